@@ -1,0 +1,1 @@
+"""Small helpers that every layer may use: checks, keys, trees."""

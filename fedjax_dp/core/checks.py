@@ -1,0 +1,135 @@
+"""Checks of static input: every failure names the argument, the rule and the value."""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+def require(condition: bool, argument: str, rule: str, value: Any) -> None:
+    """Raises an error that names the argument, its rule and the offending value.
+
+    Args:
+      condition: whether the rule holds.
+      argument: the name of the argument as the caller wrote it.
+      rule: what must hold, completing the phrase "must …".
+      value: the value that was given.
+
+    Raises:
+      ValueError: if `condition` is false.
+    """
+    if not condition:
+        raise ValueError(f"{argument} must {rule}, got {value!r}")
+
+
+def _all(values: Any, predicate: Any) -> bool:
+    array = np.asarray(values)
+    return array.dtype.kind in "biuf" and bool(np.all(predicate(array)))
+
+
+def positive(argument: str, value: Any) -> None:
+    """Requires a finite number above zero, or an array of them.
+
+    Args:
+      argument: the name to put into the error.
+      value: a number or an array of numbers.
+
+    Raises:
+      ValueError: if any entry is not finite or not above zero.
+    """
+    require(_all(value, lambda a: np.isfinite(a) & (a > 0)), argument, "be positive", value)
+
+
+def non_negative(argument: str, value: Any) -> None:
+    """Requires a finite number of at least zero, or an array of them.
+
+    Args:
+      argument: the name to put into the error.
+      value: a number or an array of numbers.
+
+    Raises:
+      ValueError: if any entry is not finite or below zero.
+    """
+    require(_all(value, lambda a: np.isfinite(a) & (a >= 0)), argument, "be at least 0", value)
+
+
+def probability(argument: str, value: Any, *, allow_zero: bool = False) -> None:
+    """Requires a number in (0, 1], or in [0, 1] where zero is allowed.
+
+    Args:
+      argument: the name to put into the error.
+      value: a number or an array of numbers.
+      allow_zero: whether 0 is valid too.
+
+    Raises:
+      ValueError: if any entry lies outside the interval.
+    """
+    rule = "lie in [0, 1]" if allow_zero else "lie in (0, 1]"
+    lower = (lambda a: a >= 0) if allow_zero else (lambda a: a > 0)
+    require(_all(value, lambda a: lower(a) & (a <= 1)), argument, rule, value)
+
+
+def whole(argument: str, value: Any, *, at_least: int = 1) -> None:
+    """Requires an integer of at least the given size.
+
+    Args:
+      argument: the name to put into the error.
+      value: the number given.
+      at_least: the smallest valid value.
+
+    Raises:
+      ValueError: if the value is not an integer or too small.
+    """
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(
+        is_whole and value >= at_least, argument, f"be an integer of at least {at_least}", value
+    )
+
+
+def one_of(argument: str, value: str, choices: Iterable[str]) -> None:
+    """Requires one of the named choices and suggests the nearest one.
+
+    Args:
+      argument: the name to put into the error.
+      value: the name given.
+      choices: all valid names.
+
+    Raises:
+      ValueError: if `value` is not a choice; the message holds the nearest valid one.
+    """
+    known = sorted(choices)
+    if value not in known:
+        hint = nearest(str(value), known)
+        raise ValueError(
+            f"{argument} must be one of {', '.join(known)}, got {value!r}"
+            + (f"; did you mean {hint!r}?" if hint else "")
+        )
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """Finds the choice that is spelled most like a word.
+
+    Args:
+      word: what was written.
+      choices: the valid words.
+
+    Returns:
+      The nearest choice, or None where there are no choices.
+    """
+    known = list(choices)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
+    return close[0] if close else None
+
+
+def is_finite_number(value: Any) -> bool:
+    """Tells whether a value is a finite real number.
+
+    Args:
+      value: anything.
+
+    Returns:
+      True for finite ints and floats, False for all else.
+    """
+    return isinstance(value, int | float | np.number) and math.isfinite(float(value))

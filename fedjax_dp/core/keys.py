@@ -1,0 +1,49 @@
+"""Random keys, folded by purpose, so that no draw depends on who else was drawn before it."""
+
+import enum
+
+import jax
+from chex import PRNGKey
+
+
+class Purpose(enum.IntEnum):
+    """What a random draw is for; the first thing folded into the root key.
+
+    Attributes:
+      INIT: initial parameters.
+      PARTICIPATION: which clients join a round.
+      CLIENT: all that one client draws in one round.
+      BATCH: which examples a local step reads.
+      RECORD_NOISE: noise on a sum of clipped per-example gradients.
+      CLIENT_NOISE: noise that a client adds to its own update.
+      CENTRAL_NOISE: noise on the aggregate of a cohort.
+      MODEL: draws of the model itself, such as dropout.
+      SELECTION: a private or random choice among several models.
+      SERVER: all other draws of the server.
+    """
+
+    INIT = 1
+    PARTICIPATION = 2
+    CLIENT = 3
+    BATCH = 4
+    RECORD_NOISE = 5
+    CLIENT_NOISE = 6
+    CENTRAL_NOISE = 7
+    MODEL = 8
+    SELECTION = 9
+    SERVER = 10
+
+
+def fold(key: PRNGKey, *path: jax.typing.ArrayLike) -> PRNGKey:
+    """Folds a path of integers, such as (purpose, round, client, step), into a key.
+
+    Args:
+      key: the key to start from.
+      *path: integers, static or traced, each a scalar.
+
+    Returns:
+      A key that is a function of `key` and the path alone.
+    """
+    for part in path:
+        key = jax.random.fold_in(key, part)
+    return key

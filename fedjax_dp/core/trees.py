@@ -1,0 +1,143 @@
+"""Arithmetic on pytrees of arrays, with sums and norms in float32 or better."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+
+def at_least_float32(x: jax.Array) -> jax.Array:
+    """Widens floats below single precision to float32 and leaves all else alone.
+
+    Args:
+      x: an array of any shape and type.
+
+    Returns:
+      The array, in float32 where it was a narrower float.
+    """
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
+        return x.astype(jnp.float32)
+    return x
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    """Adds two trees leaf by leaf.
+
+    Args:
+      a: a tree of arrays.
+      b: a tree of the same structure.
+
+    Returns:
+      The tree of sums.
+    """
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """Subtracts one tree from another leaf by leaf.
+
+    Args:
+      a: a tree of arrays.
+      b: a tree of the same structure, subtracted.
+
+    Returns:
+      The tree of differences.
+    """
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(tree: PyTree, factor: jax.typing.ArrayLike) -> PyTree:
+    """Multiplies every leaf by one number, keeping each leaf's type.
+
+    Args:
+      tree: a tree of arrays.
+      factor: a scalar, static or traced.
+
+    Returns:
+      The scaled tree.
+    """
+    return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
+
+
+def zeros_like(tree: PyTree) -> PyTree:
+    """Builds a tree of zeros.
+
+    Args:
+      tree: a tree of arrays.
+
+    Returns:
+      Zeros of the same shapes and types.
+    """
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:
+    """Chooses one of two trees by a scalar condition.
+
+    Args:
+      condition: a boolean scalar.
+      a: taken where the condition holds.
+      b: taken where it does not.
+
+    Returns:
+      The chosen tree.
+    """
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
+def l2_norm(tree: PyTree) -> jax.Array:
+    """Computes the Euclidean norm over all leaves, summed in float32 or better.
+
+    Args:
+      tree: a tree of float arrays.
+
+    Returns:
+      A scalar; 0 for a tree without leaves.
+    """
+    squares = [jnp.sum(jnp.square(at_least_float32(x))) for x in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, start=jnp.float32(0)))
+
+
+def is_finite(tree: PyTree) -> jax.Array:
+    """Tells whether every entry of every float leaf is finite.
+
+    Args:
+      tree: a tree of arrays.
+
+    Returns:
+      A boolean scalar.
+    """
+    flags = [
+        jnp.all(jnp.isfinite(x))
+        for x in jax.tree.leaves(tree)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.bool_(True)
+
+
+def num_parameters(tree: PyTree) -> int:
+    """Counts the entries of all leaves.
+
+    Args:
+      tree: a tree of arrays or of `jax.ShapeDtypeStruct`.
+
+    Returns:
+      The number of scalars.
+    """
+    return int(sum(np.prod(x.shape, dtype=np.int64) for x in jax.tree.leaves(tree)))
+
+
+def take(tree: PyTree, index: jax.typing.ArrayLike) -> PyTree:
+    """Reads rows of every leaf.
+
+    Args:
+      tree: a tree whose leaves share their first axis.
+      index: an integer or an array of integers.
+
+    Returns:
+      The rows, `[*index.shape, ...]` at every leaf.
+    """
+    return jax.tree.map(lambda x: x[index], tree)
