@@ -1,0 +1,323 @@
+"""The examples of every client in one flat, ragged store."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp.core import checks
+
+_OFFSETS = "offsets.npy"
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedData:
+    """Holds all examples of all clients flat, client after client.
+
+    The store is ragged: client `i` owns rows `offsets[i]` to `offsets[i + 1]`. Nothing is padded
+    here; padding happens where a compiled round gathers a batch. The arrays may be memory maps, so
+    that a population larger than memory opens without being read.
+
+    Attributes:
+      examples: named host arrays, each `[num_examples, ...]`; by convention `x` are inputs and `y`
+        are targets.
+      offsets: first row of each client and, last, the number of rows; `[num_clients + 1]`, int64.
+      client_names: a label for each client, or an empty tuple where they have none.
+    """
+
+    examples: Mapping[str, np.ndarray]
+    offsets: np.ndarray
+    client_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)
+        offsets = np.asarray(self.offsets, dtype=np.int64)
+        object.__setattr__(self, "offsets", offsets)
+        checks.require(
+            offsets.ndim == 1 and len(offsets) >= 2 and offsets[0] == 0,
+            "offsets",
+            "be one row that starts at 0 and has an entry more than there are clients",
+            offsets.shape,
+        )
+        checks.require(
+            bool(np.all(np.diff(offsets) >= 0)), "offsets", "never decrease", "a decreasing row"
+        )
+        for name, array in self.examples.items():
+            checks.require(
+                len(array) == offsets[-1],
+                f"examples[{name!r}]",
+                f"have {offsets[-1]} rows, as the offsets say",
+                len(array),
+            )
+        checks.require(
+            len(self.client_names) in (0, self.num_clients),
+            "client_names",
+            f"name all {self.num_clients} clients or none",
+            len(self.client_names),
+        )
+
+    @property
+    def num_clients(self) -> int:
+        """Counts the clients, those without examples included."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_examples(self) -> int:
+        """Counts the examples of all clients."""
+        return int(self.offsets[-1])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Counts the examples of each client, `[num_clients]`."""
+        return np.diff(self.offsets)
+
+    @property
+    def client_of_example(self) -> np.ndarray:
+        """Names the client of each example, `[num_examples]`, int32."""
+        return np.repeat(np.arange(self.num_clients, dtype=np.int32), self.sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Counts the bytes of all examples."""
+        return int(sum(array.nbytes for array in self.examples.values()))
+
+    def client(self, index: int) -> dict[str, np.ndarray]:
+        """Reads the examples of one client.
+
+        Args:
+          index: which client, from 0 to `num_clients - 1`.
+
+        Returns:
+          Named arrays, each `[client size, ...]`.
+
+        Raises:
+          ValueError: if there is no such client.
+        """
+        checks.require(
+            0 <= index < self.num_clients, "index", f"lie in [0, {self.num_clients})", index
+        )
+        rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return {name: array[rows] for name, array in self.examples.items()}
+
+    def select(self, clients: Sequence[int] | np.ndarray) -> "FederatedData":
+        """Copies some clients, in the order given, into a store of their own.
+
+        Args:
+          clients: client indices, `[k]`; a client may be named more than once.
+
+        Returns:
+          A store of `k` clients in memory.
+
+        Raises:
+          ValueError: if an index is out of range.
+        """
+        clients = np.asarray(clients, dtype=np.int64)
+        checks.require(
+            bool(np.all((clients >= 0) & (clients < self.num_clients))),
+            "clients",
+            f"lie in [0, {self.num_clients})",
+            clients,
+        )
+        starts, sizes = self.offsets[clients], self.sizes[clients]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        rows = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+        names = tuple(self.client_names[i] for i in clients) if self.client_names else ()
+        examples = {name: np.asarray(array[rows]) for name, array in self.examples.items()}
+        return FederatedData(examples, offsets, names)
+
+    def check_finite(self) -> None:
+        """Requires every number of every floating array to be finite.
+
+        Raises:
+          ValueError: naming the array, the first client and the row that break the rule.
+        """
+        for name, array in self.examples.items():
+            if not np.issubdtype(array.dtype, np.floating):
+                continue
+            rows = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            if rows.any():
+                row = int(np.argmax(rows))
+                client = int(np.searchsorted(self.offsets, row, side="right")) - 1
+                raise ValueError(
+                    f"examples[{name!r}] must be finite, got NaN or infinity in {int(rows.sum())} "
+                    f"rows, the first at row {row} (client {client})"
+                )
+
+    def save(self, directory: str | pathlib.Path) -> None:
+        """Writes the store as a folder of NumPy `.npy` files that can be memory-mapped.
+
+        Args:
+          directory: the folder; made where it is missing, its files replaced where not.
+        """
+        directory = pathlib.Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, array in self.examples.items():
+            np.save(directory / f"{name}.npy", array)
+        np.save(directory / _OFFSETS, self.offsets)
+        if self.client_names:
+            (directory / "client_names.txt").write_text(
+                "\n".join(self.client_names) + "\n", encoding="utf-8"
+            )
+
+    @classmethod
+    def open(cls, directory: str | pathlib.Path) -> "FederatedData":
+        """Opens a saved store as memory maps, without reading the examples.
+
+        Args:
+          directory: a folder written by `save`, or by anything that writes `.npy` files: one for
+            each array, named `NAME.npy`, and `offsets.npy`.
+
+        Returns:
+          A store whose arrays are read from disk when they are indexed.
+
+        Raises:
+          ValueError: if the folder has no offsets or no arrays.
+        """
+        directory = pathlib.Path(directory)
+        checks.require(
+            (directory / _OFFSETS).is_file(),
+            "directory",
+            f"hold a file {_OFFSETS} and one .npy file for each array",
+            str(directory),
+        )
+        arrays = {
+            path.stem: np.load(path, mmap_mode="r")
+            for path in sorted(directory.glob("*.npy"))
+            if path.name != _OFFSETS
+        }
+        names_file = directory / "client_names.txt"
+        names = names_file.read_text(encoding="utf-8").splitlines() if names_file.is_file() else []
+        return cls(arrays, np.load(directory / _OFFSETS), tuple(names))
+
+    @classmethod
+    def from_clients(
+        cls, clients: Sequence[Mapping[str, Any]], client_names: Sequence[str] = ()
+    ) -> "FederatedData":
+        """Builds a store from one set of arrays for each client.
+
+        Args:
+          clients: for each client named arrays `[client size, ...]`, the same names everywhere.
+          client_names: a label for each client, or nothing.
+
+        Returns:
+          The store, clients in the order given.
+
+        Raises:
+          ValueError: if there are no clients, or their array names or lengths disagree.
+        """
+        checks.require(len(clients) > 0, "clients", "hold at least one client", len(clients))
+        names = list(clients[0])
+        sizes = []
+        for i, client in enumerate(clients):
+            checks.require(
+                sorted(client) == sorted(names), f"clients[{i}]", f"name {names}", list(client)
+            )
+            lengths = {len(client[name]) for name in names}
+            checks.require(
+                len(lengths) == 1, f"clients[{i}]", "have arrays of one length", sorted(lengths)
+            )
+            sizes.append(lengths.pop())
+        examples = {
+            name: np.concatenate([np.asarray(client[name]) for client in clients]) for name in names
+        }
+        return cls(examples, np.concatenate([[0], np.cumsum(sizes)]), tuple(client_names))
+
+    @classmethod
+    def from_client_ids(
+        cls, examples: Mapping[str, Any], client_ids: Any, *, keep_order: bool = False
+    ) -> "FederatedData":
+        """Builds a store from examples with a column that names the client of each.
+
+        Args:
+          examples: named arrays `[num_examples, ...]`, in any order.
+          client_ids: the client of each example, `[num_examples]`, of any sortable type.
+          keep_order: number the clients by first appearance instead of by sorted id.
+
+        Returns:
+          The store; `client_names` holds the ids as text, and a client's examples keep their order.
+
+        Raises:
+          ValueError: if the number of ids is not the number of examples.
+        """
+        client_ids = np.asarray(client_ids)
+        names, first, index = np.unique(client_ids, return_index=True, return_inverse=True)
+        if keep_order:
+            rank = np.argsort(np.argsort(first))
+            names, index = names[np.argsort(first)], rank[index]
+        order = np.argsort(index, kind="stable")
+        for name, array in examples.items():
+            checks.require(
+                len(array) == len(client_ids),
+                f"examples[{name!r}]",
+                f"have one row for each of the {len(client_ids)} client ids",
+                len(array),
+            )
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(index, minlength=len(names)))])
+        arrays = {name: np.asarray(array)[order] for name, array in examples.items()}
+        return cls(arrays, offsets, tuple(str(name) for name in names))
+
+    @classmethod
+    def from_indices(
+        cls, examples: Mapping[str, Any], clients: Sequence[Any], client_names: Sequence[str] = ()
+    ) -> "FederatedData":
+        """Builds a store from a pool of examples and, for each client, the rows it owns.
+
+        Args:
+          examples: named arrays `[num_examples, ...]`.
+          clients: for each client the rows of the pool that it holds; rows may be shared.
+          client_names: a label for each client, or nothing.
+
+        Returns:
+          The store, clients and rows in the order given.
+        """
+        rows = [np.asarray(client, dtype=np.int64) for client in clients]
+        checks.require(len(rows) > 0, "clients", "hold at least one client", len(rows))
+        flat = np.concatenate(rows)
+        offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+        arrays = {name: np.asarray(array)[flat] for name, array in examples.items()}
+        return cls(arrays, offsets, tuple(client_names))
+
+    @classmethod
+    def from_huggingface(
+        cls, table: Any, client_column: str, columns: Mapping[str, str] | None = None
+    ) -> "FederatedData":
+        """Builds a store from a Hugging Face `datasets` table.
+
+        Args:
+          table: a `datasets.Dataset`.
+          client_column: the column that names the client of each row.
+          columns: for each array of the store the column it is read from; all other columns under
+            their own names where it is None.
+
+        Returns:
+          The store, in memory.
+
+        Raises:
+          ValueError: if a column does not exist.
+        """
+        known = list(table.column_names)
+        checks.one_of("client_column", client_column, known)
+        columns = columns or {name: name for name in known if name != client_column}
+        for column in columns.values():
+            checks.one_of("columns", column, known)
+        numpy_table = table.with_format("numpy")
+        examples = {name: np.stack(list(numpy_table[column])) for name, column in columns.items()}
+        return cls.from_client_ids(examples, np.asarray(table[client_column]), keep_order=True)
+
+
+def example_structure(data: FederatedData) -> Any:
+    """Describes one example of a store, for tracing a model without touching the data.
+
+    Args:
+      data: the store.
+
+    Returns:
+      For each array a `jax.ShapeDtypeStruct` without the example axis.
+    """
+    return {
+        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+        for name, array in data.examples.items()
+    }
