@@ -1,0 +1,63 @@
+"""The shape that every algorithm has: a declaration of pure functions, without a loop."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.server.base import Aggregator
+
+
+class ClientOutput(NamedTuple):
+    """What one client's round ends with.
+
+    Attributes:
+      update: what leaves the client; the aggregator reads it.
+      weight: the client's weight, float32; not negative.
+      row: the client's new state, kept for its next round.
+      metrics: scalars for people; exact, not private.
+    """
+
+    update: PyTree
+    weight: jax.Array
+    row: PyTree
+    metrics: dict[str, jax.Array]
+
+
+class FederatedAlgorithm(NamedTuple):
+    """Declares a federated algorithm; the engine compiles its round.
+
+    Attributes:
+      name: the algorithm's name in reports.
+      init: `(key) -> server`, the server's state: models, optimiser states, whatever is kept.
+      client: `(server, row, client, config, key) -> ClientOutput`, one client's whole round, from
+        what it is sent to what it returns.
+      aggregator: how the cohort's updates become one aggregate.
+      server_step: `(server, aggregate, round) -> server`.
+      config: the numbers of local training, traced.
+      model_of: `(server) -> params`, the model that is evaluated for the whole population; None
+        where there is no such model.
+      init_row: `(server) -> row`, one client's state before its first round; None where clients
+        keep nothing.
+      personal_model_of: `(server, row, client) -> params`, the model that one client would use;
+        None where it is the server's.
+      num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
+      record_event: `(size, config) -> DpEvent` of what one record of a participating client pays in
+        a round; None where nothing is claimed for records.
+      sends_updates: whether anything leaves a client at all.
+    """
+
+    name: str
+    init: Callable[[Any], PyTree]
+    client: Callable[..., ClientOutput]
+    aggregator: Aggregator
+    server_step: Callable[[PyTree, PyTree, jax.Array], PyTree]
+    config: LocalConfig
+    model_of: Callable[[PyTree], PyTree] | None
+    init_row: Callable[[PyTree], PyTree] | None = None
+    personal_model_of: Callable[..., PyTree] | None = None
+    num_steps: Callable[[Any, LocalConfig], Any] | None = None
+    record_event: Callable[[int, LocalConfig], Any] | None = None
+    sends_updates: bool = True

@@ -1,0 +1,165 @@
+"""What a client is in a compiled round: its data, its numbers, and what it returns."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+
+
+class LocalConfig(NamedTuple):
+    """The numbers of local training, each one scalar for everybody or `[num_clients]`.
+
+    They are traced: changing them never recompiles, and a sweep over them can be vmapped.
+
+    Attributes:
+      learning_rate: step size, at least 0; given to the optimiser factory.
+      batch_size: examples a step (the expected number under Poisson sampling), at least 1.
+      num_epochs: passes over the client's data, at least 0; used where `num_steps` is None.
+      num_steps: local steps a round, at least 0, whatever the client's size.
+      clip_norm: bound on each example's gradient under record-level privacy, above 0.
+      noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
+    """
+
+    learning_rate: Any = 0.1
+    batch_size: Any = 32
+    num_epochs: Any = 1
+    num_steps: Any = None
+    clip_norm: Any = None
+    noise_multiplier: Any = None
+
+    def validate(self, num_clients: int | None = None) -> None:
+        """Checks every number on the host.
+
+        Args:
+          num_clients: the population that the arrays must match, where it is known.
+
+        Raises:
+          ValueError: naming the field, the rule and the value.
+        """
+        checks.non_negative("learning_rate", self.learning_rate)
+        checks.require(
+            bool(np.all(np.asarray(self.batch_size) >= 1)),
+            "batch_size",
+            "be at least 1",
+            self.batch_size,
+        )
+        for name in ("num_epochs", "num_steps", "noise_multiplier"):
+            if getattr(self, name) is not None:
+                checks.non_negative(name, getattr(self, name))
+        if self.clip_norm is not None:
+            checks.positive("clip_norm", np.minimum(self.clip_norm, 1e30))
+        for name, value in self._asdict().items():
+            shape = np.shape(value)
+            if value is not None and num_clients is not None:
+                checks.require(
+                    shape in ((), (num_clients,)),
+                    name,
+                    f"be a scalar or have one entry for each of the {num_clients} clients",
+                    shape,
+                )
+
+    def row(self, client: jax.typing.ArrayLike) -> "LocalConfig":
+        """Reads one client's numbers.
+
+        Args:
+          client: the client's index; static or traced.
+
+        Returns:
+          The configuration with scalar leaves.
+        """
+        return jax.tree.map(lambda x: x if jnp.ndim(x) == 0 else jnp.asarray(x)[client], self)
+
+    def max_batch_size(self) -> int:
+        """Finds the largest batch that any client may ask for, on the host."""
+        return int(np.ceil(np.max(np.asarray(self.batch_size))))
+
+
+@flax.struct.dataclass
+class ClientData:
+    """One client's view of the flat store, inside a compiled round.
+
+    Attributes:
+      examples: the whole store, each array `[num_examples, ...]`.
+      start: the client's first row, int32.
+      size: how many rows it owns, int32; 0 for a client without data.
+      index: the client's index in the population, int32.
+      limit: the largest size in the population; static.
+      chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
+    """
+
+    examples: PyTree
+    start: jax.Array
+    size: jax.Array
+    index: jax.Array
+    limit: int = flax.struct.field(pytree_node=False)
+    chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
+
+    def gather(self, indices: jax.Array) -> PyTree:
+        """Reads some of the client's examples.
+
+        Args:
+          indices: positions within the client, from 0 to `size - 1`; padding may hold anything.
+
+        Returns:
+          The examples, each array `[*indices.shape, ...]`.
+        """
+        return jax.tree.map(
+            lambda a: a[jnp.clip(self.start + indices, 0, a.shape[0] - 1)], self.examples
+        )
+
+    def widest(self, count: jax.Array) -> jax.Array:
+        """Finds the largest of a count over the clients that are computed side by side.
+
+        Args:
+          count: this client's number of passes through a loop body.
+
+        Returns:
+          The number of passes that the compiled loop makes.
+        """
+        return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
+
+
+class LocalResult(NamedTuple):
+    """What local training returns.
+
+    Attributes:
+      delta: local minus start parameters, the structure of the parameters.
+      params: the local parameters at the end.
+      weight: the client's number of examples, float32.
+      num_steps: optimiser steps taken, int32.
+      metrics: scalars for people, computed exactly and therefore not private.
+    """
+
+    delta: PyTree
+    params: PyTree
+    weight: jax.Array
+    num_steps: jax.Array
+    metrics: dict[str, jax.Array]
+
+
+class LocalTrainer(NamedTuple):
+    """One client's work as a pure function, with what the accounting must know of it.
+
+    Attributes:
+      train: `(start, client, config, key, *, gradient_transform) -> LocalResult`; the optional Optax
+        transform sees every gradient before the optimiser does.
+      config: the numbers of training for the population.
+      num_steps: `(size, config) -> steps` of a client of that size.
+      event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.
+      is_private: whether every gradient is clipped by record and noised.
+    """
+
+    train: Callable[..., LocalResult]
+    config: LocalConfig
+    num_steps: Callable[[Any, LocalConfig], Any]
+    event: Callable[[int, LocalConfig], Any] | None
+    is_private: bool
+
+

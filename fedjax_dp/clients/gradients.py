@@ -1,0 +1,132 @@
+"""Gradient rules: how a micro-batch becomes a sum, and how a sum becomes a gradient."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.privacy import clipping, noise
+
+
+class GradientSum(NamedTuple):
+    """Sums over the real examples of one micro-batch.
+
+    Attributes:
+      gradient: summed gradients (clipped ones under privacy), the structure of the parameters.
+      loss: summed exact losses, float32.
+      clipped: how many examples were clipped, float32.
+      params: the parameters with refreshed buffers, such as batch-norm statistics.
+    """
+
+    gradient: PyTree
+    loss: jax.Array
+    clipped: jax.Array
+    params: PyTree
+
+
+class GradientRule(NamedTuple):
+    """Turns examples into the gradient of a step.
+
+    Attributes:
+      micro_batch: `(params, batch, is_real, key, config) -> GradientSum`; sums over micro-batches
+        of one step add up.
+      release: `(gradient_sum, count, config, key) -> gradient` of the step.
+      event: `(config) -> DpEvent` of one release on a given batch, or None.
+      bound: `(config) -> float`, the largest L2 norm of one example's contribution, or None.
+    """
+
+    micro_batch: Callable[..., GradientSum]
+    release: Callable[..., PyTree]
+    event: Callable[[LocalConfig], Any] | None
+    bound: Callable[[LocalConfig], Any] | None
+
+
+def plain(model: Model) -> GradientRule:
+    """Takes the mean gradient over the real examples of a batch.
+
+    Args:
+      model: the model; its buffers, where it has any, are refreshed by each micro-batch.
+
+    Returns:
+      The rule, which claims no privacy.
+    """
+
+    def micro_batch(params, batch, is_real, key, config):
+        del config
+
+        def total(p):
+            losses, refreshed = model.losses(p, batch, is_training=True, key=key, mask=is_real)
+            return jnp.sum(jnp.where(is_real, losses, 0.0)), refreshed
+
+        (loss, refreshed), gradient = jax.value_and_grad(total, has_aux=True)(params)
+        return GradientSum(gradient, loss, jnp.float32(0), refreshed)
+
+    def release(gradient_sum, count, config, key):
+        del config, key
+        return trees.scale(gradient_sum, 1.0 / jnp.maximum(count, 1))
+
+    return GradientRule(micro_batch, release, None, None)
+
+
+def clipped(model: Model, *, per_layer: bool = False) -> GradientRule:
+    """Clips each example's gradient, sums, adds Gaussian noise, divides by the nominal batch size.
+
+    Guarantee: unit of privacy is one record; under add/remove the sum has L2 sensitivity
+    `clip_norm`, and the noise has standard deviation `noise_multiplier * clip_norm`. The divisor is
+    the public `batch_size`, never the realised count. An example whose gradient is not finite
+    contributes zero.
+
+    Args:
+      model: the model; refused where its examples influence one another.
+      per_layer: clip each layer to an equal share of `clip_norm` instead of the whole gradient.
+
+    Returns:
+      The rule.
+
+    Raises:
+      ValueError: if the model mixes examples.
+
+    Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` (3.1).
+    """
+    checks.require(
+        not model.mixes_examples,
+        "model",
+        "keep examples apart under per-example clipping; replace batch norm by group norm",
+        model.name,
+    )
+    clip = clipping.clip_per_layer if per_layer else clipping.clip_by_global_norm
+
+    def micro_batch(params, batch, is_real, key, config):
+        def one(example, real, index):
+            single = jax.tree.map(lambda a: a[None], example)
+            example_key = None if key is None else jax.random.fold_in(key, index)
+
+            def loss_of(p):
+                return model.losses(p, single, is_training=True, key=example_key)[0][0]
+
+            loss, gradient = jax.value_and_grad(loss_of)(params)
+            bounded, norm = clip(gradient, config.clip_norm)
+            masked = trees.where(real, bounded, trees.zeros_like(bounded))
+            was_clipped = real & (norm > config.clip_norm)
+            return masked, jnp.where(real, loss, 0.0), was_clipped.astype(jnp.float32)
+
+        index = jnp.arange(is_real.shape[0])
+        gradients, losses, was_clipped = jax.vmap(one)(batch, is_real, index)
+        summed = jax.tree.map(lambda g: jnp.sum(trees.at_least_float32(g), axis=0), gradients)
+        return GradientSum(summed, jnp.sum(losses), jnp.sum(was_clipped), params)
+
+    def release(gradient_sum, count, config, key):
+        del count
+        stddev = config.noise_multiplier * config.clip_norm
+        return trees.scale(noise.add_gaussian(key, gradient_sum, stddev), 1.0 / config.batch_size)
+
+    def event(config):
+        return dp_accounting.GaussianDpEvent(float(config.noise_multiplier))
+
+    return GradientRule(micro_batch, release, event, lambda config: config.clip_norm)

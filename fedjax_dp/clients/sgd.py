@@ -1,0 +1,225 @@
+"""Local training by any Optax optimiser, any sampler and any gradient rule."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_dp.clients import gradients
+from fedjax_dp.clients.base import ClientData, LocalConfig, LocalResult, LocalTrainer
+from fedjax_dp.clients.transforms import UpdateContext, UpdateTransform
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.data import sampling
+from fedjax_dp.models.base import Model
+
+Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+
+
+def local_trainer(
+    model: Model,
+    config: LocalConfig,
+    *,
+    optimizer: Optimizer = optax.sgd,
+    sampler: sampling.Sampler | None = None,
+    gradient_rule: gradients.GradientRule | None = None,
+    micro_batch_size: int | None = None,
+    update_transforms: Sequence[UpdateTransform] = (),
+) -> LocalTrainer:
+    """Builds one client's training loop.
+
+    A step draws a batch, sums the gradient rule over micro-batches, releases the gradient and takes
+    an optimiser step. Both loops stop where the client's own work ends, so that clients with few
+    steps or small batches do not pay for others unless they are computed side by side.
+
+    Args:
+      model: what is trained.
+      config: the numbers of training, scalars or `[num_clients]`.
+      optimizer: an Optax factory that takes the (traced) learning rate, such as `optax.sgd`, or a
+        ready transformation, which then ignores `config.learning_rate`.
+      sampler: how a step's batch is drawn; shuffled epochs where it is None.
+      gradient_rule: `gradients.plain(model)` where it is None, or `gradients.clipped(model)`.
+      micro_batch_size: examples that are computed at once; it bounds memory and changes nothing
+        else. The whole batch where it is None, or 32 where the number drawn is random.
+      update_transforms: what is done to the delta before it leaves, in order.
+
+    Returns:
+      The trainer.
+
+    Raises:
+      ValueError: for a bad number, a private rule behind a sampler without an analysis, or
+        micro-batches of a model that mixes examples.
+    """
+    sampler = sampler or sampling.shuffled()
+    rule = gradient_rule or gradients.plain(model)
+    is_private = rule.event is not None
+    config.validate()
+    if is_private:
+        for name in ("clip_norm", "noise_multiplier"):
+            value = getattr(config, name)
+            checks.require(value is not None, name, "be given for private training", value)
+        sampler.event(dp_accounting.GaussianDpEvent(1.0), 2, 1)
+    if micro_batch_size is not None:
+        checks.whole("micro_batch_size", micro_batch_size)
+        checks.require(
+            not model.mixes_examples,
+            "micro_batch_size",
+            "be None for a model that mixes examples: micro-batches would change its result",
+            micro_batch_size,
+        )
+    if model.mixes_examples:
+        checks.require(
+            not sampler.varies,
+            "sampler",
+            "draw a fixed number of examples for a model that mixes examples",
+            sampler.name,
+        )
+    max_batch_size = config.max_batch_size()
+
+    def make_optimizer(row: LocalConfig) -> optax.GradientTransformation:
+        if isinstance(optimizer, optax.GradientTransformation):
+            return optimizer
+        return optimizer(row.learning_rate)
+
+    def num_steps(size: Any, row: LocalConfig) -> Any:
+        if row.num_steps is not None:
+            steps = row.num_steps
+        else:
+            batch = row.batch_size if sampler.varies else jnp.asarray(row.batch_size, jnp.int32)
+            per_epoch = sampler.num_steps_per_epoch(size, batch)
+            steps = jnp.ceil(per_epoch * jnp.asarray(row.num_epochs, jnp.float32))
+        return jnp.where(size > 0, steps, 0).astype(jnp.int32)
+
+    def train(start, client: ClientData, config: LocalConfig, key, *, gradient_transform=None):
+        capacity = sampler.capacity(client.limit, max_batch_size)
+        micro = _micro_batch_size(micro_batch_size, sampler, model, capacity)
+        num_micro = -(-capacity // micro)
+        if not sampler.varies:
+            config = config._replace(batch_size=jnp.asarray(config.batch_size, jnp.int32))
+        config = config._replace(batch_size=sampler.nominal_size(client.size, config.batch_size))
+        opt = make_optimizer(config)
+        if gradient_transform is not None:
+            opt = optax.chain(gradient_transform, opt)
+        batch_key, noise_key = fold(key, Purpose.BATCH), fold(key, Purpose.RECORD_NOISE)
+        model_key = fold(key, Purpose.MODEL)
+        steps = num_steps(client.size, config)
+
+        def gradient_of(params, draw, step, passes):
+            padding = num_micro * micro - capacity
+            indices = jnp.pad(draw.indices, (0, padding))
+            is_real = jnp.pad(draw.is_real, (0, padding))
+
+            def part(i, params):
+                rows = jax.lax.dynamic_slice_in_dim(indices, i * micro, micro)
+                real = jax.lax.dynamic_slice_in_dim(is_real, i * micro, micro)
+                batch = client.gather(rows)
+                return rule.micro_batch(params, batch, real, fold(model_key, step, i), config)
+
+            if num_micro == 1:
+                return part(0, params)
+            shapes = jax.eval_shape(part, 0, params)
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+            def body(i, total):
+                one = part(i, total.params)
+                return trees.add(total._replace(params=None), one._replace(params=None))._replace(
+                    params=one.params
+                )
+
+            return jax.lax.fori_loop(0, passes, body, zeros._replace(params=params))
+
+        def step(carry):
+            i, params, opt_state, sampler_state, stats = carry
+            sampler_state, draw = sampler.draw(
+                sampler_state, batch_key, i, client.size, config.batch_size, client.limit, capacity
+            )
+            count = jnp.sum(draw.is_real)
+            # A client that has finished waits for those beside it: it must not ask for more passes.
+            passes = jnp.where(i < steps, -(-count // micro), 0) if num_micro > 1 else 1
+            sums = gradient_of(params, draw, i, passes)
+            gradient = rule.release(sums.gradient, count, config, fold(noise_key, i))
+            gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
+            updates, opt_state = opt.update(gradient, opt_state, sums.params)
+            params = optax.apply_updates(sums.params, updates)
+            stats = {
+                "loss_sum": stats["loss_sum"] + sums.loss,
+                "num_read": stats["num_read"] + count,
+                "num_clipped": stats["num_clipped"] + sums.clipped,
+                "num_computed": stats["num_computed"]
+                + micro * client.widest(jnp.asarray(passes, jnp.int32)),
+                "overflow": stats["overflow"] + draw.overflow,
+            }
+            return i + 1, params, opt_state, sampler_state, stats
+
+        stats = {
+            "loss_sum": jnp.float32(0),
+            "num_read": jnp.int32(0),
+            "num_clipped": jnp.float32(0),
+            "num_computed": jnp.int32(0),
+            "overflow": jnp.int32(0),
+        }
+        carry = (jnp.int32(0), start, opt.init(start), sampler.init(client.limit), stats)
+        _, params, _, _, stats = jax.lax.while_loop(lambda c: c[0] < steps, step, carry)
+
+        delta = trees.subtract(params, start)
+        context = UpdateContext(params=params, client=client, config=config, key=key)
+        for transform in update_transforms:
+            delta = transform(delta, context)
+        return LocalResult(delta, params, client.size.astype(jnp.float32), steps, stats)
+
+    def event(size: int, row: LocalConfig):
+        assert rule.event is not None
+        steps = int(num_steps(np.int32(size), row))
+        if steps == 0:
+            return dp_accounting.NoOpDpEvent()
+        one = sampler.event(rule.event(row), int(size), float(row.batch_size))
+        return dp_accounting.SelfComposedDpEvent(one, steps)
+
+    return LocalTrainer(train, config, num_steps, event if is_private else None, is_private)
+
+
+def _micro_batch_size(
+    asked: int | None, sampler: sampling.Sampler, model: Model, capacity: int
+) -> int:
+    if asked is not None:
+        return min(asked, capacity)
+    return min(32, capacity) if sampler.varies else capacity
+
+
+def dp_sgd_trainer(
+    model: Model,
+    config: LocalConfig,
+    *,
+    per_layer: bool = False,
+    sampler: sampling.Sampler | None = None,
+    **options: Any,
+) -> LocalTrainer:
+    """Builds record-level DP-SGD: Poisson batches, per-example clipping, Gaussian noise.
+
+    Guarantee: unit of privacy is one record of the client; add/remove by default; everything that
+    the client sends is covered by `LocalTrainer.event`.
+
+    Args:
+      model: what is trained; its examples must not influence one another.
+      config: the numbers of training with `clip_norm` and `noise_multiplier`, scalars or
+        `[num_clients]`.
+      per_layer: clip layer by layer instead of over the whole gradient.
+      sampler: exact Poisson sampling where it is None.
+      **options: further options of `local_trainer`.
+
+    Returns:
+      The trainer.
+
+    Source: Abadi and others 2016, algorithm 1.
+    """
+    return local_trainer(
+        model,
+        config,
+        sampler=sampler or sampling.poisson(),
+        gradient_rule=gradients.clipped(model, per_layer=per_layer),
+        **options,
+    )

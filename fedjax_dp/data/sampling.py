@@ -1,0 +1,365 @@
+"""Who is drawn: clients for a round, or records for a local step. One shape for both levels."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.keys import fold
+
+# A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that
+# rounding in float32 can only make the drawn rate smaller than the accounted one.
+_RATE_MARGIN = 1.0 - 2.0**-22
+
+
+class Draw(NamedTuple):
+    """One drawn subset of a population, in a fixed number of slots.
+
+    Attributes:
+      indices: members of the population, the drawn ones first, `[capacity]`, int32.
+      is_real: which slots hold a drawn member, `[capacity]`, bool.
+      overflow: how many drawn members found no slot, int32; 0 unless a capacity was set.
+    """
+
+    indices: jax.Array
+    is_real: jax.Array
+    overflow: jax.Array
+
+
+class Sampler(NamedTuple):
+    """A way to draw subsets of a population, with the event that it stands for in the accounting.
+
+    The same value draws the clients of a round (population: all clients) and the records of a local
+    step (population: the examples of one client, whose number may differ from client to client).
+
+    Attributes:
+      name: the term used in reports.
+      init: `(limit) -> state` before the first draw; `limit` is the largest population.
+      draw: `(state, key, step, size, batch_size, limit, capacity) -> (state, Draw)`; `key` is the
+        same at every step, `size` and `batch_size` (the expected count) may be traced.
+      capacity: `(limit, max_batch_size) -> int`, the number of slots that a draw needs.
+      event: `(base, size, batch_size) -> DpEvent` of one draw with the base event behind it.
+      nominal_size: `(size, batch_size) -> count`, the public number that a draw is expected to hold.
+      num_steps_per_epoch: `(size, batch_size) -> steps` that read each member once on average.
+      charges_everybody: whether a draw costs every member of the population, drawn or not, as
+        amplification by sampling has it; where false, only those drawn are charged.
+      varies: whether the number drawn is random.
+    """
+
+    name: str
+    init: Callable[[int], Any]
+    draw: Callable[..., tuple[Any, Draw]]
+    capacity: Callable[[int, int], int]
+    event: Callable[[Any, int, float], Any]
+    nominal_size: Callable[[Any, Any], Any]
+    num_steps_per_epoch: Callable[[Any, Any], Any]
+    charges_everybody: bool
+    varies: bool
+
+
+def _ceil_div(size: Any, batch_size: Any) -> Any:
+    return -(-size // batch_size)
+
+
+def _no_state(limit: int) -> tuple[()]:
+    del limit
+    return ()
+
+
+def _slots(indices: jax.Array, count: jax.Array, capacity: int) -> Draw:
+    kept = jnp.minimum(count, capacity)
+    is_real = jnp.arange(capacity) < kept
+    indices = jnp.where(is_real, indices[:capacity], 0).astype(jnp.int32)
+    return Draw(indices, is_real, (count - kept).astype(jnp.int32))
+
+
+def poisson(capacity: int | None = None) -> Sampler:
+    """Draws each member independently with probability `batch_size / size`.
+
+    Without a capacity the draw is exact: the slots hold the whole population, and compiled loops
+    run only over those that are filled. With one, a larger draw is cut to a uniformly random subset
+    and accounted as truncated sampling.
+
+    Guarantee: the rate that is drawn never exceeds the accounted one (32-bit comparison, rounded
+    down).
+
+    Args:
+      capacity: the number of slots, or None for the exact draw.
+
+    Returns:
+      The sampler.
+
+    Raises:
+      ValueError: if the capacity is not a positive integer.
+
+    Source: Abadi and others 2016, section 3.1; truncation: arXiv 2508.15089.
+    """
+    if capacity is not None:
+        checks.whole("capacity", capacity)
+
+    def draw(state, key, step, size, batch_size, limit, capacity):
+        bits = jax.random.bits(fold(key, step), (limit,), jnp.uint32)
+        rate = batch_size / jnp.maximum(size, 1)
+        threshold = (jnp.minimum(rate, 0.999) * _RATE_MARGIN * 2.0**32).astype(jnp.uint32)
+        exists = jnp.arange(limit) < size
+        drawn = exists & ((bits < threshold) | (rate >= 1.0))
+        count = jnp.sum(drawn)
+        if capacity >= limit:
+            indices = jnp.nonzero(drawn, size=limit, fill_value=0)[0]
+        else:
+            # The smallest random numbers among the drawn: a uniformly random subset of them.
+            order = jnp.where(drawn, (bits >> 1).astype(jnp.int32), jnp.iinfo(jnp.int32).max)
+            indices = jax.lax.top_k(-order, capacity)[1]
+        return state, _slots(indices, count, capacity)
+
+    def event(base, size, batch_size):
+        rate = min(1.0, batch_size / size)
+        if capacity is None or capacity >= size:
+            return base if rate >= 1.0 else dp_accounting.PoissonSampledDpEvent(rate, base)
+        if not isinstance(base, dp_accounting.GaussianDpEvent):
+            raise ValueError(
+                "a Poisson sampler with a capacity has a known analysis for Gaussian noise only, "
+                f"got {base!r}; the nearest valid choice is poisson() without a capacity"
+            )
+        return dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=int(size),
+            sampling_probability=rate,
+            truncated_batch_size=int(capacity),
+            noise_multiplier=base.noise_multiplier,
+        )
+
+    return Sampler(
+        name="poisson" if capacity is None else "truncated_poisson",
+        init=_no_state,
+        draw=draw,
+        capacity=lambda limit, batch_size: limit if capacity is None else min(capacity, limit),
+        event=event,
+        nominal_size=lambda size, batch_size: batch_size,
+        num_steps_per_epoch=_ceil_div,
+        charges_everybody=True,
+        varies=True,
+    )
+
+
+def fixed_size() -> Sampler:
+    """Draws exactly `batch_size` members uniformly without replacement.
+
+    Guarantee: accounted as sampling without replacement, which is known for the replace-one
+    relation only.
+
+    Returns:
+      The sampler.
+
+    Source: Wang, Balle and Kasiviswanathan 2019.
+    """
+
+    def draw(state, key, step, size, batch_size, limit, capacity):
+        bits = jax.random.bits(fold(key, step), (limit,), jnp.uint32)
+        exists = jnp.arange(limit) < size
+        order = jnp.where(exists, (bits >> 1).astype(jnp.int32), jnp.iinfo(jnp.int32).max)
+        indices = jax.lax.top_k(-order, min(capacity, limit))[1]
+        return state, _slots(indices, jnp.minimum(batch_size, size), capacity)
+
+    def event(base, size, batch_size):
+        if batch_size >= size:
+            return base
+        return dp_accounting.SampledWithoutReplacementDpEvent(int(size), int(batch_size), base)
+
+    return Sampler(
+        name="fixed_size",
+        init=_no_state,
+        draw=draw,
+        capacity=lambda limit, batch_size: min(limit, batch_size),
+        event=event,
+        nominal_size=lambda size, batch_size: batch_size,
+        num_steps_per_epoch=_ceil_div,
+        charges_everybody=True,
+        varies=False,
+    )
+
+
+def everybody() -> Sampler:
+    """Draws the whole population every time: full participation, or full-batch steps.
+
+    Returns:
+      The sampler; its event is the base event, without amplification.
+    """
+
+    def draw(state, key, step, size, batch_size, limit, capacity):
+        del key, step, batch_size
+        return state, _slots(jnp.arange(limit), jnp.minimum(size, limit), capacity)
+
+    return Sampler(
+        name="everybody",
+        init=_no_state,
+        draw=draw,
+        capacity=lambda limit, batch_size: limit,
+        event=lambda base, size, batch_size: base,
+        nominal_size=lambda size, batch_size: size,
+        num_steps_per_epoch=lambda size, batch_size: jnp.ones_like(size),
+        charges_everybody=True,
+        varies=False,
+    )
+
+
+def cyclic() -> Sampler:
+    """Draws consecutive blocks of `batch_size` members, over and over, without randomness.
+
+    Returns:
+      The sampler; only those drawn are charged, each with the base event, without amplification.
+    """
+
+    def draw(state, key, step, size, batch_size, limit, capacity):
+        del key
+        blocks = _ceil_div(jnp.maximum(size, 1), batch_size)
+        first = (step % blocks) * batch_size
+        count = jnp.clip(size - first, 0, batch_size)
+        return state, _slots(first + jnp.arange(capacity), count, capacity)
+
+    return Sampler(
+        name="cyclic",
+        init=_no_state,
+        draw=draw,
+        capacity=lambda limit, batch_size: min(limit, batch_size),
+        event=lambda base, size, batch_size: base,
+        nominal_size=lambda size, batch_size: batch_size,
+        num_steps_per_epoch=_ceil_div,
+        charges_everybody=False,
+        varies=False,
+    )
+
+
+def shuffled() -> Sampler:
+    """Reads the population in a fresh random order every epoch, in blocks of `batch_size`.
+
+    The last block of an epoch holds what is left. This is the batch rule of non-private training;
+    it has no amplification analysis here, so that privacy accounting refuses it.
+
+    Returns:
+      The sampler.
+    """
+
+    def draw(order, key, step, size, batch_size, limit, capacity):
+        steps = _ceil_div(jnp.maximum(size, 1), batch_size)
+
+        def reshuffle():
+            bits = jax.random.bits(fold(key, step // steps), (limit,), jnp.uint32) >> 1
+            last = jnp.uint32(0xFFFFFFFF)
+            return jnp.argsort(jnp.where(jnp.arange(limit) < size, bits, last)).astype(jnp.int32)
+
+        order = jax.lax.cond(step % steps == 0, reshuffle, lambda: order)
+        first = (step % steps) * batch_size
+        rows = jnp.minimum(first + jnp.arange(capacity), limit - 1)
+        return order, _slots(order[rows], jnp.clip(size - first, 0, batch_size), capacity)
+
+    def event(base, size, batch_size):
+        raise ValueError(
+            "shuffled epochs have no privacy amplification that is accounted here, and are never "
+            "reported with a Poisson epsilon; the nearest valid sampler is poisson()"
+        )
+
+    return Sampler(
+        name="shuffled",
+        init=lambda limit: jnp.arange(limit, dtype=jnp.int32),
+        draw=draw,
+        capacity=lambda limit, batch_size: min(limit, batch_size),
+        event=event,
+        nominal_size=lambda size, batch_size: batch_size,
+        num_steps_per_epoch=_ceil_div,
+        charges_everybody=True,
+        varies=False,
+    )
+
+
+class Participation(NamedTuple):
+    """Who joins a round: a sampler bound to a population of clients.
+
+    Attributes:
+      sampler: how the cohort is drawn.
+      num_clients: the population.
+      cohort_size: the (expected) number of clients a round.
+      capacity: slots of a cohort.
+    """
+
+    sampler: Sampler
+    num_clients: int
+    cohort_size: float
+    capacity: int
+
+    def draw(self, key: PRNGKey, round_index: jax.typing.ArrayLike) -> Draw:
+        """Draws the cohort of one round.
+
+        Args:
+          key: the participation key of the run, the same every round.
+          round_index: the round, from 0.
+
+        Returns:
+          The cohort; `indices` are client indices.
+        """
+        batch = self.cohort_size if self.sampler.varies else int(self.cohort_size)
+        state = self.sampler.init(self.num_clients)
+        return self.sampler.draw(
+            state, key, round_index, self.num_clients, batch, self.num_clients, self.capacity
+        )[1]
+
+    def event(self, base: Any) -> Any:
+        """Names the privacy event of a round with the base event behind it.
+
+        Args:
+          base: the event of the mechanism on a given cohort.
+
+        Returns:
+          The event, amplified where the sampler amplifies.
+
+        Raises:
+          ValueError: if the combination has no valid analysis.
+        """
+        return self.sampler.event(base, self.num_clients, self.cohort_size)
+
+
+def participation(
+    sampler: Sampler, num_clients: int, cohort_size: float | None = None
+) -> Participation:
+    """Binds a sampler to a population of clients.
+
+    Args:
+      sampler: `poisson()`, `fixed_size()`, `everybody()` or `cyclic()`.
+      num_clients: the population.
+      cohort_size: the number of clients a round, the expected one under Poisson sampling, in
+        (0, num_clients]; everybody where it is None.
+
+    Returns:
+      The participation.
+
+    Raises:
+      ValueError: if the cohort is larger than the population, or fractional where the sampler
+        draws a fixed number.
+    """
+    checks.whole("num_clients", num_clients)
+    size = float(num_clients if cohort_size is None else cohort_size)
+    checks.positive("cohort_size", size)
+    checks.require(
+        size <= num_clients,
+        "cohort_size",
+        f"be at most the population of {num_clients} clients",
+        cohort_size,
+    )
+    if sampler.name == "everybody":
+        size = float(num_clients)
+    checks.require(
+        sampler.varies or size == int(size),
+        "cohort_size",
+        f"be a whole number under the sampler {sampler.name!r}",
+        cohort_size,
+    )
+    checks.require(
+        sampler.name != "shuffled", "sampler", "draw clients independently of the past", "shuffled"
+    )
+    return Participation(
+        sampler, num_clients, size, sampler.capacity(num_clients, int(np.ceil(size)))
+    )
