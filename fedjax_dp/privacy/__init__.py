@@ -1,1 +1,24 @@
-"""."""
+"""Clipping, noise, mechanisms, and the accounting of what they cost."""
+
+from fedjax_dp.privacy.clipping import (
+    Clipping,
+    Sensitivity,
+    clip_by_global_norm,
+    clip_per_layer,
+    clipping,
+    noise_stddev,
+    sensitivity_of_sum,
+)
+from fedjax_dp.privacy.noise import add_gaussian, add_laplace
+
+__all__ = [
+    "Clipping",
+    "Sensitivity",
+    "add_gaussian",
+    "add_laplace",
+    "clip_by_global_norm",
+    "clip_per_layer",
+    "clipping",
+    "noise_stddev",
+    "sensitivity_of_sum",
+]

@@ -1,0 +1,244 @@
+"""Clipping of one unit's contribution, and the sensitivity that it buys."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core import checks, trees
+
+PyTree = Any
+Scalar = jax.typing.ArrayLike
+
+RELATIONS = ("add_remove", "replace_one")
+
+# Squares of float32 entries below this vanish; see `_factor`.
+_SMALLEST_SEEN = float(np.sqrt(np.finfo(np.float32).tiny))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """How far one unit of privacy can move a released value.
+
+    Attributes:
+      l2: the largest Euclidean distance between the values on neighbouring data, in units of
+        the value; may be traced.
+      relation: which data are neighbours: "add_remove" (one unit is there or not) or
+        "replace_one" (one unit's data are exchanged for others).
+    """
+
+    l2: Scalar
+    relation: str = dataclasses.field(metadata={"static": True})
+
+    @property
+    def contribution(self) -> Scalar:
+        """The largest norm of what one unit adds to the value.
+
+        It is the sensitivity under add/remove and half of it under replace-one, and the length
+        in which every noise multiplier of this package is measured.
+        """
+        return self.l2 / 2 if self.relation == "replace_one" else self.l2
+
+
+def sensitivity_of_sum(
+    bound: Scalar,
+    relation: str = "add_remove",
+    *,
+    max_weight: Scalar = 1.0,
+    denominator: Scalar = 1.0,
+) -> Sensitivity:
+    """States the sensitivity of a weighted sum of bounded contributions over a public constant.
+
+    Adding or removing a unit moves `Σ_i w_i x_i / denominator` by `w_i ‖x_i‖ / denominator`;
+    replacing one can move it twice as far, since old and new may point apart.
+
+    Guarantee: holds only where weights and denominator do not depend on the data of the other
+    units: no realised count, no normalisation of weights over the cohort.
+
+    Args:
+      bound: the largest Euclidean norm of one contribution, at least 0; may be traced.
+      relation: "add_remove" or "replace_one".
+      max_weight: the largest weight that a contribution may get, at least 0; may be traced.
+      denominator: a public constant, above 0; may be traced.
+
+    Returns:
+      The sensitivity.
+
+    Raises:
+      ValueError: if `relation` is not known.
+    """
+    checks.one_of("relation", relation, RELATIONS)
+    factor = 2 if relation == "replace_one" else 1
+    return Sensitivity(l2=factor * bound * max_weight / denominator, relation=relation)
+
+
+def noise_stddev(sensitivity: Sensitivity, noise_multiplier: Scalar) -> Scalar:
+    """Computes the noise that a multiplier stands for, in units of the noised value.
+
+    The multiplier counts in contributions (`Sensitivity.contribution`), as `GaussianDpEvent`
+    does; a ledger that claims replace-one takes the factor 2 into its accounting.
+
+    Args:
+      sensitivity: of the value that is noised.
+      noise_multiplier: standard deviation over contribution, at least 0; may be traced.
+
+    Returns:
+      The standard deviation; 0 for multiplier 0, whatever the sensitivity.
+    """
+    contribution = jnp.asarray(sensitivity.contribution)
+    multiplier = jnp.asarray(noise_multiplier)
+    return jnp.where(multiplier == 0, 0.0, multiplier * contribution)
+
+
+def _check_clip_norm(clip_norm: Scalar) -> None:
+    if isinstance(clip_norm, int | float | np.number | np.ndarray):
+        checks.require(
+            bool(np.all(np.asarray(clip_norm) > 0)), "clip_norm", "be positive or inf", clip_norm
+        )
+
+
+def _check_leaves(leaves: list[jax.Array]) -> None:
+    for leaf in leaves:
+        dtype = jnp.asarray(leaf).dtype
+        checks.require(jnp.issubdtype(dtype, jnp.floating), "tree", "hold floats only", dtype.name)
+
+
+def _norm(leaves: list[jax.Array]) -> jax.Array:
+    """Norm in float32 or better; inf for leaves with an entry that is not finite."""
+    norm = trees.l2_norm(leaves)
+    return jnp.where(jnp.isfinite(norm), norm, jnp.inf)
+
+
+def _factor(norm: jax.Array, clip_norm: Scalar, size: int) -> jax.Array:
+    """The factor in [0, 1] that brings `norm` to at most `clip_norm`; 0 where norm is inf.
+
+    The summand below bounds the norm of what vanished when squares underflowed. It guards the
+    division at zero and changes nothing at any ordinary size.
+    """
+    unseen = _SMALLEST_SEEN * math.sqrt(max(size, 1))
+    bound = jnp.asarray(clip_norm, norm.dtype)
+    bound = jnp.where(bound > 0, bound, 0)
+    return jnp.where(jnp.isinf(norm), 0, jnp.minimum(1, bound / (norm + unseen)))
+
+
+def _scaled(leaf: jax.Array, factor: jax.Array, is_finite: jax.Array) -> jax.Array:
+    wide = trees.at_least_float32(jnp.asarray(leaf))
+    return jnp.where(is_finite, wide * factor.astype(wide.dtype), 0)
+
+
+def clip_by_global_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
+    """Scales a tree down to a largest Euclidean norm over all leaves.
+
+    The result is float32 or better: rounding it to a narrower type could lift its norm above
+    the bound again.
+
+    Guarantee: the result's norm is at most `clip_norm` up to rounding, for any input. A tree
+    with an entry that is not finite, or with a norm beyond float32 (1.8e19), becomes zero.
+
+    Args:
+      tree: a tree of float arrays.
+      clip_norm: the bound, above 0; may be traced; inf means no clipping. A traced bound that
+        is nan or not positive lets nothing through.
+
+    Returns:
+      `(clipped, norm)`: the clipped tree, and the norm before clipping, a scalar in float32 or
+      better, inf where the tree was not finite. The norm is not private.
+
+    Raises:
+      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
+    """
+    _check_clip_norm(clip_norm)
+    leaves, treedef = jax.tree.flatten(tree)
+    _check_leaves(leaves)
+    norm = _norm(leaves)
+    factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
+    is_finite = jnp.isfinite(norm)
+    clipped = [_scaled(x, factor, is_finite) for x in leaves]
+    return jax.tree.unflatten(treedef, clipped), norm
+
+
+def clip_per_layer(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
+    """Scales every leaf down to its own share of a bound on the whole tree.
+
+    Each of the L leaves gets `clip_norm / √L`, so that the whole stays within `clip_norm` while
+    one large layer cannot shrink the others.
+
+    Guarantee: as for `clip_by_global_norm`; one entry that is not finite makes the whole tree
+    zero.
+
+    Args:
+      tree: a tree of float arrays; each leaf is a layer.
+      clip_norm: the bound on the whole tree, above 0; may be traced; inf means no clipping.
+
+    Returns:
+      `(clipped, norm)`: the clipped tree, and the norm of the whole tree before clipping, inf
+      where it was not finite. The norm is not private.
+
+    Raises:
+      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
+
+    Source: McMahan and others, "Learning Differentially Private Recurrent Language Models",
+    ICLR 2018, section 3 ("per-layer clipping").
+    """
+    _check_clip_norm(clip_norm)
+    leaves, treedef = jax.tree.flatten(tree)
+    _check_leaves(leaves)
+    norm = _norm(leaves)
+    is_finite = jnp.isfinite(norm)
+    share = jnp.asarray(clip_norm, norm.dtype) / math.sqrt(max(len(leaves), 1))
+    clipped = [_scaled(x, _factor(_norm([x]), share, jnp.size(x)), is_finite) for x in leaves]
+    return jax.tree.unflatten(treedef, clipped), norm
+
+
+class Clipping(NamedTuple):
+    """A way of clipping, by name.
+
+    Attributes:
+      name: "global" or "per_layer".
+      clip: `(tree, clip_norm) → (clipped, norm)`; the norm of `clipped` is at most `clip_norm`.
+    """
+
+    name: str
+    clip: Callable[[PyTree, Scalar], tuple[PyTree, jax.Array]]
+
+    def sensitivity(
+        self, clip_norm: Scalar, relation: str = "add_remove", *, max_weight: Scalar = 1.0
+    ) -> Sensitivity:
+        """States the sensitivity of a weighted sum of clipped contributions.
+
+        Args:
+          clip_norm: the bound that is given to `clip`; may be traced.
+          relation: "add_remove" or "replace_one".
+          max_weight: the largest weight of a contribution; may be traced.
+
+        Returns:
+          The sensitivity of the sum.
+
+        Raises:
+          ValueError: if `relation` is not known.
+        """
+        return sensitivity_of_sum(clip_norm, relation, max_weight=max_weight)
+
+
+_CLIPPINGS = {"global": clip_by_global_norm, "per_layer": clip_per_layer}
+
+
+def clipping(name: str = "global") -> Clipping:
+    """Looks up a way of clipping.
+
+    Args:
+      name: "global" (one norm over all parameters) or "per_layer" (one a leaf).
+
+    Returns:
+      The clipping.
+
+    Raises:
+      ValueError: if the name is not known.
+    """
+    checks.one_of("clipping", name, _CLIPPINGS)
+    return Clipping(name, _CLIPPINGS[name])
