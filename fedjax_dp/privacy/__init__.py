@@ -5,7 +5,7 @@ from fedjax_dp.privacy.clipping import (
     Sensitivity,
     clip_by_global_norm,
     clip_per_layer,
-    clipping,
+    make_clipping,
     noise_stddev,
     sensitivity_of_sum,
 )
@@ -18,7 +18,7 @@ __all__ = [
     "add_laplace",
     "clip_by_global_norm",
     "clip_per_layer",
-    "clipping",
+    "make_clipping",
     "noise_stddev",
     "sensitivity_of_sum",
 ]

@@ -228,7 +228,7 @@ class Clipping(NamedTuple):
 _CLIPPINGS = {"global": clip_by_global_norm, "per_layer": clip_per_layer}
 
 
-def clipping(name: str = "global") -> Clipping:
+def make_clipping(name: str = "global") -> Clipping:
     """Looks up a way of clipping.
 
     Args:

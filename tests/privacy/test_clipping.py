@@ -128,7 +128,7 @@ def test_integers_are_refused():
 @pytest.mark.parametrize("name", ["global", "per_layer"])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_no_neighbour_moves_a_weighted_sum_further_than_stated(name, relation):
-    chosen = c.clipping(name)
+    chosen = c.make_clipping(name)
     clip_norm, max_weight = 0.7, 3.0
     rng = np.random.default_rng(5)
 
@@ -169,6 +169,6 @@ def test_no_noise_without_clipping_is_no_noise():
 
 def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'global'"):
-        c.clipping("globl")
+        c.make_clipping("globl")
     with pytest.raises(ValueError, match="relation must be one of"):
         c.sensitivity_of_sum(1.0, "swap")
