@@ -1,0 +1,243 @@
+"""Turns Linen modules, NNX modules and plain functions into one shape of `init` and `apply`."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from chex import PRNGKey
+from flax import nnx
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+
+Init = Callable[[PRNGKey], PyTree]
+Apply = Callable[..., tuple[Any, PyTree]]
+
+_TRAINING = ("is_training", "train", "training")
+_EVALUATION = ("deterministic", "use_running_average")
+
+
+def linen_functions(
+    module: nn.Module, example_x: Any, rng_streams: tuple[str, ...]
+) -> tuple[Init, Apply, tuple[str, ...]]:
+    """Builds the functions of a Linen module.
+
+    Args:
+      module: the module, called with inputs `[examples, ...]`.
+      example_x: shape and type of one input, without the axis of examples.
+      rng_streams: names under which the module draws random numbers in `apply`.
+
+    Returns:
+      `init`, `apply` in the form that `Model` documents, and the collections that are buffers.
+    """
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example_x)
+    settings = _settings_of(module.__call__)
+
+    def init(key: PRNGKey) -> PyTree:
+        # Shapes are propagated without running the network, so no input is ever allocated.
+        return module.lazy_init(key, one, **settings(False, None, None))
+
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    buffer_keys = tuple(sorted(name for name in shapes if name != "params"))
+
+    def apply(
+        params: PyTree,
+        x: Any,
+        *,
+        is_training: bool = False,
+        key: PRNGKey | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[Any, PyTree]:
+        rngs = (
+            {}
+            if key is None
+            else {name: jax.random.fold_in(key, i) for i, name in enumerate(rng_streams)}
+        )
+        variables = {
+            name: jax.lax.stop_gradient(part) if name in buffer_keys else part
+            for name, part in params.items()
+        }
+        arguments = settings(is_training, None, mask)
+        with _masked_batch_norm(mask):
+            if not (is_training and buffer_keys):
+                return module.apply(variables, x, rngs=rngs, **arguments), params
+            outputs, refreshed = module.apply(
+                variables, x, rngs=rngs, mutable=list(buffer_keys), **arguments
+            )
+        return outputs, {**params, **_keep_if_empty(refreshed, variables, mask)}
+
+    return init, apply, buffer_keys
+
+
+def nnx_functions(
+    constructor: Callable[[nnx.Rngs], nnx.Module],
+) -> tuple[Init, Apply, tuple[str, ...], str]:
+    """Builds the functions of an NNX module.
+
+    Args:
+      constructor: builds the module from random streams.
+
+    Returns:
+      `init`, `apply` in the form that `Model` documents, the top-level keys that are buffers, and
+      the name of the module's class.
+
+    Raises:
+      ValueError: if the module holds batch statistics and its `__call__` takes no `mask`.
+    """
+    abstract = nnx.eval_shape(lambda: constructor(nnx.Rngs(0)))
+    graph, shapes, streams, buffer_shapes = nnx.split(abstract, nnx.Param, nnx.RngState, ...)
+    buffer_keys = ("batch_stats",) if jax.tree.leaves(buffer_shapes) else ()
+    settings = _settings_of(abstract.__call__)
+    class_name = type(abstract).__name__
+    if buffer_keys:
+        checks.require(
+            "mask" in inspect.signature(abstract.__call__).parameters,
+            "constructor",
+            "build a module whose __call__ takes a mask and hands it to its batch norms, "
+            "because padded rows would enter the statistics",
+            class_name,
+        )
+
+    def init(key: PRNGKey) -> PyTree:
+        _, state, _, buffers = nnx.split(constructor(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        params = {"params": nnx.to_pure_dict(state)}
+        return {**params, "batch_stats": nnx.to_pure_dict(buffers)} if buffer_keys else params
+
+    def apply(
+        params: PyTree,
+        x: Any,
+        *,
+        is_training: bool = False,
+        key: PRNGKey | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[Any, PyTree]:
+        safe_mask = None if mask is None else mask | ~jnp.any(mask)
+        buffers = jax.lax.stop_gradient(params["batch_stats"]) if buffer_keys else {}
+        module = nnx.merge(
+            graph,
+            _filled(shapes, params["params"]),
+            _keyed(streams, key, is_training),
+            _filled(buffer_shapes, buffers),
+        )
+        if is_training:
+            module.train()
+        else:
+            module.eval()
+        outputs = module(x, **settings(is_training, None, safe_mask))
+        if not (is_training and buffer_keys):
+            return outputs, params
+        refreshed = nnx.to_pure_dict(nnx.split(module, nnx.Param, nnx.RngState, ...)[3])
+        return outputs, {
+            **params,
+            "batch_stats": _keep_if_empty(refreshed, buffers, mask),
+        }
+
+    return init, apply, buffer_keys, class_name
+
+
+def plain_apply(apply: Callable[..., Any], refreshes_buffers: bool) -> Apply:
+    """Gives a plain function the signature that `Model` documents.
+
+    Args:
+      apply: `apply(params, x)` with any of the keyword arguments `is_training`, `train`,
+        `training`, `deterministic`, `key` and `mask`.
+      refreshes_buffers: whether it returns `(outputs, params)` instead of the outputs.
+
+    Returns:
+      The function in the form that `Model` documents.
+    """
+    settings = _settings_of(apply)
+
+    def wrapped(
+        params: PyTree,
+        x: Any,
+        *,
+        is_training: bool = False,
+        key: PRNGKey | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[Any, PyTree]:
+        result = apply(params, x, **settings(is_training, key, mask))
+        return result if refreshes_buffers else (result, params)
+
+    return wrapped
+
+
+def _settings_of(
+    function: Callable[..., Any],
+) -> Callable[[bool, PRNGKey | None, jax.Array | None], dict[str, Any]]:
+    named = set(inspect.signature(function).parameters)
+
+    def settings(is_training: bool, key: PRNGKey | None, mask: jax.Array | None) -> dict[str, Any]:
+        values: dict[str, Any] = dict.fromkeys(_TRAINING, is_training)
+        values |= dict.fromkeys(_EVALUATION, not is_training)
+        values |= {"key": key, "mask": mask}
+        return {name: value for name, value in values.items() if name in named}
+
+    return settings
+
+
+@contextlib.contextmanager
+def _masked_batch_norm(mask: jax.Array | None) -> Iterator[None]:
+    """Hands the mask of examples to every Linen batch norm that is called inside the context."""
+    if mask is None:
+        yield
+        return
+    # Statistics over no row at all would be 0/0; they are computed over the zeros of the padded
+    # rows instead and thrown away afterwards.
+    real = mask | ~jnp.any(mask)
+
+    def interceptor(next_fn: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext):
+        if not isinstance(context.module, nn.BatchNorm) or context.method_name != "__call__":
+            return next_fn(*args, **kwargs)
+        inputs = args[0] if args else kwargs["x"]
+        checks.require(
+            inputs.shape[0] == mask.shape[0],
+            f"input of {context.module.name}",
+            f"keep the {mask.shape[0]} examples on its first axis, as the mask does",
+            inputs.shape,
+        )
+        if kwargs.get("mask") is None:
+            kwargs = {**kwargs, "mask": real.reshape(real.shape + (1,) * (inputs.ndim - 1))}
+        return next_fn(*args, **kwargs)
+
+    with nn.intercept_methods(interceptor):
+        yield
+
+
+def _keep_if_empty(refreshed: PyTree, before: PyTree, mask: jax.Array | None) -> PyTree:
+    if mask is None:
+        return refreshed
+    before = {name: before[name] for name in refreshed}
+    return jax.tree.map(lambda new, old: jnp.where(jnp.any(mask), new, old), refreshed, before)
+
+
+def _filled(shapes: nnx.State, values: PyTree) -> nnx.State:
+    state = jax.tree.map(lambda leaf: leaf, shapes)
+    nnx.replace_by_pure_dict(state, values)
+    return state
+
+
+def _keyed(streams: nnx.State, key: PRNGKey | None, is_training: bool) -> nnx.State:
+    leaves, structure = jax.tree.flatten(streams)
+    checks.require(
+        key is not None or not is_training or not leaves,
+        "key",
+        "be given in training to a model that draws random numbers",
+        key,
+    )
+    if key is None:
+        key = jax.random.key(0)
+    elif not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+
+    def fresh(index: int, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        folded = jax.random.fold_in(key, index)
+        return jax.random.split(folded, leaf.shape) if leaf.shape else folded
+
+    return jax.tree.unflatten(structure, [fresh(i, leaf) for i, leaf in enumerate(leaves)])
