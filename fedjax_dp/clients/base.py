@@ -7,7 +7,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
@@ -161,5 +160,3 @@ class LocalTrainer(NamedTuple):
     num_steps: Callable[[Any, LocalConfig], Any]
     event: Callable[[int, LocalConfig], Any] | None
     is_private: bool
-
-

@@ -169,7 +169,8 @@ def local_trainer(
         context = UpdateContext(params=params, client=client, config=config, key=key)
         for transform in update_transforms:
             delta = transform(delta, context)
-        return LocalResult(delta, params, client.size.astype(jnp.float32), steps, stats)
+        metrics = stats | {"update_norm": trees.l2_norm(delta)}
+        return LocalResult(delta, params, client.size.astype(jnp.float32), steps, metrics)
 
     def event(size: int, row: LocalConfig):
         assert rule.event is not None

@@ -1,0 +1,35 @@
+"""Centralised training: all examples in one place, the reference for what federation costs."""
+
+import numpy as np
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.models.base import Model
+
+
+def pool(data: FederatedData) -> FederatedData:
+    """Pools all clients into one, on which any algorithm is centralised training.
+
+    Args:
+      data: the clients' examples.
+
+    Returns:
+      A store of one client that owns every example; the arrays are not copied. Under record-level
+      privacy the unit stays a record, and the one budget is that of the pool.
+    """
+    return FederatedData(data.examples, np.array([0, data.num_examples]), ("all",))
+
+
+def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
+    """Declares training on the pool of all examples; run it on `pool(data)`.
+
+    Args:
+      model: what is trained.
+      trainer: training; a private one makes this central DP-SGD.
+
+    Returns:
+      The algorithm; one round is one run of the trainer, continued from the last.
+    """
+    return fedavg(model, trainer, name="centralized")

@@ -1,0 +1,97 @@
+"""IFCA: several server models; each client trains the one that fits its data best."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.selection import mean_loss
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import ModelChoice, mean_per_model
+
+
+class ServerState(NamedTuple):
+    """The models of all clusters.
+
+    Attributes:
+      models: parameters, `[models, ...]`.
+    """
+
+    models: PyTree
+
+
+def ifca(
+    model: Model,
+    trainer: LocalTrainer,
+    num_models: int,
+    *,
+    is_weighted: bool = True,
+    server_learning_rate: float = 1.0,
+) -> FederatedAlgorithm:
+    """Declares IFCA with averaging of models.
+
+    Every client computes its training loss under each server model, trains the best one and sends
+    its delta to that model's mean. The choice reads the client's data without noise: with a private
+    trainer the choice is not covered, and the algorithm refuses it.
+
+    Args:
+      model: what is trained.
+      trainer: local training, not a private one.
+      num_models: number of clusters, at least 1.
+      is_weighted: weight clients by their number of examples within a cluster.
+      server_learning_rate: the server's step size, above 0.
+
+    Returns:
+      The algorithm; a client's row is the index of the model that it last trained.
+
+    Raises:
+      ValueError: for a private trainer.
+
+    Source: Ghosh and others 2020, algorithm 1, option II.
+    """
+    checks.whole("num_models", num_models)
+    checks.positive("server_learning_rate", server_learning_rate)
+    checks.require(
+        not trainer.is_private,
+        "trainer",
+        "be non-private, since the choice of a model by exact loss leaks; a private choice needs "
+        "the exponential mechanism",
+        trainer.is_private,
+    )
+
+    def init(key):
+        return ServerState(jax.vmap(model.init)(jax.random.split(key, num_models)))
+
+    def choose(server, client):
+        losses = jax.lax.map(lambda params: mean_loss(model, params, client), server.models)
+        return jnp.argmin(losses).astype(jnp.int32)
+
+    def client(server, row, client, config, key):
+        choice = choose(server, client)
+        result = trainer.train(trees.take(server.models, choice), client, config, key)
+        update = ModelChoice(choice, result.delta)
+        return ClientOutput(update, result.weight, choice, result.metrics)
+
+    def server_step(server, aggregate, round_index):
+        step = trees.scale(aggregate, server_learning_rate)
+        return ServerState(optax.apply_updates(server.models, step))
+
+    return FederatedAlgorithm(
+        name="ifca",
+        init=init,
+        client=client,
+        aggregator=mean_per_model(num_models, is_weighted=is_weighted),
+        server_step=server_step,
+        config=trainer.config,
+        model_of=None,
+        init_row=lambda server: jnp.int32(0),
+        personal_model_of=lambda server, row, client: trees.take(
+            server.models, choose(server, client)
+        ),
+        num_steps=trainer.num_steps,
+    )

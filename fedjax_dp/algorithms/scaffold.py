@@ -1,0 +1,93 @@
+"""SCAFFOLD: control variates at server and clients correct the drift of local training."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.regularizers import shift
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
+
+
+class ServerState(NamedTuple):
+    """The model and the mean of all clients' control variates.
+
+    Attributes:
+      params: the model's parameters, x.
+      control: the server's control variate, c.
+    """
+
+    params: PyTree
+    control: PyTree
+
+
+def scaffold(
+    model: Model,
+    trainer: LocalTrainer,
+    num_clients: int,
+    *,
+    server_learning_rate: float = 1.0,
+    is_weighted: bool = False,
+) -> FederatedAlgorithm:
+    """Declares SCAFFOLD with the cheaper control variate (option II).
+
+    A client adds `c − c_i` to every gradient; afterwards its control variate becomes
+    `c_i − c + (x − y_i) / (K · learning rate)`, which is its mean gradient under plain SGD.
+
+    Args:
+      model: what is trained.
+      trainer: local training with `optax.sgd`, whose learning rate the control variate needs.
+      num_clients: the population; the server's control variate is the mean over all of it.
+      server_learning_rate: the server's step size, above 0.
+      is_weighted: weight deltas by client size; the paper weights all clients the same.
+
+    Returns:
+      The algorithm; it keeps one control variate for each client.
+
+    Source: Karimireddy and others 2020, algorithm 1.
+    """
+    checks.positive("server_learning_rate", server_learning_rate)
+    checks.whole("num_clients", num_clients)
+
+    def init(key):
+        params = model.init(key)
+        return ServerState(params, trees.zeros_like(params))
+
+    def client(server, control, client, config, key):
+        correction = trees.subtract(server.control, control)
+        result = trainer.train(
+            server.params, client, config, key, gradient_transform=shift(correction)
+        )
+        per_step = result.num_steps * config.learning_rate
+        inverse = jnp.where(per_step > 0, -1.0 / jnp.where(per_step > 0, per_step, 1.0), 0.0)
+        moved = jax.tree.map(lambda delta, c: delta * inverse - c, result.delta, server.control)
+        # A client that took no step learned nothing new about its gradient.
+        moved = trees.where(result.num_steps > 0, moved, trees.zeros_like(moved))
+        update = {"params": result.delta, "control": moved}
+        return ClientOutput(update, result.weight, trees.add(control, moved), result.metrics)
+
+    def server_step(server, aggregate, round_index):
+        params = optax.apply_updates(
+            server.params, trees.scale(aggregate["params"], server_learning_rate)
+        )
+        return ServerState(params, trees.add(server.control, aggregate["control"]))
+
+    mean = weighted_mean() if is_weighted else uniform_mean()
+    return FederatedAlgorithm(
+        name="scaffold",
+        init=init,
+        client=client,
+        aggregator=per_part({"params": mean, "control": scaled_sum(num_clients)}),
+        server_step=server_step,
+        config=trainer.config,
+        model_of=lambda server: server.params,
+        init_row=lambda server: server.control,
+        num_steps=trainer.num_steps,
+        record_event=trainer.event,
+    )

@@ -1,0 +1,100 @@
+"""How a round is executed: chunk, devices, placement. Speed and memory, never results."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.core import checks, trees
+
+# Vmapped clients share a chunk while their parameters together stay below this many numbers: small
+# models gain from wide chunks, large ones already fill the machine alone.
+_PARAMETERS_PER_CHUNK = {"cpu": 2**18, "gpu": 2**28, "tpu": 2**28}
+_WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
+# A population up to this share of a device's memory is kept there whole.
+_RESIDENT_BYTES = 2 * 2**30
+
+
+class ExecutionConfig(NamedTuple):
+    """Says how rounds are laid out. No choice here changes a result beyond rounding.
+
+    Attributes:
+      clients_per_chunk: clients that are computed side by side; memory follows it. "auto" chooses
+        by backend and model size.
+      devices: how many devices share the cohort, or the devices themselves; one where it is None.
+      placement: "device" keeps all examples in device memory, "host" gathers each cohort on the
+        host ahead of its round, "auto" chooses by size and by whether the store is on disk.
+      rounds_per_call: rounds that run inside one compiled call, between two looks from outside.
+    """
+
+    clients_per_chunk: int | str = "auto"
+    devices: int | Sequence[Any] | None = None
+    placement: str = "auto"
+    rounds_per_call: int = 10
+
+    def validate(self) -> None:
+        """Checks every choice.
+
+        Raises:
+          ValueError: naming the field, the rule and the value.
+        """
+        if self.clients_per_chunk != "auto":
+            checks.whole("clients_per_chunk", self.clients_per_chunk)
+        checks.one_of("placement", self.placement, ("auto", "device", "host"))
+        checks.whole("rounds_per_call", self.rounds_per_call)
+        self.device_list()
+
+    def device_list(self) -> list[Any]:
+        """Names the devices that share the cohort.
+
+        Returns:
+          One or more JAX devices.
+
+        Raises:
+          ValueError: if more devices are asked for than there are.
+        """
+        if self.devices is None:
+            return jax.devices()[:1]
+        if isinstance(self.devices, int):
+            checks.whole("devices", self.devices)
+            checks.require(
+                self.devices <= jax.device_count(),
+                "devices",
+                f"be at most {jax.device_count()}, the number of {jax.default_backend()} devices",
+                self.devices,
+            )
+            return jax.devices()[: self.devices]
+        return list(self.devices)
+
+    def chunk(self, params: Any, slots_per_device: int) -> int:
+        """Chooses the clients per chunk.
+
+        Args:
+          params: what one client trains, as arrays or shapes.
+          slots_per_device: cohort slots of one device; a chunk is never wider.
+
+        Returns:
+          The number of clients that are vmapped together.
+        """
+        if self.clients_per_chunk != "auto":
+            return min(int(self.clients_per_chunk), slots_per_device)
+        backend = jax.default_backend()
+        widest = _WIDEST_CHUNK.get(backend, 256)
+        budget = _PARAMETERS_PER_CHUNK.get(backend, 2**24)
+        fitting = budget // max(1, trees.num_parameters(params))
+        return int(np.clip(fitting, 1, min(widest, slots_per_device)))
+
+    def is_resident(self, data: Any) -> bool:
+        """Decides whether all examples live in device memory.
+
+        Args:
+          data: the population's store.
+
+        Returns:
+          True to keep them there, False to stream cohorts from the host.
+        """
+        if self.placement != "auto":
+            return self.placement == "device"
+        on_disk = any(isinstance(array, np.memmap) for array in data.examples.values())
+        return not on_disk and data.num_bytes <= _RESIDENT_BYTES

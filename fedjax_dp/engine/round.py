@@ -1,0 +1,249 @@
+"""One round as a pure function: gather, train, reduce, noise, step, scatter."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from chex import PRNGKey
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.core import trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.trees import PyTree
+
+AXIS = "clients"
+_CHUNK_AXIS = "chunk"
+
+
+class SimulationState(NamedTuple):
+    """All that a run carries from round to round.
+
+    Attributes:
+      server: the algorithm's server state.
+      aggregator: the aggregator's state.
+      rows: client state, `[num_clients, ...]`, or None.
+      config: the numbers of local training, scalars or `[num_clients]`.
+      round: rounds done, int32.
+    """
+
+    server: PyTree
+    aggregator: PyTree
+    rows: PyTree
+    config: LocalConfig
+    round: jax.Array
+
+
+class Cohort(NamedTuple):
+    """The clients of one round in a fixed number of slots, the real ones first.
+
+    Attributes:
+      ids: client indices, `[slots]`, int32.
+      starts: first row of each in the store that the round reads, `[slots]`, int32.
+      sizes: examples of each, `[slots]`, int32; 0 in empty slots.
+      is_real: which slots hold a client, `[slots]`, bool.
+      overflow: clients that were drawn and found no slot, int32.
+    """
+
+    ids: jax.Array
+    starts: jax.Array
+    sizes: jax.Array
+    is_real: jax.Array
+    overflow: jax.Array
+
+
+class RoundShape(NamedTuple):
+    """The static choices of a compiled round.
+
+    Attributes:
+      limit: the largest client.
+      chunk: clients that are computed side by side.
+      mesh: devices that share the cohort, or None for one device.
+    """
+
+    limit: int
+    chunk: int
+    mesh: Mesh | None
+
+
+class _Slots(NamedTuple):
+    """What each slot ends with, `[slots, ...]`: its row, its metrics, its contribution if stacked."""
+
+    row: PyTree
+    metrics: dict[str, jax.Array]
+    contribution: PyTree
+    is_finite: jax.Array
+
+
+def run_round(
+    algorithm: FederatedAlgorithm,
+    shape: RoundShape,
+    state: SimulationState,
+    examples: PyTree,
+    cohort: Cohort,
+    key: PRNGKey,
+) -> tuple[SimulationState, dict[str, jax.Array]]:
+    """Runs one round on a cohort that is already drawn.
+
+    Args:
+      algorithm: what is run.
+      shape: the static choices.
+      state: the state before the round.
+      examples: the store that the cohort's rows point into, each array `[num_examples, ...]`.
+      cohort: who takes part.
+      key: the root key of the run, the same every round.
+
+    Returns:
+      The state after the round and its info: scalars, `update_norm_quantiles` and `participants`
+      (client indices, -1 in empty slots).
+    """
+
+    def slots_of_device(server, aggregator_state, rows, config, examples, cohort, key):
+        return _run_slots(
+            algorithm,
+            shape,
+            SimulationState(server, aggregator_state, rows, config, state.round),
+            examples,
+            cohort,
+            key,
+        )
+
+    arguments = (state.server, state.aggregator, state.rows, state.config, examples)
+    if shape.mesh is None:
+        total, slots = slots_of_device(*arguments, cohort, key)
+    else:
+
+        def on_each_device(arguments, cohort, key):
+            total, slots = slots_of_device(*arguments, cohort, key)
+            return jax.lax.psum(total, AXIS), slots
+
+        by_slot = Cohort(P(AXIS), P(AXIS), P(AXIS), P(AXIS), P())
+        total, slots = jax.shard_map(
+            on_each_device,
+            mesh=shape.mesh,
+            in_specs=(P(), by_slot, P()),
+            out_specs=(P(), P(AXIS)),
+            check_vma=False,
+        )(arguments, cohort, key)
+
+    contributes = cohort.is_real & slots.is_finite
+    noise_key = fold(key, Purpose.CENTRAL_NOISE, state.round)
+    gathered = (slots.contribution, contributes) if algorithm.aggregator.is_stacked else total
+    aggregator, aggregate, info = algorithm.aggregator.combine(
+        state.aggregator, gathered, noise_key
+    )
+    server = algorithm.server_step(state.server, aggregate, state.round)
+    rows = state.rows
+    if rows is not None:
+        num_clients = jax.tree.leaves(rows)[0].shape[0]
+        target = jnp.where(contributes, cohort.ids, num_clients)
+        rows = jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), rows, slots.row)
+    after = SimulationState(server, aggregator, rows, state.config, state.round + 1)
+    return after, info | _round_info(shape, cohort, contributes, slots.metrics)
+
+
+def _run_slots(
+    algorithm: FederatedAlgorithm,
+    shape: RoundShape,
+    state: SimulationState,
+    examples: PyTree,
+    cohort: Cohort,
+    key: PRNGKey,
+) -> tuple[PyTree, _Slots]:
+    """Streams over the chunks of a cohort; returns the sum of contributions and what slots keep."""
+    chunk, aggregator = shape.chunk, algorithm.aggregator
+    chunk_axis = _CHUNK_AXIS if chunk > 1 else None
+
+    def one_client(index, start, size, is_real):
+        client = ClientData(examples, start, size, index, limit=shape.limit, chunk_axis=chunk_axis)
+        row = None if state.rows is None else trees.take(state.rows, index)
+        client_key = fold(key, Purpose.CLIENT, state.round, index)
+        output = algorithm.client(state.server, row, client, state.config.row(index), client_key)
+        is_finite = trees.is_finite((output.update, output.weight, output.row))
+        contributes = is_real & is_finite
+        contribution = aggregator.contribute(state.aggregator, output.update, output.weight)
+        contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
+        kept = trees.where(contributes, output.row, row)
+        metrics = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.metrics)
+        return contribution, kept, metrics, is_finite
+
+    def chunk_of(c):
+        part = jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk),
+            (cohort.ids, cohort.starts, cohort.sizes, cohort.is_real),
+        )
+        if chunk > 1:
+            return jax.vmap(one_client, axis_name=_CHUNK_AXIS)(*part)
+        return jax.tree.map(lambda a: a[None], one_client(*(a[0] for a in part)))
+
+    def body(c, carry):
+        total, slots = carry
+        contribution, row, metrics, is_finite = chunk_of(c)
+        if not aggregator.is_stacked:
+            summed = jax.tree.map(lambda a: jnp.sum(a, axis=0), contribution)
+            total, contribution = trees.add(total, summed), None
+        written = jax.tree.map(
+            lambda all_slots, new: jax.lax.dynamic_update_slice_in_dim(
+                all_slots, new, c * chunk, axis=0
+            ),
+            slots,
+            _Slots(row, metrics, contribution, is_finite),
+        )
+        return total, written
+
+    contribution, row, metrics, is_finite = jax.eval_shape(chunk_of, 0)
+    num_slots = cohort.ids.shape[0]
+
+    def empty(tree):
+        return jax.tree.map(lambda s: jnp.zeros((num_slots, *s.shape[1:]), s.dtype), tree)
+
+    if aggregator.is_stacked:
+        total = None
+    else:
+        total = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), contribution)
+        contribution = None
+    carry = total, empty(_Slots(row, metrics, contribution, is_finite))
+    # The real slots come first: chunks behind them are never computed.
+    num_chunks = -(-jnp.sum(cohort.is_real) // chunk)
+    return jax.lax.fori_loop(0, num_chunks, body, carry)
+
+
+def _round_info(
+    shape: RoundShape, cohort: Cohort, contributes: jax.Array, metrics: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    num_participants = jnp.sum(cohort.is_real)
+    info = {
+        "participants": jnp.where(cohort.is_real, cohort.ids, -1),
+        "num_participants": num_participants,
+        "num_non_finite": num_participants - jnp.sum(contributes),
+        "num_overflow": cohort.overflow,
+    }
+    if "num_read" in metrics:
+        read = jnp.sum(metrics["num_read"].astype(jnp.float32))
+        computed = metrics["num_computed"].astype(jnp.float32).reshape(-1, shape.chunk)
+        computed = jnp.sum(jnp.max(computed, axis=1) * shape.chunk)
+        info["train_loss"] = jnp.sum(metrics["loss_sum"]) / jnp.maximum(read, 1.0)
+        info["clipped_share"] = jnp.sum(metrics["num_clipped"]) / jnp.maximum(read, 1.0)
+        info["num_examples"] = read
+        info["padding_share"] = jnp.where(computed > 0, 1.0 - read / computed, 0.0)
+        info["num_record_overflow"] = jnp.sum(metrics["overflow"])
+    if "update_norm" in metrics:
+        norms = jnp.where(contributes, metrics["update_norm"], jnp.nan)
+        quantiles = jnp.nanquantile(norms, jnp.array([0.0, 0.1, 0.5, 0.9, 1.0]))
+        info["update_norm_quantiles"] = jnp.where(jnp.isnan(quantiles), 0.0, quantiles)
+    for name in sorted(set(metrics) - _TRAINER_METRICS):
+        mean = jnp.sum(metrics[name]) / jnp.maximum(jnp.sum(contributes), 1)
+        info[f"client_{name}"] = mean
+    return info
+
+
+_TRAINER_METRICS = {
+    "loss_sum",
+    "num_read",
+    "num_clipped",
+    "num_computed",
+    "overflow",
+    "update_norm",
+}
