@@ -1,0 +1,417 @@
+"""The ledger: what really ran, per unit of privacy, and what it cost."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+import scipy.sparse
+from dp_accounting import pld as dpa_pld
+from dp_accounting import rdp as dpa_rdp
+from numpy.typing import ArrayLike
+
+from fedjax_dp.core import checks
+from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy import rdp
+from fedjax_dp.privacy.clipping import RELATIONS
+from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
+
+__all__ = ["Ledger", "UnsupportedEvent", "rdp_curves"]
+
+UNITS = ("client", "record")
+_FORMAT = 1
+# A budget that was calibrated to the last bit must not fail on the last bit.
+_SLACK = 1e-9
+
+_DPA_RELATION = {
+    "add_remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace_one": dpa.NeighboringRelation.REPLACE_ONE,
+}
+
+
+def _orders(accountant: str) -> tuple[float, ...]:
+    return rdp.CLASSIC_ORDERS if accountant == "rdp-classic-64" else rdp.DEFAULT_ORDERS
+
+
+def rdp_curves(
+    parts: Sequence[DpEvent], relation: str = "add_remove", accountant: str = "rdp"
+) -> np.ndarray:
+    """Computes the Rényi curves of many events, sampled Gaussians all at once.
+
+    Args:
+      parts: events as `events.flatten` returns them.
+      relation: "add_remove" or "replace_one".
+      accountant: "rdp" or "rdp-classic-64"; they differ in their orders.
+
+    Returns:
+      `[parts, orders]`: the divergences of one run of each event.
+
+    Raises:
+      UnsupportedEvent: if one of the events has no Rényi analysis under the relation.
+    """
+    orders = _orders(accountant)
+    told = [ev.translate(part, relation, accountant) for part in parts]
+    curves = np.empty((len(told), len(orders)))
+    sampled: list[int] = []
+    for i, event in enumerate(told):
+        if isinstance(event, ev.CurveDpEvent):
+            curves[i] = event.rdp(np.asarray(orders), relation)
+        elif not isinstance(event, dpa.PoissonSampledDpEvent):
+            account = dpa_rdp.RdpAccountant(orders, _DPA_RELATION[relation])
+            curves[i] = account.compose(event).rdp
+        elif isinstance(event.event, dpa.GaussianDpEvent):
+            sampled.append(i)
+        else:
+            curves[i] = _poisson_of_curve(event, relation, accountant)
+    if sampled:
+        q = [told[i].sampling_probability for i in sampled]
+        z = [told[i].event.noise_multiplier for i in sampled]
+        curves[sampled] = rdp.poisson_gaussian(q, z, orders)
+    return curves
+
+
+def _poisson_of_curve(event: Any, relation: str, accountant: str) -> np.ndarray:
+    raise UnsupportedEvent(f"Poisson sampling of {event.event} has no Rényi analysis here")
+
+
+class Ledger:
+    """Composes the events of what ran, for every unit of privacy on its own.
+
+    Noise multipliers are standard deviations over the largest contribution of one unit (the
+    sensitivity under add/remove), whatever the relation; the ledger takes replace-one's factor
+    2 into account. Events that carry a zCDP cost are taken as stated for the ledger's relation.
+
+    Guarantee: ε and δ hold for the composition of all that was charged, adaptively chosen, under
+    the ledger's relation, provided that what was charged is what ran. Two-level privacy is two
+    ledgers side by side.
+
+    Attributes:
+      unit: whose data are protected: "client" (all data of a client) or "record" (one record of
+        one client).
+      relation: "add_remove" or "replace_one".
+      num_units: how many units keep their own account: 1 for a population of clients that are
+        all treated alike, the number of clients for record-level training.
+    """
+
+    def __init__(self, unit: str = "client", relation: str = "add_remove", num_units: int = 1):
+        """Opens an empty ledger.
+
+        Args:
+          unit: "client" or "record".
+          relation: "add_remove" or "replace_one".
+          num_units: number of accounts, at least 1.
+
+        Raises:
+          ValueError: if an argument is not valid.
+        """
+        checks.one_of("unit", unit, UNITS)
+        checks.one_of("relation", relation, RELATIONS)
+        checks.whole("num_units", num_units)
+        self.unit = unit
+        self.relation = relation
+        self.num_units = int(num_units)
+        self._parts: dict[str, DpEvent] = {}
+        # Arrays are replaced, never written to, so that copies may share them.
+        self._counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._curves: dict[tuple[str, str], np.ndarray] = {}
+
+    def copy(self) -> "Ledger":
+        """Takes a snapshot that later charges do not reach; it costs no more than a dictionary."""
+        other = Ledger(self.unit, self.relation, self.num_units)
+        other._parts = dict(self._parts)
+        other._counts = dict(self._counts)
+        other._curves = self._curves
+        return other
+
+    def charge(
+        self, event: DpEvent, *, units: ArrayLike | None = None, count: ArrayLike = 1
+    ) -> None:
+        """Enters what ran.
+
+        Args:
+          event: what one run is to the accountant; compositions are taken apart.
+          units: `[charged]` indices of the units that took part, or None for all. A unit that
+            a sampler may have drawn took part, whether it was drawn or not.
+          count: how often it ran: an integer of at least 0, or one for each of `units`.
+
+        Raises:
+          UnsupportedEvent: if no accountant has a valid analysis under the ledger's relation.
+          ValueError: if an argument is not valid.
+        """
+        parts = ev.flatten(event)
+        for part, _ in parts:
+            if ev.key_of(part) not in self._parts:
+                ev.require_some_accountant(part, self.relation)
+        index, repeats = self._charged(units, count)
+        for part, times in parts:
+            key = ev.key_of(part)
+            self._parts[key] = part
+            self._counts[key] = _merged(self._counts.get(key), index, repeats * times)
+
+    def _charged(self, units: ArrayLike | None, count: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        index = np.arange(self.num_units) if units is None else np.atleast_1d(np.asarray(units))
+        if index.size == 0:
+            index = index.astype(np.int64)
+        is_index = index.dtype.kind in "iu" and index.ndim == 1
+        rule = f"hold indices from 0 to {self.num_units - 1}"
+        inside = is_index and bool(np.all((index >= 0) & (index < self.num_units)))
+        checks.require(inside, "units", rule, units)
+        repeats = np.asarray(count)
+        is_count = repeats.dtype.kind in "iu" and bool(np.all(repeats >= 0))
+        checks.require(is_count, "count", "hold integers of at least 0", count)
+        fits = repeats.shape in ((), index.shape)
+        checks.require(fits, "count", f"be a scalar or have shape {index.shape}", repeats.shape)
+        repeats = np.broadcast_to(repeats, index.shape).astype(np.int64)
+        return index.astype(np.int64)[repeats > 0], repeats[repeats > 0]
+
+    @property
+    def num_compositions(self) -> np.ndarray:
+        """How many events each unit was charged for, `[num_units]`, int64."""
+        total = np.zeros(self.num_units, np.int64)
+        for index, counts in self._counts.values():
+            total[index] += counts
+        return total
+
+    def events(self, unit: int = 0) -> DpEvent:
+        """Writes one unit's whole history as an event, for anybody to recompute.
+
+        Args:
+          unit: the unit's index.
+
+        Returns:
+          The composition, noise multipliers as they were charged (see the class).
+
+        Raises:
+          ValueError: if there is no such unit.
+        """
+        checks.require(0 <= unit < self.num_units, "unit", f"be below {self.num_units}", unit)
+        return dpa.ComposedDpEvent(
+            [
+                dpa.SelfComposedDpEvent(self._parts[key], int(counts[index == unit][0]))
+                for key, (index, counts) in self._counts.items()
+                if unit in index
+            ]
+        )
+
+    def epsilon(self, dp_delta: float, accountant: str = "rdp") -> np.ndarray:
+        """Computes ε of every unit at one δ.
+
+        Args:
+          dp_delta: δ in [0, 1).
+          accountant: "rdp", "pld" (tighter, a second or less per distinct history), or
+            "rdp-classic-64" (orders up to 64 and the conversion of older papers).
+
+        Returns:
+          `[num_units]`, float64; 0 for units without a charge.
+
+        Raises:
+          UnsupportedEvent: if a charged event has no valid analysis by this accountant.
+          ValueError: if an argument is not valid.
+        """
+        checks.require(0 <= dp_delta < 1, "dp_delta", "lie in [0, 1)", dp_delta)
+        return self._answer("epsilon", float(dp_delta), accountant)
+
+    def delta(self, epsilon: float, accountant: str = "rdp") -> np.ndarray:
+        """Computes δ of every unit at one ε.
+
+        Args:
+          epsilon: ε, at least 0.
+          accountant: as for `epsilon`.
+
+        Returns:
+          `[num_units]`, float64; 0 for units without a charge.
+
+        Raises:
+          UnsupportedEvent: if a charged event has no valid analysis by this accountant.
+          ValueError: if an argument is not valid.
+        """
+        checks.non_negative("epsilon", epsilon)
+        return self._answer("delta", float(epsilon), accountant)
+
+    def _answer(self, question: str, at: float, accountant: str) -> np.ndarray:
+        ev.accountant_name(accountant)
+        history, labels = self._histories()
+        if accountant == "pld":
+            answers = np.array([self._pld(question, at, row) for row in history])
+        else:
+            convert = rdp.to_epsilon if question == "epsilon" else rdp.to_delta
+            answers = convert(
+                history @ self._all_curves(accountant),
+                _orders(accountant),
+                at,
+                is_classic=accountant == "rdp-classic-64",
+            )
+        is_charged = np.diff(history.indptr) > 0
+        return np.where(is_charged, answers, 0.0)[labels]
+
+    def _histories(self) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+        """Counts of every part `[histories, parts]`, and the history of each unit."""
+        keys = list(self._counts)
+        units = [self._counts[k][0] for k in keys]
+        counts = [self._counts[k][1] for k in keys]
+        parts = [np.full(u.size, i) for i, u in enumerate(units)]
+        table = scipy.sparse.csr_array(
+            (
+                np.concatenate([np.zeros(0), *counts]),
+                (
+                    np.concatenate([np.zeros(0, np.int64), *units]),
+                    np.concatenate([np.zeros(0, np.int64), *parts]),
+                ),
+            ),
+            shape=(self.num_units, max(len(keys), 1)),
+        )
+        table.sort_indices()
+        seen: dict[tuple[bytes, bytes], int] = {}
+        labels = np.empty(self.num_units, np.int64)
+        firsts: list[int] = []
+        for unit in range(self.num_units):
+            row = slice(table.indptr[unit], table.indptr[unit + 1])
+            signature = (table.indices[row].tobytes(), table.data[row].tobytes())
+            if signature not in seen:
+                seen[signature] = len(firsts)
+                firsts.append(unit)
+            labels[unit] = seen[signature]
+        return table[firsts], labels
+
+    def _all_curves(self, accountant: str) -> np.ndarray:
+        missing = [k for k in self._counts if (accountant, k) not in self._curves]
+        found = rdp_curves([self._parts[k] for k in missing], self.relation, accountant)
+        for key, curve in zip(missing, found, strict=True):
+            self._curves[accountant, key] = curve
+        if not self._counts:
+            return np.zeros((1, len(_orders(accountant))))
+        return np.stack([self._curves[accountant, k] for k in self._counts])
+
+    def _pld(self, question: str, at: float, row: Any) -> float:
+        account = dpa_pld.PLDAccountant(_DPA_RELATION[self.relation])
+        parts = list(self._parts[k] for k in self._counts)
+        for i, count in zip(row.indices, row.data, strict=True):
+            account.compose(ev.translate(parts[i], self.relation, "pld"), int(count))
+        return account.get_epsilon(at) if question == "epsilon" else account.get_delta(at)
+
+    def would_exceed(
+        self,
+        event: DpEvent,
+        epsilon: ArrayLike,
+        dp_delta: float,
+        *,
+        units: ArrayLike | None = None,
+        count: ArrayLike = 1,
+        accountant: str = "rdp",
+    ) -> bool:
+        """Tells whether a charge would take one of its units past a budget.
+
+        Args:
+          event: what is about to run.
+          epsilon: the largest ε allowed, a scalar or `[num_units]`, kept to 1e-9 of itself.
+          dp_delta: δ in [0, 1).
+          units: as for `charge`.
+          count: as for `charge`.
+          accountant: as for `epsilon`.
+
+        Returns:
+          Whether any charged unit's ε would exceed its budget.
+        """
+        after = self.copy()
+        after.charge(event, units=units, count=count)
+        index, _ = after._charged(units, count)
+        spent = after.epsilon(dp_delta, accountant)
+        budget = np.broadcast_to(np.asarray(epsilon, float), spent.shape)
+        return bool(np.any(spent[index] > budget[index] * (1 + _SLACK)))
+
+    def max_rounds(
+        self,
+        event: DpEvent,
+        epsilon: ArrayLike,
+        dp_delta: float,
+        *,
+        units: ArrayLike | None = None,
+        accountant: str = "rdp",
+        limit: int = 10**7,
+    ) -> int:
+        """Finds how often an event may still run within a budget.
+
+        Args:
+          event: what one round is to the accountant.
+          epsilon: the largest ε allowed, a scalar or `[num_units]`.
+          dp_delta: δ in [0, 1).
+          units: as for `charge`.
+          accountant: as for `epsilon`.
+          limit: the largest answer that is looked for, at least 1.
+
+        Returns:
+          The number of rounds, from 0 to `limit`.
+        """
+        checks.whole("limit", limit)
+
+        def exceeds(count: int) -> bool:
+            return self.would_exceed(
+                event, epsilon, dp_delta, units=units, count=count, accountant=accountant
+            )
+
+        fits, too_many = 0, 1
+        while not exceeds(too_many):
+            if too_many == limit:
+                return limit
+            fits, too_many = too_many, min(2 * too_many, limit)
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
+        return fits
+
+    def to_json(self) -> str:
+        """Writes the whole ledger as text, from which `from_json` restores an equal one."""
+        entries = []
+        for key, (index, counts) in self._counts.items():
+            entry: dict[str, Any] = {"event": ev.to_dict(self._parts[key])}
+            if index.size == self.num_units and np.all(counts == counts[0]):
+                entry["count"] = int(counts[0])
+            else:
+                entry["units"] = index.tolist()
+                entry["count"] = counts.tolist()
+            entries.append(entry)
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "unit": self.unit,
+                "relation": self.relation,
+                "num_units": self.num_units,
+                "entries": entries,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        """Restores a ledger that `to_json` wrote.
+
+        Args:
+          text: the JSON text.
+
+        Returns:
+          The ledger.
+
+        Raises:
+          ValueError: if the text is of another format.
+        """
+        data = json.loads(text)
+        checks.require(data.get("format") == _FORMAT, "format", f"be {_FORMAT}", data.get("format"))
+        ledger = cls(data["unit"], data["relation"], data["num_units"])
+        for entry in data["entries"]:
+            event = ev.from_dict(entry["event"])
+            ledger.charge(event, units=entry.get("units"), count=entry["count"])
+        return ledger
+
+
+def _merged(
+    old: tuple[np.ndarray, np.ndarray] | None, index: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds counts to sparse counts; indices come out sorted and unique."""
+    if old is not None:
+        if np.array_equal(old[0], index):
+            return old[0], old[1] + counts
+        index, counts = np.concatenate([old[0], index]), np.concatenate([old[1], counts])
+    unique, inverse = np.unique(index, return_inverse=True)
+    total = np.zeros(unique.size, np.int64)
+    np.add.at(total, inverse, counts)
+    return unique, total
