@@ -147,8 +147,8 @@ class LocalTrainer(NamedTuple):
     """One client's work as a pure function, with what the accounting must know of it.
 
     Attributes:
-      train: `(start, client, config, key, *, gradient_transform) -> LocalResult`; the optional Optax
-        transform sees every gradient before the optimiser does.
+      train: `(start, client, config, key, *, gradient_transform) -> LocalResult`; the optional
+        Optax transform sees every gradient before the optimiser does.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.

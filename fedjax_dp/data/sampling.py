@@ -44,7 +44,7 @@ class Sampler(NamedTuple):
         same at every step, `size` and `batch_size` (the expected count) may be traced.
       capacity: `(limit, max_batch_size) -> int`, the number of slots that a draw needs.
       event: `(base, size, batch_size) -> DpEvent` of one draw with the base event behind it.
-      nominal_size: `(size, batch_size) -> count`, the public number that a draw is expected to hold.
+      nominal_size: `(size, batch_size) -> count`, the public number a draw is expected to hold.
       num_steps_per_epoch: `(size, batch_size) -> steps` that read each member once on average.
       charges_everybody: whether a draw costs every member of the population, drawn or not, as
         amplification by sampling has it; where false, only those drawn are charged.

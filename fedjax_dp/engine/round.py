@@ -69,7 +69,7 @@ class RoundShape(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """What each slot ends with, `[slots, ...]`: its row, its metrics, its contribution if stacked."""
+    """What each slot ends with, `[slots, ...]`; the contribution only where it is stacked."""
 
     row: PyTree
     metrics: dict[str, jax.Array]

@@ -1,6 +1,7 @@
 """Compiles a declared algorithm on a population into rounds that run."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ class Simulation(NamedTuple):
       init: `(key) -> SimulationState` before the first round.
       run: `(state, key, num_rounds) -> (state, info)`; runs that many rounds and donates `state`,
         which must not be used again. Every entry of `info` is a host array `[num_rounds, ...]`.
-      compile: `(state, key) -> None` compiles the round without running one.
+      compile: `(state, key) -> state` compiles the round by running none; donates `state` too.
       algorithm: what is run.
       participation: who joins a round.
       sizes: examples of each client, `[num_clients]`.
@@ -38,7 +39,7 @@ class Simulation(NamedTuple):
 
     init: Callable[[PRNGKey], SimulationState]
     run: RunFn
-    compile: Callable[[SimulationState, PRNGKey], None]
+    compile: Callable[[SimulationState, PRNGKey], SimulationState]
     algorithm: FederatedAlgorithm
     participation: Participation
     sizes: np.ndarray
@@ -86,9 +87,7 @@ def simulation(
     limit = max(1, int(sizes.max()))
     devices = execution.device_list()
     server_shape = jax.eval_shape(algorithm.init, jax.random.key(0))
-    aggregator_shape = jax.eval_shape(algorithm.aggregator.init, server_shape)
     if algorithm.aggregator.event is not None:
-        del aggregator_shape
         participation.event(algorithm.aggregator.event(algorithm.aggregator.init(server_shape)))
 
     trained = algorithm.model_of or (lambda server: server)
@@ -130,78 +129,84 @@ def simulation(
         sizes_of_slots = jnp.where(is_real, sizes[ids], 0)
         return Cohort(ids, offsets[ids], sizes_of_slots, is_real, drawn.overflow)
 
-    def one_round(state, key, examples, cohort):
-        nonlocal traces
-        traces += 1
-        return run_round(algorithm, shape, state, examples, cohort, key)
+    def rounds(cohort_of, state, key, examples, arguments, num_rounds, num_slots_of_info):
+        """Runs a traced number of rounds; their infos fill the first slots of static arrays."""
 
-    def many_rounds(state, key, examples, offsets, sizes, num_rounds):
         # The inner jit is traced once, for the shapes of the info as for the loop.
         @jax.jit
-        def step(state, key, examples, offsets, sizes):
-            cohort = draw(key, state.round, state.config, offsets, sizes)
-            return one_round(state, key, examples, cohort)
+        def step(state, key, examples, arguments):
+            nonlocal traces
+            traces += 1
+            cohort = cohort_of(state, key, *arguments)
+            return run_round(algorithm, shape, state, examples, cohort, key)
 
-        arguments = (key, examples, offsets, sizes)
         infos = jax.tree.map(
-            lambda s: jnp.zeros((execution.rounds_per_call, *s.shape), s.dtype),
-            jax.eval_shape(step, state, *arguments)[1],
+            lambda s: jnp.zeros((num_slots_of_info, *s.shape), s.dtype),
+            jax.eval_shape(step, state, key, examples, arguments)[1],
         )
 
         def body(i, carry):
             state, infos = carry
-            state, info = step(state, *arguments)
+            state, info = step(state, key, examples, arguments)
             return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), infos, info)
 
         return jax.lax.fori_loop(0, num_rounds, body, (state, infos))
 
-    resident = execution.is_resident(data)
-    device_offsets = jax.device_put(data.offsets[:-1].astype(np.int32), replicated)
-    device_sizes = jax.device_put(sizes, replicated)
-    if resident:
-        examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()}, replicated)
-        compiled = jax.jit(many_rounds, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)
+    def resident_rounds(state, key, examples, offsets, sizes, num_rounds):
+        def cohort_of(state, key, offsets, sizes):
+            return draw(key, state.round, state.config, offsets, sizes)
 
-        def run(state, key, num_rounds=1):
-            checks.whole("num_rounds", num_rounds, at_least=0)
-            infos = []
+        arguments = (offsets, sizes)
+        block = execution.rounds_per_call
+        return rounds(cohort_of, state, key, examples, arguments, num_rounds, block)
+
+    @partial(jax.jit, donate_argnums=0)
+    def streamed_round(state, key, examples, cohort, num_rounds):
+        return rounds(lambda state, key, c: c, state, key, examples, (cohort,), num_rounds, 1)
+
+    population = jax.device_put((data.offsets[:-1].astype(np.int32), sizes), replicated)
+    if execution.is_resident(data):
+        examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()}, replicated)
+
+        def run_blocks(state, key, num_rounds):
             while num_rounds > 0:
                 block = min(num_rounds, execution.rounds_per_call)
-                state, info = compiled(state, key, examples, device_offsets, device_sizes, block)
-                infos.append({k: np.asarray(v)[:block] for k, v in info.items()})
+                state, info = resident_rounds(state, key, examples, *population, np.int32(block))
+                yield state, info, block
                 num_rounds -= block
-            return state, _concatenate(infos)
 
         def compile_(state, key):
-            compiled.lower(state, key, examples, device_offsets, device_sizes, 1).compile()
+            return resident_rounds(state, key, examples, *population, np.int32(0))[0]
 
     else:
         stream = _Stream(data, num_slots, participation.capacity, replicated)
-        compiled = jax.jit(one_round, donate_argnums=0)
         draw_jit = jax.jit(draw)
 
-        def cohort_of(state_round, key, config):
-            drawn = draw_jit(key, state_round, config, device_offsets, device_sizes)
-            return stream.gather(drawn)
+        def gather(round_index, key, config):
+            return stream.gather(draw_jit(key, round_index, config, *population))
 
-        def run(state, key, num_rounds=1):
-            checks.whole("num_rounds", num_rounds, at_least=0)
-            infos = []
+        def run_blocks(state, key, num_rounds):
             first, config = int(state.round), jax.tree.map(jnp.copy, state.config)
-            ahead = cohort_of(first, key, config) if num_rounds else None
+            ahead = gather(first, key, config)
             for i in range(num_rounds):
-                state, info = compiled(state, key, *ahead)
+                state, info = streamed_round(state, key, *ahead, np.int32(1))
                 # The call above returns before the round is done: the next cohort is gathered
                 # from the host while it computes.
                 if i + 1 < num_rounds:
-                    ahead = cohort_of(first + i + 1, key, config)
-                infos.append(info)
-            return state, _concatenate(
-                [{k: np.asarray(v)[None] for k, v in i.items()} for i in infos]
-            )
+                    ahead = gather(first + i + 1, key, config)
+                yield state, info, 1
 
         def compile_(state, key):
-            compiled.lower(state, key, *cohort_of(state.round, key, state.config)).compile()
+            ahead = gather(int(state.round), key, state.config)
+            return streamed_round(state, key, *ahead, np.int32(0))[0]
+
+    def run(state, key, num_rounds=1):
+        checks.whole("num_rounds", num_rounds)
+        infos = []
+        for state, info, done in run_blocks(state, key, num_rounds):
+            infos.append((info, done))
+        return state, _concatenate([_on_host(info, done) for info, done in infos])
 
     return Simulation(
         init=init,
@@ -239,7 +244,9 @@ class _Stream:
         return moved, cohort._replace(starts=jax.device_put(starts, self._placement))
 
 
+def _on_host(info: dict[str, jax.Array], num_rounds: int) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value)[:num_rounds] for name, value in info.items()}
+
+
 def _concatenate(infos: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    if not infos:
-        return {}
     return {name: np.concatenate([info[name] for info in infos]) for name in infos[0]}

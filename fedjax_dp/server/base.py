@@ -10,8 +10,8 @@ class Aggregator(NamedTuple):
     """Turns the updates of a cohort into one aggregate.
 
     A *summed* aggregator lets each client contribute a pytree; the engine adds the contributions
-    while it streams over the cohort, so that memory does not grow with it. A *stacked* one reads all
-    contributions at once, `[slots, ...]`, with a mask of those that are real.
+    while it streams over the cohort, so that memory does not grow with it. A *stacked* one reads
+    all contributions at once, `[slots, ...]`, with a mask of those that are real.
 
     Attributes:
       init: `(params) -> state` of the aggregator before the first round.

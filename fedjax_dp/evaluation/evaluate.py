@@ -1,0 +1,156 @@
+"""Exact loss and accuracy of one model, or of everybody's own, in compiled batches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.models.base import Model
+
+
+class Evaluation(NamedTuple):
+    """Exact results on held-out data; none of them is private.
+
+    Attributes:
+      loss: mean loss over all examples.
+      accuracy: share of correct predictions over all examples; NaN where the model has none.
+      client_loss: mean loss of each client, `[num_clients]`; NaN for a client without examples.
+      client_accuracy: accuracy of each client, `[num_clients]`; NaN likewise.
+      client_sizes: examples of each client, `[num_clients]`.
+    """
+
+    loss: float
+    accuracy: float
+    client_loss: np.ndarray
+    client_accuracy: np.ndarray
+    client_sizes: np.ndarray
+
+
+class _Sums(NamedTuple):
+    """Sums over examples: losses, correct predictions, weights of predictions."""
+
+    loss: jax.Array
+    correct: jax.Array
+    weight: jax.Array
+
+
+def _per_example(model: Model, params: PyTree, batch: Any, is_real: jax.Array) -> _Sums:
+    outputs, _ = model.apply(params, batch["x"])
+    losses = model.loss_fn(outputs, batch)
+    if model.correct_fn is None:
+        correct = weight = jnp.zeros_like(losses)
+    else:
+        correct, weight = model.correct_fn(outputs, batch)
+    return _Sums(
+        *(jnp.where(is_real, v, 0.0).astype(jnp.float32) for v in (losses, correct, weight))
+    )
+
+
+def _result(sums: _Sums, sizes: np.ndarray) -> Evaluation:
+    loss, correct, weight = (np.asarray(s, dtype=np.float64) for s in sums)
+
+    def ratio(numerator, denominator):
+        return np.where(denominator > 0, numerator / np.maximum(denominator, 1e-30), np.nan)
+
+    return Evaluation(
+        loss=float(ratio(loss.sum(), sizes.sum())),
+        accuracy=float(ratio(correct.sum(), weight.sum())),
+        client_loss=ratio(loss, sizes),
+        client_accuracy=ratio(correct, weight),
+        client_sizes=sizes,
+    )
+
+
+def shared_evaluator(
+    model: Model, data: FederatedData, *, block_size: int = 512
+) -> Callable[[PyTree], Evaluation]:
+    """Compiles the evaluation of one model on the data of every client.
+
+    Args:
+      model: the model.
+      data: held-out examples by client; a store of one client evaluates on a whole.
+      block_size: examples that are computed at once; bounds memory, changes nothing else.
+
+    Returns:
+      `(params) -> Evaluation`.
+    """
+    checks.whole("block_size", block_size)
+    block = min(block_size, max(1, data.num_examples))
+    num_blocks = -(-data.num_examples // block)
+    examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()})
+    client_of_example = jax.device_put(data.client_of_example)
+
+    @jax.jit
+    def sums_of(params, examples, client_of_example):
+        def body(i, total):
+            # The last block starts early enough to be full; rows seen before are masked.
+            first = jnp.minimum(i * block, data.num_examples - block)
+            batch, clients = jax.tree.map(
+                lambda a: jax.lax.dynamic_slice_in_dim(a, first, block),
+                (examples, client_of_example),
+            )
+            is_new = first + jnp.arange(block) >= i * block
+            each = _per_example(model, params, batch, is_new)
+            return jax.tree.map(
+                lambda t, v: t + jax.ops.segment_sum(v, clients, data.num_clients), total, each
+            )
+
+        zeros = _Sums(*(jnp.zeros(data.num_clients),) * 3)
+        return jax.lax.fori_loop(0, num_blocks, body, zeros)
+
+    def evaluate(params: PyTree) -> Evaluation:
+        return _result(sums_of(params, examples, client_of_example), data.sizes)
+
+    return evaluate
+
+
+def personal_evaluator(
+    model: Model,
+    data: FederatedData,
+    params_of: Callable[..., PyTree],
+    *,
+    block_size: int = 128,
+) -> Callable[..., Evaluation]:
+    """Compiles the evaluation of each client's own model on its own data.
+
+    Args:
+      model: the model.
+      data: held-out examples by client.
+      params_of: `(client_index, *arguments) -> params`, the model that a client would use.
+      block_size: examples that are computed at once; bounds memory, changes nothing else.
+
+    Returns:
+      `(*arguments) -> Evaluation`, the arguments being handed to `params_of`.
+    """
+    checks.whole("block_size", block_size)
+    block = min(block_size, max(1, int(data.sizes.max())))
+    examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()})
+    starts = jax.device_put(data.offsets[:-1].astype(np.int32))
+    sizes = jax.device_put(data.sizes.astype(np.int32))
+
+    @jax.jit
+    def sums_of(examples, starts, sizes, *arguments):
+        def one_client(index):
+            params = params_of(index, *arguments)
+
+            def body(i, total):
+                rows = i * block + jnp.arange(block)
+                where = jnp.clip(starts[index] + rows, 0, data.num_examples - 1)
+                batch = jax.tree.map(lambda a: a[where], examples)
+                each = _per_example(model, params, batch, rows < sizes[index])
+                return jax.tree.map(lambda t, v: t + jnp.sum(v), total, each)
+
+            zeros = _Sums(*(jnp.float32(0),) * 3)
+            return jax.lax.fori_loop(0, -(-sizes[index] // block), body, zeros)
+
+        return jax.lax.map(one_client, jnp.arange(data.num_clients))
+
+    def evaluate(*arguments: Any) -> Evaluation:
+        return _result(sums_of(examples, starts, sizes, *arguments), data.sizes)
+
+    return evaluate

@@ -1,0 +1,89 @@
+"""How evenly a model serves the clients: worst client, disparity, quantiles, minority."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.evaluation.evaluate import Evaluation
+
+
+def summarize(
+    evaluation: Evaluation, quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9)
+) -> dict[str, float]:
+    """Summarises accuracy and loss over clients, each client counting once.
+
+    Clients without held-out examples are left out. The numbers are exact and not private.
+
+    Args:
+      evaluation: results by client.
+      quantiles: which quantiles of client accuracy to report, each in [0, 1].
+
+    Returns:
+      `worst_client_accuracy`, `best_client_accuracy`, `accuracy_disparity` (best minus worst),
+      `mean_client_accuracy`, `std_client_accuracy`, `worst_client_loss`, and
+      `client_accuracy_qNN` for each quantile; empty where no client has an accuracy.
+
+    Source: `clustered_dp` section 9 (min_acc, acc_disparity).
+    """
+    checks.probability("quantiles", quantiles, allow_zero=True)
+    summary = {}
+    losses = evaluation.client_loss[np.isfinite(evaluation.client_loss)]
+    if losses.size:
+        summary["worst_client_loss"] = float(losses.max())
+    accuracies = evaluation.client_accuracy[np.isfinite(evaluation.client_accuracy)]
+    if not accuracies.size:
+        return summary
+    summary |= {
+        "worst_client_accuracy": float(accuracies.min()),
+        "best_client_accuracy": float(accuracies.max()),
+        "accuracy_disparity": float(accuracies.max() - accuracies.min()),
+        "mean_client_accuracy": float(accuracies.mean()),
+        "std_client_accuracy": float(accuracies.std()),
+    }
+    for q in quantiles:
+        summary[f"client_accuracy_q{round(100 * q):02d}"] = float(np.quantile(accuracies, q))
+    return summary
+
+
+def disparity_of_gains(values: np.ndarray, references: np.ndarray) -> float:
+    """Computes the largest difference between two clients' distances to their references.
+
+    With accuracies under reference and trained models it is F_acc; with training losses F_loss.
+
+    Args:
+      values: a number for each client, `[num_clients]`.
+      references: what each client would have under its reference model, `[num_clients]`.
+
+    Returns:
+      `max_ij |(reference_i − value_i) − (reference_j − value_j)|`.
+
+    Source: `clustered_dp` section 9.
+    """
+    gap = np.asarray(references, dtype=np.float64) - np.asarray(values, dtype=np.float64)
+    return float(gap.max() - gap.min())
+
+
+def by_group(values: np.ndarray, is_minority: np.ndarray) -> dict[str, float]:
+    """Averages a number over all clients, the majority and the minority.
+
+    Args:
+      values: a number for each client, `[num_clients]`.
+      is_minority: who belongs to the minority, `[num_clients]`, bool.
+
+    Returns:
+      `all`, `majority` and `minority`; NaN for a group without clients.
+    """
+    values, is_minority = np.asarray(values, dtype=np.float64), np.asarray(is_minority, dtype=bool)
+    checks.require(
+        values.shape == is_minority.shape, "is_minority", "match the clients", is_minority.shape
+    )
+
+    def mean(part: np.ndarray) -> float:
+        return float(part.mean()) if part.size else float("nan")
+
+    return {
+        "all": mean(values),
+        "majority": mean(values[~is_minority]),
+        "minority": mean(values[is_minority]),
+    }
