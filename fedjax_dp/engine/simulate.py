@@ -170,11 +170,13 @@ def simulation(
         examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()}, replicated)
 
         def run_blocks(state, key, num_rounds):
+            infos = []
             while num_rounds > 0:
                 block = min(num_rounds, execution.rounds_per_call)
                 state, info = resident_rounds(state, key, examples, *population, np.int32(block))
-                yield state, info, block
+                infos.append((info, block))
                 num_rounds -= block
+            return state, infos
 
         def compile_(state, key):
             return resident_rounds(state, key, examples, *population, np.int32(0))[0]
@@ -188,14 +190,15 @@ def simulation(
 
         def run_blocks(state, key, num_rounds):
             first, config = int(state.round), jax.tree.map(jnp.copy, state.config)
-            ahead = gather(first, key, config)
+            ahead, infos = gather(first, key, config), []
             for i in range(num_rounds):
                 state, info = streamed_round(state, key, *ahead, np.int32(1))
                 # The call above returns before the round is done: the next cohort is gathered
                 # from the host while it computes.
                 if i + 1 < num_rounds:
                     ahead = gather(first + i + 1, key, config)
-                yield state, info, 1
+                infos.append((info, 1))
+            return state, infos
 
         def compile_(state, key):
             ahead = gather(int(state.round), key, state.config)
@@ -203,9 +206,7 @@ def simulation(
 
     def run(state, key, num_rounds=1):
         checks.whole("num_rounds", num_rounds)
-        infos = []
-        for state, info, done in run_blocks(state, key, num_rounds):
-            infos.append((info, done))
+        state, infos = run_blocks(state, key, num_rounds)
         return state, _concatenate([_on_host(info, done) for info, done in infos])
 
     return Simulation(

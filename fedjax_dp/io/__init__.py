@@ -1,1 +1,14 @@
-"""."""
+"""What a run leaves on disk: checkpoints, metrics, pictures."""
+
+from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.logbook import Logbook, read_metrics, write_json
+from fedjax_dp.io.plots import accuracy_and_epsilon, client_accuracies
+
+__all__ = [
+    "Checkpoints",
+    "Logbook",
+    "accuracy_and_epsilon",
+    "client_accuracies",
+    "read_metrics",
+    "write_json",
+]

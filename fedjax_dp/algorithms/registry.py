@@ -1,0 +1,130 @@
+"""All algorithms by name, for configurations and for tests that must cover each of them."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.centralized import centralized
+from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
+from fedjax_dp.algorithms.dp_sgd import dp_sgd
+from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedjax_dp.algorithms.fedprox import fedprox
+from fedjax_dp.algorithms.ifca import ifca
+from fedjax_dp.algorithms.local_only import local_only
+from fedjax_dp.algorithms.scaffold import scaffold
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import gaussian_mean
+
+
+class Entry(NamedTuple):
+    """What a configuration needs to know of an algorithm.
+
+    Attributes:
+      factory: `(model, trainer, …) -> FederatedAlgorithm`.
+      units: the choices of privacy that it can be given, of "none", "record", "client", "both".
+    """
+
+    factory: Callable[..., FederatedAlgorithm]
+    units: tuple[str, ...]
+
+
+_ANY = ("none", "record", "client", "both")
+
+ALGORITHMS: Mapping[str, Entry] = {
+    "fedavg": Entry(fedavg, _ANY),
+    "fedavgm": Entry(fedavgm, _ANY),
+    "fedadam": Entry(fedadam, _ANY),
+    "fedyogi": Entry(fedyogi, _ANY),
+    "fedadagrad": Entry(fedadagrad, _ANY),
+    "fedprox": Entry(fedprox, _ANY),
+    "scaffold": Entry(scaffold, ("none", "record")),
+    "ifca": Entry(ifca, ("none",)),
+    "dp_fedavg": Entry(dp_fedavg, ("client", "both")),
+    "dp_sgd": Entry(dp_sgd, ("record", "both")),
+    "local_only": Entry(local_only, ("none", "record")),
+    "centralized": Entry(centralized, ("none", "record")),
+}
+
+# Set by the run, or values that a configuration file cannot hold.
+_NOT_OPTIONS = {
+    "name",
+    "aggregator",
+    "server_optimizer",
+    "num_clients",
+    "clip_norm",
+    "noise_multiplier",
+    "expected_cohort_size",
+    "per_layer",
+}
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Lists the options of an algorithm with their defaults.
+
+    Args:
+      name: the algorithm.
+
+    Returns:
+      For each option its default; `inspect.Parameter.empty` where one must be given.
+    """
+    checks.one_of("algorithm.name", name, ALGORITHMS)
+    parameters = list(inspect.signature(ALGORITHMS[name].factory).parameters.values())
+    return {
+        p.name: p.default
+        for p in parameters[2:]
+        if p.kind is not p.VAR_KEYWORD and p.name not in _NOT_OPTIONS
+    }
+
+
+def build(
+    name: str,
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: int,
+    unit: str = "none",
+    client_mechanism: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> FederatedAlgorithm:
+    """Builds an algorithm by name.
+
+    Args:
+      name: a key of `ALGORITHMS`.
+      model: what is trained.
+      trainer: local training; private exactly if the unit is "record" or "both".
+      num_clients: the population.
+      unit: what is to be protected: "none", "record", "client" or "both".
+      client_mechanism: the arguments of `gaussian_mean`, if clients are protected.
+      options: options of the algorithm, see `options_of`.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: for an unknown name or option, a missing option, or a unit of privacy that the
+        algorithm does not offer.
+    """
+    known = options_of(name)
+    entry, options = ALGORITHMS[name], dict(options or {})
+    checks.require(unit in entry.units, "privacy.unit", f"be one of {entry.units} for {name}", unit)
+    for option in options:
+        checks.one_of(f"option of {name}", option, known)
+    missing = [
+        option
+        for option, default in known.items()
+        if default is inspect.Parameter.empty and option not in options
+    ]
+    checks.require(not missing, "algorithm.options", f"give {missing} for {name}", options)
+    parameters = inspect.signature(entry.factory).parameters
+    if "num_clients" in parameters:
+        options["num_clients"] = num_clients
+    if client_mechanism is not None:
+        if "expected_cohort_size" in parameters:
+            options |= client_mechanism
+        else:
+            options["aggregator"] = gaussian_mean(**client_mechanism)
+    return entry.factory(model, trainer, **options)

@@ -1,0 +1,371 @@
+"""The configuration of an experiment: its shape, its defaults, and errors that name the mistake."""
+
+import dataclasses
+import pathlib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import tomli_w
+
+from fedjax_dp.core import checks
+
+Numbers = float | list[float]
+
+
+class ConfigError(ValueError):
+    """A key or value that a configuration may not have."""
+
+
+def _setting(default: Any, about: str) -> Any:
+    factory = default if callable(default) else None
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata={"about": about})
+    return dataclasses.field(default=default, metadata={"about": about})
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSection:
+    """How long a run is, and how often it looks up."""
+
+    name: str = _setting("digits", "name of the run, used in titles")
+    seed: int = _setting(0, "root of all random draws, of the partition too")
+    rounds: int = _setting(60, "number of rounds")
+    evaluate_every: int = _setting(5, "rounds between two evaluations")
+    checkpoint_every: int = _setting(20, "rounds between two checkpoints")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSection:
+    """Which examples, and how they are spread over clients."""
+
+    name: str = _setting("digits", "a data set, see `fedjax-dp data list`")
+    data_dir: str | None = _setting(None, "folder of data files; else FEDJAX_DP_DATA, else a cache")
+    options: dict[str, Any] = _setting(dict, "options of the data set's loader")
+    partition: str = _setting("label_and_quantity_skew", "how examples are spread over clients")
+    num_clients: int = _setting(10, "number of clients; natural clients come with the data")
+    partition_options: dict[str, Any] = _setting(dict, "options of the partition")
+    client_test_share: float = _setting(0.2, "share of each client's examples held out for it")
+    check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSection:
+    """What is trained."""
+
+    name: str = _setting("logistic_regression", "a model of the zoo")
+    options: dict[str, Any] = _setting(dict, "options of the model")
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmSection:
+    """How the parts are put together."""
+
+    name: str = _setting("dp_sgd", "an algorithm")
+    options: dict[str, Any] = _setting(dict, "options of the algorithm")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSection:
+    """Local training at the clients; numbers may be one for all or a list, one a client."""
+
+    optimizer: str = _setting("sgd", "an Optax optimiser that takes a learning rate")
+    optimizer_options: dict[str, Any] = _setting(dict, "options of the optimiser")
+    learning_rate: Numbers = _setting(0.5, "step size")
+    batch_size: Numbers = _setting(32.0, "examples a step, expected ones under Poisson sampling")
+    num_epochs: Numbers = _setting(1.0, "passes over the client's data in a round")
+    num_steps: Numbers | None = _setting(None, "local steps in a round, instead of epochs")
+    sampler: Literal["auto", "shuffled", "poisson", "fixed_size", "everybody"] = _setting(
+        "auto", "how batches are drawn; auto is poisson under record-level privacy, else shuffled"
+    )
+    micro_batch_size: int | None = _setting(None, "examples computed at once; bounds memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticipationSection:
+    """Who joins a round."""
+
+    sampler: Literal["everybody", "poisson", "fixed_size", "cyclic"] = _setting(
+        "everybody", "how a cohort is drawn"
+    )
+    cohort_size: float | None = _setting(None, "(expected) clients a round; everybody if not given")
+    capacity: int | None = _setting(None, "slots of a Poisson cohort; larger draws are truncated")
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelSection:
+    """The mechanism at one unit of privacy; a noise multiplier, or an ε to calibrate it to."""
+
+    clip_norm: Numbers = _setting(1.0, "bound on the L2 norm of one unit's contribution")
+    noise_multiplier: Numbers | None = _setting(None, "noise standard deviation over the bound")
+    epsilon: Numbers | None = _setting(8.0, "ε at the end of the run, and its budget")
+    dp_delta: float = _setting(1e-5, "δ")
+    per_layer: bool = _setting(False, "clip layer by layer")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySection:
+    """What is protected, and how it is accounted."""
+
+    unit: Literal["none", "record", "client", "both"] = _setting("record", "unit of privacy")
+    relation: Literal["add_remove", "replace_one"] = _setting("add_remove", "neighbouring data")
+    accountant: Literal["rdp", "pld", "rdp-classic-64"] = _setting("rdp", "how ε is computed")
+    record: LevelSection = _setting(LevelSection, "record-level mechanism")
+    client: LevelSection = _setting(LevelSection, "client-level mechanism")
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Lists the units that are protected."""
+        return {"none": (), "both": ("client", "record")}.get(self.unit, (self.unit,))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionSection:
+    """Speed and memory; never results."""
+
+    clients_per_chunk: int | Literal["auto"] = _setting("auto", "clients computed side by side")
+    devices: int = _setting(1, "devices that share a cohort")
+    placement: Literal["auto", "device", "host"] = _setting("auto", "where examples are kept")
+    compilation_cache: str | None = _setting(None, "folder that keeps compiled programs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """An experiment.
+
+    Attributes:
+      run: how long a run is.
+      data: which examples, and how they are spread.
+      model: what is trained.
+      algorithm: how the parts are put together.
+      training: local training.
+      participation: who joins a round.
+      privacy: what is protected.
+      execution: speed and memory.
+    """
+
+    run: RunSection = dataclasses.field(default_factory=RunSection)
+    data: DataSection = dataclasses.field(default_factory=DataSection)
+    model: ModelSection = dataclasses.field(default_factory=ModelSection)
+    algorithm: AlgorithmSection = dataclasses.field(default_factory=AlgorithmSection)
+    training: TrainingSection = dataclasses.field(default_factory=TrainingSection)
+    participation: ParticipationSection = dataclasses.field(default_factory=ParticipationSection)
+    privacy: PrivacySection = dataclasses.field(default_factory=PrivacySection)
+    execution: ExecutionSection = dataclasses.field(default_factory=ExecutionSection)
+
+
+def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration: defaults, then a TOML file, then overrides.
+
+    Args:
+      path: a TOML file; the defaults alone where it is None.
+      overrides: words of a command line, `--section.key value` or `--section.key=value`.
+
+    Returns:
+      The configuration, every value of the right type.
+
+    Raises:
+      ConfigError: naming the key or value and the nearest valid one.
+    """
+    tables: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tables = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"there is no configuration file {str(path)!r}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    origin = str(path) if path is not None else "defaults"
+    config = _section(Config, tables, (), origin)
+    changes: dict[str, Any] = {}
+    for key, text in _pairs(overrides):
+        _put(changes, key, text)
+    return _section(Config, _merged(_tables(config), changes), (), "command line")
+
+
+def to_toml(config: Config) -> str:
+    """Writes a configuration with every value that has one.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      TOML text that `load` reads back to an equal configuration.
+    """
+    return tomli_w.dumps(_tables(config))
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """Lists every key.
+
+    Returns:
+      For each key its dotted name, its default as text, and what it means.
+    """
+    rows = []
+
+    def visit(section: Any, prefix: str) -> None:
+        for field in dataclasses.fields(section):
+            value, name = getattr(section, field.name), f"{prefix}{field.name}"
+            if dataclasses.is_dataclass(value):
+                visit(value, f"{name}.")
+            else:
+                rows.append((name, _shown(value), field.metadata["about"]))
+
+    visit(Config(), "")
+    return rows
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _tables(section: Any) -> dict[str, Any]:
+    tables = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            tables[field.name] = _tables(value)
+        elif value is not None:
+            tables[field.name] = value
+        elif field.default is not None:
+            # TOML has no null: a value that was taken away is written as the word.
+            tables[field.name] = "none"
+    return tables
+
+
+def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(tables)
+    for name, value in changes.items():
+        old = merged.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    pairs, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"expected --section.key, got {word!r}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{key} needs a value")
+            text = rest.pop(0)
+        pairs.append((key, text))
+    return pairs
+
+
+def _put(changes: dict[str, Any], key: str, text: str) -> None:
+    *path, last = key.split(".")
+    _require_known(Config, tuple(path), last, "command line")
+    for part in path:
+        changes = changes.setdefault(part, {})
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    changes[last] = value
+
+
+def _all_keys(cls: Any = Config, prefix: str = "") -> list[str]:
+    keys = []
+    for name, kind in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(kind):
+            keys += _all_keys(kind, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+def _require_known(cls: Any, path: tuple[str, ...], last: str, origin: str) -> None:
+    kind, hints = cls, typing.get_type_hints(cls)
+    for depth, part in enumerate((*path, last)):
+        if part not in hints:
+            raise _unknown((*path, last), origin)
+        kind = hints[part]
+        if kind == dict[str, Any]:
+            return
+        if dataclasses.is_dataclass(kind):
+            hints = typing.get_type_hints(kind)
+        elif depth < len(path):
+            raise _unknown((*path, last), origin)
+    if dataclasses.is_dataclass(kind):
+        raise ConfigError(f"{origin}: {'.'.join((*path, last))} is a section, not a key")
+
+
+def _unknown(path: tuple[str, ...], origin: str) -> ConfigError:
+    key = ".".join(path)
+    return ConfigError(
+        f"{origin}: there is no key {key!r}; did you mean {checks.nearest(key, _all_keys())!r}?"
+    )
+
+
+def _section(cls: Any, tables: Any, path: tuple[str, ...], origin: str) -> Any:
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"{origin}: {'.'.join(path)} must be a section, got {tables!r}")
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in tables.items():
+        if name not in hints:
+            raise _unknown((*path, name), origin)
+        kind = hints[name]
+        here = (*path, name)
+        values[name] = (
+            _section(kind, value, here, origin)
+            if dataclasses.is_dataclass(kind)
+            else _value(kind, value, ".".join(here), origin)
+        )
+    return cls(**values)
+
+
+def _value(kind: Any, value: Any, key: str, origin: str) -> Any:
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(kind) if is_union else (kind,)
+    choices: list[str] = []
+    for one in kinds:
+        if one is type(None):
+            if value is None or value == "none":
+                return None
+        elif typing.get_origin(one) is Literal:
+            choices += typing.get_args(one)
+            if value in typing.get_args(one):
+                return value
+        elif one is float:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return float(value)
+        elif one is list[float] or one == list[float]:
+            numbers = isinstance(value, list) and all(checks.is_finite_number(v) for v in value)
+            if numbers and value:
+                return [float(v) for v in value]
+        elif one == dict[str, Any]:
+            if isinstance(value, Mapping):
+                return dict(value)
+        elif isinstance(value, one) and not (one is int and isinstance(value, bool)):
+            return value
+    if choices and isinstance(value, str):
+        hint = checks.nearest(value, choices)
+        raise ConfigError(
+            f"{origin}: {key} must be one of {', '.join(choices)}, got {value!r}; "
+            f"did you mean {hint!r}?"
+        )
+    names = " or ".join(_kind_name(one) for one in kinds)
+    raise ConfigError(f"{origin}: {key} must be {names}, got {value!r}")
+
+
+def _kind_name(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(kind))
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        type(None): "none",
+    }
+    if kind == list[float]:
+        return "a list of numbers, one for each client"
+    return names.get(kind, "a table")

@@ -1,0 +1,98 @@
+"""Checkpoints of a run, written so that an interrupted write leaves the last one whole."""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from fedjax_dp.core import checks
+from fedjax_dp.engine.round import SimulationState
+
+
+class Checkpoints:
+    """Saves and restores simulation states in a folder.
+
+    Attributes:
+      directory: where they are kept.
+    """
+
+    def __init__(self, directory: str | pathlib.Path, *, keep: int = 2):
+        """Opens a folder of checkpoints.
+
+        Args:
+          directory: the folder; made where it is missing.
+          keep: how many of the newest checkpoints stay, at least 1.
+        """
+        checks.whole("keep", keep)
+        self.directory = pathlib.Path(directory).absolute()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=True, enable_async_checkpointing=False
+        )
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def save(self, state: SimulationState, extra: dict[str, Any]) -> None:
+        """Writes a checkpoint of the rounds done so far; a round that is there is not rewritten.
+
+        Args:
+          state: the simulation's state.
+          extra: what else resuming needs, as JSON values.
+        """
+        step = int(state.round)
+        if step in self._manager.all_steps():
+            return
+        leaves = {f"{i:05d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(leaves), extra=ocp.args.JsonSave(extra)
+            ),
+        )
+        self._manager.wait_until_finished()
+
+    def latest_round(self) -> int | None:
+        """Finds the newest checkpoint.
+
+        Returns:
+          The number of rounds done in it, or None where there is none.
+        """
+        return self._manager.latest_step()
+
+    def restore(self, like: SimulationState) -> tuple[SimulationState, dict[str, Any]]:
+        """Reads the newest checkpoint.
+
+        Args:
+          like: a state of the same simulation, which gives structure, shapes and placement.
+
+        Returns:
+          The saved state and what was saved beside it.
+
+        Raises:
+          ValueError: if there is no checkpoint, or it belongs to another simulation.
+        """
+        step = self.latest_round()
+        checks.require(step is not None, "checkpoint", "exist", str(self.directory))
+        leaves, structure = jax.tree.flatten(like)
+        target = {f"{i:05d}": np.zeros(x.shape, x.dtype) for i, x in enumerate(leaves)}
+        saved = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(target), extra=ocp.args.JsonRestore()
+            ),
+        )
+        arrays = [saved["state"][name] for name in sorted(saved["state"])]
+        for name, array, leaf in zip(target, arrays, leaves, strict=True):
+            checks.require(
+                array.shape == leaf.shape and array.dtype == leaf.dtype,
+                f"checkpoint array {name}",
+                f"be {leaf.dtype}{list(leaf.shape)} as in this simulation",
+                f"{array.dtype}{list(array.shape)}",
+            )
+        placed = [jax.device_put(a, x.sharding) for a, x in zip(arrays, leaves, strict=True)]
+        return jax.tree.unflatten(structure, placed), json.loads(json.dumps(saved["extra"]))
+
+    def close(self) -> None:
+        """Waits for writes and lets the folder go."""
+        self._manager.close()

@@ -1,0 +1,115 @@
+"""What a run writes by round: JSON lines, and TensorBoard events where the extra is installed."""
+
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+
+class Logbook:
+    """Writes one row of metrics for each round.
+
+    Attributes:
+      path: the file of JSON lines.
+    """
+
+    def __init__(self, directory: str | pathlib.Path, *, from_round: int = 0):
+        """Opens the logbook of a run folder and drops what lies behind the round to start from.
+
+        Args:
+          directory: the run folder.
+          from_round: rows of later rounds are removed, since they will be run again.
+        """
+        directory = pathlib.Path(directory)
+        self.path = directory / "metrics.jsonl"
+        kept = [row for row in read_metrics(directory) if row["round"] <= from_round]
+        rewritten = self.path.with_suffix(".tmp")
+        rewritten.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        os.replace(rewritten, self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._events = _tensorboard_writer(directory / "tensorboard", from_round)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Appends the metrics of a round.
+
+        Args:
+          row: `round`, counted from 1, and numbers or lists of numbers.
+        """
+        plain = {name: to_json(value) for name, value in row.items()}
+        self._file.write(json.dumps(plain) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in plain.items():
+                if isinstance(value, int | float) and name != "round":
+                    self._events.add_scalar(name, value, plain["round"])
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def _tensorboard_writer(directory: pathlib.Path, from_round: int) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(directory), purge_step=from_round + 1 if from_round else None)
+
+
+def to_json(value: Any) -> Any:
+    """Turns a metric into what JSON can hold.
+
+    Args:
+      value: a number, an array, or nested dicts and lists of them.
+
+    Returns:
+      Plain Python values; a number that is not finite becomes None.
+    """
+    if isinstance(value, dict):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(v) for v in value]
+    if hasattr(value, "tolist"):
+        return to_json(np.asarray(value).tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the metrics of a run folder.
+
+    Args:
+      directory: the run folder.
+
+    Returns:
+      One dict for each round; a last line that was cut off by an interruption is left out.
+    """
+    path = pathlib.Path(directory) / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def write_json(path: str | pathlib.Path, content: Any) -> None:
+    """Writes a JSON file in one step, so that a reader never sees half of it.
+
+    Args:
+      path: the file.
+      content: what to write; see `to_json`.
+    """
+    path = pathlib.Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(to_json(content), indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,81 @@
+"""Pictures of a run: accuracy and ε by round, accuracy by client."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+_BLUE, _RED = "#2463a8", "#b3402e"
+
+
+def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
+    """Draws test accuracy and ε spent by round.
+
+    Args:
+      rows: the run's metrics, as `read_metrics` gives them.
+      title: what the run is.
+
+    Returns:
+      The figure; without ε where the run claims none.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left = figure.subplots()
+    measured = [(row["round"], row["test_accuracy"]) for row in rows if row.get("test_accuracy")]
+    if measured:
+        left.plot(*zip(*measured, strict=True), color=_BLUE, marker=".", label="test accuracy")
+    left.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1), title=title)
+    left.yaxis.label.set_color(_BLUE)
+    left.grid(alpha=0.25)
+    names = sorted({name for row in rows for name in row if name.startswith("epsilon_")})
+    if names:
+        right = left.twinx()
+        for name, style in zip(names, ("-", "--"), strict=False):
+            spent = [(row["round"], row[name]) for row in rows if row.get(name) is not None]
+            unit = name.removeprefix("epsilon_")
+            label = f"largest ε over {unit}s" if unit == "record" else "ε of a client"
+            right.plot(*zip(*spent, strict=True), color=_RED, linestyle=style, label=label)
+        right.set_ylabel("ε spent", color=_RED)
+        right.set_ylim(bottom=0)
+        right.legend(loc="lower right")
+    return figure
+
+
+def client_accuracies(accuracies: np.ndarray, sizes: np.ndarray, title: str) -> Figure:
+    """Draws the accuracy of each client, sorted, with its number of examples.
+
+    Args:
+      accuracies: `[num_clients]`; NaN for a client without held-out examples.
+      sizes: training examples of each client, `[num_clients]`.
+      title: what the run is.
+
+    Returns:
+      The figure.
+    """
+    known = np.flatnonzero(np.isfinite(accuracies))
+    order = known[np.argsort(accuracies[known])]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    positions = np.arange(len(order))
+    axes.bar(positions, accuracies[order], color=_BLUE)
+    axes.axhline(float(np.mean(accuracies[order])), color=_RED, linewidth=1, label="mean")
+    axes.set(ylim=(0, 1), ylabel="held-out accuracy", title=title)
+    if len(order) <= 40:
+        axes.set_xticks(positions, [f"{i}\n{sizes[i]}" for i in order], fontsize=7)
+        axes.set_xlabel("client, and its number of training examples")
+    else:
+        axes.set_xlabel("clients, from worst to best")
+    axes.legend()
+    return figure
+
+
+def save(figure: Figure, path: str | pathlib.Path) -> None:
+    """Writes a figure as PNG.
+
+    Args:
+      figure: the figure.
+      path: the file; its folder is made where it is missing.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
