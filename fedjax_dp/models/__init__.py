@@ -1,1 +1,44 @@
-"""."""
+"""Models as values, the losses of their examples, and a zoo of the field's networks."""
+
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
+from fedjax_dp.models.lenet import lenet5
+from fedjax_dp.models.linear import linear_regression, logistic_regression
+from fedjax_dp.models.losses import (
+    IGNORE_LABEL,
+    sigmoid_binary_cross_entropy,
+    sigmoid_correct,
+    softmax_correct,
+    softmax_cross_entropy,
+    squared_error,
+)
+from fedjax_dp.models.lowering import lower
+from fedjax_dp.models.lstm import char_lstm
+from fedjax_dp.models.mlp import mlp
+from fedjax_dp.models.registry import build, options
+from fedjax_dp.models.resnet import resnet18, resnet34
+from fedjax_dp.models.transformer import char_transformer
+
+__all__ = [
+    "IGNORE_LABEL",
+    "Model",
+    "build",
+    "char_lstm",
+    "char_transformer",
+    "emnist_cnn",
+    "fedavg_cnn",
+    "lenet5",
+    "linear_regression",
+    "logistic_regression",
+    "lower",
+    "mlp",
+    "options",
+    "resnet18",
+    "resnet34",
+    "sigmoid_binary_cross_entropy",
+    "sigmoid_correct",
+    "softmax_correct",
+    "softmax_cross_entropy",
+    "squared_error",
+    "thesis_cnn",
+]

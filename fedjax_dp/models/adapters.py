@@ -89,7 +89,7 @@ def nnx_functions(
       ValueError: if the module holds batch statistics and its `__call__` takes no `mask`.
     """
     abstract = nnx.eval_shape(lambda: constructor(nnx.Rngs(0)))
-    graph, shapes, streams, buffer_shapes = nnx.split(abstract, nnx.Param, nnx.RngState, ...)
+    graph, shapes, streams, buffer_shapes = _split(abstract)
     buffer_keys = ("batch_stats",) if jax.tree.leaves(buffer_shapes) else ()
     settings = _settings_of(abstract.__call__)
     class_name = type(abstract).__name__
@@ -103,7 +103,7 @@ def nnx_functions(
         )
 
     def init(key: PRNGKey) -> PyTree:
-        _, state, _, buffers = nnx.split(constructor(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
+        _, state, _, buffers = _split(constructor(nnx.Rngs(key)))
         params = {"params": nnx.to_pure_dict(state)}
         return {**params, "batch_stats": nnx.to_pure_dict(buffers)} if buffer_keys else params
 
@@ -130,7 +130,7 @@ def nnx_functions(
         outputs = module(x, **settings(is_training, None, safe_mask))
         if not (is_training and buffer_keys):
             return outputs, params
-        refreshed = nnx.to_pure_dict(nnx.split(module, nnx.Param, nnx.RngState, ...)[3])
+        refreshed = nnx.to_pure_dict(_split(module)[3])
         return outputs, {
             **params,
             "batch_stats": _keep_if_empty(refreshed, buffers, mask),
@@ -213,6 +213,10 @@ def _keep_if_empty(refreshed: PyTree, before: PyTree, mask: jax.Array | None) ->
         return refreshed
     before = {name: before[name] for name in refreshed}
     return jax.tree.map(lambda new, old: jnp.where(jnp.any(mask), new, old), refreshed, before)
+
+
+def _split(module: nnx.Module) -> Any:
+    return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
 
 def _filled(shapes: nnx.State, values: PyTree) -> nnx.State:

@@ -1,5 +1,6 @@
 """A model as a value: pure functions for its parameters, its outputs and its losses."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.models import adapters
+from fedjax_dp.models import adapters, lowering
 from fedjax_dp.models.losses import Batch, CorrectFn, LossFn, resolve
 
 
@@ -244,28 +245,12 @@ def _zero_padding(leaf: Any, mask: jax.Array) -> jax.Array:
 
 
 def _lowered(apply: Callable[..., Any]) -> Callable[..., Any]:
-    try:
-        from fedjax_dp.models.lowering import lower
-    except ImportError:
-        return apply
+    rewritten = lowering.lower(apply)
 
-    def bound(is_training: bool) -> Callable[..., Any]:
-        return lower(
-            lambda params, x, key, mask: apply(
-                params, x, is_training=is_training, key=key, mask=mask
-            )
-        )
-
-    modes = {flag: bound(flag) for flag in (False, True)}
-
-    def lowered_apply(
-        params: PyTree,
-        x: Any,
-        *,
-        is_training: bool = False,
-        key: PRNGKey | None = None,
-        mask: jax.Array | None = None,
-    ) -> tuple[Any, PyTree]:
-        return modes[is_training](params, x, key, mask)
+    def lowered_apply(params: PyTree, x: Any, **arguments: Any) -> tuple[Any, PyTree]:
+        outputs, refreshed = rewritten(params, x, **arguments)
+        before, after = jax.tree.leaves(params), jax.tree.leaves(refreshed)
+        is_same = len(before) == len(after) and all(map(operator.is_, before, after))
+        return outputs, params if is_same else refreshed
 
     return lowered_apply

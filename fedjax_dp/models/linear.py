@@ -1,0 +1,81 @@
+"""Models that are linear in their parameters."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_dp.core import checks
+from fedjax_dp.models import inputs
+from fedjax_dp.models.base import Model
+
+
+class _Linear(nn.Module):
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(self.num_outputs)(inputs.features(x))
+
+
+def logistic_regression(
+    example_x: jax.ShapeDtypeStruct, num_classes: int, *, single_logit: bool = False
+) -> Model:
+    """Builds softmax regression, or binary logistic regression.
+
+    It has (features + 1) · classes parameters: 7,850 for 28×28 images of 10 classes; with
+    `single_logit`, features + 1.
+
+    Args:
+      example_x: shape and type of one input, flattened to features.
+      num_classes: how many classes there are, at least 2.
+      single_logit: one log-odds and the binary cross entropy instead of a logit for each class;
+        for 2 classes only.
+
+    Returns:
+      The model; outputs are logits `[examples, classes]`, or `[examples, 1]`.
+
+    Raises:
+      ValueError: if there are too few classes, or more than 2 with `single_logit`.
+    """
+    num_outputs, loss = head(num_classes, single_logit)
+    return Model.from_flax(_Linear(num_outputs), example_x, loss=loss, name="logistic_regression")
+
+
+def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: int = 1) -> Model:
+    """Builds least-squares regression.
+
+    It has (features + 1) · outputs parameters.
+
+    Args:
+      example_x: shape and type of one input, flattened to features.
+      num_outputs: how many targets an example has, at least 1.
+
+    Returns:
+      The model; outputs are `[examples, outputs]`, and there is no accuracy.
+
+    Raises:
+      ValueError: if there is no output.
+    """
+    checks.whole("num_outputs", num_outputs)
+    return Model.from_flax(
+        _Linear(num_outputs), example_x, loss="squared_error", name="linear_regression"
+    )
+
+
+def head(num_classes: int, single_logit: bool) -> tuple[int, str]:
+    """Chooses the size of the last layer and the loss of a classifier.
+
+    Args:
+      num_classes: how many classes there are, at least 2.
+      single_logit: whether 2 classes share one log-odds.
+
+    Returns:
+      The number of outputs and the name of the loss.
+
+    Raises:
+      ValueError: if there are too few classes, or more than 2 with `single_logit`.
+    """
+    checks.whole("num_classes", num_classes, at_least=2)
+    if not single_logit:
+        return num_classes, "softmax_cross_entropy"
+    checks.require(num_classes == 2, "num_classes", "be 2 with single_logit", num_classes)
+    return 1, "sigmoid_binary_cross_entropy"

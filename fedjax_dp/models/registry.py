@@ -1,0 +1,83 @@
+"""The models that a configuration can name."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from fedjax_dp.core import checks
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
+from fedjax_dp.models.lenet import lenet5
+from fedjax_dp.models.linear import linear_regression, logistic_regression
+from fedjax_dp.models.lstm import char_lstm
+from fedjax_dp.models.mlp import mlp
+from fedjax_dp.models.resnet import resnet18, resnet34
+from fedjax_dp.models.transformer import char_transformer
+
+FACTORIES: dict[str, Callable[..., Model]] = {
+    factory.__name__: factory
+    for factory in (
+        logistic_regression,
+        linear_regression,
+        mlp,
+        thesis_cnn,
+        fedavg_cnn,
+        lenet5,
+        emnist_cnn,
+        resnet18,
+        resnet34,
+        char_lstm,
+        char_transformer,
+    )
+}
+
+
+def options(name: str) -> dict[str, Any]:
+    """Lists the options of a model with their defaults.
+
+    Args:
+      name: one of the model names.
+
+    Returns:
+      The default of each option by name.
+
+    Raises:
+      ValueError: if the model does not exist; the message names the nearest one that does.
+    """
+    checks.one_of("model", name, FACTORIES)
+    parameters = inspect.signature(FACTORIES[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def build(
+    name: str,
+    example: Mapping[str, jax.ShapeDtypeStruct],
+    num_classes: int,
+    **chosen: Any,
+) -> Model:
+    """Builds a model by name.
+
+    Args:
+      name: one of the model names.
+      example: shapes and types of one example without the axis of examples, as
+        `data.example_structure` gives them; "x" is read.
+      num_classes: how many classes or tokens there are; regression does not read it.
+      **chosen: options of the model, as `options` lists them.
+
+    Returns:
+      The model.
+
+    Raises:
+      ValueError: if the model or an option does not exist, with the nearest one that does, or if
+        an option is out of its range.
+    """
+    known = options(name)
+    for option in chosen:
+        checks.require(bool(known), option, f"be left out: {name} has no options", chosen[option])
+        checks.one_of(f"option of {name}", option, known)
+    factory = FACTORIES[name]
+    if "num_classes" in inspect.signature(factory).parameters:
+        return factory(example["x"], num_classes, **chosen)
+    return factory(example["x"], **chosen)

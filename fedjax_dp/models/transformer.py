@@ -1,0 +1,99 @@
+"""A small decoder-only transformer that predicts the next character."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_dp.core import checks
+from fedjax_dp.models import inputs
+from fedjax_dp.models.base import Model
+
+
+class _Block(nn.Module):
+    num_heads: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, is_training: bool) -> jax.Array:
+        width = x.shape[-1]
+        drop = nn.Dropout(self.dropout, deterministic=not is_training)
+        y = nn.LayerNorm(name="attention_norm")(x)
+        query, key, value = (
+            nn.Dense(width, name=name)(y).reshape(*y.shape[:2], self.num_heads, -1)
+            for name in ("query", "key", "value")
+        )
+        y = jax.nn.dot_product_attention(query, key, value, is_causal=True).reshape(x.shape)
+        x = x + drop(nn.Dense(width, name="attention_out")(y))
+        y = nn.LayerNorm(name="dense_norm")(x)
+        y = nn.gelu(nn.Dense(4 * width, name="dense_in")(y))
+        return x + drop(nn.Dense(width, name="dense_out")(y))
+
+
+class _Transformer(nn.Module):
+    vocabulary_size: int
+    max_length: int
+    width: int
+    num_heads: int
+    num_layers: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, is_training: bool = False) -> jax.Array:
+        length = x.shape[1]
+        checks.require(
+            length <= self.max_length, "x", f"have at most {self.max_length} tokens", length
+        )
+        init = nn.initializers.normal(0.02)
+        x = inputs.tokens(x, self.vocabulary_size)
+        x = nn.Embed(self.vocabulary_size, self.width, embedding_init=init, name="embedding")(x)
+        positions = self.param("positions", init, (self.max_length, self.width))
+        x = x + positions[:length]
+        x = nn.Dropout(self.dropout, deterministic=not is_training)(x)
+        for i in range(self.num_layers):
+            block = _Block(self.num_heads, self.dropout, name=f"block{i + 1}")
+            x = block(x, is_training=is_training)
+        x = nn.LayerNorm(name="final_norm")(x)
+        return nn.Dense(self.vocabulary_size, name="head")(x)
+
+
+def char_transformer(
+    example_x: jax.ShapeDtypeStruct,
+    num_classes: int,
+    *,
+    width: int = 64,
+    num_heads: int = 4,
+    num_layers: int = 2,
+    dropout: float = 0.0,
+) -> Model:
+    """Builds a decoder-only transformer with pre-normalisation and learned positions.
+
+    With v characters, t positions, width d and L layers it has v·d + t·d + L(12d² + 13d) + 2d +
+    (d + 1)·v parameters: 115,536 for 80 characters, 80 positions and the default options.
+
+    Args:
+      example_x: shape and type of one sequence, `[tokens]`, integers; its length is the longest
+        that the model takes, and tokens outside the vocabulary are read as the nearest inside it.
+      num_classes: how many characters there are, at least 2.
+      width: size of a token's vector, a multiple of `num_heads`.
+      num_heads: attention heads of each layer, at least 1.
+      num_layers: how many layers there are, at least 1.
+      dropout: share dropped in training after the embedding and inside each layer, in [0, 1).
+
+    Returns:
+      The model; outputs are logits of the next character at every position,
+      `[examples, tokens, classes]`, and targets are `[examples, tokens]`, -1 where there is none.
+
+    Raises:
+      ValueError: if an argument is out of its range.
+
+    Source: Radford and others, "Language Models are Unsupervised Multitask Learners", 2019, for the
+    layout.
+    """
+    inputs.check_tokens(example_x)
+    checks.whole("num_classes", num_classes, at_least=2)
+    checks.whole("width", width)
+    checks.whole("num_heads", num_heads)
+    checks.whole("num_layers", num_layers)
+    checks.require(width % num_heads == 0, "width", f"be a multiple of {num_heads} heads", width)
+    inputs.check_dropout("dropout", dropout)
+    module = _Transformer(num_classes, example_x.shape[0], width, num_heads, num_layers, dropout)
+    return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="char_transformer")
