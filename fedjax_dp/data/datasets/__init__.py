@@ -1,1 +1,20 @@
-"""."""
+"""Public data sets by name: load them, see which are here, fetch the others."""
+
+from fedjax_dp.data.datasets.base import Dataset
+from fedjax_dp.data.datasets.fetch import FetchError, fetch
+from fedjax_dp.data.datasets.files import MissingDataError, resolve_data_dir
+from fedjax_dp.data.datasets.registry import DatasetStatus, available, info, load, options, status
+
+__all__ = [
+    "Dataset",
+    "DatasetStatus",
+    "FetchError",
+    "MissingDataError",
+    "available",
+    "fetch",
+    "info",
+    "load",
+    "options",
+    "resolve_data_dir",
+    "status",
+]

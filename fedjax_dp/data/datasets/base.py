@@ -1,0 +1,109 @@
+"""What a data set is, and how images become numbers."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from fedjax_dp.core import checks
+
+Task = Literal["classification", "next_token", "regression"]
+
+IMAGE_DTYPES = ("float32", "uint8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Holds the training and the test part of one data set on the host.
+
+    Attributes:
+      name: the name that `load` knows it by.
+      train: named arrays `[train examples, ...]`; `x` are inputs and `y` are targets.
+      test: the same for the test part.
+      num_classes: how many classes or tokens `y` counts; 0 for regression.
+      task: what `y` means: one class an example, the next token at each position (-1 marks
+        positions that are no target), or a number.
+      train_clients: the natural client of each training example, `[train examples]`, ids that can
+        be sorted (integers or text), or None where the data have no natural clients.
+      test_clients: the same for the test part.
+      class_names: a label for each class, or nothing.
+      feature_names: a label for each input column of tabular data, or nothing.
+      origin: which of the possible sets of files it was read from.
+    """
+
+    name: str
+    train: Mapping[str, np.ndarray]
+    test: Mapping[str, np.ndarray]
+    num_classes: int
+    task: Task
+    train_clients: np.ndarray | None = None
+    test_clients: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks that what belongs together has one length."""
+        for part, arrays, clients in (
+            ("train", self.train, self.train_clients),
+            ("test", self.test, self.test_clients),
+        ):
+            lengths = {len(array) for array in arrays.values()}
+            if clients is not None:
+                lengths.add(len(clients))
+            checks.require(
+                len(lengths) == 1, part, "have arrays and client ids of one length", sorted(lengths)
+            )
+        checks.require(
+            len(self.class_names) in (0, self.num_classes),
+            "class_names",
+            f"name all {self.num_classes} classes or none",
+            len(self.class_names),
+        )
+
+
+def stratified_split(
+    strata: np.ndarray, test_fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sets examples aside for testing, the same share of every stratum.
+
+    Args:
+      strata: the stratum of each example, `[examples]`.
+      test_fraction: the share to set aside, in (0, 1).
+      seed: which examples those are.
+
+    Returns:
+      The rows of the training and of the test part.
+
+    Raises:
+      ValueError: if the share is out of range or a stratum is too small to be split.
+    """
+    # scikit-learn takes longer to import than the rest of this package does.
+    from sklearn.model_selection import train_test_split
+
+    checks.require(0 < test_fraction < 1, "test_fraction", "lie in (0, 1)", test_fraction)
+    train, test = train_test_split(
+        np.arange(len(strata)), test_size=test_fraction, random_state=seed, stratify=strata
+    )
+    return train, test
+
+
+def as_images(pixels: np.ndarray, dtype: str) -> np.ndarray:
+    """Turns bytes from 0 to 255 into images of the asked-for type.
+
+    Args:
+      pixels: `[examples, height, width, channels]`, uint8.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for the bytes as they are, which take a
+        quarter of the memory and have to be divided by 255 where a model reads them.
+
+    Returns:
+      Images of the same shape.
+
+    Raises:
+      ValueError: if `dtype` is neither of the two.
+    """
+    checks.one_of("dtype", dtype, IMAGE_DTYPES)
+    if dtype == "uint8":
+        return pixels
+    return np.true_divide(pixels, np.float32(255), dtype=np.float32)

@@ -1,0 +1,78 @@
+"""EMNIST in the IDX files of NIST; they name no writers (see `femnist` for those)."""
+
+import pathlib
+import zipfile
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.data.datasets import catalog
+from fedjax_dp.data.datasets.base import Dataset, as_images
+from fedjax_dp.data.datasets.files import Located, locate
+from fedjax_dp.data.datasets.formats import maybe_gunzip, parse_idx, read_idx
+
+NUM_CLASSES = {
+    "byclass": 62,
+    "bymerge": 47,
+    "balanced": 47,
+    "letters": 26,
+    "digits": 10,
+    "mnist": 10,
+}
+
+
+def load(data_dir: pathlib.Path, *, split: str = "byclass", dtype: str = "float32") -> Dataset:
+    """Loads EMNIST (Cohen et al. 2017).
+
+    The published files hold each image with rows and columns exchanged; they are put upright here.
+    In "byclass", classes are digits (0 to 9), capitals (10 to 35) and small letters (36 to 61).
+    The labels of "letters", which the files count from 1, start at 0 here.
+
+    Args:
+      data_dir: the data directory.
+      split: "byclass", "bymerge", "balanced", "letters", "digits" or "mnist".
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 28, 28, 1]`, bright on dark, and labels, without natural clients.
+
+    Raises:
+      MissingDataError: if files are missing.
+      ValueError: if an option is unknown or a file is damaged.
+    """
+    checks.one_of("split", split, NUM_CLASSES)
+    info = catalog.emnist(split)
+    located = locate(info, data_dir)
+    names = info.sources[0].files
+    arrays = {name: _read(located, name) for name in names}
+    parts = []
+    for images_name, labels_name in (names[:2], names[2:]):
+        upright = arrays[images_name].swapaxes(1, 2)
+        labels = arrays[labels_name].astype(np.int32) - (split == "letters")
+        checks.require(
+            bool(np.all((labels >= 0) & (labels < NUM_CLASSES[split]))),
+            labels_name,
+            f"hold labels of {NUM_CLASSES[split]} classes",
+            (int(labels.min()), int(labels.max())),
+        )
+        images = np.ascontiguousarray(upright)[..., np.newaxis]
+        parts.append({"x": as_images(images, dtype), "y": labels})
+    return Dataset(
+        "emnist",
+        parts[0],
+        parts[1],
+        num_classes=NUM_CLASSES[split],
+        task="classification",
+        origin=f"{located.source.name}, {split}",
+    )
+
+
+def _read(located: Located, name: str) -> np.ndarray:
+    if located.source.name == "idx":
+        return read_idx(located.paths[name])
+    path = located.paths["gzip.zip"]
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            if pathlib.PurePosixPath(member).name == name:
+                return parse_idx(maybe_gunzip(archive.read(member)), f"{path}: {member}")
+    raise ValueError(f"{path} must hold {name}")

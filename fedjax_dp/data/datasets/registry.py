@@ -1,0 +1,173 @@
+"""Data sets by name: which there are, which are on this computer, and how to load them."""
+
+import dataclasses
+import inspect
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_dp.core import checks
+from fedjax_dp.data.datasets import (
+    adult,
+    cifar,
+    digits,
+    emnist,
+    femnist,
+    heart_disease,
+    kddcup99,
+    mnist,
+    shakespeare,
+)
+from fedjax_dp.data.datasets.base import Dataset
+from fedjax_dp.data.datasets.catalog import CATALOG
+from fedjax_dp.data.datasets.files import DatasetInfo, explain_missing, find, resolve_data_dir
+
+_LOADERS: dict[str, Callable[..., Dataset]] = {
+    "digits": digits.load,
+    "mnist": mnist.load_mnist,
+    "fashion_mnist": mnist.load_fashion_mnist,
+    "mnist_by_writer": mnist.load_mnist_by_writer,
+    "cifar10": cifar.load,
+    "emnist": emnist.load,
+    "femnist": femnist.load,
+    "adult": adult.load,
+    "heart_disease": heart_disease.load,
+    "shakespeare": shakespeare.load,
+    "tiny_shakespeare": shakespeare.load_tiny,
+    "kddcup99": kddcup99.load,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetStatus:
+    """Tells whether a data set can be loaded here.
+
+    Attributes:
+      name: the name that `load` knows it by.
+      summary: what it holds, in a line.
+      licence: the terms that its source states.
+      is_present: whether all files are there.
+      origin: the set of files that `load` would read; empty where none is complete.
+      folder: where those files lie, or where missing ones belong; None where no files are needed.
+      missing: names of missing files, of the set of files that lacks the fewest.
+      can_fetch: whether `fetch` knows a public address.
+      how_to_get: what to do about missing files, several lines; empty where nothing is missing.
+    """
+
+    name: str
+    summary: str
+    licence: str
+    is_present: bool
+    origin: str
+    folder: pathlib.Path | None
+    missing: tuple[str, ...]
+    can_fetch: bool
+    how_to_get: str
+
+
+def available() -> tuple[str, ...]:
+    """Names all data sets that can be loaded, whether their files are here or not.
+
+    Returns:
+      The names, in the order of the documentation.
+    """
+    return tuple(_LOADERS)
+
+
+def info(name: str) -> DatasetInfo:
+    """Looks a data set up.
+
+    Args:
+      name: one of `available()`.
+
+    Returns:
+      Its description and the files it is read from.
+
+    Raises:
+      ValueError: if there is no such data set; the message holds the nearest name.
+    """
+    checks.one_of("name", name, CATALOG)
+    return CATALOG[name]
+
+
+def options(name: str) -> dict[str, Any]:
+    """Lists the options of a data set's loader with their defaults.
+
+    Args:
+      name: one of `available()`.
+
+    Returns:
+      The default of each keyword that `load` accepts for this data set.
+
+    Raises:
+      ValueError: if there is no such data set.
+    """
+    parameters = inspect.signature(_LOADERS[info(name).name]).parameters
+    return {key: value.default for key, value in parameters.items() if key != "data_dir"}
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: Any) -> Dataset:
+    """Loads a data set by name.
+
+    Args:
+      name: one of `available()`.
+      data_dir: the folder that holds the data sets; None takes the environment variable
+        `FEDJAX_DP_DATA`, or `~/.cache/fedjax_dp` without it.
+      **choices: options of this data set's loader, as `options(name)` lists them.
+
+    Returns:
+      The data set, in host memory.
+
+    Raises:
+      MissingDataError: if files are missing; the message says which, where they were looked for,
+        and where they are published.
+      ValueError: if the name or an option is unknown (the message holds the nearest one), or a
+        file is damaged.
+    """
+    known = options(name)
+    for key in choices:
+        checks.one_of(f"option of data set {name!r}", key, known)
+    return _LOADERS[name](resolve_data_dir(data_dir), **choices)
+
+
+def status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DatasetStatus:
+    """Looks whether the files of a data set are on this computer.
+
+    Only names are looked at; nothing is read.
+
+    Args:
+      name: one of `available()`.
+      data_dir: the folder that holds the data sets, as in `load`.
+
+    Returns:
+      What is there, what is missing, and how to get it.
+
+    Raises:
+      ValueError: if there is no such data set.
+    """
+    described = info(name)
+    folder = resolve_data_dir(data_dir)
+    searches = [(source, *find(source, folder)) for source in described.sources]
+    complete = [(source, found) for source, found, missing in searches if not missing]
+    origin, where = "", None
+    missing: tuple[str, ...] = ()
+    if complete:
+        source, found = complete[0]
+        origin, where = source.name, next(iter(found.values())).parent
+    elif searches:
+        source, _, absent = min(searches, key=lambda search: len(search[2]))
+        where, missing = folder / source.folders[0], tuple(absent)
+    else:
+        origin = "scikit-learn"
+    return DatasetStatus(
+        name=name,
+        summary=described.summary,
+        licence=described.licence,
+        is_present=bool(complete) or not searches,
+        origin=origin,
+        folder=where,
+        missing=missing,
+        can_fetch=any(source.downloads for source in described.sources),
+        how_to_get=explain_missing(described, folder) if missing else "",
+    )

@@ -1,0 +1,199 @@
+"""Shakespeare by role: the next character of what a role says."""
+
+import json
+import pathlib
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.data.datasets.base import Dataset
+from fedjax_dp.data.datasets.catalog import CATALOG
+from fedjax_dp.data.datasets.files import Located, locate
+from fedjax_dp.data.datasets.formats import import_h5py, read_bytes
+
+# The 80 characters of LEAF's Shakespeare task (Caldas et al. 2018), in its order.
+VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+
+IGNORE_LABEL = -1
+
+_SPACE = VOCABULARY.index(" ")
+_HEADING = re.compile(r"^([^\n:]+):\n", re.MULTILINE)
+
+# For each role, in order of appearance: its name and its training and test speeches.
+Roles = Iterable[tuple[str, list[str], list[str]]]
+
+
+def load(
+    data_dir: pathlib.Path,
+    *,
+    sequence_length: int = 80,
+    test_fraction: float = 0.2,
+    min_speeches: int = 2,
+    source: str | None = None,
+) -> Dataset:
+    """Loads Shakespeare's plays with the roles as natural clients.
+
+    A role's speeches are joined by line breaks. Of the plays, the last speeches of a role are for
+    testing, as in LEAF; the HDF5 copy brings its own parts. Each part is cut into windows that
+    follow one another: `x` holds characters, `y` the character after each. The last window is
+    padded with line breaks in `x` and -1 in `y`, which marks positions that count for nothing.
+    Characters are numbered by their place in `VOCABULARY`; any other becomes a space.
+
+    Args:
+      data_dir: the data directory.
+      sequence_length: characters in a window.
+      test_fraction: the share of a role's speeches that is for testing, in (0, 1); at least one
+        speech is for training and one for testing.
+      min_speeches: roles with fewer speeches are left out; at least 2.
+      source: "plays" or "hdf5"; None takes the first that is there.
+
+    Returns:
+      Inputs and targets `[n, sequence_length]`, int32, with the role (`play|ROLE`) as client id.
+
+    Raises:
+      MissingDataError: if files are missing.
+      ImportError: if an HDF5 file is read and h5py is not installed.
+      ValueError: if an option is out of range.
+    """
+    _check(test_fraction, min_speeches)
+    located = locate(CATALOG["shakespeare"], data_dir, source)
+    if located.source.name == "plays":
+        text = read_bytes(located.paths["plays_by_role.jsonl.gz"]).decode("utf-8")
+        rows = [json.loads(line) for line in text.splitlines() if line]
+        speeches = {row["client"]: row["speeches"] for row in rows}
+        roles = _split(speeches, test_fraction, min_speeches)
+    else:
+        roles = _read_hdf5(located, min_speeches)
+    return _dataset("shakespeare", roles, sequence_length, located.source.name)
+
+
+def load_tiny(
+    data_dir: pathlib.Path,
+    *,
+    sequence_length: int = 80,
+    test_fraction: float = 0.2,
+    min_speeches: int = 2,
+) -> Dataset:
+    """Loads the one-megabyte extract "tiny Shakespeare" with the roles as natural clients.
+
+    Windows, numbering and parts are those of `load`. Roles of the same name in different plays
+    (First Citizen, Messenger) are one client, since the extract does not name the plays.
+
+    Args:
+      data_dir: the data directory.
+      sequence_length: characters in a window.
+      test_fraction: the share of a role's speeches that is for testing, in (0, 1).
+      min_speeches: roles with fewer speeches are left out; at least 2.
+
+    Returns:
+      Inputs and targets `[n, sequence_length]`, int32, with the role as client id.
+
+    Raises:
+      MissingDataError: if the file is missing.
+      ValueError: if an option is out of range.
+    """
+    _check(test_fraction, min_speeches)
+    located = locate(CATALOG["tiny_shakespeare"], data_dir)
+    text = located.paths["input.txt"].read_text(encoding="utf-8")
+    speeches: dict[str, list[str]] = {}
+    for block in text.split("\n\n"):
+        heading = _HEADING.match(block)
+        if heading:
+            speeches.setdefault(heading[1], []).append(block[heading.end() :].strip("\n"))
+        elif speeches and block.strip():
+            next(reversed(speeches.values()))[-1] += "\n" + block.strip("\n")
+    roles = _split(speeches, test_fraction, min_speeches)
+    return _dataset("tiny_shakespeare", roles, sequence_length, located.source.name)
+
+
+def encode_text(text: str) -> np.ndarray:
+    """Numbers the characters of a text by their place in `VOCABULARY`.
+
+    Args:
+      text: any text.
+
+    Returns:
+      `[characters]`, int32; characters outside the vocabulary become that of the space.
+    """
+    table = np.full(256, _SPACE, dtype=np.int32)
+    table[np.frombuffer(VOCABULARY.encode("ascii"), np.uint8)] = np.arange(len(VOCABULARY))
+    return table[np.frombuffer(text.encode("latin-1", errors="replace"), np.uint8)]
+
+
+def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts a sequence into windows of inputs and next tokens.
+
+    Every token but the first is a target exactly once.
+
+    Args:
+      tokens: `[tokens]`, int32.
+      length: positions in a window.
+
+    Returns:
+      Inputs, padded with 0, and targets, padded with -1, both `[windows, length]`; no window where
+      there are fewer than two tokens.
+    """
+    num_targets = max(len(tokens) - 1, 0)
+    num_windows = -(-num_targets // length)
+    x = np.zeros(num_windows * length, dtype=np.int32)
+    y = np.full(num_windows * length, IGNORE_LABEL, dtype=np.int32)
+    x[:num_targets] = tokens[:num_targets]
+    y[:num_targets] = tokens[1:]
+    return x.reshape(-1, length), y.reshape(-1, length)
+
+
+def _check(test_fraction: float, min_speeches: int) -> None:
+    checks.require(0 < test_fraction < 1, "test_fraction", "lie in (0, 1)", test_fraction)
+    checks.whole("min_speeches", min_speeches, at_least=2)
+
+
+def _split(speeches: dict[str, list[str]], test_fraction: float, min_speeches: int) -> Roles:
+    for name, texts in speeches.items():
+        if len(texts) >= min_speeches:
+            num_test = min(max(round(len(texts) * test_fraction), 1), len(texts) - 1)
+            yield name, texts[:-num_test], texts[-num_test:]
+
+
+def _read_hdf5(located: Located, min_speeches: int) -> Roles:
+    train_path = located.paths["shakespeare_train.h5"]
+    h5py = import_h5py(train_path)
+    with (
+        h5py.File(train_path, "r") as train,
+        h5py.File(located.paths["shakespeare_test.h5"], "r") as test,
+    ):
+        for name in train["examples"]:
+            parts = [
+                [snippet.decode("utf-8") for snippet in file["examples"][name]["snippets"][()]]
+                if name in file["examples"]
+                else []
+                for file in (train, test)
+            ]
+            if sum(map(len, parts)) >= min_speeches:
+                yield name, parts[0], parts[1]
+
+
+def _dataset(name: str, roles: Roles, sequence_length: int, origin: str) -> Dataset:
+    checks.whole("sequence_length", sequence_length)
+    inputs: tuple[list, list] = ([], [])
+    targets: tuple[list, list] = ([], [])
+    clients: tuple[list, list] = ([], [])
+    for role, *parts in roles:
+        for part, texts in enumerate(parts):
+            x, y = windows(encode_text("\n".join(texts)), sequence_length)
+            inputs[part].append(x)
+            targets[part].append(y)
+            clients[part].append(np.full(len(x), role))
+    checks.require(bool(inputs[0]), "min_speeches", "leave at least one role", "none left")
+    return Dataset(
+        name,
+        {"x": np.concatenate(inputs[0]), "y": np.concatenate(targets[0])},
+        {"x": np.concatenate(inputs[1]), "y": np.concatenate(targets[1])},
+        num_classes=len(VOCABULARY),
+        task="next_token",
+        train_clients=np.concatenate(clients[0]),
+        test_clients=np.concatenate(clients[1]),
+        class_names=tuple(VOCABULARY),
+        origin=origin,
+    )
