@@ -1,0 +1,424 @@
+"""The ledger composes what ran, and agrees with dp-accounting called on its own."""
+
+import json
+import time
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting import pld as dpa_pld
+from dp_accounting import rdp as dpa_rdp
+
+from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
+
+ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = dpa.NeighboringRelation.REPLACE_ONE
+
+
+def poisson(q, z):
+    return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
+
+
+def spent(event, relation="add_remove", *, count=1, dp_delta=1e-5, accountant="rdp"):
+    ledger = Ledger(relation=relation)
+    ledger.charge(event, count=count)
+    return float(ledger.epsilon(dp_delta, accountant)[0])
+
+
+def independent(event, relation, *, count, dp_delta, accountant="rdp"):
+    make = dpa_rdp.RdpAccountant if accountant == "rdp" else dpa_pld.PLDAccountant
+    account = make(neighboring_relation=relation)
+    return account.compose(event, count).get_epsilon(dp_delta)
+
+
+def random_settings(seed, num=50):
+    rng = np.random.default_rng(seed)
+    for _ in range(num):
+        yield (
+            float(10 ** rng.uniform(-3.5, 0)),
+            float(10 ** rng.uniform(-0.2, 1)),
+            int(10 ** rng.uniform(0, 3.5)),
+            float(10 ** rng.uniform(-8, -3)),
+        )
+
+
+# What we charge, what dp-accounting is to be told under the relation, and by whom.
+CASES = {
+    "poisson-gaussian": (poisson, poisson, "add_remove"),
+    "gaussian": (
+        lambda q, z: dpa.GaussianDpEvent(z),
+        lambda q, z: dpa.GaussianDpEvent(z),
+        "add_remove",
+    ),
+    "gaussian-replace": (
+        lambda q, z: dpa.GaussianDpEvent(z),
+        lambda q, z: dpa.GaussianDpEvent(z / 2),
+        "replace_one",
+    ),
+    "laplace": (
+        lambda q, z: dpa.LaplaceDpEvent(z),
+        lambda q, z: dpa.LaplaceDpEvent(z),
+        "add_remove",
+    ),
+    "laplace-replace": (
+        lambda q, z: dpa.LaplaceDpEvent(z),
+        lambda q, z: dpa.LaplaceDpEvent(z / 2),
+        "replace_one",
+    ),
+    "selection": (
+        lambda q, z: dpa.ZCDpEvent(1 / (8 * z)),
+        lambda q, z: dpa.ZCDpEvent(1 / (8 * z)),
+        "replace_one",
+    ),
+    "two-releases-of-one-sample": (
+        lambda q, z: dpa.PoissonSampledDpEvent(
+            q, dpa.ComposedDpEvent([dpa.GaussianDpEvent(z), dpa.GaussianDpEvent(2 * z)])
+        ),
+        lambda q, z: poisson(q, (z**-2 + (2 * z) ** -2) ** -0.5),
+        "add_remove",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_random_settings_match_dp_accounting(name):
+    charged, told, relation = CASES[name]
+    dpa_relation = REPLACE if relation == "replace_one" else ADD_REMOVE
+    for q, z, count, dp_delta in random_settings(1):
+        got = spent(charged(q, z), relation, count=count, dp_delta=dp_delta)
+        expected = independent(told(q, z), dpa_relation, count=count, dp_delta=dp_delta)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=f"{q} {z} {count} {dp_delta}")
+
+
+@pytest.mark.parametrize("num", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_random_fixed_size_settings_match_dp_accounting(num):
+    rng = np.random.default_rng(2)
+    for q, z, count, dp_delta in random_settings(2, num):
+        n = int(rng.integers(50, 2000))
+        m = max(1, int(q * n))
+        got = spent(
+            dpa.SampledWithoutReplacementDpEvent(n, m, dpa.GaussianDpEvent(z)),
+            "replace_one",
+            count=count,
+            dp_delta=dp_delta,
+        )
+        told = dpa.SampledWithoutReplacementDpEvent(n, m, dpa.GaussianDpEvent(z / 2))
+        expected = independent(told, REPLACE, count=count, dp_delta=dp_delta)
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("sampler", ["poisson", "truncated"])
+def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
+    dpa_relation = REPLACE if relation == "replace_one" else ADD_REMOVE
+    rng = np.random.default_rng(3)
+    for q, z, count, dp_delta in random_settings(3):
+        # Little noise in many steps makes wide distributions, which take minutes.
+        z, count = max(z, 1.5), min(count, 200)
+        n = int(rng.integers(50, 2000))
+        capacity = int(np.ceil(q * n + 2 * np.sqrt(q * n)))
+        event = (
+            poisson(q, z)
+            if sampler == "poisson"
+            else dpa.TruncatedSubsampledGaussianDpEvent(n, q, capacity, z)
+        )
+        got = spent(event, relation, count=count, dp_delta=dp_delta, accountant="pld")
+        expected = independent(
+            event, dpa_relation, count=count, dp_delta=dp_delta, accountant="pld"
+        )
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_one_gaussian_release_costs_what_the_closed_form_says():
+    # user_level_dp.md §10 (2): σ=1, δ=1e-5 gives 4.729 by RDP, and the exact value is below.
+    got = spent(dpa.GaussianDpEvent(1.0))
+    assert got == pytest.approx(4.729, abs=1e-3)
+    assert dpa.get_epsilon_gaussian(1.0, 1e-5) < got
+    exact = spent(dpa.GaussianDpEvent(1.0), accountant="pld")
+    assert exact == pytest.approx(dpa.get_epsilon_gaussian(1.0, 1e-5), rel=1e-4)
+
+
+def test_replacing_costs_as_much_as_half_the_noise():
+    exact = dpa.get_epsilon_gaussian(1.0, 1e-5)
+    for accountant, tolerance in [("pld", 1e-4), ("rdp", 0.15)]:
+        got = spent(dpa.GaussianDpEvent(2.0), "replace_one", accountant=accountant)
+        assert exact * (1 - 1e-4) <= got <= exact * (1 + tolerance)
+
+
+@pytest.mark.parametrize(
+    "z,add_remove,replace_one,fixed_size", [(2.0, 3.256, 6.920, 22.3), (4.0, 1.387, 3.002, 8.23)]
+)
+def test_gap_between_relations_is_the_published_one(z, add_remove, replace_one, fixed_size):
+    # heterogeneous_dp.md §3: N=2400, b=32, 15,000 steps, δ=1e-4. Its PLD figures were computed on
+    # a grid of 1e-3, which rounds up; the default grid of 1e-4 stays below by less than 1 %.
+    event = poisson(32 / 2400, z)
+    for relation, published, dpa_relation in [
+        ("add_remove", add_remove, ADD_REMOVE),
+        ("replace_one", replace_one, REPLACE),
+    ]:
+        coarse = dpa_pld.PLDAccountant(dpa_relation, 1e-3).compose(event, 15_000)
+        assert coarse.get_epsilon(1e-4) == pytest.approx(published, abs=1e-3)
+        got = spent(event, relation, count=15_000, dp_delta=1e-4, accountant="pld")
+        assert 0.99 * published < got <= published
+    fixed = dpa.SampledWithoutReplacementDpEvent(2400, 32, dpa.GaussianDpEvent(z))
+    got = spent(fixed, "replace_one", count=15_000, dp_delta=1e-4)
+    assert got == pytest.approx(fixed_size, rel=3e-3)
+
+
+def test_mnist_dp_sgd_of_abadi_and_others():
+    # Abadi and others 2016, section 4 and 5.2 (TensorFlow Privacy's tutorial repeats the setting):
+    # q = 0.01, σ = 4, T = 10,000, δ = 1e-5 gives ε ≈ 1.26 by the moments accountant.
+    classic = spent(poisson(0.01, 4.0), count=10_000, accountant="rdp-classic-64")
+    assert classic == pytest.approx(1.26, abs=0.005)
+    assert spent(poisson(0.01, 4.0), count=10_000) < classic
+    assert spent(poisson(0.01, 4.0), count=10_000, accountant="pld") < classic
+
+
+def test_dp_fedavg_of_mcmahan_and_others():
+    # McMahan and others 2018: 763,430 users, 5000 a round, z = 1, 5000 rounds: (4.634, 1e-9)-DP by
+    # moments up to 32. More orders, as here, can only lower it.
+    event = poisson(5000 / 763_430, 1.0)
+    classic = spent(event, count=5000, dp_delta=1e-9, accountant="rdp-classic-64")
+    assert 0.99 * 4.634 < classic < 4.634
+    assert spent(event, count=5000, dp_delta=1e-9) < classic
+    orders = np.arange(2, 34)
+    curve = 5000 * dpa_rdp.RdpAccountant(orders).compose(event).rdp
+    assert min(curve + np.log(1e9) / (orders - 1)) == pytest.approx(4.634, abs=5e-4)
+
+
+def test_a_thousand_clients_with_their_own_settings_take_seconds():
+    rng = np.random.default_rng(0)
+    n = 1000
+    q, z = 10 ** rng.uniform(-4, 0, n), 10 ** rng.uniform(-0.3, 1.2, n)
+    steps = rng.integers(1, 20_000, n)
+    start = time.perf_counter()
+    ledger = Ledger("record", num_units=n)
+    for i in range(n):
+        ledger.charge(poisson(q[i], z[i]), units=[i], count=int(steps[i]))
+    got = ledger.epsilon(1e-5)
+    assert time.perf_counter() - start < 20
+    for i in range(0, n, 100):
+        expected = independent(poisson(q[i], z[i]), ADD_REMOVE, count=int(steps[i]), dp_delta=1e-5)
+        np.testing.assert_allclose(got[i], expected, rtol=1e-6)
+
+
+def test_each_unit_pays_for_what_it_ran():
+    ledger = Ledger("record", num_units=4)
+    ledger.charge(poisson(1.0, 2.0), count=3)
+    ledger.charge(poisson(0.1, 2.0), units=[2, 0], count=[100, 7])
+    ledger.charge(dpa.ZCDpEvent(0.01), units=np.array([0, 0, 3]))
+    np.testing.assert_array_equal(ledger.num_compositions, [3 + 7 + 2, 3, 103, 4])
+    for unit in range(4):
+        account = dpa_rdp.RdpAccountant().compose(ledger.events(unit))
+        for dp_delta in (1e-7, 1e-3):
+            got = ledger.epsilon(dp_delta)[unit]
+            np.testing.assert_allclose(got, account.get_epsilon(dp_delta), rtol=1e-6)
+        got = ledger.delta(1.5)[unit]
+        np.testing.assert_allclose(got, account.get_delta(1.5), rtol=1e-6)
+
+
+def test_a_full_first_batch_composes_with_sampled_rounds():
+    # clustered_dp.md §4: RDP adds K·ρ(q=1) of the first round to (E−1)·K·(N/b)·ρ(q=b/N).
+    z, q, steps = 1.444, 32 / 6600, 41_044
+    ledger = Ledger("record")
+    ledger.charge(poisson(1.0, z))
+    ledger.charge(poisson(q, z), count=steps)
+    orders = np.asarray(dpa_rdp.RdpAccountant().orders)
+    expected = orders / (2 * z * z) + steps * dpa_rdp.RdpAccountant().compose(poisson(q, z)).rdp
+    compute = dpa_rdp.rdp_privacy_accountant.compute_epsilon
+    np.testing.assert_allclose(ledger.epsilon(1e-4)[0], compute(orders, expected, 1e-4)[0])
+
+
+def test_an_empty_ledger_spent_nothing():
+    ledger = Ledger(num_units=3)
+    for accountant in ev.ACCOUNTANTS:
+        np.testing.assert_array_equal(ledger.epsilon(1e-5, accountant), np.zeros(3))
+        np.testing.assert_array_equal(ledger.delta(1.0, accountant), np.zeros(3))
+    np.testing.assert_array_equal(ledger.num_compositions, np.zeros(3))
+    ledger.charge(dpa.NoOpDpEvent())
+    ledger.charge(poisson(0.1, 1.0), count=0)
+    ledger.charge(poisson(0.1, 1.0), units=[])
+    np.testing.assert_array_equal(ledger.epsilon(1e-5), np.zeros(3))
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "rdp-classic-64"])
+@pytest.mark.parametrize(
+    "event", [dpa.NonPrivateDpEvent(), dpa.GaussianDpEvent(0.0), poisson(0.1, 0.0)]
+)
+def test_a_release_without_noise_is_not_private(event, accountant):
+    ledger = Ledger(num_units=2)
+    ledger.charge(poisson(0.01, 1.0))
+    ledger.charge(event, units=[1])
+    epsilon = ledger.epsilon(1e-5, accountant)
+    assert np.isfinite(epsilon[0]) and np.isposinf(epsilon[1])
+
+
+REFUSED = [
+    (poisson(0.1, 1.0), "replace_one", "rdp", "accountant 'pld'"),
+    (
+        dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)),
+        "add_remove",
+        "rdp",
+        "relation 'replace_one', or Poisson sampling",
+    ),
+    (dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0), "add_remove", "rdp", "'pld'"),
+    (dpa.ZCDpEvent(0.1), "add_remove", "pld", "accountant 'rdp'"),
+    (dpa.LaplaceDpEvent(1.0), "replace_one", "pld", "accountant 'rdp'"),
+    (dpa.RandomizedResponseDpEvent(0.1, 2), "replace_one", "pld", "accountant 'rdp'"),
+    (dpa.RandomizedResponseDpEvent(0.1, 2), "add_remove", "rdp", "relation 'replace_one'"),
+    (dpa.UnsupportedDpEvent(), "add_remove", "rdp", "Gaussian mechanism"),
+    (
+        dpa.SampledWithReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)),
+        "replace_one",
+        "pld",
+        "Gaussian mechanism under Poisson",
+    ),
+]
+
+
+@pytest.mark.parametrize("event,relation,accountant,nearest", REFUSED)
+def test_combinations_without_an_analysis_are_refused_with_the_nearest(
+    event, relation, accountant, nearest
+):
+    with pytest.raises(UnsupportedEvent, match="nearest valid choice") as error:
+        ev.translate(event, relation, accountant)
+    assert nearest in str(error.value)
+    assert type(event).__name__ in str(error.value)
+
+
+def test_the_ledger_refuses_at_the_charge_what_no_accountant_can_analyse():
+    ledger = Ledger()
+    with pytest.raises(UnsupportedEvent):
+        ledger.charge(dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)))
+    ledger.charge(dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0))
+    with pytest.raises(UnsupportedEvent, match="accountant 'pld'"):
+        ledger.epsilon(1e-5)
+    assert ledger.epsilon(1e-5, "pld")[0] > 0
+
+
+def test_truncation_is_never_cheaper_than_exact_poisson():
+    exact = spent(poisson(0.1, 1.0), count=50, accountant="pld")
+    tight = spent(
+        dpa.TruncatedSubsampledGaussianDpEvent(200, 0.1, 22, 1.0), count=50, accountant="pld"
+    )
+    roomy = spent(
+        dpa.TruncatedSubsampledGaussianDpEvent(200, 0.1, 60, 1.0), count=50, accountant="pld"
+    )
+    assert tight > 1.05 * exact
+    assert roomy == pytest.approx(exact, rel=1e-4)
+
+
+ALL_EVENTS = [
+    dpa.NonPrivateDpEvent(),
+    dpa.LaplaceDpEvent(2.0),
+    poisson(0.25, 1.5),
+    dpa.PoissonSampledDpEvent(
+        0.1, dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.0), dpa.GaussianDpEvent(3.0)])
+    ),
+    dpa.ZCDpEvent(0.1, 0.01),
+    dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0),
+    dp_event.RepeatAndSelectDpEvent(dpa.GaussianDpEvent(5.0), 2.0, np.inf),
+    dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0], [0.5, 0.5]),
+    dp_event.DiscreteLaplaceDpEvent(0.5, 2),
+]
+
+
+@pytest.mark.parametrize("event", ALL_EVENTS, ids=lambda e: type(e).__name__)
+def test_events_survive_the_way_through_json(event):
+    text = json.dumps(ev.to_dict(event), allow_nan=False)
+    assert ev.from_dict(json.loads(text)) == event
+
+
+def test_a_restored_ledger_goes_on_as_if_never_saved():
+    ledger = Ledger("record", num_units=5)
+    ledger.charge(poisson(0.1, 1.1), count=10)
+    ledger.charge(poisson(np.float32(0.25), np.float64(1.5)), units=[1, 4], count=np.array([2, 3]))
+    ledger.charge(dpa.ZCDpEvent(0.02), units=np.array([3]))
+    restored = Ledger.from_json(ledger.to_json())
+    for book in (ledger, restored):
+        book.charge(poisson(0.1, 1.1), units=[0])
+    assert restored.to_json() == ledger.to_json()
+    np.testing.assert_array_equal(restored.epsilon(1e-5), ledger.epsilon(1e-5))
+    np.testing.assert_array_equal(restored.num_compositions, ledger.num_compositions)
+    with pytest.raises(ValueError, match="format must be 1"):
+        Ledger.from_json('{"format": 0}')
+
+
+def test_a_copy_is_a_snapshot():
+    ledger = Ledger(num_units=2)
+    ledger.charge(poisson(0.1, 1.0))
+    before = ledger.copy()
+    expected = ledger.epsilon(1e-5)
+    ledger.charge(poisson(0.1, 1.0), units=[0])
+    np.testing.assert_array_equal(before.epsilon(1e-5), expected)
+    assert ledger.epsilon(1e-5)[0] > expected[0]
+
+
+def test_what_is_charged_twice_is_paid_twice():
+    once, twice = Ledger(), Ledger()
+    once.charge(poisson(0.1, 1.0), count=2)
+    twice.charge(poisson(0.1, 1.0))
+    twice.charge(dpa.SelfComposedDpEvent(dpa.ComposedDpEvent([poisson(0.1, 1.0)]), 1))
+    assert once.epsilon(1e-5) == twice.epsilon(1e-5)
+    assert twice.num_compositions[0] == 2
+
+
+def test_a_budget_stops_exactly_where_it_is_spent():
+    event, budget, dp_delta = poisson(0.04, 1.449), 4.0, 1 / 3400
+    ledger = Ledger()
+    rounds = ledger.max_rounds(event, budget, dp_delta)
+    # user_level_dp.md §10 (1): this multiplier is calibrated to 1000 rounds, to three digits.
+    assert rounds == pytest.approx(1000, abs=2)
+    assert spent(event, count=rounds, dp_delta=dp_delta) <= budget
+    assert spent(event, count=rounds + 1, dp_delta=dp_delta) > budget
+    ledger.charge(event, count=rounds - 1)
+    assert not ledger.would_exceed(event, budget, dp_delta)
+    assert ledger.would_exceed(event, budget, dp_delta, count=2)
+    assert ledger.max_rounds(event, budget, dp_delta) == 1
+    assert ledger.num_compositions[0] == rounds - 1
+    assert ledger.max_rounds(dpa.ZCDpEvent(0.0), budget, dp_delta, limit=50) == 50
+
+
+def test_budgets_may_differ_by_unit():
+    ledger = Ledger("record", num_units=2)
+    event = poisson(0.1, 1.0)
+    budgets = np.array([1.0, 100.0])
+    assert ledger.would_exceed(event, budgets, 1e-5, count=50)
+    assert not ledger.would_exceed(event, budgets, 1e-5, units=[1], count=50)
+
+
+def test_two_levels_are_two_ledgers():
+    clients, records = Ledger("client"), Ledger("record", num_units=2)
+    clients.charge(poisson(0.5, 3.0), count=10)
+    records.charge(poisson(0.1, 1.0), units=[0], count=100)
+    assert clients.epsilon(1e-5).shape == (1,)
+    assert records.epsilon(1e-5)[1] == 0 < records.epsilon(1e-5)[0]
+
+
+@pytest.mark.parametrize(
+    "call,message",
+    [
+        (lambda: Ledger("user"), "unit must be one of"),
+        (lambda: Ledger(relation="swap"), "relation must be one of"),
+        (lambda: Ledger(num_units=0), "num_units must be"),
+        (lambda: Ledger().charge("gaussian"), "event must be a dp_accounting DpEvent"),
+        (lambda: Ledger().charge(poisson(0.1, 1.0), units=[1]), "units must hold indices"),
+        (lambda: Ledger().charge(poisson(0.1, 1.0), units=[-1]), "units must hold indices"),
+        (lambda: Ledger().charge(poisson(0.1, 1.0), count=-1), "count must hold integers"),
+        (lambda: Ledger().charge(poisson(0.1, 1.0), count=1.5), "count must hold integers"),
+        (lambda: Ledger().charge(poisson(0.1, 1.0), count=[1, 2]), "count must be a scalar or"),
+        (lambda: Ledger().charge(poisson(0.1, -1.0)), "noise_multiplier must be at least 0"),
+        (lambda: Ledger().charge(poisson(0.1, np.nan)), "noise_multiplier must be at least 0"),
+        (lambda: Ledger().charge(poisson(1.1, 1.0)), "sampling_probability must lie in"),
+        (lambda: Ledger().epsilon(1.0), "dp_delta must lie in"),
+        (lambda: Ledger().delta(-1.0), "epsilon must be at least 0"),
+        (lambda: Ledger().epsilon(1e-5, "moments"), "accountant must be one of"),
+        (lambda: Ledger().events(1), "unit must be below 1"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
