@@ -1,0 +1,100 @@
+"""Clients in hidden clusters: every client draws from the same pool, every cluster shifts it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.data.shifts import rotate_quarter_turns, shift_labels
+from fedjax_dp.data.sizes import Seed
+
+CLUSTER_SIZES = (3, 6, 6, 6)
+
+SHIFTS = ("rotation", "label")
+
+
+def overlapping_draw(
+    num_examples: int,
+    rng: Seed,
+    *,
+    cluster_sizes: Sequence[int] = CLUSTER_SIZES,
+    samples_per_client: int | None = None,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Lets every client of every cluster draw examples of its own from one pool.
+
+    A client draws without replacement, but independently of the others, so that clients overlap.
+
+    Guarantee: since a record may lie with several clients, the privacy of a record over the whole
+    federation is not that of one client; the statement for each client's own data is not affected.
+
+    Args:
+      num_examples: how many examples the pool has.
+      rng: a NumPy generator, or a seed for one.
+      cluster_sizes: how many clients each cluster has; the default is 21 clients in 4 clusters, the
+        first of them a minority.
+      samples_per_client: examples that each client draws; None takes a sixth of the pool.
+
+    Returns:
+      The rows of each client, ascending, and the cluster of each client, `[clients]`, clients of a
+      cluster one after the other.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: the experiments of "Differentially Private Clustered Federated Learning" (R-DPCFL).
+    """
+    checks.whole("num_examples", num_examples)
+    checks.require(len(cluster_sizes) > 0, "cluster_sizes", "name a cluster", cluster_sizes)
+    for size in cluster_sizes:
+        checks.whole("cluster_sizes", size)
+    count = num_examples // 6 if samples_per_client is None else samples_per_client
+    checks.whole("samples_per_client", count)
+    checks.require(count <= num_examples, "samples_per_client", f"be at most {num_examples}", count)
+    rng = np.random.default_rng(rng)
+    clusters = np.repeat(np.arange(len(cluster_sizes), dtype=np.int32), cluster_sizes)
+    clients = [np.sort(rng.choice(num_examples, count, replace=False)) for _ in clusters]
+    return clients, clusters
+
+
+def shift_clusters(
+    examples: Mapping[str, np.ndarray],
+    clients: Sequence[np.ndarray],
+    clusters: np.ndarray,
+    *,
+    shift: str,
+    num_classes: int,
+) -> list[dict[str, np.ndarray]]:
+    """Copies each client's examples, shifted as its cluster asks.
+
+    Cluster k turns its images by 90k degrees ("rotation", a covariate shift) or moves its labels to
+    (y + k) mod classes ("label", a concept shift).
+
+    Args:
+      examples: the pool: images `x` and labels `y`.
+      clients: the rows of each client.
+      clusters: the cluster of each client, `[clients]`.
+      shift: "rotation" or "label".
+      num_classes: how many classes there are.
+
+    Returns:
+      For each client its `x` and `y`, as `FederatedData.from_clients` takes them.
+
+    Raises:
+      ValueError: if lengths do not fit or the shift is unknown.
+    """
+    checks.one_of("shift", shift, SHIFTS)
+    checks.require(
+        len(clusters) == len(clients),
+        "clusters",
+        f"name the cluster of each of {len(clients)} clients",
+        len(clusters),
+    )
+    shifted = []
+    for rows, cluster in zip(clients, clusters, strict=True):
+        x, y = examples["x"][rows], examples["y"][rows]
+        if shift == "rotation":
+            x = rotate_quarter_turns(x, int(cluster))
+        else:
+            y = shift_labels(y, int(cluster), num_classes)
+        shifted.append({"x": x, "y": y})
+    return shifted

@@ -1,0 +1,206 @@
+"""Partitions in which each client prefers some classes and has a size of its own."""
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.data.partition import by_owner
+from fedjax_dp.data.sizes import Seed, even_sizes, power_law_sizes
+
+_MAX_SWEEPS = 100
+_TOLERANCE = 1e-3
+
+
+def by_preference(
+    labels: np.ndarray, preferences: np.ndarray, sizes: np.ndarray, rng: Seed
+) -> list[np.ndarray]:
+    """Deals examples out so that clients come near to the label shares that they prefer.
+
+    Preferences and the pool rarely fit together exactly. The expected counts are those closest to
+    the preferences, in Kullback-Leibler divergence, among all that use every example once and give
+    each client its size (iterative proportional fitting; Deming and Stephan 1940); they are then
+    rounded to whole numbers that keep both.
+
+    Args:
+      labels: the class of each example, `[examples]`.
+      preferences: the share of each class that each client would like, `[clients, classes]`, at
+        least 0, with a positive sum for each client; classes in the order of `np.unique(labels)`.
+      sizes: how many examples each client gets, `[clients]`; they sum to the number of examples.
+      rng: a NumPy generator, or a seed for one.
+
+    Returns:
+      The rows of each client, ascending.
+
+    Raises:
+      ValueError: if shapes or sums do not fit.
+    """
+    labels = np.asarray(labels)
+    classes, code = np.unique(labels, return_inverse=True)
+    sizes = np.asarray(sizes, dtype=np.int64)
+    preferences = np.asarray(preferences, dtype=np.float64)
+    checks.require(
+        preferences.shape == (len(sizes), len(classes)),
+        "preferences",
+        f"have the shape (clients, classes) = {(len(sizes), len(classes))}",
+        preferences.shape,
+    )
+    checks.non_negative("preferences", preferences)
+    checks.require(
+        bool(np.all(preferences.sum(axis=1) > 0)),
+        "preferences",
+        "have a positive sum for each client",
+        "a client without",
+    )
+    checks.non_negative("sizes", sizes)
+    checks.require(
+        int(sizes.sum()) == len(labels), "sizes", f"sum to {len(labels)}", int(sizes.sum())
+    )
+    rng = np.random.default_rng(rng)
+    totals = np.bincount(code, minlength=len(classes))
+    counts = _round_to_margins(_fit_margins(preferences, sizes, totals), sizes, totals, rng)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for j in range(len(classes)):
+        rows = rng.permutation(np.flatnonzero(code == j))
+        owner[rows] = np.repeat(np.arange(len(sizes)), counts[:, j])
+    return by_owner(owner, len(sizes))
+
+
+def label_and_size_skew(
+    labels: np.ndarray,
+    num_clients: int,
+    rng: Seed,
+    *,
+    alpha: float,
+    exponent: float = 1.0,
+    min_size: int = 1,
+) -> list[np.ndarray]:
+    """Skews labels and sizes, each to a degree of its own.
+
+    A client's label shares are drawn from Dirichlet(alpha * classes * p) with p the shares of the
+    pool, so that for balanced classes alpha means what it means in `dirichlet`; sizes follow a
+    power law. With `exponent=0` this is the partition of Hsu et al., whose concentration is `alpha`
+    times the number of classes.
+
+    Args:
+      labels: the class of each example, `[examples]`.
+      num_clients: how many clients there are.
+      rng: a NumPy generator, or a seed for one.
+      alpha: the concentration of the labels, above 0; small values give few classes to a client.
+      exponent: of the power law of sizes, at least 0; 0 gives equal sizes.
+      min_size: the fewest examples of a client.
+
+    Returns:
+      The rows of each client, ascending.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for Federated
+      Visual Classification, 2019, section 3.
+    """
+    labels = np.asarray(labels)
+    checks.require(labels.ndim == 1 and len(labels) > 0, "labels", "be a row", labels.shape)
+    checks.positive("alpha", alpha)
+    rng = np.random.default_rng(rng)
+    sizes = power_law_sizes(len(labels), num_clients, rng, exponent=exponent, min_size=min_size)
+    _, counts = np.unique(labels, return_counts=True)
+    concentration = alpha * len(counts) * counts / len(labels)
+    preferences = rng.dirichlet(concentration, size=num_clients)
+    return by_preference(labels, preferences, sizes, rng)
+
+
+def majority_classes(
+    labels: np.ndarray,
+    num_clients: int,
+    rng: Seed,
+    *,
+    num_majority: int = 2,
+    majority_share: float = 0.9,
+) -> list[np.ndarray]:
+    """Gives each client a few classes that hold most of its examples, and a little of all others.
+
+    Sizes are equal. Each class is a majority class of the same number of clients (give or take
+    one), in random company, so that for balanced classes the shares come out as asked.
+
+    Args:
+      labels: the class of each example, `[examples]`.
+      num_clients: how many clients there are.
+      rng: a NumPy generator, or a seed for one.
+      num_majority: majority classes of each client, fewer than there are classes.
+      majority_share: the share of a client's examples in its majority classes together, in [0, 1].
+
+    Returns:
+      The rows of each client, ascending.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix B.2.
+    """
+    labels = np.asarray(labels)
+    num_classes = len(np.unique(labels))
+    checks.whole("num_clients", num_clients)
+    checks.whole("num_majority", num_majority)
+    checks.require(
+        num_majority < num_classes,
+        "num_majority",
+        f"be below the number of classes, {num_classes}",
+        num_majority,
+    )
+    checks.probability("majority_share", majority_share, allow_zero=True)
+    checks.require(
+        num_clients <= len(labels), "num_clients", f"be at most {len(labels)}", num_clients
+    )
+    rng = np.random.default_rng(rng)
+    # Blocks of as many clients as there are classes; within one, shifts of one random order.
+    majority = np.concatenate(
+        [
+            rng.permutation(num_classes)[
+                (
+                    np.arange(num_classes)[:, None]
+                    + rng.permutation(num_classes)[None, :num_majority]
+                )
+                % num_classes
+            ]
+            for _ in range(-(-num_clients // num_classes))
+        ]
+    )[:num_clients]
+    rest = (1 - majority_share) / (num_classes - num_majority)
+    preferences = np.full((num_clients, num_classes), rest)
+    np.put_along_axis(preferences, majority, majority_share / num_majority, axis=1)
+    return by_preference(labels, preferences, even_sizes(len(labels), num_clients), rng)
+
+
+def _fit_margins(preferences: np.ndarray, sizes: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """Scales rows and columns in turn until both sums are as asked."""
+    shares = preferences / preferences.sum(axis=1, keepdims=True)
+    # A trace of every class everywhere: with exact zeros some pools could not be used up.
+    shares += 1e-9
+    table = shares * (sizes[:, None] / shares.sum(axis=1, keepdims=True))
+    for _ in range(_MAX_SWEEPS):
+        columns = table.sum(axis=0)
+        if np.max(np.abs(columns - totals) / totals) < _TOLERANCE:
+            break
+        table *= totals / columns
+        rows = table.sum(axis=1, keepdims=True)
+        table *= np.divide(sizes[:, None], rows, out=np.zeros_like(rows), where=rows > 0)
+    return table
+
+
+def _round_to_margins(
+    table: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Rounds a table to whole numbers with the given row and column sums."""
+    table = table * np.minimum(totals / table.sum(axis=0), 1)
+    counts = np.floor(table).astype(np.int64)
+    remainder = table - counts
+    missing = sizes - counts.sum(axis=1)
+    for j in range(len(totals)):
+        open_rows = np.flatnonzero(missing > 0)
+        wanted = int(totals[j] - counts[:, j].sum())
+        chosen = open_rows[np.argsort(-remainder[open_rows, j], kind="stable")[:wanted]]
+        counts[chosen, j] += 1
+        missing[chosen] -= 1
+    rows = rng.permutation(np.repeat(np.arange(len(sizes)), missing))
+    columns = np.repeat(np.arange(len(totals)), totals - counts.sum(axis=0))
+    np.add.at(counts, (rows, columns), 1)
+    return counts

@@ -1,0 +1,294 @@
+"""Ways to deal a pool of examples out to clients.
+
+Every partition is a list with the rows of each client, ascending. Clients share no row and together
+hold all of them, so that a record's privacy is that of its one client; the same arguments and seed
+give the same partition.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.data.sizes import Seed, check_pool, even_sizes, power_law_sizes
+
+
+def iid(num_examples: int, num_clients: int, rng: Seed) -> list[np.ndarray]:
+    """Deals examples out at random, the same number to each client (give or take one).
+
+    Args:
+      num_examples: how many examples the pool has.
+      num_clients: how many clients there are, at most `num_examples`.
+      rng: a NumPy generator, or a seed for one.
+
+    Returns:
+      The rows of each client, ascending.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    check_pool(num_examples, num_clients, min_size=1)
+    return _deal(even_sizes(num_examples, num_clients), np.random.default_rng(rng))
+
+
+def quantity_skew(
+    num_examples: int, num_clients: int, rng: Seed, *, exponent: float = 1.0, min_size: int = 1
+) -> list[np.ndarray]:
+    """Deals examples out at random, in numbers that follow a power law.
+
+    Args:
+      num_examples: how many examples the pool has.
+      num_clients: how many clients there are.
+      rng: a NumPy generator, or a seed for one.
+      exponent: as in `power_law_sizes`.
+      min_size: the fewest examples of a client.
+
+    Returns:
+      The rows of each client, ascending.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    rng = np.random.default_rng(rng)
+    sizes = power_law_sizes(num_examples, num_clients, rng, exponent=exponent, min_size=min_size)
+    return _deal(sizes, rng)
+
+
+def dirichlet(
+    labels: np.ndarray, num_clients: int, rng: Seed, *, alpha: float, min_size: int = 1
+) -> list[np.ndarray]:
+    """Skews labels and sizes by a Dirichlet draw for each class.
+
+    The shares of the clients in each class are Dirichlet(alpha, ..., alpha), so small values of
+    alpha give few classes to a client and very different sizes. Where a client falls short of
+    `min_size`, examples at random move to it from the largest clients; others redraw the whole
+    partition until it fits, which for many clients never ends.
+
+    Args:
+      labels: the class of each example, `[examples]`.
+      num_clients: how many clients there are.
+      rng: a NumPy generator, or a seed for one.
+      alpha: the concentration, above 0; large values approach equal shares.
+      min_size: the fewest examples of a client; may be 0.
+
+    Returns:
+      The rows of each client, ascending.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Yurochkin et al., Bayesian Nonparametric Federated Learning, ICML 2019, section 4.
+    """
+    labels = _check_labels(labels)
+    check_pool(len(labels), num_clients, min_size)
+    checks.positive("alpha", alpha)
+    rng = np.random.default_rng(rng)
+    _, code = np.unique(labels, return_inverse=True)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for rows in _rows_by_class(code, rng):
+        shares = rng.dirichlet(np.full(num_clients, float(alpha)))
+        # Systematic sampling: whole numbers whose expectations are the shares.
+        cuts = np.floor(np.cumsum(shares) * len(rows) + rng.random())
+        cuts[-1] = len(rows)
+        counts = np.diff(np.minimum(cuts, len(rows)), prepend=0).astype(np.int64)
+        owner[rows] = np.repeat(np.arange(num_clients), counts)
+    return by_owner(_raise_to_minimum(owner, num_clients, min_size, rng), num_clients)
+
+
+def shards(
+    labels: np.ndarray,
+    num_clients: int,
+    rng: Seed,
+    *,
+    shards_per_client: int = 2,
+    equal_sizes: bool = False,
+) -> list[np.ndarray]:
+    """Sorts by label, cuts into shards and deals each client the same number of them.
+
+    Shards are cut at class boundaries, so that a client never holds more than `shards_per_client`
+    classes; within a class they are of one size (give or take one). The original cuts shards of
+    equal size instead, of which some straddle two classes.
+
+    Args:
+      labels: the class of each example, `[examples]`.
+      num_clients: how many clients there are.
+      rng: a NumPy generator, or a seed for one.
+      shards_per_client: shards that each client gets, and so the most classes it can hold.
+      equal_sizes: cut as in the original: equal sizes, boundaries shared.
+
+    Returns:
+      The rows of each client, ascending.
+
+    Raises:
+      ValueError: if an argument is out of range, or there are more shards than examples or fewer
+        shards than classes.
+
+    Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
+      Data, AISTATS 2017, section 3.
+    """
+    labels = _check_labels(labels)
+    checks.whole("shards_per_client", shards_per_client)
+    check_pool(len(labels), num_clients, min_size=shards_per_client)
+    rng = np.random.default_rng(rng)
+    num_shards = num_clients * shards_per_client
+    classes, code = np.unique(labels, return_inverse=True)
+    by_class = _rows_by_class(code, rng)
+    if equal_sizes:
+        sizes = even_sizes(len(labels), num_shards)
+    else:
+        checks.require(
+            num_shards >= len(classes),
+            "num_clients * shards_per_client",
+            f"be at least the number of classes, {len(classes)}",
+            num_shards,
+        )
+        counts = np.array([len(rows) for rows in by_class])
+        sizes = np.concatenate(
+            [
+                even_sizes(count, pieces)
+                for count, pieces in zip(counts, _pieces(counts, num_shards), strict=True)
+            ]
+        )
+    shard = np.repeat(np.arange(num_shards), sizes)
+    client_of_shard = rng.permutation(num_shards) // shards_per_client
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[np.concatenate(by_class)] = client_of_shard[shard]
+    return by_owner(owner, num_clients)
+
+
+def natural(client_ids: np.ndarray) -> list[np.ndarray]:
+    """Groups examples by the client that the data themselves name.
+
+    Args:
+      client_ids: the client of each example, `[examples]`, of a type that can be sorted.
+
+    Returns:
+      The rows of each client, ascending; clients in the order of `np.unique(client_ids)`.
+
+    Raises:
+      ValueError: if there are no examples.
+    """
+    client_ids = np.asarray(client_ids)
+    checks.require(
+        client_ids.ndim == 1 and len(client_ids) > 0,
+        "client_ids",
+        "be a row of at least one id",
+        client_ids.shape,
+    )
+    names, owner = np.unique(client_ids, return_inverse=True)
+    return by_owner(owner, len(names))
+
+
+def split_clients(
+    clients: Sequence[np.ndarray], rng: Seed, *, test_fraction: float = 0.2
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Sets a share of every client's examples aside for testing.
+
+    The number is `test_fraction` of the client's examples, rounded to the nearest, and leaves at
+    least one example for training; a client of one example has none for testing.
+
+    Args:
+      clients: the rows of each client.
+      rng: a NumPy generator, or a seed for one.
+      test_fraction: the share, in [0, 1).
+
+    Returns:
+      The training rows and the test rows of each client, both in the client's own order.
+
+    Raises:
+      ValueError: if the share is out of range or there are no clients.
+    """
+    checks.require(len(clients) > 0, "clients", "hold at least one client", len(clients))
+    checks.require(0 <= test_fraction < 1, "test_fraction", "lie in [0, 1)", test_fraction)
+    rng = np.random.default_rng(rng)
+    sizes = np.array([len(rows) for rows in clients])
+    num_test = np.minimum(np.floor(sizes * test_fraction + 0.5), np.maximum(sizes - 1, 0))
+    owner = np.repeat(np.arange(len(clients)), sizes)
+    is_test = _random_rank(owner, sizes, rng) < num_test[owner]
+    flat = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in clients])
+    test_sizes = num_test.astype(np.int64)
+    return _cut(flat[~is_test], sizes - test_sizes), _cut(flat[is_test], test_sizes)
+
+
+def by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    """Groups rows by the client that owns them.
+
+    Args:
+      owner: the client of each example, `[examples]`, from 0 to `num_clients - 1`.
+      num_clients: how many clients there are; those without examples get an empty row.
+
+    Returns:
+      The rows of each client, ascending.
+    """
+    return _cut(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=num_clients))
+
+
+def _deal(sizes: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    owner = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return by_owner(owner, len(sizes))
+
+
+def _cut(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    ends = np.cumsum(sizes).tolist()
+    return [rows[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _pieces(counts: np.ndarray, num_shards: int) -> np.ndarray:
+    """Divides shards over classes in proportion to size, at least one a class."""
+    shares = counts * (num_shards / counts.sum())
+    pieces = np.maximum(np.floor(shares), 1).astype(np.int64)
+    while (excess := int(pieces.sum()) - num_shards) != 0:
+        step = -1 if excess > 0 else 1
+        gain = np.where(pieces + step >= 1, step * (shares - pieces), -np.inf)
+        pieces[np.argmax(gain)] += step
+    return pieces
+
+
+def _rows_by_class(code: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Lists the rows of each class in random order."""
+    shuffled = rng.permutation(len(code))
+    order = shuffled[np.argsort(code[shuffled], kind="stable")]
+    return _cut(order, np.bincount(code))
+
+
+def _random_rank(owner: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Numbers the examples of each owner from 0 in random order."""
+    shuffled = rng.permutation(len(owner))
+    order = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    rank = np.empty(len(owner), dtype=np.int64)
+    rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return rank
+
+
+def _raise_to_minimum(
+    owner: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Moves examples from the largest clients to those below the minimum."""
+    sizes = np.bincount(owner, minlength=num_clients)
+    lacking = np.maximum(min_size - sizes, 0)
+    needed = int(lacking.sum())
+    if needed == 0:
+        return owner
+    # The highest level to which the largest clients can be cut and still give enough.
+    low, high = min_size, int(sizes.max())
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = int(np.maximum(sizes - middle, 0).sum()) >= needed
+        low, high = (middle, high) if enough else (low, middle)
+    given = np.maximum(sizes - low, 0)
+    given[np.flatnonzero(given)[: int(given.sum()) - needed]] -= 1
+    moved = np.flatnonzero(_random_rank(owner, sizes, rng) < given[owner])
+    result = owner.copy()
+    result[rng.permutation(moved)] = np.repeat(np.arange(num_clients), lacking)
+    return result
+
+
+def _check_labels(labels: np.ndarray) -> np.ndarray:
+    labels = np.asarray(labels)
+    checks.require(
+        labels.ndim == 1 and len(labels) > 0,
+        "labels",
+        "be a row of at least one label",
+        labels.shape,
+    )
+    return labels

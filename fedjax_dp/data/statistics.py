@@ -1,0 +1,234 @@
+"""What a partition looks like: in numbers, in words, in a picture."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.data.federated import FederatedData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionStatistics:
+    """Describes how examples lie with clients. These are exact figures, not private ones.
+
+    Attributes:
+      sizes: examples of each client, `[clients]`.
+      label_counts: examples of each label at each client, `[clients, labels]`, or None where there
+        are no labels.
+      labels: the labels that the columns count, ascending, as text.
+      num_shared: examples that lie with more than one client; 0 where clients are disjoint.
+      num_unused: examples of the pool that no client has.
+    """
+
+    sizes: np.ndarray
+    label_counts: np.ndarray | None
+    labels: tuple[str, ...]
+    num_shared: int
+    num_unused: int
+
+    @property
+    def num_clients(self) -> int:
+        """Counts the clients."""
+        return len(self.sizes)
+
+    @property
+    def label_entropy(self) -> np.ndarray | None:
+        """Measures how mixed each client's labels are, `[clients]`, in nats; 0 for one label."""
+        shares = self._shares()
+        if shares is None:
+            return None
+        logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+        return -np.sum(shares * logs, axis=1)
+
+    @property
+    def total_variation(self) -> np.ndarray | None:
+        """Measures how far each client's label shares are from those of all clients together.
+
+        Half the sum of absolute differences, `[clients]`, from 0 (alike) to 1; clients without
+        examples count as 0.
+        """
+        shares = self._shares()
+        if shares is None or self.label_counts is None:
+            return None
+        population = self.label_counts.sum(axis=0) / max(self.label_counts.sum(), 1)
+        return np.where(self.sizes > 0, np.abs(shares - population).sum(axis=1) / 2, 0.0)
+
+    def _shares(self) -> np.ndarray | None:
+        if self.label_counts is None:
+            return None
+        return self.label_counts / np.maximum(self.label_counts.sum(axis=1, keepdims=True), 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Collects all figures in plain Python types, ready for JSON.
+
+        Returns:
+          The number of clients and examples, size quantiles, sizes, label counts, label entropy and
+          total variation for each client, and shared and unused examples.
+        """
+        entropy, variation = self.label_entropy, self.total_variation
+        return {
+            "num_clients": self.num_clients,
+            "num_examples": int(self.sizes.sum()),
+            "size_min": int(self.sizes.min()),
+            "size_median": float(np.median(self.sizes)),
+            "size_max": int(self.sizes.max()),
+            "num_empty": int(np.sum(self.sizes == 0)),
+            "num_shared": self.num_shared,
+            "num_unused": self.num_unused,
+            "sizes": self.sizes.tolist(),
+            "labels": list(self.labels),
+            "label_counts": None if self.label_counts is None else self.label_counts.tolist(),
+            "label_entropy": None if entropy is None else entropy.tolist(),
+            "total_variation": None if variation is None else variation.tolist(),
+        }
+
+    def __str__(self) -> str:
+        """Puts the main figures into a few lines."""
+        quartiles = np.quantile(self.sizes, [0, 0.25, 0.5, 0.75, 1])
+        lines = [
+            f"{self.num_clients} clients, {int(self.sizes.sum())} examples",
+            "sizes: min {:g}, quartiles {:g} / {:g} / {:g}, max {:g}".format(*quartiles),
+        ]
+        entropy, variation = self.label_entropy, self.total_variation
+        if self.label_counts is not None and entropy is not None and variation is not None:
+            held = np.sum(self.label_counts > 0, axis=1)
+            lines += [
+                f"labels per client: min {held.min()}, median {np.median(held):g}, "
+                f"max {held.max()} of {len(self.labels)}",
+                f"label entropy per client: mean {entropy.mean():.3f} nats of at most "
+                f"{np.log(max(len(self.labels), 1)):.3f}",
+                f"total variation from all clients together: mean {variation.mean():.3f}, "
+                f"max {variation.max():.3f}",
+            ]
+        if self.num_shared:
+            lines.append(f"{self.num_shared} examples lie with more than one client")
+        if self.num_unused:
+            lines.append(f"{self.num_unused} examples lie with no client")
+        return "\n".join(lines)
+
+
+def describe(
+    clients: Sequence[np.ndarray],
+    labels: np.ndarray | None = None,
+    *,
+    num_examples: int | None = None,
+) -> PartitionStatistics:
+    """Describes a partition given as rows of a pool.
+
+    Args:
+      clients: the rows of each client.
+      labels: the class of each example of the pool, `[examples]`, or None.
+      num_examples: how many examples the pool has; None takes it from `labels` or, without them,
+        from the highest row.
+
+    Returns:
+      The figures.
+
+    Raises:
+      ValueError: if there are no clients, or a row is not in the pool.
+    """
+    checks.require(len(clients) > 0, "clients", "hold at least one client", len(clients))
+    rows = np.concatenate([np.asarray(client, dtype=np.int64) for client in clients])
+    sizes = np.array([len(client) for client in clients], dtype=np.int64)
+    if num_examples is None:
+        num_examples = len(labels) if labels is not None else int(rows.max(initial=-1)) + 1
+    checks.require(
+        bool(np.all((rows >= 0) & (rows < num_examples))),
+        "clients",
+        f"hold rows in [0, {num_examples})",
+        "a row outside",
+    )
+    uses = np.bincount(rows, minlength=num_examples)
+    counts, names = _count_labels(sizes, labels[rows] if labels is not None else None)
+    return PartitionStatistics(sizes, counts, names, int(np.sum(uses > 1)), int(np.sum(uses == 0)))
+
+
+def describe_data(data: FederatedData, label: str | None = "y") -> PartitionStatistics:
+    """Describes the clients of a store.
+
+    Args:
+      data: the store.
+      label: the array that holds the class of each example, or None to count sizes alone.
+
+    Returns:
+      The figures; rows of a store belong to one client each.
+
+    Raises:
+      ValueError: if the array does not exist or holds more than one label for an example.
+    """
+    labels = None
+    if label is not None:
+        checks.one_of("label", label, data.examples)
+        labels = np.asarray(data.examples[label])
+        checks.require(labels.ndim == 1, "label", "name a row of labels", labels.shape)
+    counts, names = _count_labels(data.sizes, labels)
+    return PartitionStatistics(data.sizes, counts, names, 0, 0)
+
+
+def draw(
+    statistics: PartitionStatistics, *, max_clients: int = 60, title: str | None = None
+) -> "Figure":
+    """Draws label counts by client as stacked bars, and a histogram of client sizes.
+
+    The figure belongs to no window and no global list of figures: save it with its `savefig`.
+
+    Args:
+      statistics: what to draw.
+      max_clients: bars that are drawn; of more clients, evenly spaced ones in order of size.
+      title: a line above, or None.
+
+    Returns:
+      A matplotlib figure.
+
+    Raises:
+      ValueError: if `max_clients` is below 1.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    checks.whole("max_clients", max_clients)
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    bars, histogram = figure.subplots(1, 2, width_ratios=(3, 1))
+    order = np.argsort(-statistics.sizes, kind="stable")
+    if statistics.num_clients > max_clients:
+        order = order[np.linspace(0, len(order) - 1, max_clients).round().astype(int)]
+    places = np.arange(len(order))
+    if statistics.label_counts is None:
+        bars.bar(places, statistics.sizes[order], width=1.0)
+    else:
+        counts = statistics.label_counts[order]
+        bottoms = np.cumsum(counts, axis=1) - counts
+        colors = colormaps["tab10" if len(statistics.labels) <= 10 else "nipy_spectral"]
+        for j, name in enumerate(statistics.labels):
+            color = colors(j if len(statistics.labels) <= 10 else j / (len(statistics.labels) - 1))
+            bars.bar(places, counts[:, j], bottom=bottoms[:, j], width=0.9, color=color, label=name)
+        if len(statistics.labels) <= 20:
+            bars.legend(title="label", fontsize="small", loc="upper right")
+    shown = f"{len(order)} of " if len(order) < statistics.num_clients else ""
+    bars.set(
+        xlabel=f"{shown}{statistics.num_clients} clients, largest first",
+        ylabel="examples",
+        title="labels by client" if statistics.label_counts is not None else "examples by client",
+    )
+    histogram.hist(statistics.sizes, bins=min(30, max(5, statistics.num_clients // 2)))
+    histogram.set(xlabel="examples of a client", ylabel="clients", title="client sizes")
+    if title is not None:
+        figure.suptitle(title)
+    return figure
+
+
+def _count_labels(
+    sizes: np.ndarray, labels: np.ndarray | None
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    if labels is None:
+        return None, ()
+    names, code = np.unique(labels, return_inverse=True)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    counts = np.bincount(owner * len(names) + code, minlength=len(sizes) * len(names))
+    return counts.reshape(len(sizes), len(names)), tuple(str(name) for name in names)
