@@ -1,0 +1,356 @@
+"""Noise multipliers from budgets, budgets from noise multipliers, and the steps that both allow."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import dp_accounting as dpa
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize
+
+from fedjax_dp.core import checks
+from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy import rdp
+from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.events import DpEvent
+
+# Multipliers outside of this range have no use, so that a search that gets there has failed.
+_SMALLEST, _LARGEST = 2.0**-10, 2.0**24
+_TOLERANCE = 1e-7
+
+
+def calibrate_noise_multiplier(
+    make_event: Callable[[float], DpEvent],
+    epsilon: float,
+    dp_delta: float,
+    *,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+) -> float:
+    """Finds the smallest noise multiplier whose composition stays within a budget.
+
+    Guarantee: ε of the returned multiplier is at most `epsilon`; a multiplier smaller by 1e-6 of
+    itself exceeds it.
+
+    Args:
+      make_event: `(noise_multiplier) → event` of the whole run; ε must fall with the multiplier.
+      epsilon: the budget, above 0.
+      dp_delta: δ in (0, 1).
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one"; the multiplier is the standard deviation over the
+        largest contribution under either.
+
+    Returns:
+      The noise multiplier, at least 2^-10.
+
+    Raises:
+      UnsupportedEvent: if the composition has no valid analysis.
+      ValueError: if an argument is not valid, or no noise reaches the budget.
+    """
+    _check_budget(epsilon, dp_delta)
+
+    def excess(log_multiplier: float) -> float:
+        ledger = Ledger(relation=relation)
+        ledger.charge(make_event(math.exp(log_multiplier)))
+        return _log_ratio(ledger.epsilon(dp_delta, accountant), epsilon).item()
+
+    low, high = 0.0, 0.0
+    while excess(high) > 0:
+        low, high = high, high + 1.0
+        if high > math.log(_LARGEST):
+            raise ValueError(_unreachable(epsilon, dp_delta, accountant))
+    while low >= high or excess(low) <= 0:
+        low, high = low - 1.0, min(low, high)
+        if low < math.log(_SMALLEST):
+            return _SMALLEST
+    root = optimize.brentq(excess, low, high, xtol=_TOLERANCE, rtol=1e-12)
+    while excess(root) > 0:
+        root += _TOLERANCE
+    return math.exp(root)
+
+
+def _check_budget(epsilon: ArrayLike, dp_delta: ArrayLike) -> None:
+    checks.positive("epsilon", epsilon)
+    inside = np.all((np.asarray(dp_delta) > 0) & (np.asarray(dp_delta) < 1))
+    checks.require(bool(inside), "dp_delta", "lie in (0, 1)", dp_delta)
+
+
+def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
+    """The sign tells whether the budget is exceeded; bounded, as root finders need it."""
+    with np.errstate(divide="ignore"):
+        return np.clip(np.log(np.asarray(spent, float) / np.asarray(budget, float)), -50, 50)
+
+
+def _unreachable(epsilon: float, dp_delta: float, accountant: str) -> str:
+    hint = (
+        "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
+        if accountant == "rdp-classic-64"
+        else "what does not depend on the noise multiplier spends it already"
+    )
+    return f"epsilon must be reachable, got {epsilon!r} at dp_delta {dp_delta!r}: {hint}"
+
+
+def epsilon_of_poisson(
+    noise_multiplier: ArrayLike,
+    sampling_rate: ArrayLike,
+    num_steps: ArrayLike,
+    dp_delta: ArrayLike,
+    *,
+    rho: ArrayLike = 0.0,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+) -> np.ndarray:
+    """Computes ε of Poisson-sampled Gaussian steps for many clients at once.
+
+    Args:
+      noise_multiplier: standard deviation over the largest contribution, at least 0; a scalar or
+        `[clients]`.
+      sampling_rate: in [0, 1]; a scalar, `[clients]`, or `[clients, phases]` where the rate
+        changes in the course of a run. Rate 1 means that everybody takes part.
+      num_steps: steps of each phase, the shape of `sampling_rate` or one that broadcasts to it;
+        whole numbers, except for "rdp-classic-64", whose recipe counts `epochs·N/b`.
+      dp_delta: δ in (0, 1); a scalar or `[clients]`.
+      rho: zCDP cost of all else that was released, such as private selections; a scalar or
+        `[clients]`.
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one".
+
+    Returns:
+      `[clients]`, or a scalar array where all arguments are scalars.
+
+    Raises:
+      UnsupportedEvent: if the combination has no valid analysis.
+      ValueError: if an argument is not valid.
+    """
+    checks.non_negative("noise_multiplier", noise_multiplier)
+    rows, shape = _rows(noise_multiplier, dp_delta, rho, sampling_rate, num_steps, accountant)
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    spent = _epsilons(unique, accountant, relation)
+    return spent[inverse.reshape(-1)].reshape(shape)
+
+
+def calibrate_poisson(
+    epsilon: ArrayLike,
+    dp_delta: ArrayLike,
+    sampling_rate: ArrayLike,
+    num_steps: ArrayLike,
+    *,
+    rho: ArrayLike = 0.0,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+) -> np.ndarray:
+    """Finds the noise multiplier of every client of Poisson-sampled Gaussian training.
+
+    Clients with the same numbers share the work, all others are searched side by side, and
+    calls with the same numbers are remembered.
+
+    Guarantee: ε of each returned multiplier is at most the client's budget.
+
+    Args:
+      epsilon: budgets, above 0; a scalar or `[clients]`.
+      dp_delta: δ in (0, 1); a scalar or `[clients]`.
+      sampling_rate: as for `epsilon_of_poisson`.
+      num_steps: as for `epsilon_of_poisson`.
+      rho: as for `epsilon_of_poisson`.
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one".
+
+    Returns:
+      `[clients]`, or a scalar array where all arguments are scalars.
+
+    Raises:
+      UnsupportedEvent: if the combination has no valid analysis.
+      ValueError: if an argument is not valid, or no noise reaches a budget.
+    """
+    _check_budget(epsilon, dp_delta)
+    rows, shape = _rows(epsilon, dp_delta, rho, sampling_rate, num_steps, accountant)
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    found = _calibrated(tuple(map(tuple, unique.tolist())), accountant, relation)
+    return np.asarray(found)[inverse.reshape(-1)].reshape(shape)
+
+
+def max_poisson_steps(
+    epsilon: ArrayLike,
+    dp_delta: ArrayLike,
+    sampling_rate: ArrayLike,
+    noise_multiplier: ArrayLike,
+    *,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+    limit: int = 10**7,
+) -> np.ndarray:
+    """Counts the steps that a budget allows.
+
+    Multiplied by `sampling_rate` and rounded down they are epochs.
+
+    Args:
+      epsilon: budgets, above 0; a scalar or `[clients]`.
+      dp_delta: δ in (0, 1); a scalar or `[clients]`.
+      sampling_rate: in (0, 1]; a scalar or `[clients]`.
+      noise_multiplier: above 0; a scalar or `[clients]`.
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one".
+      limit: the largest answer that is looked for.
+
+    Returns:
+      int64, `[clients]`, or a scalar array where all arguments are scalars.
+
+    Raises:
+      UnsupportedEvent: if the combination has no valid analysis.
+      ValueError: if an argument is not valid.
+    """
+    _check_budget(epsilon, dp_delta)
+    checks.probability("sampling_rate", sampling_rate)
+    checks.positive("noise_multiplier", noise_multiplier)
+    columns = np.broadcast_arrays(epsilon, dp_delta, sampling_rate, noise_multiplier)
+    rows = np.stack([np.asarray(c, float).ravel() for c in columns], axis=1)
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    steps = [
+        Ledger(relation=relation).max_rounds(
+            _step(rate, z), budget, delta, accountant=accountant, limit=limit
+        )
+        for budget, delta, rate, z in unique.tolist()
+    ]
+    return np.asarray(steps, np.int64)[inverse.reshape(-1)].reshape(columns[0].shape)
+
+
+def _step(rate: float, noise_multiplier: float) -> DpEvent:
+    gaussian = dpa.GaussianDpEvent(noise_multiplier)
+    return gaussian if rate == 1 else dpa.PoissonSampledDpEvent(rate, gaussian)
+
+
+def _rows(
+    first: ArrayLike,
+    dp_delta: ArrayLike,
+    rho: ArrayLike,
+    sampling_rate: ArrayLike,
+    num_steps: ArrayLike,
+    accountant: str,
+) -> tuple[np.ndarray, tuple[int, ...]]:
+    """One row a client: first, δ, ρ, then the rates and the steps of all phases."""
+    ev.accountant_name(accountant)
+    _check_budget(1.0, dp_delta)
+    checks.probability("sampling_rate", sampling_rate, allow_zero=True)
+    checks.non_negative("num_steps", num_steps)
+    checks.non_negative("rho", rho)
+    steps = np.asarray(num_steps, float)
+    if accountant != "rdp-classic-64":
+        whole = bool(np.all(steps == np.floor(steps)))
+        checks.require(whole, "num_steps", "hold whole numbers", num_steps)
+    rates, steps = np.broadcast_arrays(np.asarray(sampling_rate, float), steps)
+    phases = rates.shape[1:] or (1,)
+    rates, steps = (x.reshape(*x.shape[:1], *phases) for x in (rates, steps))
+    scalars = np.broadcast_arrays(first, dp_delta, rho, rates[..., 0])
+    shape = scalars[0].shape
+    num_clients = math.prod(shape)
+    table = [np.asarray(x, float).reshape(num_clients, 1) for x in scalars[:3]]
+    for x in (rates, steps):
+        table.append(np.broadcast_to(x, (*shape, *phases)).reshape(num_clients, -1))
+    return np.concatenate(table, axis=1), shape
+
+
+def _event(row: np.ndarray, noise_multiplier: float) -> DpEvent:
+    rho, (rates, steps) = row[2], np.split(row[3:], 2)
+    parts: list[DpEvent] = [
+        dpa.SelfComposedDpEvent(_step(rate, noise_multiplier), int(count))
+        for rate, count in zip(rates.tolist(), steps.tolist(), strict=True)
+    ]
+    if rho:
+        parts.append(dpa.ZCDpEvent(float(rho)))
+    return dpa.ComposedDpEvent(parts)
+
+
+def _epsilons(rows: np.ndarray, accountant: str, relation: str) -> np.ndarray:
+    """ε of rows that begin with the noise multiplier."""
+    if accountant == "pld" or relation != "add_remove":
+        spent = np.empty(len(rows))
+        for i, row in enumerate(rows):
+            ledger = Ledger(relation=relation)
+            ledger.charge(_event(row, float(row[0])))
+            spent[i] = ledger.epsilon(float(row[1]), accountant)[0]
+        return spent
+    is_classic = accountant == "rdp-classic-64"
+    orders = np.asarray(rdp.CLASSIC_ORDERS if is_classic else rdp.DEFAULT_ORDERS)
+    rates, steps = np.split(rows[:, 3:], 2, axis=1)
+    curves = rows[:, 2:3] * orders
+    for rate, count in zip(rates.T, steps.T, strict=True):
+        runs = count > 0
+        one = rdp.poisson_gaussian(rate[runs], rows[runs, 0], tuple(orders))
+        curves[runs] += count[runs, None] * one
+    spent = np.empty(len(rows))
+    for delta in np.unique(rows[:, 1]):
+        at = rows[:, 1] == delta
+        spent[at] = rdp.to_epsilon(curves[at], tuple(orders), delta, is_classic=is_classic)
+    return spent
+
+
+@functools.lru_cache(maxsize=256)
+def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: str) -> np.ndarray:
+    """Noise multipliers of rows that begin with the budget."""
+    table = np.asarray(rows)
+    if accountant == "pld" or relation != "add_remove":
+        return np.array(
+            [
+                calibrate_noise_multiplier(
+                    functools.partial(_event, row),
+                    float(row[0]),
+                    float(row[1]),
+                    accountant=accountant,
+                    relation=relation,
+                )
+                for row in table
+            ]
+        )
+    budget = table[:, 0]
+
+    def excess(which: np.ndarray, log_multiplier: np.ndarray) -> np.ndarray:
+        asked = table[which].copy()
+        asked[:, 0] = np.exp(log_multiplier)
+        return _log_ratio(_epsilons(asked, accountant, relation), budget[which])
+
+    return np.exp(_roots(excess, rows, accountant))
+
+
+def _roots(
+    excess: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    rows: tuple[tuple[float, ...], ...],
+    accountant: str,
+) -> np.ndarray:
+    """Zeros of many falling functions at once, by false position with Illinois weights.
+
+    What is returned is the upper end of each bracket, where the budget is known to hold.
+    """
+    everyone = np.arange(len(rows))
+    low, high = np.full(len(rows), math.log(_SMALLEST)), np.full(len(rows), math.log(_LARGEST))
+    at_low, at_high = excess(everyone, low), excess(everyone, high)
+    if np.any(at_high > 0):
+        row = rows[int(np.argmax(at_high > 0))]
+        raise ValueError(_unreachable(row[0], row[1], accountant))
+    high = np.where(at_low <= 0, low, high)
+    last_side = np.zeros(len(rows))
+    for iteration in range(200):
+        (open_,) = np.nonzero(high - low > _TOLERANCE)
+        if not open_.size:
+            break
+        a, b, fa, fb = low[open_], high[open_], at_low[open_], at_high[open_]
+        middle = (a * fb - b * fa) / (fb - fa)
+        width = b - a
+        # Both ends must close in, so that no step may come closer than a part of the tolerance.
+        is_slow = (iteration % 3 == 2) | (np.abs(fa) > 5) | (np.abs(fb) > 5)
+        middle = np.where(is_slow, a + width / 2, middle)
+        middle = np.clip(middle, a + _TOLERANCE / 4, b - _TOLERANCE / 4)
+        value = excess(open_, middle)
+        is_below = value > 0
+        side = np.where(is_below, -1.0, 1.0)
+        repeats = side == last_side[open_]
+        low[open_], at_low[open_] = (
+            np.where(is_below, middle, a),
+            np.where(is_below, value, np.where(repeats, fa / 2, fa)),
+        )
+        high[open_], at_high[open_] = (
+            np.where(is_below, b, middle),
+            np.where(is_below, np.where(repeats, fb / 2, fb), value),
+        )
+        last_side[open_] = side
+    return high
