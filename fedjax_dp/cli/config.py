@@ -32,9 +32,9 @@ class RunSection:
 
     name: str = _setting("digits", "name of the run, used in titles")
     seed: int = _setting(0, "root of all random draws, of the partition too")
-    rounds: int = _setting(60, "number of rounds")
-    evaluate_every: int = _setting(5, "rounds between two evaluations")
-    checkpoint_every: int = _setting(20, "rounds between two checkpoints")
+    rounds: int = _setting(30, "number of rounds")
+    evaluate_every: int = _setting(1, "rounds between two evaluations")
+    checkpoint_every: int = _setting(10, "rounds between two checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class TrainingSection:
 
     optimizer: str = _setting("sgd", "an Optax optimiser that takes a learning rate")
     optimizer_options: dict[str, Any] = _setting(dict, "options of the optimiser")
-    learning_rate: Numbers = _setting(0.5, "step size")
-    batch_size: Numbers = _setting(32.0, "examples a step, expected ones under Poisson sampling")
+    learning_rate: Numbers = _setting(2.0, "step size")
+    batch_size: Numbers = _setting(64.0, "examples a step, expected ones under Poisson sampling")
     num_epochs: Numbers = _setting(1.0, "passes over the client's data in a round")
     num_steps: Numbers | None = _setting(None, "local steps in a round, instead of epochs")
     sampler: Literal["auto", "shuffled", "poisson", "fixed_size", "everybody"] = _setting(

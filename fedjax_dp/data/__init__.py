@@ -1,1 +1,35 @@
-"""."""
+"""Data of many clients: the ragged store, samplers, partitions, shifts, data sets."""
+
+from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, statistics
+from fedjax_dp.data.federated import FederatedData, example_structure
+from fedjax_dp.data.sampling import (
+    Draw,
+    Participation,
+    Sampler,
+    cyclic,
+    everybody,
+    fixed_size,
+    participation,
+    poisson,
+    shuffled,
+)
+
+__all__ = [
+    "Draw",
+    "FederatedData",
+    "Participation",
+    "Sampler",
+    "clusters",
+    "cyclic",
+    "datasets",
+    "everybody",
+    "example_structure",
+    "fixed_size",
+    "mixtures",
+    "participation",
+    "partition",
+    "poisson",
+    "shifts",
+    "shuffled",
+    "statistics",
+]

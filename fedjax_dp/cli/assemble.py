@@ -1,0 +1,328 @@
+"""Builds the parts of an experiment from its configuration, checking all of it before any work."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import numpy as np
+import optax
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.cli.config import Config, LevelSection
+from fedjax_dp.cli.population import Population, build_population
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.core import checks, trees
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import example_structure
+from fedjax_dp.engine.evaluation import Evaluator, evaluator
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import Simulation, simulation
+from fedjax_dp.io.statement import Claim
+from fedjax_dp.models import registry as models
+from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, calibrate_poisson
+
+OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": optax.sgd,
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+    "adagrad": optax.adagrad,
+    "rmsprop": optax.rmsprop,
+    "yogi": optax.yogi,
+}
+
+_SAMPLERS = {
+    "shuffled": sampling.shuffled,
+    "poisson": sampling.poisson,
+    "fixed_size": sampling.fixed_size,
+    "everybody": sampling.everybody,
+    "cyclic": sampling.cyclic,
+}
+
+
+class Experiment(NamedTuple):
+    """All parts of an experiment, ready to run.
+
+    Attributes:
+      config: what was asked for.
+      population: the data of the clients.
+      model: what is trained.
+      simulation: the compiled rounds.
+      evaluator: the compiled evaluations.
+      claims: what each unit's privacy statement says beside ε.
+      dp_delta: δ by unit.
+      budget: ε by unit that must not be exceeded.
+      num_parameters: size of the model.
+    """
+
+    config: Config
+    population: Population
+    model: Model
+    simulation: Simulation
+    evaluator: Evaluator
+    claims: dict[str, Claim]
+    dp_delta: dict[str, float]
+    budget: dict[str, Any]
+    num_parameters: int
+
+
+def assemble(config: Config) -> Experiment:
+    """Builds an experiment.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The experiment; nothing has been compiled or trained.
+
+    Raises:
+      ValueError: for any choice that does not exist, does not fit the data, or claims a privacy
+        that it would not have.
+    """
+    _check_numbers(config)
+    population = build_population(config)
+    train = population.train
+    model = models.build(
+        config.model.name,
+        example_structure(train),
+        population.num_classes,
+        **config.model.options,
+    )
+    participation = _participation(config, train.num_clients)
+    trainer = _trainer(config, model, train.sizes)
+    unit, units = config.privacy.unit, config.privacy.units
+    mechanism = _client_mechanism(config, participation) if "client" in units else None
+    algorithm = algorithms.build(
+        config.algorithm.name,
+        model,
+        trainer,
+        num_clients=train.num_clients,
+        unit=unit,
+        client_mechanism=mechanism,
+        options=config.algorithm.options,
+    )
+    stops = min(config.run.evaluate_every, config.run.checkpoint_every)
+    execution = ExecutionConfig(
+        clients_per_chunk=config.execution.clients_per_chunk,
+        devices=config.execution.devices,
+        placement=config.execution.placement,
+        rounds_per_call=min(stops, config.run.rounds),
+    )
+    compiled = simulation(algorithm, train, participation, execution)
+    evaluations = evaluator(
+        compiled, model, train, whole=population.test, clients=population.client_test
+    )
+    levels = {u: getattr(config.privacy, u) for u in units}
+    return Experiment(
+        config=config,
+        population=population,
+        model=model,
+        simulation=compiled,
+        evaluator=evaluations,
+        claims=_claims(config, participation, trainer, mechanism),
+        dp_delta={u: level.dp_delta for u, level in levels.items()},
+        budget={u: _budget(level) for u, level in levels.items() if level.epsilon is not None},
+        num_parameters=trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))),
+    )
+
+
+def _check_numbers(config: Config) -> None:
+    checks.whole("run.rounds", config.run.rounds)
+    checks.whole("run.evaluate_every", config.run.evaluate_every)
+    checks.whole("run.checkpoint_every", config.run.checkpoint_every)
+    checks.one_of("model.name", config.model.name, models.FACTORIES)
+    for option in config.model.options:
+        checks.one_of("model.options", option, models.options(config.model.name))
+    for option in config.algorithm.options:
+        checks.one_of("algorithm.options", option, algorithms.options_of(config.algorithm.name))
+    checks.one_of("algorithm.name", config.algorithm.name, algorithms.ALGORITHMS)
+    offered = algorithms.ALGORITHMS[config.algorithm.name].units
+    checks.one_of("privacy.unit", config.privacy.unit, offered)
+    checks.one_of("training.optimizer", config.training.optimizer, OPTIMIZERS)
+    for unit in config.privacy.units:
+        level: LevelSection = getattr(config.privacy, unit)
+        checks.positive(f"privacy.{unit}.clip_norm", level.clip_norm)
+        checks.require(
+            0 < level.dp_delta < 1, f"privacy.{unit}.dp_delta", "lie in (0, 1)", level.dp_delta
+        )
+        if level.epsilon is not None:
+            checks.positive(f"privacy.{unit}.epsilon", level.epsilon)
+        if level.noise_multiplier is not None:
+            checks.non_negative(f"privacy.{unit}.noise_multiplier", level.noise_multiplier)
+        checks.require(
+            level.epsilon is not None or level.noise_multiplier is not None,
+            f"privacy.{unit}",
+            "give an epsilon to calibrate to, or a noise_multiplier",
+            None,
+        )
+
+
+def _budget(level: LevelSection) -> Any:
+    # Calibration stops a hair below its target; the margin keeps rounding from ending a run early.
+    return np.asarray(level.epsilon, dtype=np.float64) * (1 + 1e-6)
+
+
+def _participation(config: Config, num_clients: int) -> sampling.Participation:
+    section = config.participation
+    if section.capacity is not None:
+        checks.require(
+            section.sampler == "poisson",
+            "participation.sampler",
+            "be poisson if a capacity is given",
+            section.sampler,
+        )
+        sampler = sampling.poisson(section.capacity)
+    else:
+        sampler = _SAMPLERS[section.sampler]()
+    return sampling.participation(sampler, num_clients, section.cohort_size)
+
+
+def _numbers(value: Any) -> Any:
+    return np.asarray(value, dtype=np.float32) if value is not None else None
+
+
+def _trainer(config: Config, model: Model, sizes: np.ndarray) -> LocalTrainer:
+    section, is_private = config.training, "record" in config.privacy.units
+    name = section.sampler
+    if name == "auto":
+        name = "poisson" if is_private else "shuffled"
+    sampler = _SAMPLERS[name]()
+    options = section.optimizer_options
+    known = [
+        p.name
+        for p in inspect.signature(OPTIMIZERS[section.optimizer]).parameters.values()
+        if p.name != "learning_rate"
+    ]
+    for option in options:
+        checks.one_of("training.optimizer_options", option, known)
+
+    def optimizer(learning_rate: Any) -> optax.GradientTransformation:
+        return OPTIMIZERS[section.optimizer](learning_rate, **options)
+
+    numbers = LocalConfig(
+        learning_rate=_numbers(section.learning_rate),
+        batch_size=_numbers(section.batch_size),
+        num_epochs=_numbers(section.num_epochs),
+        num_steps=_numbers(section.num_steps),
+    )
+    build = local_trainer
+    common = {
+        "optimizer": optimizer,
+        "sampler": sampler,
+        "micro_batch_size": section.micro_batch_size,
+    }
+    if not is_private:
+        return build(model, numbers, **common)
+    level = config.privacy.record
+    numbers = numbers._replace(
+        clip_norm=_numbers(level.clip_norm), noise_multiplier=np.float32(1.0)
+    )
+    trainer = dp_sgd_trainer(model, numbers, per_layer=level.per_layer, **common)
+    numbers.validate(len(sizes))
+    noise = level.noise_multiplier
+    if noise is None:
+        noise = _calibrated(config, trainer, sizes)
+    return trainer._replace(config=numbers._replace(noise_multiplier=_numbers(noise)))
+
+
+def _calibrated(config: Config, trainer: LocalTrainer, sizes: np.ndarray) -> np.ndarray:
+    """Finds each client's noise multiplier for its own budget, were it drawn in every round."""
+    level, numbers, rounds = config.privacy.record, trainer.config, config.run.rounds
+    target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), sizes.shape)
+    has_data = sizes > 0
+    noise = np.ones(len(sizes))
+    promise = {"accountant": config.privacy.accountant, "relation": config.privacy.relation}
+    if config.training.sampler in ("auto", "poisson"):
+        batch = np.broadcast_to(np.asarray(numbers.batch_size, dtype=np.float64), sizes.shape)
+        rate = np.minimum(1.0, batch / np.maximum(sizes, 1))
+        steps = rounds * np.asarray(trainer.num_steps(sizes, numbers))
+        trains = has_data & (steps > 0)
+        noise[trains] = calibrate_poisson(
+            target[trains], level.dp_delta, rate[trains], steps[trains], **promise
+        )
+        return _rounded_up(noise)
+    assert trainer.event is not None
+    for client in np.flatnonzero(has_data):
+        row = jax.tree.map(np.asarray, numbers.row(client))
+
+        def run_of(z: float, row: LocalConfig = row, size: int = int(sizes[client])) -> Any:
+            one = trainer.event(size, row._replace(noise_multiplier=z))  # type: ignore[misc]
+            return dp_accounting.SelfComposedDpEvent(one, rounds)
+
+        noise[client] = calibrate_noise_multiplier(
+            run_of, float(target[client]), level.dp_delta, **promise
+        )
+    return _rounded_up(noise)
+
+
+def _rounded_up(noise_multiplier: Any) -> np.ndarray:
+    """Gives the next float32, so that the noise that runs is never below what was calibrated."""
+    rounded = np.asarray(noise_multiplier, dtype=np.float32)
+    return np.where(rounded >= noise_multiplier, rounded, np.nextafter(rounded, np.float32(np.inf)))
+
+
+def _client_mechanism(config: Config, participation: sampling.Participation) -> dict[str, Any]:
+    level = config.privacy.client
+    for name in ("clip_norm", "noise_multiplier", "epsilon"):
+        checks.require(
+            not isinstance(getattr(level, name), list),
+            f"privacy.client.{name}",
+            "be one number, since all clients are treated alike",
+            getattr(level, name),
+        )
+    noise = level.noise_multiplier
+    if noise is None:
+
+        def rounds_of(z: float) -> Any:
+            one = participation.event(dp_accounting.GaussianDpEvent(z))
+            return dp_accounting.SelfComposedDpEvent(one, _charged_rounds(config, participation))
+
+        calibrated = calibrate_noise_multiplier(
+            rounds_of,
+            float(level.epsilon),  # type: ignore[arg-type]
+            level.dp_delta,
+            accountant=config.privacy.accountant,
+            relation=config.privacy.relation,
+        )
+        noise = float(_rounded_up(calibrated))
+    return {
+        "clip_norm": level.clip_norm,
+        "noise_multiplier": noise,
+        "expected_cohort_size": participation.cohort_size,
+        "per_layer": level.per_layer,
+    }
+
+
+def _charged_rounds(config: Config, participation: sampling.Participation) -> int:
+    if participation.sampler.charges_everybody:
+        return config.run.rounds
+    cycle = -(-participation.num_clients // int(participation.cohort_size))
+    return -(-config.run.rounds // cycle)
+
+
+def _claims(
+    config: Config,
+    participation: sampling.Participation,
+    trainer: LocalTrainer,
+    mechanism: dict[str, Any] | None,
+) -> dict[str, Claim]:
+    claims = {}
+    if mechanism is not None:
+        claims["client"] = Claim(
+            sampler=participation.sampler.name,
+            mechanism="gaussian",
+            noise_multiplier=mechanism["noise_multiplier"],
+            clip_norm=mechanism["clip_norm"],
+        )
+    if "record" in config.privacy.units:
+        name = config.training.sampler
+        claims["record"] = Claim(
+            sampler="poisson" if name == "auto" else name,
+            mechanism="gaussian",
+            noise_multiplier=trainer.config.noise_multiplier,
+            clip_norm=trainer.config.clip_norm,
+        )
+    return claims

@@ -1,0 +1,85 @@
+"""The command `fedjax-dp`."""
+
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_dp.core import checks
+
+app = typer.Typer(
+    help="Federated learning under differential privacy, simulated in JAX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(context_settings=_ANY_OPTION)
+def run(
+    context: typer.Context,
+    output: Annotated[
+        pathlib.Path | None, typer.Option(help="Run folder; the next free one under runs/.")
+    ] = None,
+    resume: Annotated[
+        pathlib.Path | None, typer.Option(help="Go on with the interrupted run in this folder.")
+    ] = None,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="List every key of a configuration.")
+    ] = False,
+) -> None:
+    """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`."""
+    from fedjax_dp.cli import config as configuration
+
+    if keys:
+        table = Table("key", "default", "meaning")
+        for row in configuration.describe():
+            table.add_row(*row)
+        Console().print(table)
+        return
+    words = list(context.args)
+    file = words.pop(0) if words and not words[0].startswith("--") else None
+    if resume is not None:
+        checks.require(
+            file is None and not words and output is None,
+            "--resume",
+            "stand alone, since a run goes on with the configuration that it has",
+            [w for w in (file, *words) if w],
+        )
+        file = str(resume / "config.toml")
+        checks.require(
+            pathlib.Path(file).is_file(), "--resume", "name a run folder with a config.toml", resume
+        )
+    config = configuration.load(file, words)
+
+    from fedjax_dp.cli import run as running
+
+    console = Console()
+    folder = resume or running.new_folder(output, config.run.name)
+    raise typer.Exit(running.run(config, folder, console, resume=resume is not None))
+
+
+def _data_app() -> typer.Typer:
+    from fedjax_dp.cli.data import app as data_app
+
+    return data_app
+
+
+app.add_typer(_data_app(), name="data")
+
+
+def main() -> None:
+    """Runs the command line; a mistake of the user ends in one line and status 2."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

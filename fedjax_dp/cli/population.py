@@ -1,0 +1,143 @@
+"""From a named data set to the clients' training and held-out data."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedjax_dp.algorithms.centralized import pool
+from fedjax_dp.cli.config import Config
+from fedjax_dp.core import checks
+from fedjax_dp.data import datasets, mixtures, partition, statistics
+from fedjax_dp.data.federated import FederatedData
+
+# Each takes (labels, num_clients, rng, **options) or (num_examples, num_clients, rng, **options).
+PARTITIONS: Mapping[str, Callable[..., list[np.ndarray]]] = {
+    "iid": partition.iid,
+    "dirichlet": partition.dirichlet,
+    "shards": partition.shards,
+    "quantity_skew": partition.quantity_skew,
+    "label_and_quantity_skew": mixtures.label_and_size_skew,
+}
+
+
+_DEFAULT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "dirichlet": {"alpha": 0.5},
+    "label_and_quantity_skew": {"alpha": 0.5, "exponent": 0.5},
+}
+
+
+class Population(NamedTuple):
+    """The data of an experiment.
+
+    Attributes:
+      train: training examples by client.
+      client_test: held-out examples of each client, or None.
+      test: the data set's own test part as one client, or None.
+      num_classes: number of classes or tokens.
+      has_class_labels: whether `y` holds the class of each example.
+    """
+
+    train: FederatedData
+    client_test: FederatedData | None
+    test: FederatedData | None
+    num_classes: int
+    has_class_labels: bool
+
+    def figure(self) -> Figure:
+        """Draws how examples are spread over clients.
+
+        Returns:
+          The figure.
+        """
+        label = "y" if self.has_class_labels else None
+        return statistics.draw(statistics.describe_data(self.train, label))
+
+
+def build_population(config: Config) -> Population:
+    """Loads a data set and spreads it over clients.
+
+    Args:
+      config: the experiment.
+
+    Returns:
+      The population, on the host.
+
+    Raises:
+      ValueError: for an unknown data set, partition or option, or data that are not finite.
+    """
+    section = config.data
+    checks.one_of("data.name", section.name, datasets.available())
+    checks.one_of("data.partition", section.partition, (*PARTITIONS, "natural"))
+    checks.require(
+        0 <= section.client_test_share < 1,
+        "data.client_test_share",
+        "lie in [0, 1)",
+        section.client_test_share,
+    )
+    for option in section.options:
+        checks.one_of("data.options", option, datasets.options(section.name))
+    partition_options = _check_partition(section.partition, section.partition_options)
+    data = datasets.load(section.name, section.data_dir, **section.options)
+    is_labelled = data.task == "classification" and data.train["y"].ndim == 1
+    clients, names = _clients(config, data, partition_options)
+    rng = np.random.default_rng([config.run.seed, 1])
+    if section.client_test_share > 0:
+        train_rows, test_rows = partition.split_clients(
+            clients, rng, test_fraction=section.client_test_share
+        )
+        client_test = FederatedData.from_indices(data.train, test_rows, names)
+    else:
+        train_rows, client_test = clients, None
+    train = FederatedData.from_indices(data.train, train_rows, names)
+    if section.check_finite:
+        train.check_finite()
+    test = None
+    if len(data.test["y"]):
+        test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
+    if config.algorithm.name == "centralized":
+        train, client_test = pool(train), None
+    return Population(train, client_test, test, data.num_classes, is_labelled)
+
+
+def _check_partition(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    known = [] if name == "natural" else _options(PARTITIONS[name])
+    for option in options:
+        checks.require(bool(known), "data.partition_options", f"be empty for {name}", option)
+        checks.one_of("data.partition_options", option, known)
+    return {**_DEFAULT_OPTIONS.get(name, {}), **options}
+
+
+def _options(factory: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(factory).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+def _clients(
+    config: Config, data: datasets.Dataset, options: dict[str, Any]
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    section = config.data
+    if section.partition == "natural":
+        checks.require(
+            data.train_clients is not None,
+            "data.partition",
+            f"be another than natural, since {section.name} names no clients",
+            section.partition,
+        )
+        ids = np.asarray(data.train_clients)
+        return partition.natural(ids), tuple(str(i) for i in np.unique(ids))
+    build = PARTITIONS[section.partition]
+    rng = np.random.default_rng([config.run.seed, 0])
+    first = next(iter(inspect.signature(build).parameters))
+    labels = data.train["y"]
+    if first == "labels":
+        checks.require(
+            labels.ndim == 1 and data.task == "classification",
+            "data.partition",
+            f"not read labels, since those of {section.name} are no classes of examples",
+            section.partition,
+        )
+        return build(labels, section.num_clients, rng, **options), ()
+    return build(len(labels), section.num_clients, rng, **options), ()

@@ -1,0 +1,66 @@
+"""Progress that says what is being done: a live bar on a terminal, lines elsewhere."""
+
+from typing import Any
+
+import rich.progress
+from rich.console import Console
+
+
+class Progress:
+    """Shows the phase, the round, the accuracy and the ε spent so far."""
+
+    def __init__(self, console: Console, rounds: int):
+        """Prepares the display.
+
+        Args:
+          console: where it goes.
+          rounds: number of rounds of the run.
+        """
+        self._console, self._rounds = console, rounds
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=rounds)
+
+    def __enter__(self) -> "Progress":
+        """Starts the display."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Stops the display."""
+        self._bar.stop()
+
+    def phase(self, name: str) -> None:
+        """Names what is being done now.
+
+        Args:
+          name: a few words.
+        """
+        self._bar.update(self._task, description=name)
+        if not self._console.is_terminal:
+            self._console.print(name)
+
+    def done(self, rounds: int, row: dict[str, Any] | None = None) -> None:
+        """Tells how many rounds are done.
+
+        Args:
+          rounds: rounds done.
+          row: the newest metrics.
+        """
+        row = row or {}
+        text = f"round {rounds} of {self._rounds}"
+        if row.get("test_accuracy") is not None:
+            text += f", accuracy {row['test_accuracy']:.3f}"
+        for name in ("epsilon_record", "epsilon_client"):
+            if row.get(name) is not None:
+                text += f", ε {row[name]:.2f} ({name.removeprefix('epsilon_')})"
+        self._bar.update(self._task, completed=rounds, description=text)
+        if row and not self._console.is_terminal:
+            self._console.print(text)

@@ -1,0 +1,263 @@
+"""Runs an experiment: rounds, looks from outside, a run folder that can be resumed."""
+
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from fedjax_dp.cli import config as configuration
+from fedjax_dp.cli.assemble import Experiment, assemble
+from fedjax_dp.cli.config import Config, ConfigError
+from fedjax_dp.cli.progress import Progress
+from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.evaluation.fairness import summarize
+from fedjax_dp.io import plots
+from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.logbook import Logbook, read_metrics, write_json
+from fedjax_dp.io.statement import write_statement
+
+CONFIG_FILE = "config.toml"
+
+
+def new_folder(output: pathlib.Path | None, name: str) -> pathlib.Path:
+    """Chooses the folder of a new run.
+
+    Args:
+      output: the folder asked for, or None for the next free one under `runs/`.
+      name: the run's name.
+
+    Returns:
+      A path that holds no run yet.
+
+    Raises:
+      ConfigError: if the folder asked for holds something.
+    """
+    if output is not None:
+        if output.is_file() or (output.is_dir() and any(output.iterdir())):
+            raise ConfigError(
+                f"--output {str(output)!r} must be a new or an empty folder; "
+                "to go on with a run use --resume"
+            )
+        return output
+    number = 1
+    while (folder := pathlib.Path("runs") / f"{name}-{number:03d}").exists():
+        number += 1
+    return folder
+
+
+def run(config: Config, folder: pathlib.Path, console: Console, *, resume: bool = False) -> int:
+    """Runs an experiment to its end, or to an interruption, and writes its folder.
+
+    Args:
+      config: the experiment.
+      folder: the run folder; it holds a checkpoint where `resume` is set.
+      console: where progress goes.
+      resume: go on from the newest checkpoint.
+
+    Returns:
+      The exit status: 0 at the end, 130 after an interruption.
+    """
+    started = time.perf_counter()
+    if config.execution.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", config.execution.compilation_cache)
+    with Progress(console, config.run.rounds) as progress:
+        progress.phase("reading data and calibrating noise")
+        experiment = assemble(config)
+        simulation = experiment.simulation
+        key = jax.random.key(config.run.seed)
+        state = simulation.init(key)
+        accounting = PrivacyAccounting(simulation, state, config.privacy.relation)
+
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoints = Checkpoints(folder / "checkpoint")
+        seconds_before = 0.0
+        if resume and checkpoints.latest_round() is not None:
+            state, extra = checkpoints.restore(state)
+            accounting.restore(extra["ledgers"])
+            seconds_before = extra["seconds"]
+        elif not resume:
+            (folder / CONFIG_FILE).write_text(configuration.to_toml(config), encoding="utf-8")
+        logbook = Logbook(folder, from_round=int(state.round))
+
+        progress.phase("compiling")
+        compiling = time.perf_counter()
+        state = simulation.compile(state, key)
+        jax.block_until_ready(state)
+        seconds_compiling = time.perf_counter() - compiling
+
+        def save(state: SimulationState) -> None:
+            seconds = seconds_before + time.perf_counter() - started
+            checkpoints.save(state, {"ledgers": accounting.to_json(), "seconds": seconds})
+
+        with _interruptions() as is_interrupted:
+            state, is_over_budget = _rounds(
+                experiment, state, key, accounting, logbook, progress, save, is_interrupted
+            )
+            interrupted = is_interrupted() and int(state.round) < config.run.rounds
+        save(state)
+        logbook.close()
+        checkpoints.close()
+        progress.phase("evaluating and drawing")
+        seconds = seconds_before + time.perf_counter() - started
+        timing = {"seconds": seconds, "seconds_compiling": seconds_compiling}
+        summary = _finish(experiment, state, accounting, folder, timing)
+    _report(console, summary, folder, interrupted, is_over_budget)
+    return 130 if interrupted else 0
+
+
+def _rounds(
+    experiment: Experiment,
+    state: SimulationState,
+    key: Any,
+    accounting: PrivacyAccounting,
+    logbook: Logbook,
+    progress: Progress,
+    save: Callable[[SimulationState], None],
+    is_interrupted: Callable[[], bool],
+) -> tuple[SimulationState, bool]:
+    """Runs blocks of rounds up to the next look from outside, until the end or the budget."""
+    config = experiment.config
+    done, total = int(state.round), config.run.rounds
+    progress.done(done)
+    while done < total and not is_interrupted():
+        stops = (config.run.evaluate_every, config.run.checkpoint_every)
+        block = min(total - done, *(every - done % every for every in stops))
+        affordable = accounting.affordable_rounds(
+            block, experiment.budget, experiment.dp_delta, config.privacy.accountant
+        )
+        if affordable == 0:
+            return state, True
+        state, info = experiment.simulation.run(state, key, affordable)
+        rows = _rows(experiment, accounting, info, done)
+        done += affordable
+        if done % config.run.evaluate_every == 0 or done == total:
+            rows[-1] |= _evaluate(experiment, state)
+        for row in rows:
+            logbook.write(row)
+        progress.done(done, rows[-1])
+        if done % config.run.checkpoint_every == 0:
+            save(state)
+    return state, False
+
+
+def _rows(
+    experiment: Experiment, accounting: PrivacyAccounting, info: dict[str, np.ndarray], done: int
+) -> list[dict[str, Any]]:
+    """Charges each round to the ledgers and turns its info into a row of metrics."""
+    rows = []
+    for i in range(len(info["participants"])):
+        accounting.charge({"participants": info["participants"][i : i + 1]})
+        spent = accounting.epsilon(experiment.dp_delta, experiment.config.privacy.accountant)
+        row = {name: value[i] for name, value in info.items() if name != "participants"}
+        row |= {f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()}
+        rows.append({"round": done + i + 1} | row)
+    return rows
+
+
+def _evaluate(experiment: Experiment, state: SimulationState) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    if experiment.evaluator.clients is not None:
+        by_client = experiment.evaluator.clients(state)
+        row |= {"client_test_loss": by_client.loss, "client_test_accuracy": by_client.accuracy}
+        row |= summarize(by_client)
+        row["test_accuracy"] = by_client.accuracy
+        row["test_loss"] = by_client.loss
+    if experiment.evaluator.whole is not None:
+        whole = experiment.evaluator.whole(state)
+        row |= {"test_loss": whole.loss, "test_accuracy": whole.accuracy}
+    return row
+
+
+def _finish(
+    experiment: Experiment,
+    state: SimulationState,
+    accounting: PrivacyAccounting,
+    folder: pathlib.Path,
+    timing: dict[str, float],
+) -> dict[str, Any]:
+    config, rows = experiment.config, read_metrics(folder)
+    accountant = config.privacy.accountant
+    spent = accounting.epsilon(experiment.dp_delta, accountant)
+    evaluated = _evaluate(experiment, state)
+    summary = {
+        "name": config.run.name,
+        "algorithm": experiment.simulation.algorithm.name,
+        **evaluated,
+        "epsilon": max((float(np.max(each)) for each in spent.values()), default=None),
+        "dp_delta": max((experiment.dp_delta[unit] for unit in spent), default=None),
+        **{f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()},
+        "rounds": int(state.round),
+        "num_clients": experiment.population.train.num_clients,
+        "num_parameters": experiment.num_parameters,
+        "padding_share": float(np.mean([row["padding_share"] for row in rows])) if rows else None,
+        "clients_per_chunk": experiment.simulation.shape.chunk,
+        **timing,
+    }
+    write_json(folder / "summary.json", summary)
+    write_statement(folder, experiment.claims, accounting.ledgers, experiment.dp_delta, accountant)
+    title = f"{config.run.name}: {experiment.simulation.algorithm.name}"
+    plots.save(plots.accuracy_and_epsilon(rows, title), folder / "plots" / "accuracy_epsilon.png")
+    if experiment.evaluator.clients is not None:
+        accuracies = experiment.evaluator.clients(state).client_accuracy
+        if np.isfinite(accuracies).any():
+            sizes = experiment.population.train.sizes
+            figure = plots.client_accuracies(accuracies, sizes, title)
+            plots.save(figure, folder / "plots" / "client_accuracy.png")
+    plots.save(experiment.population.figure(), folder / "plots" / "partition.png")
+    return summary
+
+
+def _report(
+    console: Console,
+    summary: dict[str, Any],
+    folder: pathlib.Path,
+    interrupted: bool,
+    is_over_budget: bool,
+) -> None:
+    if interrupted:
+        console.print(
+            f"interrupted after round {summary['rounds']}; nothing is lost: "
+            f"fedjax-dp run --resume {folder}"
+        )
+    if is_over_budget:
+        console.print(f"stopped after round {summary['rounds']}: one more would exceed the budget")
+    parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
+    if summary.get("test_accuracy") is not None:
+        parts.append(f"test accuracy {summary['test_accuracy']:.4f}")
+    if summary.get("worst_client_accuracy") is not None:
+        parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
+    if summary["epsilon"] is not None:
+        parts.append(f"ε = {summary['epsilon']:.3f} at δ = {summary['dp_delta']:g}")
+    else:
+        parts.append("no privacy is claimed")
+    console.print(", ".join(parts))
+    console.print(f"run folder: {folder}", soft_wrap=True)
+
+
+@contextmanager
+def _interruptions() -> Iterator[Callable[[], bool]]:
+    """Turns the first Ctrl-C into a wish to stop after the rounds under way."""
+    seen = 0
+
+    def note(signum: int, frame: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # Not the main thread: nobody presses Ctrl-C here.
+        yield lambda: False
+        return
+    try:
+        yield lambda: seen > 0
+    finally:
+        signal.signal(signal.SIGINT, before)
