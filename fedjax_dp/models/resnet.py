@@ -45,6 +45,7 @@ class _ResNet(nn.Module):
     norm: str
     num_groups: int
     stem: str
+    widths: tuple[int, ...] = _WIDTHS
 
     @nn.compact
     def __call__(self, x: jax.Array, *, is_training: bool = False) -> jax.Array:
@@ -55,13 +56,13 @@ class _ResNet(nn.Module):
             norm = functools.partial(_batch_norm, not is_training)
         x = inputs.images(x)
         if self.stem == "imagenet":
-            x = _conv(_WIDTHS[0], (7, 7), (2, 2), padding=((3, 3), (3, 3)), name="stem")(x)
+            x = _conv(self.widths[0], (7, 7), (2, 2), padding=((3, 3), (3, 3)), name="stem")(x)
             x = nn.relu(norm("stem_norm")(x))
             x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=_PAD_ONE)
         else:
-            x = _conv(_WIDTHS[0], (3, 3), padding=_PAD_ONE, name="stem")(x)
+            x = _conv(self.widths[0], (3, 3), padding=_PAD_ONE, name="stem")(x)
             x = nn.relu(norm("stem_norm")(x))
-        for stage, (width, num_blocks) in enumerate(zip(_WIDTHS, self.blocks, strict=True)):
+        for stage, (width, num_blocks) in enumerate(zip(self.widths, self.blocks, strict=True)):
             for i in range(num_blocks):
                 stride = 2 if stage > 0 and i == 0 else 1
                 x = _Block(width, stride, norm, name=f"stage{stage + 1}_block{i + 1}")(x)
