@@ -120,7 +120,7 @@ def parse_python(content: bytes, name: str) -> Part:
     """
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"{name} must be a pickled CIFAR batch, got: {error}") from error
     batch = {
         key.decode() if isinstance(key, bytes) else key: value

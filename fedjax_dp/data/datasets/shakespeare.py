@@ -19,7 +19,8 @@ VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 IGNORE_LABEL = -1
 
 _SPACE = VOCABULARY.index(" ")
-_HEADING = re.compile(r"^([^\n:]+):\n", re.MULTILINE)
+# A role is a line of its own after an empty one, and ends in a colon.
+_HEADING = re.compile(r"(?:\A|(?<=\n\n))([^\n]+):\n")
 
 # For each role, in order of appearance: its name and its training and test speeches.
 Roles = Iterable[tuple[str, list[str], list[str]]]
@@ -79,7 +80,8 @@ def load_tiny(
     """Loads the one-megabyte extract "tiny Shakespeare" with the roles as natural clients.
 
     Windows, numbering and parts are those of `load`. Roles of the same name in different plays
-    (First Citizen, Messenger) are one client, since the extract does not name the plays.
+    (First Citizen, Messenger) are one client, since the extract does not name the plays. Headings
+    with nothing said below them are left out.
 
     Args:
       data_dir: the data directory.
@@ -97,13 +99,11 @@ def load_tiny(
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["tiny_shakespeare"], data_dir)
     text = located.paths["input.txt"].read_text(encoding="utf-8")
+    _, *parts = _HEADING.split(text)
     speeches: dict[str, list[str]] = {}
-    for block in text.split("\n\n"):
-        heading = _HEADING.match(block)
-        if heading:
-            speeches.setdefault(heading[1], []).append(block[heading.end() :].strip("\n"))
-        elif speeches and block.strip():
-            next(reversed(speeches.values()))[-1] += "\n" + block.strip("\n")
+    for role, speech in zip(parts[::2], parts[1::2], strict=True):
+        if speech.strip():
+            speeches.setdefault(role, []).append(speech.strip("\n"))
     roles = _split(speeches, test_fraction, min_speeches)
     return _dataset("tiny_shakespeare", roles, sequence_length, located.source.name)
 

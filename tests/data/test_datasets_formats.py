@@ -1,0 +1,461 @@
+"""Loaders on small files made here, for the formats of which no real file is at hand."""
+
+import gzip
+import io
+import json
+import pickle
+import struct
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets import cifar, shakespeare, tabular
+from fedjax_dp.data.datasets.formats import parse_idx, read_idx
+
+
+def idx_bytes(array):
+    codes = {"uint8": 0x08, "int32": 0x0C, "float64": 0x0E}
+    header = struct.pack(">BBBB", 0, 0, codes[str(array.dtype)], array.ndim)
+    shape = struct.pack(f">{array.ndim}I", *array.shape)
+    return header + shape + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+class TestIdx:
+    @pytest.mark.parametrize("dtype", ["uint8", "int32", "float64"])
+    def test_packed_and_plain(self, tmp_path, rng, dtype):
+        array = rng.integers(0, 200, (3, 4, 5)).astype(dtype)
+        plain, packed = tmp_path / "a", tmp_path / "a.gz"
+        plain.write_bytes(idx_bytes(array))
+        packed.write_bytes(gzip.compress(idx_bytes(array)))
+        for path in (plain, packed):
+            result = read_idx(path)
+            np.testing.assert_array_equal(result, array)
+            assert result.dtype == np.dtype(dtype) and result.dtype.isnative
+
+    @pytest.mark.parametrize("damage", [b"", b"\0\0\x08", b"PK\x03\x04 and more"])
+    def test_what_is_no_idx_is_refused(self, damage):
+        with pytest.raises(ValueError, match="IDX"):
+            parse_idx(damage)
+
+    def test_a_short_file_is_refused(self, rng):
+        content = idx_bytes(rng.integers(0, 9, (3, 4)).astype(np.uint8))
+        for cut in (content[:-1], content + b"\0"):
+            with pytest.raises(ValueError, match="hold 24 bytes"):
+                parse_idx(cut)
+
+
+def write_mnist(folder, rng, num_train=20, num_test=10):
+    folder.mkdir(parents=True)
+    parts = {}
+    for prefix, count in (("train", num_train), ("t10k", num_test)):
+        x = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
+        y = rng.integers(0, 10, count).astype(np.uint8)
+        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(x)))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_bytes(y))
+        parts[prefix] = x, y
+    return parts
+
+
+class TestMnist:
+    @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw"])
+    def test_folders_and_mixed_packing(self, tmp_path, rng, folder):
+        parts = write_mnist(tmp_path / folder, rng)
+        mnist = datasets.load("mnist", tmp_path, dtype="uint8")
+        np.testing.assert_array_equal(mnist.train["x"][..., 0], parts["train"][0])
+        np.testing.assert_array_equal(mnist.test["y"], parts["t10k"][1])
+
+    def test_a_folder_named_like_the_data_set_is_taken_for_it(self, tmp_path, rng):
+        write_mnist(tmp_path / "mnist", rng)
+        assert len(datasets.load("mnist", tmp_path / "mnist").train["y"]) == 20
+        with pytest.raises(datasets.MissingDataError):
+            datasets.load("fashion_mnist", tmp_path / "mnist")
+
+    def test_writer_files_of_other_images_are_refused(self, tmp_path, rng):
+        parts = write_mnist(tmp_path / "mnist", rng)
+        for name, prefix, extra in (("train", "train", 0), ("test", "t10k", 5)):
+            labels = np.concatenate([parts[prefix][1], np.zeros(extra, np.uint8)])
+            table = np.zeros((len(labels), 8), dtype=np.int32)
+            table[:, 0], table[:, 2] = labels, np.arange(len(labels)) // 4 + 100
+            path = tmp_path / "mnist" / f"qmnist-{name}-labels-idx2-int.gz"
+            path.write_bytes(gzip.compress(idx_bytes(table)))
+        written = datasets.load("mnist_by_writer", tmp_path)
+        np.testing.assert_array_equal(written.test_clients, np.arange(10) // 4 + 100)
+        table[3, 0] = (table[3, 0] + 1) % 10
+        path.write_bytes(gzip.compress(idx_bytes(table)))
+        with pytest.raises(ValueError, match="same classes as the label file"):
+            datasets.load("mnist_by_writer", tmp_path)
+
+
+class Payload:
+    """Pickles to a call that an unpickler must never make."""
+
+    def __reduce__(self):
+        return (print, ("this must not be printed",))
+
+
+def cifar_batches(rng, count=6):
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    batches = {}
+    for name in names:
+        images = rng.integers(0, 256, (count, 32, 32, 3)).astype(np.uint8)
+        batches[name] = images, rng.integers(0, 10, count)
+    return batches
+
+
+def planes(images):
+    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+
+
+def binary(images, labels):
+    return np.column_stack([labels.astype(np.uint8), planes(images)]).tobytes()
+
+
+def pickled(images, labels):
+    # Protocol 2 with byte keys, as Python 2 wrote the published batches.
+    batch = {b"data": planes(images), b"labels": labels.tolist(), b"batch_label": b"x"}
+    return pickle.dumps(batch, protocol=2)
+
+
+def write_archive(path, contents, mode):
+    with tarfile.open(path, mode) as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+class TestCifar:
+    @pytest.mark.parametrize("source", ["binary", "binary archive", "python", "python archive"])
+    def test_published_batches(self, tmp_path, rng, source):
+        batches = cifar_batches(rng)
+        write, suffix = (pickled, "") if "python" in source else (binary, ".bin")
+        contents = {name + suffix: write(*batch) for name, batch in batches.items()}
+        inner = "cifar-10-batches-py" if "python" in source else "cifar-10-batches-bin"
+        if "archive" in source:
+            kind = source.split()[0]
+            named = {f"{inner}/{name}": content for name, content in contents.items()}
+            named[f"{inner}/batches.meta"] = b"not a batch"
+            write_archive(tmp_path / f"cifar-10-{kind}.tar.gz", named, "w:gz")
+        else:
+            (tmp_path / "cifar10" / inner).mkdir(parents=True)
+            for name, content in contents.items():
+                (tmp_path / "cifar10" / inner / name).write_bytes(content)
+        loaded = datasets.load("cifar10", tmp_path, dtype="uint8")
+        assert loaded.origin == source
+        train = [batches[f"data_batch_{i}"] for i in range(1, 6)]
+        np.testing.assert_array_equal(loaded.train["x"], np.concatenate([x for x, _ in train]))
+        np.testing.assert_array_equal(loaded.train["y"], np.concatenate([y for _, y in train]))
+        np.testing.assert_array_equal(loaded.test["x"], batches["test_batch"][0])
+
+    def test_a_pickle_cannot_run_anything(self, capsys):
+        with pytest.raises(ValueError, match=r"builtin.*\.print is not allowed"):
+            cifar.parse_python(pickle.dumps({b"data": Payload(), b"labels": []}, 2), "batch")
+        assert capsys.readouterr().out == ""
+
+    def test_the_published_pickles_name_of_numpy_is_understood(self, rng):
+        images, labels = next(iter(cifar_batches(rng).values()))
+        content = pickled(images, labels).replace(
+            b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"
+        )
+        assert b"cnumpy.core.multiarray" in content
+        np.testing.assert_array_equal(cifar.parse_python(content, "batch")[0], images)
+
+    def test_damaged_batches_are_refused(self, rng):
+        images, labels = next(iter(cifar_batches(rng).values()))
+        with pytest.raises(ValueError, match="rows of 3073 bytes"):
+            cifar.parse_binary(binary(images, labels)[:-1], "batch")
+        with pytest.raises(ValueError, match="label from 0 to 9"):
+            cifar.parse_binary(binary(images, labels + 10), "batch")
+        with pytest.raises(ValueError, match="must be a pickled CIFAR batch"):
+            cifar.parse_python(pickled(images, labels)[:1000], "batch")
+        with pytest.raises(ValueError, match="`data` and `labels`"):
+            cifar.parse_python(pickle.dumps([1, 2], 2), "batch")
+
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_tree_of_images(self, tmp_path, rng, packed):
+        image = pytest.importorskip("PIL.Image")
+        contents, expected = {}, {"train": [], "test": []}
+        for part, count in (("train", 2), ("test", 1)):
+            for label, class_name in enumerate(cifar.CLASS_NAMES):
+                for i in range(count):
+                    pixels = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
+                    buffer = io.BytesIO()
+                    image.fromarray(pixels).save(buffer, "png")
+                    contents[f"{part}/{class_name}/{i:04d}.png"] = buffer.getvalue()
+                    expected[part].append((pixels, label))
+        folder = tmp_path / "cifar10_jpeg"
+        folder.mkdir()
+        if packed:
+            shuffled = dict(sorted(contents.items(), key=lambda item: hash(item[1])))
+            write_archive(folder / "cifar10-jpeg-q75.tar.xz", shuffled, "w:xz")
+        else:
+            for name, content in contents.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+            (folder / "train" / "cat" / "notes.txt").write_text("not an image")
+        loaded = datasets.load("cifar10", tmp_path, dtype="uint8")
+        for part, arrays in (("train", loaded.train), ("test", loaded.test)):
+            np.testing.assert_array_equal(arrays["x"], [pixels for pixels, _ in expected[part]])
+            np.testing.assert_array_equal(arrays["y"], [label for _, label in expected[part]])
+
+    def test_an_unknown_class_folder_is_named(self, tmp_path):
+        pytest.importorskip("PIL.Image")
+        for name in ("train/katze", "test/cat"):
+            (tmp_path / "cifar10" / name).mkdir(parents=True)
+        (tmp_path / "cifar10" / "train" / "katze" / "1.png").write_bytes(b"")
+        with pytest.raises(ValueError, match="katze"):
+            datasets.load("cifar10", tmp_path)
+
+
+class TestEmnist:
+    def files(self, rng, split, first_label, num_classes):
+        contents, parts = {}, []
+        for part in ("train", "test"):
+            upright = rng.integers(0, 256, (8, 28, 28)).astype(np.uint8)
+            labels = rng.integers(0, num_classes, 8)
+            stored = np.ascontiguousarray(upright.transpose(0, 2, 1))
+            for kind, array in (
+                ("images-idx3", stored),
+                ("labels-idx1", (labels + first_label).astype(np.uint8)),
+            ):
+                name = f"emnist-{split}-{part}-{kind}-ubyte.gz"
+                contents[name] = gzip.compress(idx_bytes(array))
+            parts.append((upright, labels))
+        return contents, parts
+
+    @pytest.mark.parametrize(
+        ("split", "first", "classes"), [("byclass", 0, 62), ("letters", 1, 26)]
+    )
+    @pytest.mark.parametrize("in_zip", [False, True])
+    def test_images_stand_upright(self, tmp_path, rng, split, first, classes, in_zip):
+        contents, parts = self.files(rng, split, first, classes)
+        folder = tmp_path / "emnist"
+        folder.mkdir()
+        if in_zip:
+            with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
+                for name, content in contents.items():
+                    archive.writestr(f"gzip/{name}", content)
+        else:
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
+        loaded = datasets.load("emnist", tmp_path, split=split, dtype="uint8")
+        assert loaded.num_classes == classes
+        for arrays, (upright, labels) in zip((loaded.train, loaded.test), parts, strict=True):
+            np.testing.assert_array_equal(arrays["x"][..., 0], upright)
+            np.testing.assert_array_equal(arrays["y"], labels)
+
+    def test_labels_beyond_the_split_are_refused(self, tmp_path, rng):
+        contents, _ = self.files(rng, "digits", 10, 10)
+        (tmp_path / "emnist").mkdir()
+        for name, content in contents.items():
+            (tmp_path / "emnist" / name).write_bytes(content)
+        with pytest.raises(ValueError, match="labels of 10 classes"):
+            datasets.load("emnist", tmp_path, split="digits")
+
+
+def femnist_writers(rng):
+    return {
+        name: (rng.integers(0, 256, (count, 28, 28)), rng.integers(0, 62, count))
+        for name, count in (("f0001_41", 3), ("f0000_14", 4), ("f0002_07", 2))
+    }
+
+
+class TestFemnist:
+    def check(self, loaded, train, test):
+        for arrays, clients, writers in (
+            (loaded.train, loaded.train_clients, train),
+            (loaded.test, loaded.test_clients, test),
+        ):
+            assert set(clients) == set(writers)
+            for name, (pixels, labels) in writers.items():
+                np.testing.assert_array_equal(arrays["x"][clients == name][..., 0], 255 - pixels)
+                np.testing.assert_array_equal(arrays["y"][clients == name], labels)
+
+    def write_leaf(self, folder, writers, per_file=2):
+        folder.mkdir(parents=True)
+        names = list(writers)
+        for i in range(0, len(names), per_file):
+            users = names[i : i + per_file]
+            content = {
+                "users": users,
+                "num_samples": [len(writers[user][1]) for user in users],
+                "user_data": {
+                    user: {
+                        "x": (writers[user][0].reshape(-1, 784) / 255).tolist(),
+                        "y": writers[user][1].tolist(),
+                    }
+                    for user in users
+                },
+            }
+            (folder / f"all_data_{i}.json").write_text(json.dumps(content))
+
+    def test_leaf(self, tmp_path, rng):
+        train, test = femnist_writers(rng), femnist_writers(rng)
+        self.write_leaf(tmp_path / "femnist" / "train", train)
+        self.write_leaf(tmp_path / "femnist" / "test", test)
+        self.check(datasets.load("femnist", tmp_path, dtype="uint8"), train, test)
+        digits = datasets.load("femnist", tmp_path, only_digits=True)
+        assert digits.num_classes == 10
+        assert len(digits.train["y"]) == sum((y < 10).sum() for _, y in train.values())
+        dark = datasets.load("femnist", tmp_path, inverted=False)
+        bright = datasets.load("femnist", tmp_path)
+        np.testing.assert_allclose(dark.train["x"], 1 - bright.train["x"], atol=1e-6)
+
+    def test_hdf5(self, tmp_path, rng):
+        h5py = pytest.importorskip("h5py")
+        parts = femnist_writers(rng), femnist_writers(rng)
+        (tmp_path / "femnist").mkdir()
+        for name, writers in zip(("train", "test"), parts, strict=True):
+            with h5py.File(tmp_path / "femnist" / f"fed_emnist_{name}.h5", "w") as file:
+                for writer, (pixels, labels) in writers.items():
+                    group = file.create_group(f"examples/{writer}")
+                    group["pixels"] = (pixels / 255).astype(np.float32)
+                    group["label"] = labels.astype(np.int32)
+        self.check(datasets.load("femnist", tmp_path, dtype="uint8"), *parts)
+
+
+class TestShakespeare:
+    def test_hdf5(self, tmp_path):
+        h5py = pytest.importorskip("h5py")
+        (tmp_path / "shakespeare").mkdir()
+        texts = {
+            "train": {"A|X": ["To be,", "or not"], "A|Y": ["Ay."]},
+            "test": {"A|X": ["to be."]},
+        }
+        for part, roles in texts.items():
+            with h5py.File(tmp_path / "shakespeare" / f"shakespeare_{part}.h5", "w") as file:
+                for role, snippets in roles.items():
+                    file.create_group(f"examples/{role}")["snippets"] = snippets
+        loaded = datasets.load("shakespeare", tmp_path, sequence_length=8)
+        assert set(loaded.train_clients) == {"A|X"}
+        said = "".join(shakespeare.VOCABULARY[i] for i in loaded.train["y"].ravel() if i >= 0)
+        assert said == "o be,\nor not"
+
+    def test_windows(self):
+        x, y = shakespeare.windows(np.array([5, 6, 7, 8, 9], np.int32), 3)
+        np.testing.assert_array_equal(x, [[5, 6, 7], [8, 0, 0]])
+        np.testing.assert_array_equal(y, [[6, 7, 8], [9, -1, -1]])
+        for few in ([], [4]):
+            x, y = shakespeare.windows(np.array(few, np.int32), 3)
+            assert x.shape == y.shape == (0, 3)
+
+    def test_unknown_characters_become_spaces(self):
+        assert len(shakespeare.VOCABULARY) == len(set(shakespeare.VOCABULARY)) == 80
+        tokens = shakespeare.encode_text("aZ$é€\n")
+        assert "".join(shakespeare.VOCABULARY[t] for t in tokens)[:4] == "aZ  "
+        assert tokens[-1] == 0
+
+    @pytest.mark.parametrize(("count", "num_test"), [(2, 1), (3, 1), (5, 1), (10, 2), (100, 20)])
+    def test_the_last_speeches_are_for_testing(self, tmp_path, count, num_test):
+        speeches = [f"{i:04d}" for i in range(count)]
+        (tmp_path / "shakespeare").mkdir()
+        row = {"client": "p|R", "speeches": speeches}
+        (tmp_path / "shakespeare" / "plays_by_role.jsonl").write_text(json.dumps(row) + "\n")
+        loaded = datasets.load("shakespeare", tmp_path)
+        assert (loaded.test["y"] >= 0).sum() == 5 * num_test - 2
+
+
+class TestTables:
+    columns = (
+        tabular.Numeric("height", 0, 200),
+        tabular.Categorical("colour", ("red", "blue")),
+        tabular.Categorical("job", ("cook", "?")),
+    )
+    train = np.array(
+        [["100", "red", "cook"], ["?", "blue", "?"], ["200", "blue", "cook"], ["300", "?", "cook"]]
+    )
+    test = np.array([["?", "?", "?"], ["-50", "red", "cook"]])
+
+    def test_standard(self):
+        train, test = tabular.encode(self.columns, self.train, self.test, "standard")
+        z = 100 / np.std([100, 200, 300])
+        np.testing.assert_allclose(
+            train, [[-z, 1, 0, 1, 0], [0, 0, 1, 0, 1], [0, 0, 1, 1, 0], [z, 0, 1, 1, 0]], rtol=1e-6
+        )
+        np.testing.assert_allclose(test, [[0, 0, 1, 0, 1], [-2.5 * z, 1, 0, 1, 0]], rtol=1e-6)
+
+    def test_range(self):
+        train, test = tabular.encode(self.columns, self.train, self.test, "range")
+        np.testing.assert_allclose(train[:, 0], [0.5, 0.5, 1, 1])
+        np.testing.assert_allclose(train[3], [1, 0, 0, 1, 0])
+        np.testing.assert_allclose(test, [[0.5, 0, 0, 0, 1], [0, 1, 0, 1, 0]])
+
+    def test_names_and_refusals(self):
+        assert tabular.feature_names(self.columns) == (
+            *("height", "colour=red", "colour=blue", "job=cook", "job=?"),
+        )
+        with pytest.raises(ValueError, match="'colour' must hold one of red, blue, got 'green'"):
+            tabular.encode(self.columns, np.array([["1", "green", "cook"]]), self.test, "range")
+        with pytest.raises(ValueError, match="'height' must hold numbers"):
+            tabular.encode(self.columns, np.array([["tall", "red", "cook"]]), self.test, "range")
+        with pytest.raises(ValueError, match="did you mean 'standard'"):
+            tabular.encode(self.columns, self.train, self.test, "standart")
+
+    def test_a_constant_column_becomes_zero(self):
+        cells = np.array([["7"], ["7"]])
+        train, _ = tabular.encode((tabular.Numeric("n", 0, 10),), cells, cells, "standard")
+        np.testing.assert_array_equal(train, 0)
+
+
+class TestRegistry:
+    def test_unknown_names_and_options_name_the_nearest(self, tmp_path):
+        with pytest.raises(ValueError, match="did you mean 'fashion_mnist'"):
+            datasets.load("fashon_mnist")
+        with pytest.raises(ValueError, match="did you mean 'dtype'"):
+            datasets.load("mnist", tmp_path, dtyp="uint8")
+        with pytest.raises(ValueError, match="dtype must be one of float32, uint8"):
+            datasets.load("digits", dtype="float16")
+        with pytest.raises(ValueError, match="test_fraction must lie in"):
+            datasets.load("digits", test_fraction=1.5)
+
+    def test_every_name_can_be_described(self, tmp_path):
+        assert len(datasets.available()) == len(set(datasets.available())) >= 12
+        for name in datasets.available():
+            status = datasets.status(name, tmp_path)
+            assert status.is_present == (name == "digits")
+            assert status.summary and status.licence
+            assert bool(status.missing) == bool(status.how_to_get) == (name != "digits")
+            assert isinstance(datasets.options(name), dict)
+
+    @pytest.mark.parametrize("name", [n for n in datasets.available() if n != "digits"])
+    def test_a_missing_file_is_explained(self, tmp_path, name):
+        with pytest.raises(datasets.MissingDataError) as caught:
+            datasets.load(name, tmp_path)
+        message = str(caught.value)
+        for source in datasets.info(name).sources:
+            for file in source.files:
+                assert file in message
+            assert str(tmp_path / source.folders[0]) in message
+            for download in source.downloads:
+                assert download.sha256 in message
+                assert all(url in message for url in download.urls)
+            assert source.downloads or source.note or len(datasets.info(name).sources) > 1
+        assert "fedjax-dp data fetch" in message
+
+    def test_a_partly_missing_set_names_what_is_missing(self, tmp_path, rng):
+        write_mnist(tmp_path / "mnist", rng)
+        (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+        status = datasets.status("mnist", tmp_path)
+        assert status.missing == ("t10k-labels-idx1-ubyte.gz",) and not status.is_present
+        assert status.folder == tmp_path / "mnist" and status.can_fetch
+
+    def test_data_directory(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("FEDJAX_DP_DATA", str(tmp_path))
+        assert datasets.resolve_data_dir() == tmp_path
+        assert datasets.resolve_data_dir(tmp_path / "x") == tmp_path / "x"
+        monkeypatch.delenv("FEDJAX_DP_DATA")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert datasets.resolve_data_dir() == tmp_path / ".cache" / "fedjax_dp"
+
+    def test_lengths_of_a_data_set_agree(self):
+        part = {"x": np.zeros((3, 2)), "y": np.zeros(3)}
+        with pytest.raises(ValueError, match="train must have arrays and client ids of one length"):
+            datasets.Dataset("d", part, part, 2, "classification", train_clients=np.zeros(2))
