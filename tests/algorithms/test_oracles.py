@@ -1,0 +1,106 @@
+"""Every algorithm against a float64 NumPy implementation that shares nothing but its draws."""
+
+import inspect
+import pkgutil
+
+import jax
+import numpy as np
+import pytest
+from cases import CASES, ROUNDS, SIZES, Reference, reference, snapshot
+
+import fedjax_dp.algorithms
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+
+
+def run_of(ref: Reference):
+    return ref.case.run_of(ref.initial, ref.key)
+
+
+def assert_close(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_rounds_agree_with_numpy(name):
+    ref = reference(name)
+    observed = ref.case.observe(ref.final)
+    assert_close(observed, ref.case.expect(run_of(ref)))
+    # The agreement would mean little if nothing had moved.
+    start = ref.case.observe(ref.initial)
+    assert max(np.abs(observed[k] - start[k]).max() for k in start) > 0.02
+
+
+def test_the_problem_holds_what_makes_it_hard():
+    replay = run_of(reference("fedavg")).replay
+    cohorts = [replay.cohort(r) for r in range(ROUNDS)]
+    assert len({len(cohort) for cohort in cohorts}) > 1, "cohorts of different sizes"
+    assert any(SIZES[i] == 0 for cohort in cohorts for i in cohort), "a client without examples"
+    private = run_of(reference("dp_sgd")).replay
+    batches = [b for c in cohorts for i in c for b in private.batches(0, i, 3)]
+    assert any(len(b) == 0 for b in batches), "an empty Poisson batch"
+    assert len({len(b) for b in batches}) > 2
+
+
+def without_noise(initial):
+    """Turns all noise off in a state; the compiled program stays."""
+    config = initial.config
+    if config.noise_multiplier is not None:
+        config = config._replace(noise_multiplier=np.zeros_like(config.noise_multiplier))
+    aggregator = initial.aggregator
+    if hasattr(aggregator, "noise_multiplier"):
+        aggregator = aggregator._replace(noise_multiplier=np.float32(0))
+    return initial._replace(config=config, aggregator=aggregator)
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_fedavg", "dp_both"])
+def test_private_algorithms_agree_with_numpy_without_noise(name, monkeypatch):
+    ref = reference(name)
+    final, _ = ref.sim.run(without_noise(ref.initial), ref.key, ROUNDS)
+    assert ref.sim.num_traces() == 1
+    run = run_of(ref)
+    silent = np.zeros(4)
+    monkeypatch.setattr(run.replay, "central_noise", lambda r: silent)
+    monkeypatch.setattr(run.replay, "record_noise", lambda r, i, steps: [silent] * steps)
+    assert_close(ref.case.observe(snapshot(final)), ref.case.expect(run))
+
+
+def algorithm_factories():
+    """Finds every public function of the package that declares an algorithm."""
+    package = fedjax_dp.algorithms
+    found = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name in ("base", "registry"):
+            continue
+        members = vars(__import__(f"{package.__name__}.{module.name}", fromlist=["*"]))
+        factories = {
+            name: f
+            for name, f in members.items()
+            if inspect.isfunction(f)
+            and f.__module__.endswith("." + module.name)
+            and inspect.signature(f).return_annotation is FederatedAlgorithm
+            and not name.startswith("_")
+        }
+        assert factories, f"algorithms/{module.name}.py declares no algorithm"
+        found |= factories
+    return found
+
+
+def test_every_algorithm_has_a_case():
+    covered = {case.factory for case in CASES.values()}
+    missing = {name for name, f in algorithm_factories().items() if f not in covered}
+    assert not missing, f"add a case to tests/cases.py for {sorted(missing)}"
+
+
+def test_every_algorithm_is_registered_by_name():
+    registered = {entry.factory for entry in fedjax_dp.algorithms.ALGORITHMS.values()}
+    missing = {name for name, f in algorithm_factories().items() if f not in registered}
+    assert not missing, f"register {sorted(missing)} in algorithms/registry.py"
+
+
+def test_two_compiled_seeds_give_two_models():
+    ref = reference("fedavg")
+    other, _ = ref.sim.run(ref.initial, jax.random.key(4), ROUNDS)
+    a, b = ref.case.observe(snapshot(other)), ref.case.observe(ref.final)
+    assert np.abs(a["params"] - b["params"]).max() > 1e-3

@@ -1,0 +1,362 @@
+"""One small case for every algorithm: how it is built, what it must give, what is compared.
+
+Whoever adds an algorithm adds a case here; the laws, the oracles and the contract then run on it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from oracles import federated
+from oracles.replay import Replay
+
+from fedjax_dp import algorithms
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import Simulation, simulation
+from fedjax_dp.models.base import Model
+
+ROUNDS = 3
+KEY = 3
+NUM_FEATURES = 3
+SIZES = (7, 0, 12, 5, 9, 3)
+NUM_CLIENTS = len(SIZES)
+COHORT = 3.5
+NUM_MODELS = 2
+
+
+class Settings(NamedTuple):
+    """The numbers of local training, one entry for each client."""
+
+    learning_rate: np.ndarray
+    batch_size: np.ndarray
+    num_epochs: np.ndarray
+    clip_norm: np.ndarray
+    noise_multiplier: np.ndarray
+
+
+SETTINGS = Settings(
+    learning_rate=np.array([0.3, 0.2, 0.1, 0.25, 0.15, 0.2]),
+    batch_size=np.array([2, 1, 5, 5, 4, 8]),
+    num_epochs=np.array([1, 2, 1, 3, 2, 1]),
+    clip_norm=np.array([0.5, 1.0, 0.8, 0.3, 1.2, 0.6]),
+    noise_multiplier=np.array([0.7, 1.0, 0.5, 1.1, 0.3, 0.9]),
+)
+ONE_CLIENT = Settings(*(np.asarray(column)[[2]] for column in SETTINGS))
+
+
+def make_data(sizes=SIZES, seed=0, dtype=np.float32) -> FederatedData:
+    """Clients with a linear signal, turned round at every other client."""
+    rng = np.random.default_rng(seed)
+    direction = np.array([1.5, -1.0, 0.5])
+    clients = []
+    for i, size in enumerate(sizes):
+        x = rng.normal(size=(size, NUM_FEATURES))
+        signal = (x @ direction) * (-1) ** (i // 2)
+        y = (rng.uniform(size=size) < 1 / (1 + np.exp(-3 * signal))).astype(np.float32)
+        clients.append({"x": x.astype(dtype), "y": y})
+    return FederatedData.from_clients(clients)
+
+
+def make_model(dtype=jnp.float32) -> Model:
+    def init(key):
+        weights = 0.3 * jax.random.normal(key, (NUM_FEATURES,))
+        return {"b": jnp.zeros((), dtype), "w": weights.astype(dtype)}
+
+    return Model.from_functions(
+        init,
+        lambda params, x: x @ params["w"] + params["b"],
+        loss="sigmoid_binary_cross_entropy",
+        name="logistic",
+    )
+
+
+def config(settings: Settings, *, is_private: bool = False) -> LocalConfig:
+    private = {"clip_norm": settings.clip_norm, "noise_multiplier": settings.noise_multiplier}
+    return LocalConfig(
+        learning_rate=settings.learning_rate,
+        batch_size=settings.batch_size,
+        num_epochs=settings.num_epochs,
+        **(private if is_private else {}),
+    )
+
+
+def plain_trainer(model, settings=SETTINGS):
+    return local_trainer(model, config(settings))
+
+
+def private_trainer(model, settings=SETTINGS):
+    return dp_sgd_trainer(model, config(settings, is_private=True))
+
+
+def theta_of(params) -> np.ndarray:
+    """Parameters as rows of the oracles: `[..., parameters]`."""
+    b, w = np.asarray(params["b"], np.float64), np.asarray(params["w"], np.float64)
+    return np.concatenate([b[..., None], w], axis=-1)
+
+
+class Run(NamedTuple):
+    """What an oracle is given: the start, the data, the draws."""
+
+    initial: Any
+    clients: list
+    replay: Replay
+
+
+class Case(NamedTuple):
+    """An algorithm on the small problem.
+
+    `make` takes a model; `observe` reads from a state what `expect` computes by hand.
+    """
+
+    name: str
+    factory: Callable
+    make: Callable[[Model], FederatedAlgorithm]
+    expect: Callable[[Run], dict[str, np.ndarray]]
+    observe: Callable[[Any], dict[str, np.ndarray]]
+    is_private: bool = False
+    is_pooled: bool = False
+
+    def settings(self) -> Settings:
+        return ONE_CLIENT if self.is_pooled else SETTINGS
+
+    def data(self) -> FederatedData:
+        return algorithms.pool(make_data()) if self.is_pooled else make_data()
+
+    def participation(self) -> sampling.Participation:
+        if self.is_pooled:
+            return sampling.participation(sampling.everybody(), 1)
+        return sampling.participation(sampling.poisson(), NUM_CLIENTS, COHORT)
+
+    def record_sampler(self) -> sampling.Sampler:
+        return sampling.poisson() if self.is_private else sampling.shuffled()
+
+    def simulation(self, execution=ExecutionConfig(), model=None) -> Simulation:
+        algorithm = self.make(model or make_model())
+        return simulation(algorithm, self.data(), self.participation(), execution)
+
+    def run_of(self, initial, key) -> Run:
+        data, settings = self.data(), self.settings()
+        clients = [
+            (data.client(i)["x"].astype(np.float64), data.client(i)["y"].astype(np.float64))
+            for i in range(data.num_clients)
+        ]
+        shapes = [(), (NUM_FEATURES,)]
+        replay = Replay(
+            key,
+            self.participation(),
+            self.record_sampler(),
+            data.sizes,
+            settings.batch_size,
+            shapes,
+        )
+        return Run(initial, clients, replay)
+
+
+def _params(state):
+    return {"params": theta_of(state.server.params)}
+
+
+def _with_server(make_server, *, settings=SETTINGS, mu=0.0, is_private=False):
+    """The oracle of FedAvg with a local training and a server step."""
+
+    def expect(run: Run):
+        local = federated.local_dp_sgd if is_private else federated.local_sgd
+        options = {} if is_private else {"mu": mu}
+        train = local(run.clients, run.replay, settings, **options)
+        theta = theta_of(run.initial.server.params)
+        return {
+            "params": federated.fedavg(theta, run.clients, run.replay, ROUNDS, train, make_server())
+        }
+
+    return expect
+
+
+def _dp_fedavg(clip_norm, noise_multiplier, *, is_private=False):
+    def expect(run: Run):
+        local = federated.local_dp_sgd if is_private else federated.local_sgd
+        train = local(run.clients, run.replay, SETTINGS)
+        theta = theta_of(run.initial.server.params)
+        return {
+            "params": federated.dp_fedavg(
+                theta, run.replay, ROUNDS, train, clip_norm, noise_multiplier, COHORT
+            )
+        }
+
+    return expect
+
+
+def _scaffold(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    x, c, c_i = federated.scaffold(theta, run.clients, run.replay, ROUNDS, train, SETTINGS, 0.7)
+    return {"params": x, "control": c, "controls": c_i}
+
+
+def _ifca(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    models = theta_of(run.initial.server.models)
+    models, choices = federated.ifca(models, run.clients, run.replay, ROUNDS, train)
+    return {"models": models, "choices": choices}
+
+
+def _local_only(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.start)
+    return {"rows": federated.local_only(theta, run.replay, ROUNDS, train)}
+
+
+_ADAPTIVE = {"server_learning_rate": 0.1, "b1": 0.8, "adaptivity": 0.1}
+_CENTRAL = {"clip_norm": 0.2, "noise_multiplier": 0.8, "expected_cohort_size": COHORT}
+
+_CASES = (
+    Case(
+        "fedavg",
+        algorithms.fedavg,
+        lambda m: algorithms.fedavg(m, plain_trainer(m)),
+        _with_server(federated.sgd_server),
+        _params,
+    ),
+    Case(
+        "fedavgm",
+        algorithms.fedavgm,
+        lambda m: algorithms.fedavgm(m, plain_trainer(m), server_learning_rate=0.5, momentum=0.7),
+        _with_server(lambda: federated.sgd_server(0.5, 0.7)),
+        _params,
+    ),
+    Case(
+        "fedadam",
+        algorithms.fedadam,
+        lambda m: algorithms.fedadam(m, plain_trainer(m), b2=0.9, **_ADAPTIVE),
+        _with_server(lambda: federated.adaptive_server("adam", 0.1, 0.8, 0.9, 0.1)),
+        _params,
+    ),
+    Case(
+        "fedyogi",
+        algorithms.fedyogi,
+        lambda m: algorithms.fedyogi(m, plain_trainer(m), b2=0.9, **_ADAPTIVE),
+        _with_server(lambda: federated.adaptive_server("yogi", 0.1, 0.8, 0.9, 0.1)),
+        _params,
+    ),
+    Case(
+        "fedadagrad",
+        algorithms.fedadagrad,
+        lambda m: algorithms.fedadagrad(m, plain_trainer(m), **_ADAPTIVE),
+        _with_server(lambda: federated.adaptive_server("adagrad", 0.1, 0.8, None, 0.1)),
+        _params,
+    ),
+    Case(
+        "fedprox",
+        algorithms.fedprox,
+        lambda m: algorithms.fedprox(m, plain_trainer(m), mu=0.5),
+        _with_server(federated.sgd_server, mu=0.5),
+        _params,
+    ),
+    Case(
+        "scaffold",
+        algorithms.scaffold,
+        lambda m: algorithms.scaffold(m, plain_trainer(m), NUM_CLIENTS, server_learning_rate=0.7),
+        _scaffold,
+        lambda state: {
+            "params": theta_of(state.server.params),
+            "control": theta_of(state.server.control),
+            "controls": theta_of(state.rows),
+        },
+    ),
+    Case(
+        "ifca",
+        algorithms.ifca,
+        lambda m: algorithms.ifca(m, plain_trainer(m), NUM_MODELS),
+        _ifca,
+        lambda state: {"models": theta_of(state.server.models), "choices": state.rows},
+    ),
+    Case(
+        "dp_fedavg",
+        algorithms.dp_fedavg,
+        lambda m: algorithms.dp_fedavg(m, plain_trainer(m), **_CENTRAL),
+        _dp_fedavg(0.2, 0.8),
+        _params,
+    ),
+    Case(
+        "dp_sgd",
+        algorithms.dp_sgd,
+        lambda m: algorithms.dp_sgd(m, private_trainer(m)),
+        _with_server(federated.sgd_server, is_private=True),
+        _params,
+        is_private=True,
+    ),
+    Case(
+        "dp_both",
+        algorithms.dp_fedavg,
+        lambda m: algorithms.dp_fedavg(m, private_trainer(m), **_CENTRAL),
+        _dp_fedavg(0.2, 0.8, is_private=True),
+        _params,
+        is_private=True,
+    ),
+    Case(
+        "local_only",
+        algorithms.local_only,
+        lambda m: algorithms.local_only(m, plain_trainer(m)),
+        _local_only,
+        lambda state: {"rows": theta_of(state.rows)},
+    ),
+    Case(
+        "centralized",
+        algorithms.centralized,
+        lambda m: algorithms.centralized(m, plain_trainer(m, ONE_CLIENT)),
+        _with_server(federated.sgd_server, settings=ONE_CLIENT),
+        _params,
+        is_pooled=True,
+    ),
+)
+CASES = {case.name: case for case in _CASES}
+
+# Every case in its plainest layout: one client at a time, one device, all data resident.
+PLAIN = ExecutionConfig(clients_per_chunk=1, placement="device", rounds_per_call=2)
+
+
+class Reference(NamedTuple):
+    """A finished run of a case in the plainest layout; states are host copies."""
+
+    case: Case
+    sim: Simulation
+    key: Any
+    initial: Any
+    final: Any
+    info: dict[str, np.ndarray]
+
+
+def snapshot(state):
+    """Copies a state to the host, before a run donates it."""
+    return jax.tree.map(np.array, state)
+
+
+@functools.cache
+def reference(name: str) -> Reference:
+    """Runs a case once for all tests of a process."""
+    case = CASES[name]
+    key = jax.random.key(KEY)
+    sim = case.simulation(PLAIN)
+    initial = snapshot(sim.init(key))
+    final, info = sim.run(initial, key, ROUNDS)
+    return Reference(case, sim, key, initial, snapshot(final), info)
+
+
+def assert_same_state(actual, expected, atol):
+    """Compares what algorithm, aggregator and clients keep; bit for bit where `atol` is 0."""
+    for part in ("server", "aggregator", "rows", "round"):
+        a, e = getattr(actual, part), getattr(expected, part)
+        assert jax.tree.structure(a) == jax.tree.structure(e), part
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(e), strict=True):
+            assert x.dtype == y.dtype and x.shape == y.shape, part
+            if atol == 0:
+                np.testing.assert_array_equal(x, y, err_msg=part)
+            else:
+                np.testing.assert_allclose(x, y, rtol=0, atol=atol, err_msg=part)

@@ -1,0 +1,186 @@
+"""Laws that every algorithm obeys: how a round is laid out changes nothing but its speed."""
+
+import jax
+import numpy as np
+import pytest
+from cases import (
+    CASES,
+    PLAIN,
+    ROUNDS,
+    assert_same_state,
+    make_data,
+    make_model,
+    reference,
+    snapshot,
+)
+from rounds import after_one_round, flat, hand_round
+
+from fedjax_dp.algorithms import scaffold
+from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.round import RoundShape, run_round
+from fedjax_dp.engine.simulate import simulation
+
+NAMES = tuple(CASES)
+# Between them: state per client, several models, both noises. The rest runs with the slow tests.
+QUICK = ("fedavg", "scaffold", "ifca", "dp_both")
+
+
+def quick_first(*values):
+    """Every algorithm, with every value where there are any; all but a few marked slow."""
+    return [
+        pytest.param(name, *value, marks=() if name in QUICK else pytest.mark.slow)
+        for name in NAMES
+        for value in ([(v,) for v in values] or [()])
+    ]
+
+
+LAYOUTS = {
+    "chunks of 2": ExecutionConfig(clients_per_chunk=2, placement="device", rounds_per_call=1),
+    "chunks of 3, streamed": ExecutionConfig(clients_per_chunk=3, placement="host"),
+    "chunks of 8": ExecutionConfig(clients_per_chunk=8, placement="device", rounds_per_call=5),
+}
+
+
+@pytest.mark.parametrize("name, layout", quick_first(*LAYOUTS))
+def test_layout_changes_nothing(name, layout):
+    ref = reference(name)
+    sim = ref.case.simulation(LAYOUTS[layout])
+    final, info = sim.run(ref.initial, ref.key, ROUNDS)
+    assert_same_state(snapshot(final), ref.final, atol=1e-6)
+    for kind in ("num_participants", "num_non_finite", "num_overflow"):
+        np.testing.assert_array_equal(info[kind], ref.info[kind])
+    np.testing.assert_allclose(info["train_loss"], ref.info["train_loss"], rtol=1e-5, atol=1e-6)
+    assert sim.num_traces() == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_and_chunks_change_nothing(name):
+    """Twice as many clients side by side, empty slots, a larger limit, gaps in the store."""
+    hand = hand_round(name)
+    state, info = hand(hand.drawn())
+    expected, expected_info = after_one_round(name)
+    assert_same_state(state, expected, atol=1e-6)
+    assert info["num_participants"] == expected_info["num_participants"][0]
+    assert info["num_examples"] == expected_info["num_examples"][0]
+    np.testing.assert_allclose(info["train_loss"], expected_info["train_loss"][0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e30])
+def test_rows_of_nobody_change_nothing(name, garbage):
+    hand = hand_round(name)
+    clean, clean_info = hand(hand.drawn())
+    state, info = hand(hand.drawn(), garbage=garbage)
+    assert_same_state(state, clean, atol=0)
+    for kind in info:
+        np.testing.assert_array_equal(info[kind], clean_info[kind], err_msg=kind)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_order_of_the_slots_changes_nothing(name):
+    """Draws follow the client, not the slot: the cohort in reverse gives the same round."""
+    hand = hand_round(name)
+    forward, _ = hand(np.sort(hand.drawn()))
+    backward, _ = hand(np.sort(hand.drawn())[::-1])
+    assert_same_state(backward, forward, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not CASES[n].is_pooled])
+def test_a_client_of_the_cohort_matters(name):
+    """The laws above would hold of a round that ignores its cohort; this one does not."""
+    hand = hand_round(name)
+    all_of_them, _ = hand([0, 2, 3])
+    fewer, _ = hand([0, 2])
+    kept = (all_of_them.server, all_of_them.rows)
+    assert np.abs(flat(kept) - flat((fewer.server, fewer.rows))).max() > 1e-4
+
+
+def test_names_of_clients_do_not_matter_where_nothing_is_drawn():
+    """Full batches of everybody: clients stored in another order give the same model."""
+    data, model = make_data(), make_model()
+    order = np.array([3, 5, 0, 4, 1, 2])
+    rates = np.linspace(0.1, 0.4, data.num_clients)
+    finals = []
+    for stored, learning_rate in ((data, rates), (data.select(order), rates[order])):
+        config = LocalConfig(learning_rate=learning_rate, batch_size=1, num_steps=4)
+        trainer = local_trainer(model, config, sampler=sampling.everybody())
+        participation = sampling.participation(sampling.everybody(), data.num_clients)
+        algorithm = scaffold(model, trainer, data.num_clients)
+        sim = simulation(algorithm, stored, participation, PLAIN)
+        key = jax.random.key(0)
+        finals.append(snapshot(sim.run(sim.init(key), key, ROUNDS)[0]))
+    first, second = finals
+    np.testing.assert_allclose(flat(second.server), flat(first.server), atol=1e-6)
+    np.testing.assert_allclose(second.rows["w"], first.rows["w"][order], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resumed_equals_uninterrupted_bit_for_bit(name):
+    """Killed after each round and carried on from NumPy arrays."""
+    ref = reference(name)
+    state = ref.initial
+    for _ in range(ROUNDS):
+        state, _ = ref.sim.run(state, ref.key, 1)
+        state = snapshot(state)
+    assert_same_state(state, ref.final, atol=0)
+    assert ref.sim.num_traces() == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_bits_and_another_seed_another_model(name):
+    ref = reference(name)
+    start = ref.sim.init(ref.key)
+    assert_same_state(snapshot(start), ref.initial, atol=0)
+    again, info = ref.sim.run(start, ref.key, ROUNDS)
+    assert_same_state(snapshot(again), ref.final, atol=0)
+    np.testing.assert_array_equal(info["participants"], ref.info["participants"])
+    other_key = jax.random.key(11)
+    other, _ = ref.sim.run(ref.initial, other_key, ROUNDS)
+    kept = (ref.final.server, ref.final.rows)
+    assert np.abs(flat((other.server, other.rows)) - flat(kept)).max() > 1e-4
+    assert ref.sim.num_traces() == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_trace_whatever_the_numbers(name):
+    """Numbers of rounds, learning rates, clip norms and noise change without a new trace."""
+    ref = reference(name)
+    state = ref.initial
+    for num_rounds in (1, 2, 5):
+        state, info = ref.sim.run(state, ref.key, num_rounds)
+        assert len(info["train_loss"]) == num_rounds
+    for numbers in ({"learning_rate": 0.5}, {"clip_norm": 0.1, "noise_multiplier": 2.0}):
+        numbers = {
+            field: np.full(np.shape(getattr(state.config, field)), value, np.float32)
+            for field, value in numbers.items()
+            if getattr(state.config, field) is not None
+        }
+        changed = snapshot(ref.initial)
+        changed = changed._replace(config=changed.config._replace(**numbers))
+        if not numbers:
+            continue
+        final, _ = ref.sim.run(changed, ref.key, ROUNDS)
+        kept = (final.server, final.rows)
+        assert np.abs(flat(kept) - flat((ref.final.server, ref.final.rows))).max() > 1e-4
+    assert ref.sim.num_traces() == 1
+
+
+@pytest.mark.parametrize("name", quick_first())
+def test_eager_equals_compiled(name):
+    """One client with data and one without, step by step in Python."""
+    hand = hand_round(name)
+    ids = [0] if hand.ref.case.is_pooled else [3, 1]
+    compiled, _ = hand(ids)
+    shape = RoundShape(limit=int(hand.sizes.max()), chunk=1, mesh=None)
+    with jax.disable_jit():
+        eager, _ = run_round(
+            hand.ref.sim.algorithm,
+            shape,
+            jax.tree.map(jax.numpy.asarray, hand.ref.initial),
+            jax.tree.map(jax.numpy.asarray, hand.examples()),
+            jax.tree.map(jax.numpy.asarray, hand.cohort(ids)),
+            hand.ref.key,
+        )
+    assert_same_state(snapshot(eager), compiled, atol=1e-6)

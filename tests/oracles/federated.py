@@ -1,0 +1,138 @@
+"""Federated algorithms by hand, from the papers, on `clients`: a list of `(x, y)` in float64."""
+
+import numpy as np
+
+from oracles import local, logistic
+
+
+def local_sgd(clients, replay, settings, *, mu=0.0):
+    """One client's plain local training as `train(start, round, client, shift) -> theta`."""
+
+    def train(start, round_index, i, shift=0.0):
+        x, y = clients[i]
+        steps = local.num_steps(len(y), settings.batch_size[i], settings.num_epochs[i])
+        batches = replay.batches(round_index, i, steps)
+        return local.sgd(start, x, y, batches, settings.learning_rate[i], mu=mu, shift=shift)
+
+    return train
+
+
+def local_dp_sgd(clients, replay, settings):
+    """One client's DP-SGD, its own clip norm and noise multiplier."""
+
+    def train(start, round_index, i):
+        x, y = clients[i]
+        steps = local.num_steps(len(y), settings.batch_size[i], settings.num_epochs[i])
+        return local.dp_sgd(
+            start,
+            x,
+            y,
+            replay.batches(round_index, i, steps),
+            replay.record_noise(round_index, i, steps),
+            settings.learning_rate[i],
+            settings.batch_size[i],
+            settings.clip_norm[i],
+            settings.noise_multiplier[i],
+        )
+
+    return train
+
+
+def sgd_server(learning_rate=1.0, momentum=0.0):
+    """FedAvg and FedAvgM (Hsu, Qi and Brown 2019): v = βv + Δ, w += η v."""
+    velocity = 0.0
+
+    def step(theta, delta):
+        nonlocal velocity
+        velocity = momentum * velocity + delta
+        return theta + learning_rate * velocity
+
+    return step
+
+
+def adaptive_server(kind, learning_rate, b1, b2, tau):
+    """FedAdam, FedYogi and FedAdagrad (Reddi and others 2021, algorithm 2)."""
+    m, v = 0.0, tau**2
+
+    def step(theta, delta):
+        nonlocal m, v
+        m = b1 * m + (1 - b1) * delta
+        v = {
+            "adagrad": lambda: v + delta**2,
+            "yogi": lambda: v - (1 - b2) * delta**2 * np.sign(v - delta**2),
+            "adam": lambda: b2 * v + (1 - b2) * delta**2,
+        }[kind]()
+        return theta + learning_rate * m / (np.sqrt(v) + tau)
+
+    return step
+
+
+def fedavg(theta, clients, replay, rounds, train, server):
+    """FedAvg (McMahan and others 2017, algorithm 1) with any local training and server step."""
+    for r in range(rounds):
+        weighted, total = np.zeros_like(theta), 0.0
+        for i in replay.cohort(r):
+            size = len(clients[i][1])
+            weighted += size * (train(theta, r, i) - theta)
+            total += size
+        theta = server(theta, weighted / total if total else weighted)
+    return theta
+
+
+def dp_fedavg(theta, replay, rounds, train, clip_norm, noise_multiplier, expected):
+    """DP-FedAvg (McMahan and others 2018): clip, sum, one noise, a divisor fixed beforehand."""
+    for r in range(rounds):
+        total = np.zeros_like(theta)
+        for i in replay.cohort(r):
+            total += local.clip(train(theta, r, i) - theta, clip_norm)
+        total += noise_multiplier * clip_norm * replay.central_noise(r)
+        theta = theta + total / expected
+    return theta
+
+
+def scaffold(theta, clients, replay, rounds, train, settings, server_learning_rate):
+    """SCAFFOLD (Karimireddy and others 2020, algorithm 1, option II)."""
+    num_clients = len(clients)
+    c, c_i = np.zeros_like(theta), np.zeros((num_clients, len(theta)))
+    for r in range(rounds):
+        cohort = replay.cohort(r)
+        deltas, changes = [], []
+        for i in cohort:
+            size = len(clients[i][1])
+            steps = local.num_steps(size, settings.batch_size[i], settings.num_epochs[i])
+            y = train(theta, r, i, c - c_i[i])
+            deltas.append(y - theta)
+            if steps == 0:
+                continue
+            new = c_i[i] - c + (theta - y) / (steps * settings.learning_rate[i])
+            changes.append(new - c_i[i])
+            c_i[i] = new
+        if cohort:
+            theta = theta + server_learning_rate * np.mean(deltas, axis=0)
+        if changes:
+            c = c + np.sum(changes, axis=0) / num_clients
+    return theta, c, c_i
+
+
+def ifca(models, clients, replay, rounds, train):
+    """IFCA with averaging of models (Ghosh and others 2020, algorithm 1, option II)."""
+    models, choices = models.copy(), np.zeros(len(clients), int)
+    for r in range(rounds):
+        weighted, total = np.zeros_like(models), np.zeros(len(models))
+        for i in replay.cohort(r):
+            x, y = clients[i]
+            means = [logistic.losses(m, x, y).sum() / max(len(y), 1) for m in models]
+            choices[i] = j = int(np.argmin(means))
+            weighted[j] += len(y) * (train(models[j], r, i) - models[j])
+            total[j] += len(y)
+        models = models + weighted / np.where(total > 0, total, 1.0)[:, None]
+    return models, choices
+
+
+def local_only(theta, replay, rounds, train):
+    """Every client's own model; it moves in the rounds that the client joins."""
+    own = np.tile(theta, (len(replay.sizes), 1))
+    for r in range(rounds):
+        for i in replay.cohort(r):
+            own[i] = train(own[i], r, i)
+    return own

@@ -1,0 +1,61 @@
+"""Repeats the package's random draws on the host: who joins, which examples, which noise."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core.keys import Purpose, fold
+
+
+@functools.partial(jax.jit, static_argnames=("draw", "limit", "capacity"))
+def _draw(draw, state, key, step, size, batch_size, limit, capacity):
+    return draw(state, key, step, size, batch_size, limit, capacity)
+
+
+class Replay:
+    """The draws of one run, by round, client and step."""
+
+    def __init__(self, key, participation, sampler, sizes, batch_sizes, theta_shapes):
+        self.key, self.participation, self.sampler = key, participation, sampler
+        self.sizes, self.batch_sizes = sizes, np.asarray(batch_sizes)
+        self.limit = max(1, int(max(sizes)))
+        self.capacity = sampler.capacity(self.limit, int(np.ceil(self.batch_sizes.max())))
+        self.theta_shapes = theta_shapes
+
+    def cohort(self, round_index):
+        drawn = self.participation.draw(fold(self.key, Purpose.PARTICIPATION), round_index)
+        return sorted(np.asarray(drawn.indices)[np.asarray(drawn.is_real)].tolist())
+
+    def _client_key(self, round_index, client):
+        return fold(self.key, Purpose.CLIENT, round_index, client)
+
+    def batches(self, round_index, client, num_steps):
+        """The rows of each local step, positions within the client."""
+        key = fold(self._client_key(round_index, client), Purpose.BATCH)
+        batch = np.broadcast_to(self.batch_sizes, len(self.sizes))[client]
+        batch = jnp.float32(batch) if self.sampler.varies else jnp.int32(batch)
+        state, batches = self.sampler.init(self.limit), []
+        for step in range(num_steps):
+            size = jnp.int32(self.sizes[client])
+            state, drawn = _draw(
+                self.sampler.draw, state, key, step, size, batch, self.limit, self.capacity
+            )
+            batches.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
+        return batches
+
+    def _normal(self, key):
+        """One standard normal draw for each parameter, leaf after leaf."""
+        draws = [
+            np.asarray(jax.random.normal(fold(key, leaf), shape)).reshape(-1)
+            for leaf, shape in enumerate(self.theta_shapes)
+        ]
+        return np.concatenate(draws).astype(np.float64)
+
+    def record_noise(self, round_index, client, num_steps):
+        key = fold(self._client_key(round_index, client), Purpose.RECORD_NOISE)
+        return [self._normal(fold(key, step)) for step in range(num_steps)]
+
+    def central_noise(self, round_index):
+        return self._normal(fold(self.key, Purpose.CENTRAL_NOISE, round_index))

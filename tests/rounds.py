@@ -1,0 +1,99 @@
+"""Single rounds on cohorts made by hand: any order, any padding, any data, one compiled program.
+
+The store is laid out apart from the package's own: rows of nobody before, between and after the
+clients, more slots than clients, a larger limit, two clients side by side.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from cases import Reference, reference, snapshot
+
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.engine.round import Cohort, RoundShape, run_round
+
+GAP = 3
+CHUNK = 2
+
+
+class HandRound(NamedTuple):
+    """One round of a case; `run(state, key, examples, cohort)` keeps its arguments."""
+
+    ref: Reference
+    run: Any
+    starts: np.ndarray
+    sizes: np.ndarray
+    num_slots: int
+
+    def examples(self, garbage=0.0):
+        """The case's data with rows of garbage around every client's own."""
+        data = self.ref.case.data()
+        rows = int(self.starts[-1] + self.sizes[-1] + GAP)
+        store = {
+            name: np.full((rows, *array.shape[1:]), garbage, array.dtype)
+            for name, array in data.examples.items()
+        }
+        for i, start in enumerate(self.starts):
+            for name, array in data.client(i).items():
+                store[name][start : start + len(array)] = array
+        return store
+
+    def cohort(self, ids) -> Cohort:
+        """A cohort of the clients in the order given, then empty slots that point anywhere."""
+        ids = np.asarray(ids, np.int32)
+        empty = self.num_slots - len(ids)
+        pad = functools.partial(np.pad, pad_width=(0, empty))
+        return Cohort(
+            ids=pad(ids),
+            starts=pad(self.starts[ids]).astype(np.int32),
+            sizes=pad(self.sizes[ids]).astype(np.int32),
+            is_real=np.arange(self.num_slots) < len(ids),
+            overflow=np.int32(0),
+        )
+
+    def drawn(self, round_index=0):
+        """The clients that the case's own participation draws."""
+        key = fold(self.ref.key, Purpose.PARTICIPATION)
+        drawn = self.ref.case.participation().draw(key, round_index)
+        return np.asarray(drawn.indices)[np.asarray(drawn.is_real)]
+
+    def __call__(self, ids, *, garbage=0.0, state=None, examples=None):
+        """Runs the first round on the clients given."""
+        state, info = self.run(
+            self.ref.initial if state is None else state,
+            self.ref.key,
+            self.examples(garbage) if examples is None else examples,
+            self.cohort(ids),
+        )
+        return snapshot(state), snapshot(info)
+
+
+@functools.cache
+def hand_round(name: str) -> HandRound:
+    """Compiles the hand-made round of a case once for all tests of a process."""
+    ref = reference(name)
+    algorithm, sizes = ref.sim.algorithm, ref.sim.sizes
+    starts = GAP + np.concatenate([[0], np.cumsum(sizes + GAP)[:-1]])
+    shape = RoundShape(limit=int(sizes.max()) + 4, chunk=CHUNK, mesh=None)
+
+    @jax.jit
+    def run(state, key, examples, cohort):
+        return run_round(algorithm, shape, state, examples, cohort, key)
+
+    num_slots = -(-(len(sizes) + 2) // CHUNK) * CHUNK
+    return HandRound(ref, run, starts, sizes, num_slots)
+
+
+@functools.cache
+def after_one_round(name: str):
+    """The reference state after the first round, from the engine's own program."""
+    ref = reference(name)
+    state, info = ref.sim.run(ref.initial, ref.key, 1)
+    return snapshot(state), info
+
+
+def flat(tree) -> np.ndarray:
+    """All numbers of a tree in one row."""
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
