@@ -1,0 +1,118 @@
+"""The zoo under padding, under weights that differ by client, and when another example changes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp import models
+from fedjax_dp.core import trees
+from fedjax_dp.models import resnet
+
+TABLE = jax.ShapeDtypeStruct((13,), jnp.float32)
+SMALL_IMAGE = jax.ShapeDtypeStruct((8, 8), jnp.uint8)
+WORDS = jax.ShapeDtypeStruct((6,), jnp.int32)
+
+
+def small_resnet(norm="group", stem="cifar"):
+    module = resnet._ResNet((1, 1), 4, norm, num_groups=2, stem=stem, widths=(4, 8))
+    return models.Model.from_flax(module, SMALL_IMAGE, loss="softmax_cross_entropy")
+
+
+SMALL = {
+    "logistic_regression": models.logistic_regression(TABLE, 4),
+    "single_logit": models.logistic_regression(TABLE, 2, single_logit=True),
+    "linear_regression": models.linear_regression(TABLE),
+    "mlp": models.mlp(TABLE, 4, hidden_sizes=(8,)),
+    "thesis_cnn": models.thesis_cnn(SMALL_IMAGE, 4),
+    "emnist_cnn": models.emnist_cnn(SMALL_IMAGE, 4),
+    "resnet": small_resnet(),
+    "char_lstm": models.char_lstm(WORDS, 9, num_units=8),
+    "char_transformer": models.char_transformer(WORDS, 9, width=8, num_heads=2),
+}
+KEY = jax.random.key(1)
+SEQUENCES = ("char_lstm", "char_transformer")
+
+
+def batch_for(name, num_examples, seed=0):
+    rng = np.random.default_rng(seed)
+    if name in SEQUENCES:
+        return {
+            "x": rng.integers(9, size=(num_examples, 6)).astype(np.int32),
+            "y": rng.integers(-1, 9, size=(num_examples, 6)).astype(np.int32),
+        }
+    is_table = name in ("logistic_regression", "single_logit", "linear_regression", "mlp")
+    x = (
+        rng.normal(size=(num_examples, 13)).astype(np.float32)
+        if is_table
+        else rng.integers(256, size=(num_examples, 8, 8)).astype(np.uint8)
+    )
+    return {"x": x, "y": rng.integers(2, size=num_examples).astype(np.int32)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_laws_of_examples_padding_and_clients(name):
+    model = SMALL[name]
+    assert not model.mixes_examples
+
+    def run(params, batch, mask):
+        def total(p):
+            losses, _ = model.losses(p, batch, is_training=True, key=KEY, mask=mask)
+            return jnp.sum(losses), losses
+
+        return jax.grad(total, has_aux=True)(params)
+
+    first, second = (model.init(jax.random.key(seed)) for seed in (0, 1))
+    batch, other = batch_for(name, 3), batch_for(name, 3, seed=5)
+    changed = {key: np.stack([batch[key][0], other[key][1], batch[key][2]]) for key in batch}
+    clients = [(first, batch), (second, batch), (first, changed)]
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(p for p, _ in clients))
+    mask = np.array([True, False, True, True, False])
+    padded = {key: np.stack([_with_junk(b[key]) for _, b in clients]) for key in batch}
+    gradients, losses = jax.jit(jax.vmap(run, in_axes=(0, 0, None)))(params, padded, mask)
+    alone = jax.jit(lambda p, b: run(p, b, None))
+
+    # Padding, and a batch of clients with weights of their own, change nothing.
+    for client in (0, 1):
+        gradient, expected = alone(*clients[client])
+        assert expected.shape == (3,) and expected.dtype == jnp.float32
+        np.testing.assert_allclose(losses[client, mask], expected, rtol=1e-5, atol=1e-6)
+        assert np.all(losses[client, ~mask] == 0)
+        size = float(trees.l2_norm(gradient))
+        error = trees.subtract(trees.take(gradients, client), gradient)
+        assert 0 < size < math.inf
+        assert float(trees.l2_norm(error)) < 1e-5 * size
+    # One example of the last client is another than the first client's.
+    is_same = losses[0, mask] == losses[2, mask]
+    assert is_same.tolist() == [True, False, True]
+
+
+def _with_junk(rows):
+    junk = np.full_like(rows[0], np.nan if rows.dtype.kind == "f" else 77)
+    return np.stack([rows[0], junk, rows[1], rows[2], junk])
+
+
+def test_resnet_with_batch_norm_mixes_examples_and_obeys_the_mask():
+    model = small_resnet(norm="batch")
+    assert model.mixes_examples
+    params = model.init(jax.random.key(0))
+    batch = batch_for("resnet", 4)
+
+    @jax.jit
+    def run(p, b, mask):
+        def total(p):
+            losses, refreshed = model.losses(p, b, is_training=True, mask=mask)
+            return jnp.sum(losses), refreshed
+
+        return jax.grad(total, has_aux=True)(p)
+
+    alone = {key: value[:3] for key, value in batch.items()}
+    expected, stats = run(params, alone, None)
+    got, masked_stats = run(params, batch, jnp.arange(4) < 3)
+    _, all_stats = run(params, batch, jnp.ones(4, bool))
+    for wanted, found in ((stats, masked_stats), (expected, got)):
+        size = float(trees.l2_norm(wanted))
+        assert float(trees.l2_norm(trees.subtract(found, wanted))) < 1e-4 * size
+    assert float(trees.l2_norm(trees.subtract(all_stats, stats))) > 1e-2
