@@ -37,13 +37,13 @@ class FederatedAlgorithm(NamedTuple):
       aggregator: how the cohort's updates become one aggregate.
       server_step: `(server, aggregate, round) -> server`.
       config: the numbers of local training, traced.
+      num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
       model_of: `(server) -> params`, the model that is evaluated for the whole population; None
         where there is no such model.
       init_row: `(server) -> row`, one client's state before its first round; None where clients
         keep nothing.
       personal_model_of: `(server, row, client) -> params`, the model that one client would use;
         None where it is the server's.
-      num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
       record_event: `(size, config) -> DpEvent` of what one record of a participating client pays in
         a round; None where nothing is claimed for records.
       sends_updates: whether anything leaves a client at all.
@@ -55,9 +55,9 @@ class FederatedAlgorithm(NamedTuple):
     aggregator: Aggregator
     server_step: Callable[[PyTree, PyTree, jax.Array], PyTree]
     config: LocalConfig
+    num_steps: Callable[[Any, LocalConfig], Any]
     model_of: Callable[[PyTree], PyTree] | None
     init_row: Callable[[PyTree], PyTree] | None = None
     personal_model_of: Callable[..., PyTree] | None = None
-    num_steps: Callable[[Any, LocalConfig], Any] | None = None
     record_event: Callable[[int, LocalConfig], Any] | None = None
     sends_updates: bool = True

@@ -209,7 +209,7 @@ def _trainer(config: Config, model: Model, sizes: np.ndarray) -> LocalTrainer:
         num_steps=_numbers(section.num_steps),
     )
     build = local_trainer
-    common = {
+    common: dict[str, Any] = {
         "optimizer": optimizer,
         "sampler": sampler,
         "micro_batch_size": section.micro_batch_size,
@@ -222,7 +222,7 @@ def _trainer(config: Config, model: Model, sizes: np.ndarray) -> LocalTrainer:
     )
     trainer = dp_sgd_trainer(model, numbers, per_layer=level.per_layer, **common)
     numbers.validate(len(sizes))
-    noise = level.noise_multiplier
+    noise: Any = level.noise_multiplier
     if noise is None:
         noise = _calibrated(config, trainer, sizes)
     return trainer._replace(config=numbers._replace(noise_multiplier=_numbers(noise)))

@@ -262,13 +262,13 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
 def _put(changes: dict[str, Any], key: str, text: str) -> None:
     *path, last = key.split(".")
     _require_known(Config, tuple(path), last, "command line")
+    table = changes
     for part in path:
-        changes = changes.setdefault(part, {})
+        table = table.setdefault(part, {})
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        table[last] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
-    changes[last] = value
+        table[last] = text
 
 
 def _all_keys(cls: Any = Config, prefix: str = "") -> list[str]:

@@ -1,7 +1,7 @@
 """Local training by any Optax optimiser, any sampler and any gradient rule."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import dp_accounting
 import jax
@@ -17,7 +17,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
 
-Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+Optimizer: TypeAlias = optax.GradientTransformation | Callable[..., Any]
 
 
 def local_trainer(

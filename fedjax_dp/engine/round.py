@@ -13,6 +13,7 @@ from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.cohort import Cohort
 
 AXIS = "clients"
 _CHUNK_AXIS = "chunk"
@@ -34,24 +35,6 @@ class SimulationState(NamedTuple):
     rows: PyTree
     config: LocalConfig
     round: jax.Array
-
-
-class Cohort(NamedTuple):
-    """The clients of one round in a fixed number of slots, the real ones first.
-
-    Attributes:
-      ids: client indices, `[slots]`, int32.
-      starts: first row of each in the store that the round reads, `[slots]`, int32.
-      sizes: examples of each, `[slots]`, int32; 0 in empty slots.
-      is_real: which slots hold a client, `[slots]`, bool.
-      overflow: clients that were drawn and found no slot, int32.
-    """
-
-    ids: jax.Array
-    starts: jax.Array
-    sizes: jax.Array
-    is_real: jax.Array
-    overflow: jax.Array
 
 
 class RoundShape(NamedTuple):
@@ -100,33 +83,22 @@ def run_round(
       (client indices, -1 in empty slots).
     """
 
-    def slots_of_device(server, aggregator_state, rows, config, examples, cohort, key):
-        return _run_slots(
-            algorithm,
-            shape,
-            SimulationState(server, aggregator_state, rows, config, state.round),
-            examples,
-            cohort,
-            key,
-        )
-
-    arguments = (state.server, state.aggregator, state.rows, state.config, examples)
     if shape.mesh is None:
-        total, slots = slots_of_device(*arguments, cohort, key)
+        total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)
     else:
 
-        def on_each_device(arguments, cohort, key):
-            total, slots = slots_of_device(*arguments, cohort, key)
+        def on_each_device(state, examples, cohort, key):
+            total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)
             return jax.lax.psum(total, AXIS), slots
 
-        by_slot = Cohort(P(AXIS), P(AXIS), P(AXIS), P(AXIS), P())
+        by_slot = Cohort(P(AXIS), P(AXIS), P(AXIS), P(AXIS), P())  # type: ignore[arg-type]
         total, slots = jax.shard_map(
             on_each_device,
             mesh=shape.mesh,
-            in_specs=(P(), by_slot, P()),
+            in_specs=(P(), P(), by_slot, P()),
             out_specs=(P(), P(AXIS)),
             check_vma=False,
-        )(arguments, cohort, key)
+        )(state, examples, cohort, key)
 
     contributes = cohort.is_real & slots.is_finite
     noise_key = fold(key, Purpose.CENTRAL_NOISE, state.round)

@@ -16,8 +16,9 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.sampling import Participation
+from fedjax_dp.engine.cohort import ClientTable, Cohort, HostCohorts, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.round import AXIS, Cohort, RoundShape, SimulationState, run_round
+from fedjax_dp.engine.round import AXIS, RoundShape, SimulationState, run_round
 
 RunFn = Callable[..., tuple[SimulationState, dict[str, np.ndarray]]]
 
@@ -83,125 +84,99 @@ def simulation(
         data.num_examples < 2**31, "data", "hold fewer than 2**31 examples", data.num_examples
     )
     algorithm.config.validate(data.num_clients)
-    sizes = data.sizes.astype(np.int32)
-    limit = max(1, int(sizes.max()))
-    devices = execution.device_list()
-    server_shape = jax.eval_shape(algorithm.init, jax.random.key(0))
     if algorithm.aggregator.event is not None:
-        participation.event(algorithm.aggregator.event(algorithm.aggregator.init(server_shape)))
-
-    trained = algorithm.model_of or (lambda server: server)
+        # Asked for now, so that a combination without an analysis is refused before any work.
+        server = jax.eval_shape(algorithm.init, jax.random.key(0))
+        participation.event(algorithm.aggregator.event(algorithm.aggregator.init(server)))
+    sizes = data.sizes.astype(np.int32)
+    devices = execution.device_list()
     per_device = -(-participation.capacity // len(devices))
-    chunk = execution.chunk(jax.eval_shape(trained, server_shape), per_device)
+    chunk = execution.chunk(_trained_shape(algorithm), per_device)
     num_slots = -(-per_device // chunk) * chunk * len(devices)
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
-    shape = RoundShape(limit, chunk, mesh)
-    replicated = NamedSharding(mesh, P()) if mesh else devices[0]
+    shape = RoundShape(limit=max(1, int(sizes.max())), chunk=chunk, mesh=mesh)
+    placement = NamedSharding(mesh, P()) if mesh else devices[0]
+    starts = data.offsets[:-1].astype(np.int32)
+    table = ClientTable(*jax.device_put((starts, sizes), placement))
     traces = 0
 
     def init(key: PRNGKey) -> SimulationState:
-        @jax.jit
-        def build(key):
-            server = algorithm.init(fold(key, Purpose.INIT))
-            rows = None
-            if algorithm.init_row is not None:
-                row = algorithm.init_row(server)
-                rows = jax.tree.map(
-                    lambda x: jnp.broadcast_to(x, (data.num_clients, *jnp.shape(x))), row
-                )
-            aggregator = algorithm.aggregator.init(server)
-            return SimulationState(server, aggregator, rows, algorithm.config, jnp.int32(0))
+        build = jax.jit(partial(_initial_state, algorithm, data.num_clients))
+        return jax.device_put(build(key), placement)
 
-        return jax.device_put(build(key), replicated)
+    def draw(key, round_index, config, table) -> Cohort:
+        return draw_cohort(
+            algorithm, participation, num_slots, len(devices), table, config, key, round_index
+        )
 
-    def draw(key, round_index, config, offsets, sizes) -> Cohort:
-        """Draws a cohort and orders its slots: the real ones first, like lengths side by side."""
-        drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index)
-        padding = num_slots - participation.capacity
-        ids = jnp.pad(drawn.indices, (0, padding))
-        is_real = jnp.pad(drawn.is_real, (0, padding))
-        work = sizes[ids].astype(jnp.float32)
-        if algorithm.num_steps is not None:
-            work = jax.vmap(lambda i: algorithm.num_steps(sizes[i], config.row(i)))(ids)
-        order = jnp.argsort(jnp.where(is_real, -work.astype(jnp.float32), jnp.inf))
-        order = order.reshape(-1, len(devices)).T.reshape(-1)
-        ids, is_real = ids[order], is_real[order]
-        sizes_of_slots = jnp.where(is_real, sizes[ids], 0)
-        return Cohort(ids, offsets[ids], sizes_of_slots, is_real, drawn.overflow)
-
-    def rounds(cohort_of, state, key, examples, arguments, num_rounds, num_slots_of_info):
-        """Runs a traced number of rounds; their infos fill the first slots of static arrays."""
+    def rounds(cohort_of, state, key, examples, source, num_rounds, num_infos):
+        """Runs a traced number of rounds; their infos fill the first of `num_infos` places."""
 
         # The inner jit is traced once, for the shapes of the info as for the loop.
         @jax.jit
-        def step(state, key, examples, arguments):
+        def step(state, key, examples, source):
             nonlocal traces
             traces += 1
-            cohort = cohort_of(state, key, *arguments)
+            cohort = cohort_of(state, key, source)
             return run_round(algorithm, shape, state, examples, cohort, key)
 
         infos = jax.tree.map(
-            lambda s: jnp.zeros((num_slots_of_info, *s.shape), s.dtype),
-            jax.eval_shape(step, state, key, examples, arguments)[1],
+            lambda s: jnp.zeros((num_infos, *s.shape), s.dtype),
+            jax.eval_shape(step, state, key, examples, source)[1],
         )
 
         def body(i, carry):
             state, infos = carry
-            state, info = step(state, key, examples, arguments)
+            state, info = step(state, key, examples, source)
             return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), infos, info)
 
         return jax.lax.fori_loop(0, num_rounds, body, (state, infos))
 
-    @partial(jax.jit, donate_argnums=0)
-    def resident_rounds(state, key, examples, offsets, sizes, num_rounds):
-        def cohort_of(state, key, offsets, sizes):
-            return draw(key, state.round, state.config, offsets, sizes)
-
-        arguments = (offsets, sizes)
-        block = execution.rounds_per_call
-        return rounds(cohort_of, state, key, examples, arguments, num_rounds, block)
-
-    @partial(jax.jit, donate_argnums=0)
-    def streamed_round(state, key, examples, cohort, num_rounds):
-        return rounds(lambda state, key, c: c, state, key, examples, (cohort,), num_rounds, 1)
-
-    population = jax.device_put((data.offsets[:-1].astype(np.int32), sizes), replicated)
     if execution.is_resident(data):
-        examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()}, replicated)
+        examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()}, placement)
+
+        @partial(jax.jit, donate_argnums=0)
+        def resident_rounds(state, key, examples, table, num_rounds):
+            def cohort_of(state, key, table):
+                return draw(key, state.round, state.config, table)
+
+            num_infos = execution.rounds_per_call
+            return rounds(cohort_of, state, key, examples, table, num_rounds, num_infos)
 
         def run_blocks(state, key, num_rounds):
             infos = []
             while num_rounds > 0:
                 block = min(num_rounds, execution.rounds_per_call)
-                state, info = resident_rounds(state, key, examples, *population, np.int32(block))
+                state, info = resident_rounds(state, key, examples, table, np.int32(block))
                 infos.append((info, block))
                 num_rounds -= block
             return state, infos
 
         def compile_(state, key):
-            return resident_rounds(state, key, examples, *population, np.int32(0))[0]
+            return resident_rounds(state, key, examples, table, np.int32(0))[0]
 
     else:
-        stream = _Stream(data, num_slots, participation.capacity, replicated)
-        draw_jit = jax.jit(draw)
+        host = HostCohorts(data, participation.capacity, placement)
+        drawn = jax.jit(draw)
 
-        def gather(round_index, key, config):
-            return stream.gather(draw_jit(key, round_index, config, *population))
+        @partial(jax.jit, donate_argnums=0)
+        def streamed_round(state, key, examples, cohort, num_rounds):
+            return rounds(lambda s, k, c: c, state, key, examples, cohort, num_rounds, 1)
 
         def run_blocks(state, key, num_rounds):
             first, config = int(state.round), jax.tree.map(jnp.copy, state.config)
-            ahead, infos = gather(first, key, config), []
-            for i in range(num_rounds):
+            infos, ahead = [], host.gather(drawn(key, first, config, table))
+            for i in range(1, num_rounds + 1):
                 state, info = streamed_round(state, key, *ahead, np.int32(1))
+                infos.append((info, 1))
                 # The call above returns before the round is done: the next cohort is gathered
                 # from the host while it computes.
-                if i + 1 < num_rounds:
-                    ahead = gather(first + i + 1, key, config)
-                infos.append((info, 1))
+                if i < num_rounds:
+                    ahead = host.gather(drawn(key, first + i, config, table))
             return state, infos
 
         def compile_(state, key):
-            ahead = gather(int(state.round), key, state.config)
+            ahead = host.gather(drawn(key, int(state.round), state.config, table))
             return streamed_round(state, key, *ahead, np.int32(0))[0]
 
     def run(state, key, num_rounds=1):
@@ -221,28 +196,23 @@ def simulation(
     )
 
 
-class _Stream:
-    """Gathers cohorts from host memory or disk into slabs of one size."""
+def _trained_shape(algorithm: FederatedAlgorithm) -> Any:
+    """Gives the shapes of what one client trains, or of all that the server keeps."""
+    server = jax.eval_shape(algorithm.init, jax.random.key(0))
+    return server if algorithm.model_of is None else jax.eval_shape(algorithm.model_of, server)
 
-    def __init__(self, data: FederatedData, num_slots: int, capacity: int, placement: Any):
-        self._data, self._placement = data, placement
-        # No cohort can hold more rows than its largest possible members do together.
-        largest = np.sort(data.sizes)[::-1][:capacity]
-        self._rows = max(1, int(largest.sum()))
-        self._num_slots = num_slots
 
-    def gather(self, cohort: Cohort) -> tuple[Any, Cohort]:
-        ids, is_real = np.asarray(cohort.ids), np.asarray(cohort.is_real)
-        part = self._data.select(ids[is_real])
-        starts = np.zeros(self._num_slots, np.int32)
-        starts[is_real] = part.offsets[:-1]
-        slab = {}
-        for name, array in part.examples.items():
-            padded = np.zeros((self._rows, *array.shape[1:]), array.dtype)
-            padded[: len(array)] = array
-            slab[name] = padded
-        moved = jax.device_put(slab, self._placement)
-        return moved, cohort._replace(starts=jax.device_put(starts, self._placement))
+def _initial_state(
+    algorithm: FederatedAlgorithm, num_clients: int, key: PRNGKey
+) -> SimulationState:
+    server = algorithm.init(fold(key, Purpose.INIT))
+    rows = None
+    if algorithm.init_row is not None:
+        rows = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))), algorithm.init_row(server)
+        )
+    aggregator = algorithm.aggregator.init(server)
+    return SimulationState(server, aggregator, rows, algorithm.config, jnp.int32(0))
 
 
 def _on_host(info: dict[str, jax.Array], num_rounds: int) -> dict[str, np.ndarray]:
