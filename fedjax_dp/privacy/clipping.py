@@ -89,7 +89,15 @@ def noise_stddev(sensitivity: Sensitivity, noise_multiplier: Scalar) -> Scalar:
 
     Returns:
       The standard deviation; 0 for multiplier 0, whatever the sensitivity.
+
+    Raises:
+      ValueError: if there is no sensitivity that the noise could be made from.
     """
+    if not isinstance(sensitivity, Sensitivity):
+        raise ValueError(
+            "noise needs a stated Sensitivity, of a clipped function or an aggregator, got "
+            f"{sensitivity!r}; nearest valid choice: clip every contribution before it is summed"
+        )
     contribution = jnp.asarray(sensitivity.contribution)
     multiplier = jnp.asarray(noise_multiplier)
     return jnp.where(multiplier == 0, 0.0, multiplier * contribution)
@@ -159,6 +167,33 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Ar
     factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
     is_finite = jnp.isfinite(norm)
     clipped = [_scaled(x, factor, is_finite) for x in leaves]
+    return jax.tree.unflatten(treedef, clipped), norm
+
+
+def clip_by_l1_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
+    """Scales a tree down to a largest sum of absolute values over all leaves.
+
+    Guarantee: as for `clip_by_global_norm`, in L1 norm, and therefore in L2 norm too.
+
+    Args:
+      tree: a tree of float arrays.
+      clip_norm: the bound, above 0; may be traced; inf means no clipping.
+
+    Returns:
+      `(clipped, norm)`: the clipped tree, and the L1 norm before clipping, inf where the tree was
+      not finite. The norm is not private.
+
+    Raises:
+      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
+    """
+    _check_clip_norm(clip_norm)
+    leaves, treedef = jax.tree.flatten(tree)
+    _check_leaves(leaves)
+    sums = [jnp.sum(jnp.abs(trees.at_least_float32(jnp.asarray(x)))) for x in leaves]
+    norm = sum(sums, start=jnp.float32(0))
+    norm = jnp.where(jnp.isfinite(norm), norm, jnp.inf)
+    factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
+    clipped = [_scaled(x, factor, jnp.isfinite(norm)) for x in leaves]
     return jax.tree.unflatten(treedef, clipped), norm
 
 

@@ -1,0 +1,134 @@
+"""Mechanisms: clipping, its sensitivity, the noise made from it, and the event, in one value."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+from chex import PRNGKey
+
+from fedjax_dp.core import checks
+from fedjax_dp.privacy import clipping, noise
+from fedjax_dp.privacy.clipping import Scalar, Sensitivity
+from fedjax_dp.privacy.events import DpEvent
+
+PyTree = Any
+
+
+class Mechanism(NamedTuple):
+    """A release of a sum of clipped contributions; what runs and what is accounted are one value.
+
+    Attributes:
+      name: the mechanism's name in reports.
+      clip: `(tree) → (clipped, norm)` of one unit's contribution; the norm is not private.
+      sensitivity: of the sum of clipped contributions, under a stated relation.
+      noise_stddev: standard deviation of the noise per entry, in units of the sum.
+      add_noise: `(key, total) → noised total`; the key is used once, the noise is added once.
+      event: `() → DpEvent` of one release from a given set of units; sampling comes on top
+        (`amplification.sampled_event`). Raises ValueError where its numbers are traced.
+    """
+
+    name: str
+    clip: Callable[[PyTree], tuple[PyTree, jax.Array]]
+    sensitivity: Sensitivity
+    noise_stddev: Scalar
+    add_noise: Callable[[PRNGKey, PyTree], PyTree]
+    event: Callable[[], DpEvent]
+
+
+def concrete(argument: str, value: Scalar) -> float:
+    """Reads a number that an event needs.
+
+    Args:
+      argument: the name to put into the error.
+      value: a scalar.
+
+    Returns:
+      The number.
+
+    Raises:
+      ValueError: if it is traced: an event is made on the host.
+    """
+    is_traced = isinstance(value, jax.core.Tracer)
+    checks.require(not is_traced, argument, "be concrete where an event is asked for", value)
+    return float(value)  # type: ignore[arg-type]
+
+
+def gaussian(
+    clip_norm: Scalar,
+    noise_multiplier: Scalar,
+    *,
+    method: str = "global",
+    relation: str = "add_remove",
+    max_weight: Scalar = 1.0,
+) -> Mechanism:
+    """Builds the Gaussian mechanism on a weighted sum of clipped contributions.
+
+    Guarantee: the noise has standard deviation `noise_multiplier · clip_norm · max_weight`; what
+    that buys depends on the relation, which the ledger takes into account.
+
+    Args:
+      clip_norm: bound on the L2 norm of one contribution, above 0; may be traced.
+      noise_multiplier: standard deviation over the largest contribution, at least 0; may be
+        traced.
+      method: "global" or "per_layer" clipping.
+      relation: "add_remove" or "replace_one".
+      max_weight: the largest weight that the caller multiplies a clipped contribution with.
+
+    Returns:
+      The mechanism.
+
+    Raises:
+      ValueError: if a name is not known.
+    """
+    chosen = clipping.make_clipping(method)
+    sensitivity = chosen.sensitivity(clip_norm, relation, max_weight=max_weight)
+    stddev = clipping.noise_stddev(sensitivity, noise_multiplier)
+    return Mechanism(
+        name="gaussian",
+        clip=lambda tree: chosen.clip(tree, clip_norm),
+        sensitivity=sensitivity,
+        noise_stddev=stddev,
+        add_noise=lambda key, total: noise.add_gaussian(key, total, stddev),
+        event=lambda: dpa.GaussianDpEvent(concrete("noise_multiplier", noise_multiplier)),
+    )
+
+
+def laplace(
+    clip_norm: Scalar,
+    noise_multiplier: Scalar,
+    *,
+    relation: str = "add_remove",
+    max_weight: Scalar = 1.0,
+) -> Mechanism:
+    """Builds the Laplace mechanism on a weighted sum of contributions clipped in L1 norm.
+
+    Guarantee: one release is ε-DP with `ε = 1/noise_multiplier` under add/remove, and twice
+    that under replace-one. The bound holds in L1 and, since no vector is longer in L2, in L2.
+
+    Args:
+      clip_norm: bound on the L1 norm of one contribution, above 0; may be traced.
+      noise_multiplier: Laplace scale (not standard deviation) over the largest contribution, at
+        least 0; may be traced.
+      relation: "add_remove" or "replace_one".
+      max_weight: the largest weight that the caller multiplies a clipped contribution with.
+
+    Returns:
+      The mechanism.
+
+    Raises:
+      ValueError: if the relation is not known.
+
+    Source: Dwork, McSherry, Nissim, Smith 2006.
+    """
+    sensitivity = clipping.sensitivity_of_sum(clip_norm, relation, max_weight=max_weight)
+    scale = clipping.noise_stddev(sensitivity, noise_multiplier)
+    return Mechanism(
+        name="laplace",
+        clip=lambda tree: clipping.clip_by_l1_norm(tree, clip_norm),
+        sensitivity=sensitivity,
+        noise_stddev=jnp.sqrt(2.0) * scale,
+        add_noise=lambda key, total: noise.add_laplace(key, total, scale),
+        event=lambda: dpa.LaplaceDpEvent(concrete("noise_multiplier", noise_multiplier)),
+    )
