@@ -221,8 +221,8 @@ def _shown(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def _tables(section: Any) -> dict[str, Any]:
     tables: dict[str, Any] = {}
-    tables = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):

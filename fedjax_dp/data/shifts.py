@@ -158,6 +158,7 @@ def rotate_by_label(
             axes=(2, 1),
             reshape=False,
             order=1,
+            mode="grid-constant",
         )
         if np.issubdtype(images.dtype, np.integer):
             turned = np.rint(turned)

@@ -181,13 +181,13 @@ def simulation(
 
     def run(state, key, num_rounds=1):
         checks.whole("num_rounds", num_rounds)
-        state, infos = run_blocks(state, key, num_rounds)
+        state, infos = run_blocks(placed(state), key, num_rounds)
         return state, _concatenate([_on_host(info, done) for info, done in infos])
 
     return Simulation(
         init=init,
         run=run,
-        compile=compile_,
+        compile=lambda state, key: compile_(placed(state), key),
         algorithm=algorithm,
         participation=participation,
         sizes=sizes,

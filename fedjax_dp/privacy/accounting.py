@@ -194,6 +194,16 @@ class Ledger:
             ]
         )
 
+    def histories(self) -> list[tuple[np.ndarray, DpEvent]]:
+        """Groups the units by what they were charged for.
+
+        Returns:
+          For each distinct history the indices of its units and its event, as `events` writes it.
+        """
+        _, labels = self._histories()
+        groups = [np.flatnonzero(labels == i) for i in range(labels.max() + 1)]
+        return [(units, self.events(int(units[0]))) for units in groups]
+
     def epsilon(self, dp_delta: float, accountant: str = "rdp") -> np.ndarray:
         """Computes ε of every unit at one δ.
 

@@ -1,12 +1,17 @@
 """Convolution as patches and one GEMM."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
+
+Dot = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def conv_general_dilated(
@@ -42,18 +47,31 @@ def conv_general_dilated(
     Returns:
       The convolution, laid out as `dimension_numbers` says.
     """
-    result_type = preferred_element_type or lhs.dtype
     x = jnp.transpose(lhs, _channels_last(dimension_numbers.lhs_spec))
     w = jnp.transpose(rhs, _kernel_last(dimension_numbers.rhs_spec))
+    *kernel, inputs, _ = w.shape
+    window = Window(tuple(kernel), tuple(window_strides), tuple(rhs_dilation))
+    dot = functools.partial(
+        _oriented_dot, precision=precision, preferred_element_type=preferred_element_type
+    )
     groups = feature_group_count
     if batch_group_count > 1:
         groups = batch_group_count
         x = x.reshape(groups, -1, *x.shape[1:])
         x = jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)
-    config = tuple((*p, d - 1) for p, d in zip(padding, lhs_dilation, strict=True))
-    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *config, (0, 0, 0)))
-    out = _convolve(x, w, tuple(window_strides), tuple(rhs_dilation), groups, precision)
-    out = out.astype(result_type)
+
+    if groups > 1 and inputs == 1:
+        out = _depthwise(_pad(x, padding, lhs_dilation), w, window, preferred_element_type)
+    else:
+        is_transposed = max(lhs_dilation) > 1 and max(window_strides) == 1
+        convolve = functools.partial(
+            _convolve_dilated if is_transposed else _convolve,
+            padding=padding,
+            lhs_dilation=lhs_dilation,
+            window=window,
+            dot=dot,
+        )
+        out = _grouped(convolve, groups)(x, w)
     return jnp.transpose(out, _inverse(_channels_last(dimension_numbers.out_spec)))
 
 
@@ -71,52 +89,97 @@ def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     return tuple(permutation.index(i) for i in range(len(permutation)))
 
 
+def _pad(x: jax.Array, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> jax.Array:
+    """Pads, crops and dilates the spatial dimensions of `[batch, *spatial, features]`."""
+    config = [(0, 0, 0), *((*p, d - 1) for p, d in zip(padding, dilation, strict=True)), (0, 0, 0)]
+    return lax.pad(x, jnp.zeros((), x.dtype), config) if any(map(any, config)) else x
+
+
+def _grouped(fn: Callable[..., jax.Array], groups: int) -> Callable[..., jax.Array]:
+    """Runs a convolution on every group of features as a batch of convolutions."""
+    if groups == 1:
+        return fn
+
+    def grouped(x: jax.Array, w: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x.reshape(*x.shape[:-1], groups, -1), -2, 0)
+        w = jnp.moveaxis(w.reshape(*w.shape[:-1], groups, -1), -2, 0)
+        out = jnp.moveaxis(jax.vmap(fn)(x, w), 0, -2)
+        return out.reshape(*out.shape[:-2], -1)
+
+    return grouped
+
+
 def _convolve(
     x: jax.Array,
     w: jax.Array,
-    strides: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    precision: Any,
+    *,
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    window: Window,
+    dot: Dot,
 ) -> jax.Array:
-    """Convolves a padded `[batch, *spatial, inputs]` with `[*kernel, inputs / groups, outputs]`."""
-    *kernel, inputs, outputs = w.shape
-    wide = jnp.promote_types(x.dtype, jnp.float32) if _is_narrow(x.dtype) else x.dtype
-    patches = jnp.concatenate(_taps(x, tuple(kernel), strides, dilation), axis=-1)
-    spatial = patches.shape[:-1]
-    taps = math.prod(kernel)
-    if groups == 1:
-        matrix = w.reshape(taps * inputs, outputs)
-        return lax.dot(
-            patches.reshape(-1, taps * inputs),
-            matrix,
-            precision=precision,
-            preferred_element_type=wide,
-        ).reshape(*spatial, outputs)
-    patches = patches.reshape(math.prod(spatial), taps, groups, inputs)
-    matrix = w.reshape(taps, inputs, groups, outputs // groups)
-    dims = (((1, 3), (0, 1)), ((2,), (2,)))
-    out = lax.dot_general(patches, matrix, dims, precision, preferred_element_type=wide)
-    return jnp.moveaxis(out, 0, 1).reshape(*spatial, outputs)
+    patches = gather_patches(_pad(x, padding, lhs_dilation), window)
+    return dot(patches, w.reshape(-1, w.shape[-1]))
 
 
-def _is_narrow(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+def _convolve_dilated(
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    window: Window,
+    dot: Dot,
+) -> jax.Array:
+    """Convolves a dilated input with stride 1 without multiplying the zeros in between.
+
+    This is the transpose of a convolution whose stride is the dilation: one GEMM gives what each
+    entry of the input adds to its surroundings, and the transpose of the patches adds it up.
+    """
+    spatial = range(len(window.kernel))
+    reach = [(k - 1) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
+    full = [(x.shape[1 + i] - 1) * lhs_dilation[i] + 1 + reach[i] for i in spatial]
+    matrix = jnp.moveaxis(jnp.flip(w, tuple(spatial)), -2, 0).reshape(x.shape[-1], -1)
+    window = window._replace(strides=tuple(lhs_dilation))
+    out = scatter_patches(dot(x, matrix), window, tuple(full))
+    crop = [(low - r, high - r) for (low, high), r in zip(padding, reach, strict=True)]
+    return _pad(out, crop, (1,) * len(crop))
 
 
-def _taps(
-    x: jax.Array, kernel: tuple[int, ...], strides: tuple[int, ...], dilation: tuple[int, ...]
-) -> list[jax.Array]:
-    """Slices the input once for every position of the kernel, in row-major order."""
-    sizes = [
-        max((n - (k - 1) * d - 1) // s + 1, 0)
-        for n, k, s, d in zip(x.shape[1:-1], kernel, strides, dilation, strict=True)
-    ]
+def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> jax.Array:
+    """Convolves every feature of a padded input on its own, elementwise tap by tap."""
+    features = x.shape[-1]
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    wide = jnp.float32 if narrow else result_type or x.dtype
     taps = [x]
-    for axis, (k, s, d, size) in enumerate(zip(kernel, strides, dilation, sizes, strict=True), 1):
-        taps = [
-            lax.slice_in_dim(tap, i * d, i * d + (size - 1) * s + 1 if size else i * d, s, axis)
-            for tap in taps
-            for i in range(k)
-        ]
-    return taps
+    for axis in range(len(window.kernel)):
+        taps = [piece for tap in taps for piece in slices(tap, window, axis)]
+    weights = w.reshape(len(taps), features, -1).astype(wide)
+    products = (
+        tap.astype(wide)[..., None] * weight for tap, weight in zip(taps, weights, strict=True)
+    )
+    out = functools.reduce(jnp.add, products)
+    return out.reshape(*out.shape[:-2], -1).astype(result_type or x.dtype)
+
+
+def _oriented_dot(
+    x: jax.Array, matrix: jax.Array, *, precision: Any, preferred_element_type: Any
+) -> jax.Array:
+    """Multiplies `[..., inputs]` by `[inputs, outputs]` with care for the gradient's layout.
+
+    The gradient of the matrix is a product of two tall matrices, and CPU libraries run it up to
+    twice as fast if the smaller of `inputs` and `outputs` comes first in its result. Where that is
+    `outputs`, the matrix is transposed behind a barrier: its gradient then is computed transposed,
+    and the barrier, which is its own transpose, keeps the compiler from undoing that.
+    """
+    inputs, outputs = matrix.shape
+    rows = x.reshape(math.prod(x.shape[:-1]), inputs)
+    if inputs >= outputs:
+        matrix = lax.optimization_barrier(matrix.T)
+        dims = (((1,), (1,)), ((), ()))
+    else:
+        dims = (((1,), (0,)), ((), ()))
+    out = lax.dot_general(
+        rows, matrix, dims, precision=precision, preferred_element_type=preferred_element_type
+    )
+    return out.reshape(*x.shape[:-1], outputs)
