@@ -12,7 +12,8 @@ import numpy as np
 from cases import Reference, reference, snapshot
 
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.engine.round import Cohort, RoundShape, run_round
+from fedjax_dp.engine.cohort import Cohort
+from fedjax_dp.engine.round import RoundShape, run_round
 
 GAP = 3
 CHUNK = 2

@@ -102,7 +102,16 @@ def simulation(
 
     def init(key: PRNGKey) -> SimulationState:
         build = jax.jit(partial(_initial_state, algorithm, data.num_clients))
-        return jax.device_put(build(key), placement)
+        return placed(build(key))
+
+    def placed(state: SimulationState) -> SimulationState:
+        """Gives every leaf the type and place that the program was traced for.
+
+        States from a checkpoint hold host arrays, those of a sweep may hold Python numbers; neither
+        may cost a second trace.
+        """
+        typed = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
+        return jax.device_put(typed, placement)
 
     def draw(key, round_index, config, table) -> Cohort:
         return draw_cohort(
