@@ -21,16 +21,15 @@ _DataDir = Annotated[
 @app.command("list")
 def list_(data_dir: _DataDir = None) -> None:
     """List the data sets, whether they are here, and how to get those that are not."""
-    table = Table("name", "here", "what", "how to get it")
-    for name in datasets.available():
-        status = datasets.status(name, data_dir)
-        table.add_row(
-            name,
-            "yes" if status.is_present else "no",
-            status.summary,
-            "" if status.is_present else status.how_to_get,
-        )
-    Console().print(table)
+    console, table = Console(), Table("name", "here", "what")
+    states = [datasets.status(name, data_dir) for name in datasets.available()]
+    for state in states:
+        table.add_row(state.name, "yes" if state.is_present else "no", state.summary)
+    console.print(table)
+    for state in states:
+        if not state.is_present:
+            how = f"fedjax-dp data fetch {state.name}, or by hand:\n" if state.can_fetch else ""
+            console.print(f"\n{how}{state.how_to_get}", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -1,16 +1,15 @@
 """From a named data set to the clients' training and held-out data."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fedjax_dp.algorithms.centralized import pool
 from fedjax_dp.cli.config import Config
 from fedjax_dp.core import checks
-from fedjax_dp.data import datasets, mixtures, partition, statistics
+from fedjax_dp.data import clusters, datasets, mixtures, partition, statistics
 from fedjax_dp.data.federated import FederatedData
 
 # Each takes (labels, num_clients, rng, **options) or (num_examples, num_clients, rng, **options).
@@ -46,14 +45,13 @@ class Population(NamedTuple):
     num_classes: int
     has_class_labels: bool
 
-    def figure(self) -> Figure:
-        """Draws how examples are spread over clients.
+    def statistics(self) -> statistics.PartitionStatistics:
+        """Describes how examples are spread over clients.
 
         Returns:
-          The figure.
+          Figures that can be printed and drawn.
         """
-        label = "y" if self.has_class_labels else None
-        return statistics.draw(statistics.describe_data(self.train, label))
+        return statistics.describe_data(self.train, "y" if self.has_class_labels else None)
 
 
 def build_population(config: Config) -> Population:
@@ -70,7 +68,7 @@ def build_population(config: Config) -> Population:
     """
     section = config.data
     checks.one_of("data.name", section.name, datasets.available())
-    checks.one_of("data.partition", section.partition, (*PARTITIONS, "natural"))
+    checks.one_of("data.partition", section.partition, (*PARTITIONS, "natural", "shifted_clusters"))
     checks.require(
         0 <= section.client_test_share < 1,
         "data.client_test_share",
@@ -82,28 +80,64 @@ def build_population(config: Config) -> Population:
     partition_options = _check_partition(section.partition, section.partition_options)
     data = datasets.load(section.name, section.data_dir, **section.options)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
-    clients, names = _clients(config, data, partition_options)
-    rng = np.random.default_rng([config.run.seed, 1])
-    if section.client_test_share > 0:
-        train_rows, test_rows = partition.split_clients(
-            clients, rng, test_fraction=section.client_test_share
-        )
-        client_test = FederatedData.from_indices(data.train, test_rows, names)
+    client_test: FederatedData | None
+    test: FederatedData | None = None
+    if section.partition == "shifted_clusters":
+        train, client_test = _shifted_clusters(config, data, **partition_options)
     else:
-        train_rows, client_test = clients, None
-    train = FederatedData.from_indices(data.train, train_rows, names)
+        train, client_test = _split(config, data, *_clients(config, data, partition_options))
+        if len(data.test["y"]):
+            test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
     if section.check_finite:
         train.check_finite()
-    test = None
-    if len(data.test["y"]):
-        test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
     if config.algorithm.name == "centralized":
         train, client_test = pool(train), None
     return Population(train, client_test, test, data.num_classes, is_labelled)
 
 
+def _split(
+    config: Config, data: datasets.Dataset, clients: list[np.ndarray], names: tuple[str, ...]
+) -> tuple[FederatedData, FederatedData | None]:
+    """Sets a share of each client's examples aside for testing."""
+    share = config.data.client_test_share
+    if share == 0:
+        return FederatedData.from_indices(data.train, clients, names), None
+    rng = np.random.default_rng([config.run.seed, 1])
+    train_rows, test_rows = partition.split_clients(clients, rng, test_fraction=share)
+    return (
+        FederatedData.from_indices(data.train, train_rows, names),
+        FederatedData.from_indices(data.train, test_rows, names),
+    )
+
+
+def _shifted_clusters(
+    config: Config,
+    data: datasets.Dataset,
+    *,
+    shift: str = "rotation",
+    cluster_sizes: Sequence[int] = clusters.CLUSTER_SIZES,
+    samples_per_client: int | None = None,
+) -> tuple[FederatedData, FederatedData]:
+    """Draws overlapping clients in hidden clusters; a sixth of the test part is each one's own."""
+    is_image_task = data.task == "classification" and data.train["x"].ndim == 4
+    checks.require(is_image_task, "data.name", "hold labelled images", config.data.name)
+
+    def shifted(examples: Mapping[str, np.ndarray], count: int | None, purpose: int):
+        rng = np.random.default_rng([config.run.seed, purpose])
+        rows, cluster = clusters.overlapping_draw(
+            len(examples["y"]), rng, cluster_sizes=cluster_sizes, samples_per_client=count
+        )
+        return clusters.shift_clusters(
+            examples, rows, cluster, shift=shift, num_classes=data.num_classes
+        )
+
+    train = FederatedData.from_clients(shifted(data.train, samples_per_client, 0))
+    return train, FederatedData.from_clients(shifted(data.test, None, 2))
+
+
 def _check_partition(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    known = [] if name == "natural" else _options(PARTITIONS[name])
+    factories: dict[str, Callable[..., Any]] = {**PARTITIONS, "shifted_clusters": _shifted_clusters}
+    known = [] if name == "natural" else _options(factories[name])
     for option in options:
         checks.require(bool(known), "data.partition_options", f"be empty for {name}", option)
         checks.one_of("data.partition_options", option, known)

@@ -15,6 +15,7 @@ from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.assemble import Experiment, assemble
 from fedjax_dp.cli.config import Config, ConfigError
 from fedjax_dp.cli.progress import Progress
+from fedjax_dp.data.statistics import draw as draw_partition
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
@@ -210,7 +211,9 @@ def _finish(
             sizes = experiment.population.train.sizes
             figure = plots.client_accuracies(accuracies, sizes, title)
             plots.save(figure, folder / "plots" / "client_accuracy.png")
-    plots.save(experiment.population.figure(), folder / "plots" / "partition.png")
+    partition = experiment.population.statistics()
+    plots.save(draw_partition(partition), folder / "plots" / "partition.png")
+    (folder / "partition.txt").write_text(f"{partition}\n", encoding="utf-8")
     return summary
 
 
