@@ -190,7 +190,7 @@ def _unpack(archive: pathlib.Path, names: Sequence[str]) -> None:
         for member in members:
             name = pathlib.PurePosixPath(member.name).name
             content = members.extractfile(member) if member.isfile() else None
-            if content is None or False:
+            if content is None or name not in wanted:
                 continue
             part = archive.with_name(name + ".part")
             with part.open("wb") as file:

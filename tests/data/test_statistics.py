@@ -1,0 +1,104 @@
+"""Figures about partitions, against values worked out by hand and by SciPy."""
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from fedjax_dp.data import partition, statistics
+from fedjax_dp.data.federated import FederatedData
+
+LABELS = np.array([0, 0, 0, 0, 7, 7, 7, 7, 7, 7])
+CLIENTS = [np.array([0, 1]), np.array([4, 5, 6, 7]), np.array([2, 8]), np.array([], int)]
+
+
+def test_by_hand():
+    figures = statistics.describe(CLIENTS, LABELS)
+    assert figures.num_clients == 4
+    np.testing.assert_array_equal(figures.sizes, [2, 4, 2, 0])
+    np.testing.assert_array_equal(figures.label_counts, [[2, 0], [0, 4], [1, 1], [0, 0]])
+    assert figures.labels == ("0", "7")
+    np.testing.assert_allclose(figures.label_entropy, [0, 0, np.log(2), 0])
+    # Together the clients hold 3 and 5 of the two labels.
+    np.testing.assert_allclose(figures.total_variation, [5 / 8, 3 / 8, 1 / 8, 0])
+    assert (figures.num_shared, figures.num_unused) == (0, 2)
+    values = json.loads(json.dumps(figures.to_dict()))
+    assert (values["size_min"], values["size_median"], values["size_max"]) == (0, 2.0, 4)
+    assert (values["num_clients"], values["num_examples"], values["num_empty"]) == (4, 8, 1)
+    assert values["label_counts"] == [[2, 0], [0, 4], [1, 1], [0, 0]]
+    text = str(figures)
+    assert "4 clients, 8 examples" in text and "2 examples lie with no client" in text
+    assert "labels per client: min 0, median 1, max 2 of 2" in text
+
+
+def test_against_scipy():
+    labels = np.random.default_rng(0).integers(0, 6, 500)
+    clients = partition.dirichlet(labels, 9, 0, alpha=0.4)
+    figures = statistics.describe(clients, labels)
+    everyone = np.bincount(labels) / 500
+    for i, rows in enumerate(clients):
+        counts = np.bincount(labels[rows], minlength=6)
+        assert figures.label_entropy[i] == pytest.approx(scipy.stats.entropy(counts))
+        distance = 0.5 * np.abs(counts / counts.sum() - everyone).sum()
+        assert figures.total_variation[i] == pytest.approx(distance)
+
+
+def test_shared_rows_are_counted():
+    figures = statistics.describe([np.array([0, 1, 2]), np.array([2, 1, 4])], num_examples=8)
+    assert (figures.num_shared, figures.num_unused) == (2, 4)
+    assert figures.label_counts is None and figures.label_entropy is None
+    assert "2 examples lie with more than one client" in str(figures)
+    with pytest.raises(ValueError, match=r"rows in \[0, 2\)"):
+        statistics.describe([np.array([0, 2])], np.array([0, 1]))
+
+
+def test_a_store_has_the_figures_of_its_partition():
+    examples = {"x": np.arange(10.0), "y": LABELS}
+    clients = partition.iid(10, 3, 0)
+    stored = statistics.describe_data(FederatedData.from_indices(examples, clients))
+    figures = statistics.describe(clients, LABELS)
+    np.testing.assert_array_equal(stored.label_counts, figures.label_counts)
+    assert stored.to_dict() == figures.to_dict()
+    data = FederatedData.from_indices({"x": np.zeros((10, 2))}, clients)
+    assert statistics.describe_data(data, label=None).label_counts is None
+    with pytest.raises(ValueError, match="label must name a row of labels"):
+        statistics.describe_data(data, label="x")
+
+
+@pytest.mark.parametrize(("num_clients", "num_labels"), [(5, 4), (300, 10), (40, 62)])
+def test_drawing(num_clients, num_labels):
+    labels = np.random.default_rng(0).integers(0, num_labels, 6000)
+    clients = partition.dirichlet(labels, num_clients, 0, alpha=0.5)
+    figure = statistics.draw(statistics.describe(clients, labels), max_clients=40, title="here")
+    bars, histogram = figure.axes
+    tops = np.zeros(min(num_clients, 40))
+    for container in bars.containers:
+        for i, bar in enumerate(container):
+            assert bar.get_y() == pytest.approx(tops[i])
+            tops[i] += bar.get_height()
+    ordered = np.sort([len(rows) for rows in clients])[::-1]
+    assert (tops[0], tops[-1]) == (ordered[0], ordered[-1])
+    assert np.all(np.diff(tops) <= 0) and set(tops) <= set(ordered)
+    assert sum(bar.get_height() for bar in histogram.patches) == num_clients
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    assert buffer.getvalue().startswith(b"\x89PNG")
+
+
+def test_drawing_without_labels():
+    figure = statistics.draw(statistics.describe(CLIENTS))
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [4, 2, 2, 0]
+
+
+def test_drawing_touches_no_global_state():
+    code = (
+        "import sys, numpy as np; from fedjax_dp.data import statistics as s;"
+        "assert 'matplotlib' not in sys.modules;"
+        "s.draw(s.describe([np.arange(3)], np.arange(3)));"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
