@@ -96,6 +96,11 @@ def test_binary_cross_entropy_equals_numpy():
     several = RNG.normal(size=(5, 4)).astype(np.float32)
     targets = RNG.uniform(-0.5, 1.0, size=(5, 4)).astype(np.float32)
     targets[0], targets[1, 0] = -1, np.nan
+    gradient = jax.grad(lambda z: jnp.sum(losses.sigmoid_binary_cross_entropy(z, targets)))(several)
+    oracle = (1 / (1 + np.exp(-np.float64(several))) - targets) / (targets >= 0).sum(1).clip(1)[
+        :, None
+    ]
+    np.testing.assert_allclose(gradient, np.where(targets >= 0, oracle, 0), rtol=1e-5, atol=1e-6)
     values = losses.sigmoid_binary_cross_entropy(several, targets)
     np.testing.assert_allclose(values, binary_oracle(several, targets), rtol=2e-6)
     assert values[0] == 0
