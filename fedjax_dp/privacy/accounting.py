@@ -1,78 +1,28 @@
 """The ledger: what really ran, per unit of privacy, and what it cost."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
 import scipy.sparse
 from dp_accounting import pld as dpa_pld
-from dp_accounting import rdp as dpa_rdp
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import rdp
 from fedjax_dp.privacy.clipping import RELATIONS
+from fedjax_dp.privacy.curves import DPA_RELATION, orders_of, rdp_curves
 from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
+from fedjax_dp.privacy.translation import accountant_name, require_some_accountant, translate
 
-__all__ = ["Ledger", "UnsupportedEvent", "rdp_curves"]
+__all__ = ["Ledger", "UnsupportedEvent"]
 
 UNITS = ("client", "record")
 _FORMAT = 1
 # A budget that was calibrated to the last bit must not fail on the last bit.
 _SLACK = 1e-9
-
-_DPA_RELATION = {
-    "add_remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": dpa.NeighboringRelation.REPLACE_ONE,
-}
-
-
-def _orders(accountant: str) -> tuple[float, ...]:
-    return rdp.CLASSIC_ORDERS if accountant == "rdp-classic-64" else rdp.DEFAULT_ORDERS
-
-
-def rdp_curves(
-    parts: Sequence[DpEvent], relation: str = "add_remove", accountant: str = "rdp"
-) -> np.ndarray:
-    """Computes the Rényi curves of many events, sampled Gaussians all at once.
-
-    Args:
-      parts: events as `events.flatten` returns them.
-      relation: "add_remove" or "replace_one".
-      accountant: "rdp" or "rdp-classic-64"; they differ in their orders.
-
-    Returns:
-      `[parts, orders]`: the divergences of one run of each event.
-
-    Raises:
-      UnsupportedEvent: if one of the events has no Rényi analysis under the relation.
-    """
-    orders = _orders(accountant)
-    told = [ev.translate(part, relation, accountant) for part in parts]
-    curves = np.empty((len(told), len(orders)))
-    sampled: list[int] = []
-    for i, event in enumerate(told):
-        if isinstance(event, ev.CurveDpEvent):
-            curves[i] = event.rdp(np.asarray(orders), relation)
-        elif not isinstance(event, dpa.PoissonSampledDpEvent):
-            account = dpa_rdp.RdpAccountant(orders, _DPA_RELATION[relation])
-            curves[i] = account.compose(event).rdp
-        elif isinstance(event.event, dpa.GaussianDpEvent):
-            sampled.append(i)
-        else:
-            curves[i] = _poisson_of_curve(event, relation, accountant)
-    if sampled:
-        q = [told[i].sampling_probability for i in sampled]
-        z = [told[i].event.noise_multiplier for i in sampled]
-        curves[sampled] = rdp.poisson_gaussian(q, z, orders)
-    return curves
-
-
-def _poisson_of_curve(event: Any, relation: str, accountant: str) -> np.ndarray:
-    raise UnsupportedEvent(f"Poisson sampling of {event.event} has no Rényi analysis here")
 
 
 class Ledger:
@@ -142,7 +92,7 @@ class Ledger:
         parts = ev.flatten(event)
         for part, _ in parts:
             if ev.key_of(part) not in self._parts:
-                ev.require_some_accountant(part, self.relation)
+                require_some_accountant(part, self.relation)
         index, repeats = self._charged(units, count)
         for part, times in parts:
             key = ev.key_of(part)
@@ -240,7 +190,7 @@ class Ledger:
         return self._answer("delta", float(epsilon), accountant)
 
     def _answer(self, question: str, at: float, accountant: str) -> np.ndarray:
-        ev.accountant_name(accountant)
+        accountant_name(accountant)
         history, labels = self._histories()
         if accountant == "pld":
             answers = np.array([self._pld(question, at, row) for row in history])
@@ -248,7 +198,7 @@ class Ledger:
             convert = rdp.to_epsilon if question == "epsilon" else rdp.to_delta
             answers = convert(
                 history @ self._all_curves(accountant),
-                _orders(accountant),
+                orders_of(accountant),
                 at,
                 is_classic=accountant == "rdp-classic-64",
             )
@@ -290,14 +240,14 @@ class Ledger:
         for key, curve in zip(missing, found, strict=True):
             self._curves[accountant, key] = curve
         if not self._counts:
-            return np.zeros((1, len(_orders(accountant))))
+            return np.zeros((1, len(orders_of(accountant))))
         return np.stack([self._curves[accountant, k] for k in self._counts])
 
     def _pld(self, question: str, at: float, row: Any) -> float:
-        account = dpa_pld.PLDAccountant(_DPA_RELATION[self.relation])
+        account = dpa_pld.PLDAccountant(DPA_RELATION[self.relation])
         parts = list(self._parts[k] for k in self._counts)
         for i, count in zip(row.indices, row.data, strict=True):
-            account.compose(ev.translate(parts[i], self.relation, "pld"), int(count))
+            account.compose(translate(parts[i], self.relation, "pld"), int(count))
         return account.get_epsilon(at) if question == "epsilon" else account.get_delta(at)
 
     def would_exceed(

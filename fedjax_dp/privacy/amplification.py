@@ -9,6 +9,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.clipping import RELATIONS
 from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
+from fedjax_dp.privacy.translation import require_some_accountant
 
 
 class SamplingFacts(NamedTuple):
@@ -73,7 +74,7 @@ def sampled_event(
     checks.one_of("relation", relation, RELATIONS)
     event = _EVENTS[sampler](base, SamplingFacts(**facts))  # type: ignore[arg-type]
     for part, _ in ev.flatten(event):
-        ev.require_some_accountant(part, relation)
+        require_some_accountant(part, relation)
     return event
 
 

@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from fedjax_dp.core import checks
-from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import rdp
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.curves import orders_of
 from fedjax_dp.privacy.events import DpEvent
+from fedjax_dp.privacy.translation import accountant_name
 
 # Multipliers outside of this range have no use, so that a search that gets there has failed.
 _SMALLEST, _LARGEST = 2.0**-10, 2.0**24
@@ -229,7 +230,7 @@ def _rows(
     accountant: str,
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     """One row a client: first, δ, ρ, then the rates and the steps of all phases."""
-    ev.accountant_name(accountant)
+    accountant_name(accountant)
     _check_budget(1.0, dp_delta)
     checks.probability("sampling_rate", sampling_rate, allow_zero=True)
     checks.non_negative("num_steps", num_steps)
@@ -271,7 +272,7 @@ def _epsilons(rows: np.ndarray, accountant: str, relation: str) -> np.ndarray:
             spent[i] = ledger.epsilon(float(row[1]), accountant)[0]
         return spent
     is_classic = accountant == "rdp-classic-64"
-    orders = np.asarray(rdp.CLASSIC_ORDERS if is_classic else rdp.DEFAULT_ORDERS)
+    orders = np.asarray(orders_of(accountant))
     rates, steps = np.split(rows[:, 3:], 2, axis=1)
     curves = rows[:, 2:3] * orders
     for rate, count in zip(rates.T, steps.T, strict=True):

@@ -11,6 +11,7 @@ from dp_accounting import pld as dpa_pld
 from dp_accounting import rdp as dpa_rdp
 
 from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy import translation
 from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
 
 ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -234,7 +235,7 @@ def test_a_full_first_batch_composes_with_sampled_rounds():
 
 def test_an_empty_ledger_spent_nothing():
     ledger = Ledger(num_units=3)
-    for accountant in ev.ACCOUNTANTS:
+    for accountant in translation.ACCOUNTANTS:
         np.testing.assert_array_equal(ledger.epsilon(1e-5, accountant), np.zeros(3))
         np.testing.assert_array_equal(ledger.delta(1.0, accountant), np.zeros(3))
     np.testing.assert_array_equal(ledger.num_compositions, np.zeros(3))
@@ -284,7 +285,7 @@ def test_combinations_without_an_analysis_are_refused_with_the_nearest(
     event, relation, accountant, nearest
 ):
     with pytest.raises(UnsupportedEvent, match="nearest valid choice") as error:
-        ev.translate(event, relation, accountant)
+        translation.translate(event, relation, accountant)
     assert nearest in str(error.value)
     assert type(event).__name__ in str(error.value)
 

@@ -1,0 +1,188 @@
+"""The privacy statement of a run, read off its ledger: as data and in words."""
+
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting import dp_event as standard
+
+from fedjax_dp.core import checks
+from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.events import DpEvent
+
+_UNITS = {
+    "client": "one client with all of its data",
+    "record": "one record of one client",
+}
+_RELATIONS = {
+    "add_remove": "neighbouring data differ by {unit}, which is there or not",
+    "replace_one": "neighbouring data differ by {unit}, which is exchanged for any other",
+}
+_TRUST = {
+    "server": (
+        "The server is trusted: it sees every contribution, clips, adds the noise and keeps secret "
+        "who was drawn. Covered are all who see only the models that it releases."
+    ),
+    "client": (
+        "Nobody but the client itself is trusted: its noise is added before anything leaves it. "
+        "Covered are the server and everybody else."
+    ),
+    "secure_aggregation": (
+        "Secure aggregation is trusted, and that at least as many clients add their share of the "
+        "noise as was accounted: a single message carries too little noise to protect anybody."
+    ),
+}
+_NOT_PRIVATE = (
+    "training losses, accuracies, norms, shares of clipped contributions and who took part, which "
+    "are computed exactly for the experimenter",
+    "the numbers of examples and clients, which are treated as public",
+    "choices that were made by looking at the data outside of the run, such as hyper-parameters",
+)
+_MECHANISMS = {
+    dpa.GaussianDpEvent: "Gaussian noise",
+    dpa.TruncatedSubsampledGaussianDpEvent: "Gaussian noise",
+    dpa.LaplaceDpEvent: "Laplace noise",
+    dpa.ZCDpEvent: "releases with a zCDP cost",
+    dpa.RandomizedResponseDpEvent: "randomised response",
+    standard.DiscreteLaplaceDpEvent: "discrete Laplace noise",
+    dpa.NonPrivateDpEvent: "releases without privacy",
+}
+
+
+def statement(
+    ledger: Ledger,
+    dp_delta: float,
+    *,
+    accountant: str = "rdp",
+    trust: str | None = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Collects what a ledger's run may claim, as plain data.
+
+    Sampler, mechanism and noise are read off the events that were charged, so that the statement
+    cannot part from what ran.
+
+    Args:
+      ledger: what ran.
+      dp_delta: δ in (0, 1).
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      trust: who is trusted: "server", "client" or "secure_aggregation"; where None, "server" for
+        client-level and "client" for record-level privacy.
+      **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers.
+
+    Returns:
+      A dictionary that `json` can write: `unit`, `relation`, `samplers`, `mechanisms`,
+      `noise_multiplier` (smallest and largest; None where there is none), `dp_delta`, `epsilon`
+      (the largest), `epsilon_per_unit`, `accountant`, `num_compositions` (per unit), `histories`
+      (for each distinct history its units and its event), `trusted`, `not_private`, and the facts.
+      An infinite ε is written as "inf".
+
+    Raises:
+      UnsupportedEvent: if a charged event has no valid analysis by the accountant.
+      ValueError: if an argument is not valid.
+    """
+    checks.require(0 < dp_delta < 1, "dp_delta", "lie in (0, 1)", dp_delta)
+    trusted = trust or {"client": "server", "record": "client"}[ledger.unit]
+    checks.one_of("trust", trusted, _TRUST)
+    epsilon = ledger.epsilon(dp_delta, accountant)
+    histories = ledger.histories()
+    samplers: set[str] = set()
+    mechanisms: set[str] = set()
+    multipliers: list[float] = []
+    for _, history in histories:
+        for part, _ in ev.flatten(history):
+            _describe(part, samplers, mechanisms, multipliers)
+    data = {
+        "unit": ledger.unit,
+        "relation": ledger.relation,
+        "samplers": sorted(samplers),
+        "mechanisms": sorted(mechanisms),
+        "noise_multiplier": [min(multipliers), max(multipliers)] if multipliers else None,
+        "dp_delta": dp_delta,
+        "epsilon": np.max(epsilon),
+        "epsilon_per_unit": epsilon,
+        "accountant": accountant,
+        "num_compositions": ledger.num_compositions,
+        "histories": [
+            {"units": units, "event": ev.to_dict(history)} for units, history in histories
+        ],
+        "trusted": trusted,
+        "not_private": list(_NOT_PRIVATE),
+    }
+    return {key: _plain(value) for key, value in {**facts, **data}.items()}
+
+
+def _describe(
+    event: DpEvent, samplers: set[str], mechanisms: set[str], multipliers: list[float]
+) -> None:
+    sampler, inner = "everybody who takes part", [event]
+    if isinstance(event, dpa.PoissonSampledDpEvent):
+        sampler = "Poisson sampling"
+        inner = [part for part, _ in ev.flatten(event.event)]
+    elif isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        sampler = "fixed-size sampling without replacement"
+        inner = [part for part, _ in ev.flatten(event.event)]
+    elif isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        sampler = "Poisson sampling truncated to a capacity"
+    samplers.add(sampler)
+    for part in inner:
+        mechanisms.add(_MECHANISMS.get(type(part), type(part).__name__))
+        if isinstance(getattr(part, "noise_multiplier", None), float | int):
+            multipliers.append(float(part.noise_multiplier))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return repr(value)
+    return value
+
+
+def in_words(data: dict[str, Any]) -> str:
+    """Writes a statement as Markdown paragraphs.
+
+    Args:
+      data: what `statement` returned.
+
+    Returns:
+      The text.
+    """
+    unit = _UNITS[data["unit"]]
+    largest = float(data["epsilon"])
+    if not data["histories"] or not any(data["num_compositions"]):
+        return f"Nothing was released about {unit}: ε = 0 at δ = {data['dp_delta']:g}.\n"
+    if np.isinf(largest):
+        claim = "The run is **not differentially private**: something was released without noise."
+    else:
+        claim = (
+            f"The run is (ε, δ)-differentially private with **ε = {largest:.4g}** at "
+            f"**δ = {data['dp_delta']:g}**"
+            + (", the largest over all units." if len(data["epsilon_per_unit"]) > 1 else ".")
+        )
+    noise = data["noise_multiplier"]
+    parts = [
+        f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
+        f"(`{data['relation']}`).",
+        f"Mechanism: {', '.join(data['mechanisms'])}; drawn: {', '.join(data['samplers'])}. "
+        + (
+            f"The noise has {_range(noise)} times the largest contribution of one unit. "
+            if noise
+            else ""
+        )
+        + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
+        f"accountant `{data['accountant']}`.",
+        _TRUST[data["trusted"]],
+        "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -1,0 +1,93 @@
+"""The statement says what the ledger holds, in a form that anybody can recompute."""
+
+import json
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting import rdp as dpa_rdp
+
+from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy import statement as st
+from fedjax_dp.privacy.accounting import Ledger
+
+
+def poisson(q, z):
+    return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
+
+
+@pytest.fixture
+def ledger():
+    book = Ledger("record", num_units=4)
+    book.charge(poisson(0.1, 1.5), units=[0, 2], count=100)
+    book.charge(poisson(0.2, 2.5), units=[1], count=50)
+    book.charge(dpa.ZCDpEvent(0.01), units=[1])
+    return book
+
+
+def test_epsilon_can_be_recomputed_from_the_statement_alone(ledger):
+    data = json.loads(json.dumps(st.statement(ledger, 1e-5), allow_nan=False))
+    assert sorted(u for h in data["histories"] for u in h["units"]) == [0, 1, 2, 3]
+    for history in data["histories"]:
+        account = dpa_rdp.RdpAccountant().compose(ev.from_dict(history["event"]))
+        for unit in history["units"]:
+            expected = account.get_epsilon(1e-5)
+            assert data["epsilon_per_unit"][unit] == pytest.approx(expected, rel=1e-6)
+    assert data["epsilon"] == max(data["epsilon_per_unit"]) > 0
+    assert data["num_compositions"] == [100, 51, 100, 0]
+
+
+def test_sampler_mechanism_and_noise_are_read_off_what_ran(ledger):
+    data = st.statement(ledger, 1e-5, clip_norm=np.array([1.0, 2.0]))
+    assert data["samplers"] == ["Poisson sampling", "everybody who takes part"]
+    assert data["mechanisms"] == ["Gaussian noise", "releases with a zCDP cost"]
+    assert data["noise_multiplier"] == [1.5, 2.5]
+    assert data["clip_norm"] == [1.0, 2.0]
+    truncated = Ledger("client", "replace_one")
+    truncated.charge(dpa.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 3.0))
+    data = st.statement(truncated, 1e-5, accountant="pld")
+    assert data["samplers"] == ["Poisson sampling truncated to a capacity"]
+    fixed = Ledger("client", "replace_one")
+    fixed.charge(dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(3.0)))
+    data = st.statement(fixed, 1e-5)
+    assert data["samplers"] == ["fixed-size sampling without replacement"]
+
+
+@pytest.mark.parametrize(
+    "unit,relation,trust,phrases",
+    [
+        (
+            "client",
+            "add_remove",
+            None,
+            ["one client", "there or not", "server is trusted"],
+        ),
+        ("record", "replace_one", None, ["one record of one client", "exchanged", "Nobody but"]),
+        ("client", "add_remove", "secure_aggregation", ["Secure aggregation is trusted"]),
+    ],
+)
+def test_words_name_unit_relation_numbers_and_trust(unit, relation, trust, phrases):
+    ledger = Ledger(unit, relation)
+    ledger.charge(poisson(0.1, 1.5), count=10)
+    data = st.statement(ledger, 1e-6, accountant="pld", trust=trust)
+    words = st.in_words(data)
+    for phrase in [*phrases, f"ε = {data['epsilon']:.4g}", "δ = 1e-06", "`pld`", "10 releases"]:
+        assert phrase in words
+    assert "Not private" in words and "losses" in words
+
+
+def test_a_run_without_noise_claims_nothing():
+    ledger = Ledger()
+    ledger.charge(dpa.NonPrivateDpEvent())
+    data = st.statement(ledger, 1e-5)
+    json.dumps(data, allow_nan=False)
+    assert data["epsilon"] == "inf"
+    assert "not differentially private" in st.in_words(data)
+    assert "Nothing was released" in st.in_words(st.statement(Ledger(), 1e-5))
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="dp_delta must lie in"):
+        st.statement(Ledger(), 0.0)
+    with pytest.raises(ValueError, match="trust must be one of"):
+        st.statement(Ledger(), 1e-5, trust="nobody")
