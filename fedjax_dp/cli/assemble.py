@@ -20,7 +20,6 @@ from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import Simulation, simulation
-from fedjax_dp.io.statement import Claim
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, calibrate_poisson
@@ -52,7 +51,7 @@ class Experiment(NamedTuple):
       model: what is trained.
       simulation: the compiled rounds.
       evaluator: the compiled evaluations.
-      claims: what each unit's privacy statement says beside ε.
+      facts: what each unit's privacy statement says beside what its ledger tells.
       dp_delta: δ by unit.
       budget: ε by unit that must not be exceeded.
       num_parameters: size of the model.
@@ -63,7 +62,7 @@ class Experiment(NamedTuple):
     model: Model
     simulation: Simulation
     evaluator: Evaluator
-    claims: dict[str, Claim]
+    facts: dict[str, dict[str, Any]]
     dp_delta: dict[str, float]
     budget: dict[str, Any]
     num_parameters: int
@@ -122,7 +121,7 @@ def assemble(config: Config) -> Experiment:
         model=model,
         simulation=compiled,
         evaluator=evaluations,
-        claims=_claims(config, participation, trainer, mechanism),
+        facts=_facts(units, trainer, mechanism),
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: _budget(level) for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))),
@@ -303,26 +302,15 @@ def _charged_rounds(config: Config, participation: sampling.Participation) -> in
     return -(-config.run.rounds // cycle)
 
 
-def _claims(
-    config: Config,
-    participation: sampling.Participation,
-    trainer: LocalTrainer,
-    mechanism: dict[str, Any] | None,
-) -> dict[str, Claim]:
-    claims = {}
+def _facts(
+    units: tuple[str, ...], trainer: LocalTrainer, mechanism: dict[str, Any] | None
+) -> dict[str, dict[str, Any]]:
+    facts: dict[str, dict[str, Any]] = {}
     if mechanism is not None:
-        claims["client"] = Claim(
-            sampler=participation.sampler.name,
-            mechanism="gaussian",
-            noise_multiplier=mechanism["noise_multiplier"],
-            clip_norm=mechanism["clip_norm"],
-        )
-    if "record" in config.privacy.units:
-        name = config.training.sampler
-        claims["record"] = Claim(
-            sampler="poisson" if name == "auto" else name,
-            mechanism="gaussian",
-            noise_multiplier=trainer.config.noise_multiplier,
-            clip_norm=trainer.config.clip_norm,
-        )
-    return claims
+        facts["client"] = {"clip_norm": mechanism["clip_norm"]}
+    if "record" in units:
+        facts["record"] = {
+            "clip_norm": trainer.config.clip_norm,
+            "noise_multiplier_per_unit": trainer.config.noise_multiplier,
+        }
+    return facts

@@ -202,7 +202,7 @@ def _finish(
         **timing,
     }
     write_json(folder / "summary.json", summary)
-    write_statement(folder, experiment.claims, accounting.ledgers, experiment.dp_delta, accountant)
+    write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, experiment.facts)
     title = f"{config.run.name}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "plots" / "accuracy_epsilon.png")
     if experiment.evaluator.clients is not None:
