@@ -6,7 +6,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.mean import gaussian_mean
+from fedjax_dp.server.private import gaussian_mean
 
 
 def dp_fedavg(

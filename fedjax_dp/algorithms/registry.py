@@ -17,7 +17,7 @@ from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.mean import gaussian_mean
+from fedjax_dp.server.private import gaussian_mean
 
 
 class Entry(NamedTuple):

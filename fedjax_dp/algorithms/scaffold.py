@@ -57,7 +57,9 @@ def scaffold(
 
     def init(key):
         params = model.init(key)
-        return ServerState(params, trees.zeros_like(params))
+        # Control variates are sums over many rounds: float32 whatever the model computes in.
+        control = jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
+        return ServerState(params, control)
 
     def client(server, control, client, config, key):
         correction = trees.subtract(server.control, control)
@@ -67,8 +69,8 @@ def scaffold(
         per_step = result.num_steps * config.learning_rate
         inverse = jnp.where(per_step > 0, -1.0 / jnp.where(per_step > 0, per_step, 1.0), 0.0)
         moved = jax.tree.map(lambda delta, c: delta * inverse - c, result.delta, server.control)
-        # A client that took no step learned nothing new about its gradient.
-        moved = trees.where(result.num_steps > 0, moved, trees.zeros_like(moved))
+        # A client that did not move learned nothing new about its gradient.
+        moved = trees.where(per_step > 0, moved, trees.zeros_like(moved))
         update = {"params": result.delta, "control": moved}
         return ClientOutput(update, result.weight, trees.add(control, moved), result.metrics)
 

@@ -1,9 +1,9 @@
 """Gradient rules: how a micro-batch becomes a sum, and how a sum becomes a gradient."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 
@@ -11,7 +11,8 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy import clipping, noise
+from fedjax_dp.privacy import mechanisms
+from fedjax_dp.privacy.mechanisms import Mechanism
 
 
 class GradientSum(NamedTuple):
@@ -38,7 +39,7 @@ class GradientRule(NamedTuple):
         of one step add up.
       release: `(gradient_sum, count, config, key) -> gradient` of the step.
       event: `(config) -> DpEvent` of one release on a given batch, or None.
-      bound: `(config) -> float`, the largest L2 norm of one example's contribution, or None.
+      bound: `(config) -> Sensitivity` of the sum over a batch, or None.
     """
 
     micro_batch: Callable[..., GradientSum]
@@ -65,6 +66,7 @@ def plain(model: Model) -> GradientRule:
             return jnp.sum(jnp.where(is_real, losses, 0.0)), refreshed
 
         (loss, refreshed), gradient = jax.value_and_grad(total, has_aux=True)(params)
+        gradient = jax.tree.map(trees.at_least_float32, gradient)
         return GradientSum(gradient, loss, jnp.float32(0), refreshed)
 
     def release(gradient_sum, count, config, key):
@@ -74,23 +76,30 @@ def plain(model: Model) -> GradientRule:
     return GradientRule(micro_batch, release, None, None)
 
 
-def clipped(model: Model, *, per_layer: bool = False) -> GradientRule:
-    """Clips each example's gradient, sums, adds Gaussian noise, divides by the nominal batch size.
+def clipped(
+    model: Model,
+    *,
+    per_layer: bool = False,
+    make_mechanism: Callable[[Any, Any], Mechanism] | None = None,
+) -> GradientRule:
+    """Clips each example's gradient, sums, adds noise, divides by the nominal batch size.
 
-    Guarantee: unit of privacy is one record; under add/remove the sum has L2 sensitivity
-    `clip_norm`, and the noise has standard deviation `noise_multiplier * clip_norm`. The divisor is
-    the public `batch_size`, never the realised count. An example whose gradient is not finite
-    contributes zero.
+    Guarantee: unit of privacy is one record; clip, sensitivity, noise and event come from the same
+    mechanism, by default the Gaussian one with standard deviation `noise_multiplier * clip_norm`.
+    The divisor is the public `batch_size`, never the realised count. An example whose gradient is
+    not finite contributes zero.
 
     Args:
       model: the model; refused where its examples influence one another.
       per_layer: clip each layer to an equal share of `clip_norm` instead of the whole gradient.
+      make_mechanism: `(clip_norm, noise_multiplier) -> Mechanism`, of traced numbers; Gaussian
+        where it is None.
 
     Returns:
       The rule.
 
     Raises:
-      ValueError: if the model mixes examples.
+      ValueError: if the model mixes examples, or `per_layer` is set beside a mechanism.
 
     Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` (3.1).
     """
@@ -100,9 +109,22 @@ def clipped(model: Model, *, per_layer: bool = False) -> GradientRule:
         "keep examples apart under per-example clipping; replace batch norm by group norm",
         model.name,
     )
-    clip = clipping.clip_per_layer if per_layer else clipping.clip_by_global_norm
+    checks.require(
+        make_mechanism is None or not per_layer,
+        "per_layer",
+        "be left to the mechanism if one is given",
+        per_layer,
+    )
+    make = make_mechanism or partial(
+        mechanisms.gaussian, method="per_layer" if per_layer else "global"
+    )
+
+    def mechanism_of(config: LocalConfig) -> Mechanism:
+        return make(config.clip_norm, config.noise_multiplier)
 
     def micro_batch(params, batch, is_real, key, config):
+        clip = mechanism_of(config).clip
+
         def one(example, real, index):
             single = jax.tree.map(lambda a: a[None], example)
             example_key = None if key is None else jax.random.fold_in(key, index)
@@ -111,22 +133,24 @@ def clipped(model: Model, *, per_layer: bool = False) -> GradientRule:
                 return model.losses(p, single, is_training=True, key=example_key)[0][0]
 
             loss, gradient = jax.value_and_grad(loss_of)(params)
-            bounded, norm = clip(gradient, config.clip_norm)
+            bounded, norm = clip(jax.tree.map(trees.at_least_float32, gradient))
             masked = trees.where(real, bounded, trees.zeros_like(bounded))
             was_clipped = real & (norm > config.clip_norm)
             return masked, jnp.where(real, loss, 0.0), was_clipped.astype(jnp.float32)
 
         index = jnp.arange(is_real.shape[0])
         gradients, losses, was_clipped = jax.vmap(one)(batch, is_real, index)
-        summed = jax.tree.map(lambda g: jnp.sum(trees.at_least_float32(g), axis=0), gradients)
+        summed = jax.tree.map(lambda g: jnp.sum(g, axis=0), gradients)
         return GradientSum(summed, jnp.sum(losses), jnp.sum(was_clipped), params)
 
     def release(gradient_sum, count, config, key):
         del count
-        stddev = config.noise_multiplier * config.clip_norm
-        return trees.scale(noise.add_gaussian(key, gradient_sum, stddev), 1.0 / config.batch_size)
+        noised = mechanism_of(config).add_noise(key, gradient_sum)
+        return trees.scale(noised, 1.0 / config.batch_size)
 
-    def event(config):
-        return dp_accounting.GaussianDpEvent(float(config.noise_multiplier))
-
-    return GradientRule(micro_batch, release, event, lambda config: config.clip_norm)
+    return GradientRule(
+        micro_batch,
+        release,
+        event=lambda config: mechanism_of(config).event(),
+        bound=lambda config: mechanism_of(config).sensitivity,
+    )

@@ -3,7 +3,6 @@
 from fedjax_dp.server.base import Aggregator, stateless
 from fedjax_dp.server.mean import (
     ModelChoice,
-    gaussian_mean,
     mean_per_model,
     per_part,
     scaled_sum,
@@ -11,14 +10,23 @@ from fedjax_dp.server.mean import (
     weighted_mean,
 )
 from fedjax_dp.server.optimizers import apply_aggregate
+from fedjax_dp.server.private import (
+    adaptive_gaussian_mean,
+    gaussian_mean,
+    laplace_mean,
+    private_mean,
+)
 
 __all__ = [
     "Aggregator",
     "ModelChoice",
+    "adaptive_gaussian_mean",
     "apply_aggregate",
     "gaussian_mean",
+    "laplace_mean",
     "mean_per_model",
     "per_part",
+    "private_mean",
     "scaled_sum",
     "stateless",
     "uniform_mean",

@@ -1,15 +1,13 @@
-"""Means and sums of updates, streamed: plain, by model, by part, clipped and noised."""
+"""Means and sums of updates, streamed: weighted, uniform, by model, by part."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.privacy import clipping, noise
 from fedjax_dp.server.base import Aggregator, stateless
 
 
@@ -136,72 +134,3 @@ def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Aggregator:
         return state, mean, {"weight_per_model": weight}
 
     return Aggregator(stateless, contribute, combine)
-
-
-class GaussianState(NamedTuple):
-    """The numbers of a private mean; traced, so that a sweep does not recompile.
-
-    Attributes:
-      clip_norm: bound on the L2 norm of one client's update.
-      noise_multiplier: noise standard deviation over the sensitivity of the sum.
-    """
-
-    clip_norm: jax.Array
-    noise_multiplier: jax.Array
-
-
-def gaussian_mean(
-    clip_norm: float,
-    noise_multiplier: float,
-    expected_cohort_size: float,
-    *,
-    per_layer: bool = False,
-) -> Aggregator:
-    """Clips each update, sums, adds Gaussian noise once, divides by the expected cohort size.
-
-    Guarantee: unit of privacy is one client; under add/remove the sum has L2 sensitivity
-    `clip_norm`, whatever the cohort; the noise has standard deviation
-    `noise_multiplier * clip_norm`. All clients weigh the same. An empty cohort releases noise.
-
-    Args:
-      clip_norm: bound on the L2 norm of one client's update, above 0.
-      noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
-      expected_cohort_size: the public divisor, above 0.
-      per_layer: clip layer by layer instead of over the whole update.
-
-    Returns:
-      The aggregator.
-
-    Source: McMahan and others 2018, algorithm 1; `user_level_dp` section 2.
-    """
-    checks.positive("clip_norm", clip_norm)
-    checks.non_negative("noise_multiplier", noise_multiplier)
-    checks.positive("expected_cohort_size", expected_cohort_size)
-    clip = clipping.clip_per_layer if per_layer else clipping.clip_by_global_norm
-
-    def init(params):
-        del params
-        return GaussianState(jnp.float32(clip_norm), jnp.float32(noise_multiplier))
-
-    def contribute(state, update, weight):
-        del weight
-        bounded, norm = clip(jax.tree.map(trees.at_least_float32, update), state.clip_norm)
-        return bounded, (norm > state.clip_norm).astype(jnp.float32)
-
-    def combine(state, total, key):
-        summed, num_clipped = total
-        stddev = state.noise_multiplier * sensitivity(state)
-        noised = noise.add_gaussian(key, summed, stddev)
-        info = {
-            "num_clipped": num_clipped,
-            "noise_stddev": stddev / expected_cohort_size,
-        }
-        return state, trees.scale(noised, 1.0 / expected_cohort_size), info
-
-    def sensitivity(state) -> Any:
-        return state.clip_norm
-
-    def event(state):
-        return dp_accounting.GaussianDpEvent(float(state.noise_multiplier))
-
-    return Aggregator(init, contribute, combine, sensitivity=sensitivity, event=event)

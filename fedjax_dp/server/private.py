@@ -1,0 +1,175 @@
+"""Private means: clipped updates, one noise on their sum, a public divisor."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.keys import fold
+from fedjax_dp.privacy import mechanisms
+from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
+from fedjax_dp.privacy.mechanisms import Mechanism
+from fedjax_dp.server.base import Aggregator
+
+
+class PrivateState(NamedTuple):
+    """The numbers of a private mean; traced, so that a sweep does not recompile.
+
+    Attributes:
+      clip_norm: bound on the norm of one client's update.
+      noise_multiplier: noise scale over the largest contribution.
+    """
+
+    clip_norm: jax.Array
+    noise_multiplier: jax.Array
+
+
+def private_mean(
+    make_mechanism: Callable[[Any, Any], Mechanism],
+    clip_norm: float,
+    noise_multiplier: float,
+    expected_cohort_size: float,
+) -> Aggregator:
+    """Clips each update, sums, adds the mechanism's noise once, divides by a public constant.
+
+    Guarantee: unit of privacy is one client; clip, sensitivity, noise and event come from the same
+    mechanism. All clients weigh the same. An empty cohort releases noise.
+
+    Args:
+      make_mechanism: `(clip_norm, noise_multiplier) -> Mechanism`, of possibly traced numbers.
+      clip_norm: bound on the norm of one client's update, above 0.
+      noise_multiplier: noise scale over the largest contribution, at least 0.
+      expected_cohort_size: the public divisor, above 0.
+
+    Returns:
+      The aggregator.
+
+    Raises:
+      ValueError: for a number out of its range.
+    """
+    checks.positive("clip_norm", clip_norm)
+    checks.non_negative("noise_multiplier", noise_multiplier)
+    checks.positive("expected_cohort_size", expected_cohort_size)
+
+    def init(params):
+        del params
+        return PrivateState(jnp.float32(clip_norm), jnp.float32(noise_multiplier))
+
+    def contribute(state, update, weight):
+        del weight
+        bounded, norm = make_mechanism(*state).clip(jax.tree.map(trees.at_least_float32, update))
+        return bounded, (norm > state.clip_norm).astype(jnp.float32)
+
+    def combine(state, total, key):
+        summed, num_clipped = total
+        mechanism = make_mechanism(*state)
+        mean = trees.scale(mechanism.add_noise(key, summed), 1.0 / expected_cohort_size)
+        info = {
+            "num_clipped": num_clipped,
+            "noise_stddev": mechanism.noise_stddev / expected_cohort_size,
+        }
+        return state, mean, info
+
+    return Aggregator(
+        init,
+        contribute,
+        combine,
+        sensitivity=lambda state: make_mechanism(*state).sensitivity,
+        event=lambda state: make_mechanism(*state).event(),
+    )
+
+
+def gaussian_mean(
+    clip_norm: float,
+    noise_multiplier: float,
+    expected_cohort_size: float,
+    *,
+    per_layer: bool = False,
+) -> Aggregator:
+    """Builds the private mean with Gaussian noise.
+
+    Guarantee: unit of privacy is one client; under add/remove the sum has L2 sensitivity
+    `clip_norm`, and the noise has standard deviation `noise_multiplier * clip_norm`.
+
+    Args:
+      clip_norm: bound on the L2 norm of one client's update, above 0.
+      noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
+      expected_cohort_size: the public divisor, above 0.
+      per_layer: clip layer by layer instead of over the whole update.
+
+    Returns:
+      The aggregator.
+
+    Source: McMahan and others 2018, algorithm 1; `user_level_dp` section 2.
+    """
+    method = "per_layer" if per_layer else "global"
+    gaussian = partial(mechanisms.gaussian, method=method)
+    return private_mean(gaussian, clip_norm, noise_multiplier, expected_cohort_size)
+
+
+def laplace_mean(
+    clip_norm: float, noise_multiplier: float, expected_cohort_size: float
+) -> Aggregator:
+    """Builds the private mean with Laplace noise on updates clipped in L1 norm.
+
+    Guarantee: unit of privacy is one client; one release on a given cohort is pure
+    `1/noise_multiplier`-DP under add/remove.
+
+    Args:
+      clip_norm: bound on the L1 norm of one client's update, above 0.
+      noise_multiplier: Laplace scale over `clip_norm`, at least 0.
+      expected_cohort_size: the public divisor, above 0.
+
+    Returns:
+      The aggregator.
+    """
+    return private_mean(mechanisms.laplace, clip_norm, noise_multiplier, expected_cohort_size)
+
+
+def adaptive_gaussian_mean(
+    rule: AdaptiveClipping, noise_multiplier: float, *, per_layer: bool = False
+) -> Aggregator:
+    """Builds the Gaussian mean whose clip norm follows a private quantile of the update norms.
+
+    Guarantee: unit of privacy is one client. A round releases the noised sum and the noised count
+    of unclipped updates; both together cost one Gaussian release of `noise_multiplier`, which is
+    what the event says. The updates bear the larger multiplier that this leaves.
+
+    Args:
+      rule: how the clip norm follows; its `expected_count` is the public divisor.
+      noise_multiplier: of a whole round, above 0.
+      per_layer: clip layer by layer instead of over the whole update.
+
+    Returns:
+      The aggregator; its state holds the clip norm of the next round.
+
+    Raises:
+      ValueError: if the count alone would cost more than the round may.
+
+    Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, algorithm 1.
+    """
+    multiplier = update_noise_multiplier(noise_multiplier, rule.count_stddev)
+    mean = gaussian_mean(
+        rule.initial_clip_norm, multiplier, rule.expected_count, per_layer=per_layer
+    )
+
+    def contribute(state, update, weight):
+        bounded, num_clipped = mean.contribute(state, update, weight)
+        norm = jnp.where(num_clipped > 0, jnp.inf, 0.0)
+        return bounded, num_clipped, rule.contribution(norm, state.clip_norm)
+
+    def combine(state, total, key):
+        summed, num_clipped, count = total
+        state, aggregate, info = mean.combine(state, (summed, num_clipped), fold(key, 0))
+        clip_norm, unclipped = rule.step(fold(key, 1), state.clip_norm, count)
+        info |= {"clip_norm": state.clip_norm, "noised_unclipped_share": unclipped}
+        return state._replace(clip_norm=clip_norm), aggregate, info
+
+    return mean._replace(
+        contribute=contribute,
+        combine=combine,
+        event=lambda state: mechanisms.gaussian(1.0, noise_multiplier).event(),
+    )
