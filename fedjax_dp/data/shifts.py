@@ -155,7 +155,7 @@ def rotate_by_label(
         turned = ndimage.rotate(
             images[rows].astype(np.float32),
             angles[label],
-            axes=(2, 1),
+            axes=(1, 2),
             reshape=False,
             order=1,
             mode="grid-constant",

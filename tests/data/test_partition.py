@@ -112,6 +112,16 @@ def test_shards_of_equal_size(pool, shards_per_client):
     assert held.sum() <= num_clients * shards_per_client + len(np.unique(labels)) - 1
 
 
+def test_shards_of_a_client_are_drawn_at_random():
+    # 1000 shards, 100 of each of 10 classes: two of them are of one class with chance 99 / 999.
+    labels = np.repeat(np.arange(10), 1000)
+    clients = partition.shards(labels, 500, 0)
+    held = np.sum(label_counts(clients, labels) > 0, axis=1)
+    chance = 99 / 999
+    assert np.mean(held == 1) == pytest.approx(chance, abs=5 * np.sqrt(chance / 500))
+    assert len(np.unique([labels[rows[0]] * 10 + labels[rows[-1]] for rows in clients])) > 50
+
+
 @SETTINGS
 @given(pools())
 def test_natural(pool):

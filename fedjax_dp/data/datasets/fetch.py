@@ -34,8 +34,8 @@ def fetch(
     """Downloads the files of a data set that are not there yet.
 
     Every file is checked against its SHA-256 before it takes its name, so that a broken download is
-    never taken for data. What was received before an interruption is continued the next time. A data
-    set whose files are all there, by name, is left alone.
+    never taken for data. What was received before an interruption is continued the next time. A
+    data set whose files are all there, by name, is left alone.
 
     Args:
       name: a data set.
