@@ -44,7 +44,8 @@ def local_trainer(
       sampler: how a step's batch is drawn; shuffled epochs where it is None.
       gradient_rule: `gradients.plain(model)` where it is None, or `gradients.clipped(model)`.
       micro_batch_size: examples that are computed at once; it bounds memory and changes nothing
-        else. The whole batch where it is None, or 32 where the number drawn is random.
+        else, but for the draws of dropout. The whole batch where it is None, or 32 where the number
+        drawn is random.
       update_transforms: what is done to the delta before it leaves, in order.
 
     Returns:
@@ -71,6 +72,10 @@ def local_trainer(
             "be None for a model that mixes examples: micro-batches would change its result",
             micro_batch_size,
         )
+    for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
+        value = getattr(config, name)
+        is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
+        checks.require(is_whole, name, f"be whole under the sampler {sampler.name!r}", value)
     if model.mixes_examples:
         checks.require(
             not sampler.varies,
@@ -166,9 +171,10 @@ def local_trainer(
         _, params, _, _, stats = jax.lax.while_loop(lambda c: c[0] < steps, step, carry)
 
         delta = trees.subtract(params, start)
-        context = UpdateContext(params=params, client=client, config=config, key=key)
-        for transform in update_transforms:
-            delta = transform(delta, context)
+        for i, transform in enumerate(update_transforms):
+            # A key for each place in the chain: two noises of one client are not the same.
+            transform_key = fold(key, Purpose.CLIENT_NOISE, i)
+            delta = transform(delta, UpdateContext(params, client, config, transform_key))
         metrics = stats | {"update_norm": trees.l2_norm(delta)}
         return LocalResult(delta, params, client.size.astype(jnp.float32), steps, metrics)
 

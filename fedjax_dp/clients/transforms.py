@@ -9,7 +9,6 @@ from chex import PRNGKey
 
 from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise
 
@@ -21,7 +20,7 @@ class UpdateContext(NamedTuple):
       params: the local parameters at the end of training.
       client: the client's data.
       config: the client's numbers.
-      key: the client's key of the round.
+      key: a key of the round, the client and the transform's place in the chain.
     """
 
     params: PyTree
@@ -56,9 +55,7 @@ def add_client_noise(stddev: float) -> UpdateTransform:
       The transform. It claims nothing by itself: a claim needs a bound before it.
     """
     checks.non_negative("stddev", stddev)
-    return lambda delta, context: noise.add_gaussian(
-        fold(context.key, Purpose.CLIENT_NOISE), delta, stddev
-    )
+    return lambda delta, context: noise.add_gaussian(context.key, delta, stddev)
 
 
 def keep_largest(share: float) -> UpdateTransform:

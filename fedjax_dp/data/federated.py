@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_dp.core import checks
 
 _OFFSETS = "offsets.npy"
+_NAMES = "client_names.txt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class FederatedData:
     client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Checks that offsets, arrays and names agree."""
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)
         offsets = np.asarray(self.offsets, dtype=np.int64)
         object.__setattr__(self, "offsets", offsets)
@@ -150,17 +152,24 @@ class FederatedData:
         """Writes the store as a folder of NumPy `.npy` files that can be memory-mapped.
 
         Args:
-          directory: the folder; made where it is missing, its files replaced where not.
+          directory: the folder; made where it is missing, a store in it replaced where not.
+
+        Raises:
+          ValueError: if an array is named "offsets", or the folder holds `.npy` files of others,
+            which `open` would take for arrays of this store.
         """
         directory = pathlib.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
+        own = {f"{name}.npy" for name in self.examples}
+        checks.require(_OFFSETS not in own, "examples", "name no array 'offsets'", [*self.examples])
+        others = {path.name for path in directory.glob("*.npy")} - own - {_OFFSETS}
+        checks.require(not others, "directory", "hold no other .npy files", sorted(others))
+        (directory / _NAMES).unlink(missing_ok=True)
         for name, array in self.examples.items():
             np.save(directory / f"{name}.npy", array)
         np.save(directory / _OFFSETS, self.offsets)
         if self.client_names:
-            (directory / "client_names.txt").write_text(
-                "\n".join(self.client_names) + "\n", encoding="utf-8"
-            )
+            (directory / _NAMES).write_text("\n".join(self.client_names) + "\n", encoding="utf-8")
 
     @classmethod
     def open(cls, directory: str | pathlib.Path) -> "FederatedData":
@@ -188,7 +197,7 @@ class FederatedData:
             for path in sorted(directory.glob("*.npy"))
             if path.name != _OFFSETS
         }
-        names_file = directory / "client_names.txt"
+        names_file = directory / _NAMES
         names = names_file.read_text(encoding="utf-8").splitlines() if names_file.is_file() else []
         return cls(arrays, np.load(directory / _OFFSETS), tuple(names))
 
@@ -272,10 +281,17 @@ class FederatedData:
 
         Returns:
           The store, clients and rows in the order given.
+
+        Raises:
+          ValueError: if there are no clients, or a row lies outside the pool.
         """
         rows = [np.asarray(client, dtype=np.int64) for client in clients]
         checks.require(len(rows) > 0, "clients", "hold at least one client", len(rows))
         flat = np.concatenate(rows)
+        size = len(next(iter(examples.values())))
+        checks.require(
+            bool(np.all((flat >= 0) & (flat < size))), "clients", f"name rows in [0, {size})", flat
+        )
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
         arrays = {name: np.asarray(array)[flat] for name, array in examples.items()}
         return cls(arrays, offsets, tuple(client_names))

@@ -119,6 +119,8 @@ def poisson(capacity: int | None = None) -> Sampler:
 
     def event(base, size, batch_size):
         rate = min(1.0, batch_size / size)
+        # The draw compares in float32, where a rate this close to 1 draws everybody.
+        rate = 1.0 if rate > _RATE_MARGIN else rate
         if capacity is None or capacity >= size:
             return base if rate >= 1.0 else dp_accounting.PoissonSampledDpEvent(rate, base)
         if not isinstance(base, dp_accounting.GaussianDpEvent):

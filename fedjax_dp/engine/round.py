@@ -106,6 +106,10 @@ def run_round(
     aggregator, aggregate, info = algorithm.aggregator.combine(
         state.aggregator, gathered, noise_key
     )
+    # Finite contributions may overflow in their sum; then nobody has contributed.
+    is_finite = trees.is_finite(aggregate)
+    aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
+    contributes = contributes & is_finite
     server = algorithm.server_step(state.server, aggregate, state.round)
     rows = state.rows
     if rows is not None:
@@ -133,9 +137,12 @@ def _run_slots(
         row = None if state.rows is None else trees.take(state.rows, index)
         client_key = fold(key, Purpose.CLIENT, state.round, index)
         output = algorithm.client(state.server, row, client, state.config.row(index), client_key)
-        is_finite = trees.is_finite((output.update, output.weight, output.row))
-        contributes = is_real & is_finite
         contribution = aggregator.contribute(state.aggregator, output.update, output.weight)
+        contribution = jax.tree.map(trees.at_least_float32, contribution)
+        # A finite update can still overflow on its way into the sum, and clipping hides one that is
+        # not finite: both ends are looked at.
+        is_finite = trees.is_finite((output.update, output.weight, output.row, contribution))
+        contributes = is_real & is_finite
         contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
         kept = trees.where(contributes, output.row, row)
         metrics = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.metrics)
