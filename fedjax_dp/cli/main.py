@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedjax_dp.cli import data, privacy
 from fedjax_dp.core import checks
 
 app = typer.Typer(
@@ -64,13 +65,8 @@ def run(
     raise typer.Exit(running.run(config, folder, console, resume=resume is not None))
 
 
-def _data_app() -> typer.Typer:
-    from fedjax_dp.cli.data import app as data_app
-
-    return data_app
-
-
-app.add_typer(_data_app(), name="data")
+app.add_typer(data.app, name="data")
+app.add_typer(privacy.app, name="privacy")
 
 
 def main() -> None:

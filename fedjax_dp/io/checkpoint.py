@@ -29,7 +29,11 @@ class Checkpoints:
         checks.whole("keep", keep)
         self.directory = pathlib.Path(directory).absolute()
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=True, enable_async_checkpointing=False
+            max_to_keep=keep,
+            create=True,
+            enable_async_checkpointing=False,
+            # What an interrupted write left behind is in nobody's way, but takes room.
+            cleanup_tmp_directories=True,
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -74,19 +78,23 @@ class Checkpoints:
         """
         step = self.latest_round()
         checks.require(step is not None, "checkpoint", "exist", str(self.directory))
-        leaves, structure = jax.tree.flatten(like)
-        target = {f"{i:05d}": np.zeros(x.shape, x.dtype) for i, x in enumerate(leaves)}
+        # Asked for without a target: given one, Orbax would cast to its types.
         saved = self._manager.restore(
             step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(target), extra=ocp.args.JsonRestore()
-            ),
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(), extra=ocp.args.JsonRestore()),
         )
         arrays = [saved["state"][name] for name in sorted(saved["state"])]
-        for name, array, leaf in zip(target, arrays, leaves, strict=True):
+        leaves, structure = jax.tree.flatten(like)
+        checks.require(
+            len(arrays) == len(leaves),
+            "checkpoint",
+            f"hold {len(leaves)} arrays as this simulation's state does",
+            len(arrays),
+        )
+        for i, (array, leaf) in enumerate(zip(arrays, leaves, strict=True)):
             checks.require(
                 array.shape == leaf.shape and array.dtype == leaf.dtype,
-                f"checkpoint array {name}",
+                f"checkpoint array {i}",
                 f"be {leaf.dtype}{list(leaf.shape)} as in this simulation",
                 f"{array.dtype}{list(array.shape)}",
             )

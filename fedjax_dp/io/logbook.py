@@ -26,9 +26,7 @@ class Logbook:
         directory = pathlib.Path(directory)
         self.path = directory / "metrics.jsonl"
         kept = [row for row in read_metrics(directory) if row["round"] <= from_round]
-        rewritten = self.path.with_suffix(".tmp")
-        rewritten.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        os.replace(rewritten, self.path)
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = self.path.open("a", encoding="utf-8")
         self._events = _tensorboard_writer(directory / "tensorboard", from_round)
 
@@ -109,7 +107,17 @@ def write_json(path: str | pathlib.Path, content: Any) -> None:
       path: the file.
       content: what to write; see `to_json`.
     """
+    write_text(path, json.dumps(to_json(content), indent=2) + "\n")
+
+
+def write_text(path: str | pathlib.Path, text: str) -> None:
+    """Writes a text file in one step, so that a reader never sees half of it.
+
+    Args:
+      path: the file.
+      text: what to write.
+    """
     path = pathlib.Path(path)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(to_json(content), indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)

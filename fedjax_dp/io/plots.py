@@ -1,6 +1,7 @@
 """Pictures of a run: accuracy and ε by round, accuracy by client."""
 
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,21 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
       title: what the run is.
 
     Returns:
-      The figure; without ε where the run claims none.
+      The figure; without ε where the run claims none, or none that is finite.
     """
     figure = Figure(figsize=(7, 4), layout="constrained")
     left = figure.subplots()
-    measured = [(row["round"], row["test_accuracy"]) for row in rows if row.get("test_accuracy")]
+    measured = _known(rows, "test_accuracy")
     if measured:
         left.plot(*zip(*measured, strict=True), color=_BLUE, marker=".", label="test accuracy")
     left.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1), title=title)
     left.yaxis.label.set_color(_BLUE)
     left.grid(alpha=0.25)
     names = sorted({name for row in rows for name in row if name.startswith("epsilon_")})
-    if names:
+    curves = {name: spent for name in names if (spent := _known(rows, name))}
+    if curves:
         right = left.twinx()
-        for name, style in zip(names, ("-", "--"), strict=False):
-            spent = [(row["round"], row[name]) for row in rows if row.get(name) is not None]
+        for (name, spent), style in zip(curves.items(), ("-", "--"), strict=False):
             unit = name.removeprefix("epsilon_")
             label = f"largest ε over {unit}s" if unit == "record" else "ε of a client"
             right.plot(*zip(*spent, strict=True), color=_RED, linestyle=style, label=label)
@@ -39,6 +40,15 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
         right.set_ylim(bottom=0)
         right.legend(loc="lower right")
     return figure
+
+
+def _known(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    """Picks the rounds in which a metric was measured and is finite."""
+    return [
+        (row["round"], row[name])
+        for row in rows
+        if row.get(name) is not None and np.isfinite(row[name])
+    ]
 
 
 def client_accuracies(accuracies: np.ndarray, sizes: np.ndarray, title: str) -> Figure:
@@ -58,13 +68,37 @@ def client_accuracies(accuracies: np.ndarray, sizes: np.ndarray, title: str) -> 
     axes = figure.subplots()
     positions = np.arange(len(order))
     axes.bar(positions, accuracies[order], color=_BLUE)
-    axes.axhline(float(np.mean(accuracies[order])), color=_RED, linewidth=1, label="mean")
+    if len(order):
+        axes.axhline(float(np.mean(accuracies[order])), color=_RED, linewidth=1, label="mean")
+        axes.legend()
     axes.set(ylim=(0, 1), ylabel="held-out accuracy", title=title)
     if len(order) <= 40:
         axes.set_xticks(positions, [f"{i}\n{sizes[i]}" for i in order], fontsize=7)
         axes.set_xlabel("client, and its number of training examples")
     else:
         axes.set_xlabel("clients, from worst to best")
+    return figure
+
+
+def epsilon_curves(
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
+) -> Figure:
+    """Draws ε over rounds for several settings.
+
+    Args:
+      curves: for each setting its rounds and the ε spent after each.
+      title: what is compared.
+
+    Returns:
+      The figure.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, (rounds, spent) in curves.items():
+        axes.plot(rounds, spent, label=name)
+    axes.set(xlabel="round", ylabel="ε", title=title)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
     axes.legend()
     return figure
 

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_dp.io.logbook import write_json
+from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.statement import in_words, statement
 
@@ -38,7 +38,7 @@ def write_statement(
         parts += [f"## {claim['unit'].capitalize()} level\n", in_words(claim)]
         if len(claim["epsilon_per_unit"]) > 1:
             parts.append(_table(claim))
-    (folder / "privacy.md").write_text("\n".join(parts), encoding="utf-8")
+    write_text(folder / "privacy.md", "\n".join(parts))
 
 
 def _table(claim: Mapping[str, Any]) -> str:

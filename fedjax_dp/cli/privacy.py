@@ -1,0 +1,151 @@
+"""`fedjax-dp privacy`: what a mechanism costs, what a budget buys, what a run may claim."""
+
+import json
+import pathlib
+from typing import Annotated, Any
+
+import dp_accounting
+import typer
+from rich.console import Console
+
+from fedjax_dp.core import checks
+from fedjax_dp.io import plots
+from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.calibration import calibrate_poisson, epsilon_of_poisson
+
+app = typer.Typer(help="Accounting: ε, calibration, reports, comparisons.", no_args_is_help=True)
+
+_Rate = Annotated[
+    float, typer.Option("--sampling-rate", help="Chance of a unit to be drawn, in (0, 1].")
+]
+_Steps = Annotated[int, typer.Option("--steps", help="Number of releases, at least 1.")]
+_Delta = Annotated[float, typer.Option("--delta", help="δ in (0, 1).")]
+_Accountant = Annotated[str, typer.Option(help="rdp, pld or rdp-classic-64.")]
+_Relation = Annotated[str, typer.Option(help="add_remove or replace_one.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _check(sampling_rate: float, steps: int, delta: float) -> None:
+    checks.probability("--sampling-rate", sampling_rate)
+    checks.whole("--steps", steps)
+    checks.require(0 < delta < 1, "--delta", "lie in (0, 1)", delta)
+
+
+def _print(answer: dict[str, Any], as_json: bool, words: str) -> None:
+    print(json.dumps(answer) if as_json else words)
+
+
+@app.command()
+def epsilon(
+    noise_multiplier: Annotated[float, typer.Option(help="Noise over the clip norm, above 0.")],
+    sampling_rate: _Rate,
+    steps: _Steps,
+    delta: _Delta,
+    accountant: _Accountant = "rdp",
+    relation: _Relation = "add_remove",
+    as_json: _Json = False,
+) -> None:
+    """Compute ε of Poisson-sampled Gaussian releases."""
+    _check(sampling_rate, steps, delta)
+    checks.positive("--noise-multiplier", noise_multiplier)
+    spent = epsilon_of_poisson(
+        noise_multiplier, sampling_rate, steps, delta, accountant=accountant, relation=relation
+    )
+    value = float(spent)
+    facts = {"dp_delta": delta, "accountant": accountant, "relation": relation}
+    words = f"ε = {value:.6g} at δ = {delta:g} ({accountant}, {relation})"
+    _print({"epsilon": value, **facts}, as_json, words)
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="The budget, above 0.")],
+    sampling_rate: _Rate,
+    steps: _Steps,
+    delta: _Delta,
+    accountant: _Accountant = "rdp",
+    relation: _Relation = "add_remove",
+    as_json: _Json = False,
+) -> None:
+    """Find the smallest noise multiplier that stays within a budget."""
+    _check(sampling_rate, steps, delta)
+    checks.positive("--epsilon", epsilon)
+    found = calibrate_poisson(
+        epsilon, delta, sampling_rate, steps, accountant=accountant, relation=relation
+    )
+    value = float(found)
+    facts = {"epsilon": epsilon, "dp_delta": delta, "accountant": accountant, "relation": relation}
+    words = f"noise multiplier = {value:.6g} for ε = {epsilon:g} at δ = {delta:g} ({accountant})"
+    _print({"noise_multiplier": value, **facts}, as_json, words)
+
+
+@app.command()
+def report(
+    run: Annotated[pathlib.Path, typer.Argument(help="A run folder.")], as_json: _Json = False
+) -> None:
+    """Print a run's privacy statement; as JSON with the events, to be recomputed by anybody."""
+    words, data = run / "privacy.md", run / "privacy.json"
+    checks.require(
+        words.is_file() and data.is_file(), "RUN", "be a folder with privacy.md and .json", str(run)
+    )
+    print((data if as_json else words).read_text(encoding="utf-8").rstrip())
+    if not as_json:
+        print("\nEvents, as charged:\n")
+        for claim in json.loads(data.read_text(encoding="utf-8"))["claims"]:
+            for history in claim["histories"]:
+                print(f"{claim['unit']}s {history['units']}: {json.dumps(history['event'])}")
+
+
+@app.command()
+def compare(
+    setting: Annotated[
+        list[str],
+        typer.Option(help="NOISE_MULTIPLIER,SAMPLING_RATE of one curve; give several."),
+    ],
+    steps: _Steps,
+    delta: _Delta,
+    output: Annotated[pathlib.Path, typer.Option(help="The PNG file.")] = pathlib.Path(
+        "epsilon_by_round.png"
+    ),
+    accountant: _Accountant = "rdp",
+    relation: _Relation = "add_remove",
+    as_json: _Json = False,
+) -> None:
+    """Draw ε over rounds for several settings."""
+    curves: dict[str, tuple[list[int], list[float]]] = {}
+    for text in setting:
+        parts = text.split(",")
+        checks.require(
+            len(parts) == 2 and all(_is_number(p) for p in parts),
+            "--setting",
+            "be NOISE_MULTIPLIER,SAMPLING_RATE",
+            text,
+        )
+        noise_multiplier, rate = float(parts[0]), float(parts[1])
+        _check(rate, steps, delta)
+        checks.positive("noise multiplier", noise_multiplier)
+        rounds = sorted({max(1, round(steps * i / 40)) for i in range(1, 41)})
+        ledger, base = Ledger("client", relation), dp_accounting.GaussianDpEvent(noise_multiplier)
+        event = base if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, base)
+        spent, done = [], 0
+        for count in rounds:
+            ledger.charge(event, count=count - done)
+            spent.append(float(ledger.epsilon(delta, accountant)[0]))
+            done = count
+        curves[f"noise {noise_multiplier:g}, rate {rate:g}"] = (rounds, spent)
+    title = f"ε at δ = {delta:g} ({accountant}, {relation})"
+    plots.save(plots.epsilon_curves(curves, title), output)
+    final = {name: spent[-1] for name, (_, spent) in curves.items()}
+    if as_json:
+        print(json.dumps({"epsilon": final, "plot": str(output)}))
+        return
+    for name, value in final.items():
+        print(f"{name}: ε = {value:.6g} after {steps} rounds")
+    Console().print(f"drawn in {output}", soft_wrap=True)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return checks.is_finite_number(float(text))
+    except ValueError:
+        return False
