@@ -22,6 +22,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import Simulation, simulation
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator, stateless
 
 ROUNDS = 3
 KEY = 3
@@ -160,6 +161,21 @@ class Case(NamedTuple):
         return Run(initial, clients, replay)
 
 
+def median_aggregator() -> Aggregator:
+    """A stacked aggregator: the coordinate-wise median of the cohort, zero for nobody."""
+
+    def combine(state, total, key):
+        stacked, is_real = total
+
+        def median(a):
+            mask = is_real.reshape(-1, *[1] * (a.ndim - 1))
+            return jnp.nan_to_num(jnp.nanmedian(jnp.where(mask, a, jnp.nan), axis=0))
+
+        return state, jax.tree.map(median, stacked), {}
+
+    return Aggregator(stateless, lambda state, update, weight: update, combine, is_stacked=True)
+
+
 def _params(state):
     return {"params": theta_of(state.server.params)}
 
@@ -191,6 +207,12 @@ def _dp_fedavg(clip_norm, noise_multiplier, *, is_private=False):
         }
 
     return expect
+
+
+def _median(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    return {"params": federated.median(theta, run.replay, ROUNDS, train)}
 
 
 def _scaffold(run: Run):
@@ -257,6 +279,13 @@ _CASES = (
         algorithms.fedprox,
         lambda m: algorithms.fedprox(m, plain_trainer(m), mu=0.5),
         _with_server(federated.sgd_server, mu=0.5),
+        _params,
+    ),
+    Case(
+        "median",
+        algorithms.fedavg,
+        lambda m: algorithms.fedavg(m, plain_trainer(m), aggregator=median_aggregator()),
+        _median,
         _params,
     ),
     Case(

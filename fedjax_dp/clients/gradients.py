@@ -11,6 +11,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.per_example import per_example
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.mechanisms import Mechanism
 
@@ -123,25 +124,36 @@ def clipped(
         return make(config.clip_norm, config.noise_multiplier)
 
     def micro_batch(params, batch, is_real, key, config):
-        clip = mechanism_of(config).clip
+        mechanism = mechanism_of(config)
+        examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}
 
-        def one(example, real, index):
-            single = jax.tree.map(lambda a: a[None], example)
-            example_key = None if key is None else jax.random.fold_in(key, index)
+        def loss_of(p, example):
+            single = jax.tree.map(lambda a: a[None], example["batch"])
+            own_key = None if key is None else jax.random.fold_in(key, example["index"])
+            mask = example["is_real"][None]
+            return model.losses(p, single, is_training=True, key=own_key, mask=mask)[0][0]
 
-            def loss_of(p):
-                return model.losses(p, single, is_training=True, key=example_key)[0][0]
-
-            loss, gradient = jax.value_and_grad(loss_of)(params)
-            bounded, norm = clip(jax.tree.map(trees.at_least_float32, gradient))
-            masked = trees.where(real, bounded, trees.zeros_like(bounded))
-            was_clipped = real & (norm > config.clip_norm)
-            return masked, jnp.where(real, loss, 0.0), was_clipped.astype(jnp.float32)
-
-        index = jnp.arange(is_real.shape[0])
-        gradients, losses, was_clipped = jax.vmap(one)(batch, is_real, index)
-        summed = jax.tree.map(lambda g: jnp.sum(g, axis=0), gradients)
-        return GradientSum(summed, jnp.sum(losses), jnp.sum(was_clipped), params)
+        if mechanism.clips_by_leaf_norms:
+            gradients = per_example(loss_of, params, examples)
+            norms = gradients.norms
+            clipped_norms, norm = jax.vmap(mechanism.clip)(norms)
+            factors = jax.tree.map(
+                lambda after, before: jnp.where(
+                    is_real & (before > 0), after / jnp.where(before > 0, before, 1.0), 0.0
+                ),
+                clipped_norms,
+                norms,
+            )
+            losses, summed = gradients.losses, gradients.weighted_sum(factors)
+        else:
+            gradient_of = jax.value_and_grad(loss_of)
+            losses, each = jax.vmap(gradient_of, in_axes=(None, 0))(params, examples)
+            bounded, norm = jax.vmap(mechanism.clip)(jax.tree.map(trees.at_least_float32, each))
+            summed = jax.tree.map(
+                lambda g: jnp.sum(jnp.where(_beside(is_real, g), g, 0), axis=0), bounded
+            )
+        was_clipped = is_real & (norm > config.clip_norm)
+        return GradientSum(summed, jnp.sum(losses), jnp.sum(was_clipped, dtype=jnp.float32), params)
 
     def release(gradient_sum, count, config, key):
         del count
@@ -154,3 +166,7 @@ def clipped(
         event=lambda config: mechanism_of(config).event(),
         bound=lambda config: mechanism_of(config).sensitivity,
     )
+
+
+def _beside(is_real: jax.Array, array: jax.Array) -> jax.Array:
+    return is_real.reshape(-1, *[1] * (array.ndim - 1))

@@ -24,7 +24,7 @@ from fedjax_dp.engine.simulate import simulation
 
 NAMES = tuple(CASES)
 # Between them: state per client, several models, both noises. The rest runs with the slow tests.
-QUICK = ("fedavg", "scaffold", "ifca", "dp_both")
+QUICK = ("fedavg", "median", "scaffold", "ifca", "dp_both")
 
 
 def quick_first(*values):

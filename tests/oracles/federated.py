@@ -90,6 +90,14 @@ def dp_fedavg(theta, replay, rounds, train, clip_norm, noise_multiplier, expecte
     return theta
 
 
+def median(theta, replay, rounds, train):
+    """FedAvg with the coordinate-wise median of the deltas in place of their mean."""
+    for r in range(rounds):
+        deltas = [train(theta, r, i) - theta for i in replay.cohort(r)]
+        theta = theta + np.median(deltas, axis=0) if deltas else theta
+    return theta
+
+
 def scaffold(theta, clients, replay, rounds, train, settings, server_learning_rate):
     """SCAFFOLD (Karimireddy and others 2020, algorithm 1, option II)."""
     num_clients = len(clients)

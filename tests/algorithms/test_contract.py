@@ -1,0 +1,493 @@
+"""The privacy contract, clause by clause, as far as a round can keep or break it."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, COHORT, SIZES, assert_same_state, make_data, make_model, snapshot
+from rounds import after_one_round, flat, hand_round
+
+from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
+from fedjax_dp.algorithms.base import ClientOutput
+from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.engine.cohort import Cohort
+from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models.base import Model
+from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
+
+FEDERATED = [name for name in CASES if not CASES[name].is_pooled]
+CLIENT_LEVEL = ["dp_fedavg", "dp_both"]
+# What a trainer clips by example never sends an update that is not finite.
+UNCLIPPED = [name for name in FEDERATED if not CASES[name].is_private]
+CLIP_NORM, MULTIPLIER = 0.2, 0.8
+
+
+def params_of(state):
+    return flat(state.server.params)
+
+
+def silent(state):
+    """A state without central noise."""
+    return state._replace(aggregator=state.aggregator._replace(noise_multiplier=np.float32(0)))
+
+
+def central_noise(hand):
+    """The standard normal draws of the first round's central noise."""
+    ref = hand.ref
+    return ref.case.run_of(ref.initial, ref.key).replay.central_noise(0)
+
+
+# 1. A public divisor.
+
+
+def test_sum_over_clients_is_divided_by_a_public_number():
+    """Contributions add up, which a division by the realised count would break."""
+    hand = hand_round("dp_fedavg")
+    start = silent(hand.ref.initial)
+    moves = {
+        ids: params_of(hand(ids, state=start)[0]) - params_of(start)
+        for ids in ((0,), (2,), (3,), (4,), (2, 4), (0, 2, 3, 4), (0, 3))
+    }
+    np.testing.assert_allclose(moves[2, 4], moves[2,] + moves[4,], atol=1e-6)
+    np.testing.assert_allclose(moves[0, 2, 3, 4], moves[0, 3] + moves[2, 4], atol=1e-6)
+    norms = [np.linalg.norm(moves[i,]) for i in (0, 2, 3, 4)]
+    np.testing.assert_allclose(max(norms), CLIP_NORM / COHORT, rtol=1e-4)
+    assert min(norms) < 0.9 * CLIP_NORM / COHORT, "one that is clipped and one that is not"
+
+
+def test_sum_over_records_is_divided_by_a_public_number():
+    rule = clipped(make_model())
+    config = LocalConfig(batch_size=4.0, clip_norm=1.0, noise_multiplier=0.0)
+    total = {"b": jnp.float32(2.0), "w": jnp.arange(3.0)}
+    for count in (0, 1, 9):
+        gradient = rule.release(total, count, config, jax.random.key(0))
+        np.testing.assert_allclose(flat(gradient), flat(total) / 4)
+
+
+# 2. Noise from the mechanism's own sensitivity.
+
+
+@pytest.mark.parametrize("clip_norm, multiplier, expected", [(0.5, 2.0, 10.0), (4.0, 0.3, 2.5)])
+def test_noise_has_the_scale_that_sensitivity_and_multiplier_say(clip_norm, multiplier, expected):
+    aggregator = gaussian_mean(clip_norm, multiplier, expected)
+    zeros = {"a": jnp.zeros((100, 200)), "b": jnp.zeros(5000)}
+    state = aggregator.init(zeros)
+    _, aggregate, info = aggregator.combine(state, (zeros, 0.0), jax.random.key(1))
+    stddev = multiplier * clip_norm / expected
+    noise = flat(aggregate) / stddev
+    # Four standard errors of a standard deviation and of a mean: a scale off by 3 % fails.
+    assert abs(noise.std() - 1) < 4 / np.sqrt(2 * noise.size)
+    assert abs(noise.mean()) < 4 / np.sqrt(noise.size)
+    np.testing.assert_allclose(info["noise_stddev"], stddev, rtol=1e-6)
+    np.testing.assert_allclose(aggregator.sensitivity(state).l2, clip_norm)
+    assert aggregator.event(state).noise_multiplier == pytest.approx(multiplier)
+
+
+@pytest.mark.parametrize("clip_norm, multiplier, batch", [(0.5, 2.0, 10.0), (4.0, 0.3, 2.5)])
+def test_record_noise_has_the_scale_that_sensitivity_and_multiplier_say(
+    clip_norm, multiplier, batch
+):
+    rule = clipped(make_model())
+    config = LocalConfig(batch_size=batch, clip_norm=clip_norm, noise_multiplier=multiplier)
+    zeros = {"a": jnp.zeros((100, 200)), "b": jnp.zeros(5000)}
+    noise = flat(rule.release(zeros, 3, config, jax.random.key(2)))
+    noise /= multiplier * clip_norm / batch
+    assert abs(noise.std() - 1) < 4 / np.sqrt(2 * noise.size)
+    assert abs(noise.mean()) < 4 / np.sqrt(noise.size)
+    assert rule.event(config).noise_multiplier == pytest.approx(multiplier)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_one_client_moves_the_sum_by_at_most_the_sensitivity(per_layer):
+    aggregator = gaussian_mean(0.7, 1.0, 3.0, per_layer=per_layer)
+    state = aggregator.init(None)
+    rng = np.random.default_rng(0)
+    norms = []
+    for scale in (1e-3, 0.1, 1.0, 1e4, 1e30):
+        update = {"a": scale * rng.normal(size=(5, 4)), "b": scale * rng.normal(size=3)}
+        contribution, _ = aggregator.contribute(state, jax.tree.map(jnp.float32, update), 50.0)
+        norms.append(np.linalg.norm(flat(contribution)))
+    assert max(norms) <= 0.7 * (1 + 1e-6)
+    assert max(norms) > 0.6
+
+
+def test_weights_do_not_enter_the_private_mean():
+    aggregator = gaussian_mean(0.7, 1.0, 3.0)
+    state, update = aggregator.init(None), {"w": jnp.array([3.0, 4.0])}
+    light, heavy = (aggregator.contribute(state, update, w) for w in (1.0, 1000.0))
+    np.testing.assert_array_equal(flat(light), flat(heavy))
+
+
+# 3. Sampler and accountant are one value.
+
+
+def test_shuffled_epochs_are_refused_behind_a_private_gradient():
+    config = LocalConfig(batch_size=4, clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match=r"shuffled epochs have no privacy amplification.*poisson"):
+        dp_sgd_trainer(make_model(), config, sampler=sampling.shuffled())
+
+
+def test_shuffled_cohorts_are_refused():
+    with pytest.raises(ValueError, match="sampler must draw clients independently"):
+        sampling.participation(sampling.shuffled(), 10, 5)
+
+
+def test_truncated_cohorts_are_refused_behind_noise_without_an_analysis():
+    from fedjax_dp.server import laplace_mean
+
+    model = make_model()
+    trainer = local_trainer(model, LocalConfig(batch_size=2))
+    algorithm = fedavg(model, trainer, aggregator=laplace_mean(1.0, 1.0, 3.0))
+    participation = sampling.participation(sampling.poisson(capacity=4), len(SIZES), 3)
+    with pytest.raises(ValueError, match="known analysis for Gaussian noise only"):
+        simulation(algorithm, make_data(), participation)
+
+
+def test_private_training_without_its_numbers_is_refused():
+    for missing in ("clip_norm", "noise_multiplier"):
+        numbers = {"clip_norm": 1.0, "noise_multiplier": 1.0} | {missing: None}
+        with pytest.raises(ValueError, match=f"{missing} must be given for private training"):
+            dp_sgd_trainer(make_model(), LocalConfig(batch_size=4, **numbers))
+
+
+def test_dp_sgd_refuses_a_trainer_that_is_not_private():
+    model = make_model()
+    with pytest.raises(ValueError, match="trainer must clip and noise every record's gradient"):
+        dp_sgd(model, local_trainer(model, LocalConfig()))
+
+
+# 4. Empty cohorts, empty clients; padding is in the laws.
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_empty_cohort_takes_its_step(name):
+    hand = hand_round(name)
+    state, info = hand([])
+    assert state.round == 1 and info["num_participants"] == 0
+    assert all(np.all(np.isfinite(value)) for value in info.values())
+    if name in CLIENT_LEVEL:
+        noise = MULTIPLIER * CLIP_NORM * central_noise(hand) / COHORT
+        moved = params_of(state) - params_of(hand.ref.initial)
+        np.testing.assert_allclose(moved, noise, atol=1e-6)
+    else:
+        expected = hand.ref.initial._replace(round=np.int32(1))
+        assert_same_state(state, snapshot(_decayed(name, expected)), atol=1e-7)
+
+
+def _decayed(name, state):
+    """FedAdam's second moment decays in a round without news; nothing else moves from rest."""
+    if name not in ("fedadam",):
+        return state
+    opt_state = state.server.opt_state
+    second = jax.tree.map(lambda v: 0.9 * v, opt_state.second)
+    return state._replace(server=state.server._replace(opt_state=opt_state._replace(second=second)))
+
+
+def test_server_momentum_carries_on_through_an_empty_cohort():
+    hand = hand_round("fedavgm")
+    first, _ = after_one_round("fedavgm")
+    second, _ = hand([], state=first)
+    moved = params_of(first) - params_of(hand.ref.initial)
+    np.testing.assert_allclose(params_of(second) - params_of(first), 0.7 * moved, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_client_without_examples_equals_no_client(name):
+    hand = hand_round(name)
+    assert SIZES[1] == 0
+    with_it, info = hand([1])
+    without, _ = hand([])
+    assert_same_state(with_it, without, atol=0)
+    assert info["num_participants"] == 1 and info["num_non_finite"] == 0
+
+
+# 5. A client whose update is not finite contributes zero and is counted.
+
+
+def with_bad_client(hand, bad, value, rows=slice(None)):
+    examples = hand.examples()
+    start = hand.starts[bad]
+    examples["x"][start : start + hand.sizes[bad]][rows] = value
+    return examples
+
+
+def assert_finite(state, info):
+    for leaf in jax.tree.leaves((state.server, state.aggregator, state.rows)):
+        assert np.all(np.isfinite(leaf))
+    for kind, value in info.items():
+        assert np.all(np.isfinite(value)), kind
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", UNCLIPPED)
+def test_client_with_bad_data_contributes_zero_and_is_counted(name, value):
+    hand = hand_round(name)
+    state, info = hand([0, 2, 3], examples=with_bad_client(hand, 2, value))
+    expected, _ = hand([0, 3])
+    assert_same_state(state, expected, atol=1e-6)
+    assert info["num_non_finite"] == 1 and info["num_participants"] == 3
+    assert_finite(state, info)
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_client_with_an_infinite_update_contributes_zero_and_is_counted(name):
+    hand = hand_round(name)
+    initial = hand.ref.initial
+    rates = initial.config.learning_rate.copy()
+    rates[2] = np.inf
+    broken = initial._replace(config=initial.config._replace(learning_rate=rates))
+    state, info = hand([0, 2, 3], state=broken)
+    expected, _ = hand([0, 3])
+    assert_same_state(state, expected, atol=1e-6)
+    assert info["num_non_finite"] == 1
+    assert_finite(state, info)
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_both"])
+def test_bad_examples_behind_clipping_leave_everything_finite(name):
+    """Each bad example contributes zero; its client still takes part with the others."""
+    hand = hand_round(name)
+    for rows in (slice(1), slice(None)):
+        state, info = hand([0, 2, 3], examples=with_bad_client(hand, 2, np.nan, rows))
+        assert info["num_non_finite"] == 0
+        assert_finite(state, info)
+
+
+@functools.cache
+def sending(aggregator_name):
+    """A round in which every client sends the number in its first row, with weight 2."""
+    model = make_model()
+    aggregator = {"mean": weighted_mean, "sum": uniform_mean}[aggregator_name]()
+    algorithm = fedavg(model, local_trainer(model, LocalConfig()), aggregator=aggregator)
+
+    def client(server, row, client, config, key):
+        sent = client.gather(jnp.zeros((), jnp.int32))["x"][0]
+        update = jax.tree.map(lambda p: jnp.full_like(p, sent), server.params)
+        return ClientOutput(update, jnp.float32(2), row, {})
+
+    algorithm = algorithm._replace(client=client)
+    params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
+    server = algorithm.init(jax.random.key(0))._replace(params=params)
+    state = SimulationState(server, aggregator.init(params), None, algorithm.config, jnp.int32(0))
+    run = jax.jit(functools.partial(run_round, algorithm, RoundShape(1, 1, None)))
+
+    def send(values):
+        n = len(values)
+        examples = {"x": np.asarray(values, np.float32)[:, None]}
+        ids = np.arange(n, dtype=np.int32)
+        ones = np.ones(n, np.int32)
+        cohort = Cohort(ids, ids, ones, np.ones(n, bool), np.int32(0))
+        after, info = run(state, examples, cohort, jax.random.key(0))
+        return flat(after.server.params), info
+
+    return send
+
+
+def test_finite_update_that_overflows_by_its_weight_contributes_zero():
+    """2 · 2e38 is beyond float32."""
+    moved, info = sending("mean")([1.0, 2e38, 3.0])
+    np.testing.assert_allclose(moved, 2.0)
+    assert info["num_non_finite"] == 1
+
+
+def test_finite_contributions_that_overflow_in_their_sum_leave_the_model_as_it_was():
+    moved, info = sending("sum")([1.0, 2e38, 2e38])
+    np.testing.assert_array_equal(moved, 0.0)
+    assert info["num_non_finite"] == 3
+
+
+# 6. Noise once.
+
+
+@pytest.mark.parametrize("name", CLIENT_LEVEL)
+def test_noise_is_added_once_however_many_chunks(name):
+    hand = hand_round(name)
+    everybody = range(len(SIZES))
+    noised, _ = hand(everybody)
+    quiet, _ = hand(everybody, state=silent(hand.ref.initial))
+    expected = MULTIPLIER * CLIP_NORM * central_noise(hand) / COHORT
+    np.testing.assert_allclose(params_of(noised) - params_of(quiet), expected, atol=1e-6)
+
+
+# 7. Sums, norms and noise in float32, whatever the model computes in.
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_state_keeps_its_types_under_a_model_in_bfloat16(name):
+    case = CASES[name]
+    algorithm = case.make(make_model(jnp.bfloat16))
+    data = case.data()
+    num_clients = data.num_clients
+
+    def one_round(key):
+        server = algorithm.init(key)
+        rows = None
+        if algorithm.init_row is not None:
+            rows = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))),
+                algorithm.init_row(server),
+            )
+        aggregator = algorithm.aggregator.init(server)
+        state = SimulationState(server, aggregator, rows, algorithm.config, jnp.int32(0))
+        ids = jnp.arange(num_clients)
+        sizes = jnp.asarray(data.sizes, jnp.int32)
+        cohort = Cohort(ids, ids, sizes, sizes >= 0, jnp.int32(0))
+        shape = RoundShape(int(data.sizes.max()), 1, None)
+        examples = {k: jnp.asarray(v) for k, v in data.examples.items()}
+        after, _ = run_round(algorithm, shape, state, examples, cohort, key)
+        return state, after
+
+    before, after = jax.eval_shape(one_round, jax.random.key(0))
+    kinds = [
+        [(x.shape, x.dtype) for x in jax.tree.leaves((s.server, s.aggregator, s.rows))]
+        for s in (before, after)
+    ]
+    assert kinds[0] == kinds[1]
+    assert jnp.dtype(jnp.bfloat16) in {dtype for _, dtype in kinds[0]}
+
+
+@pytest.mark.parametrize(
+    "make", [weighted_mean, uniform_mean, lambda: gaussian_mean(9.0, 0.0, 1.0)]
+)
+def test_contributions_and_aggregates_are_float32(make):
+    aggregator = make()
+    update = {"w": jnp.array([1.0, 2.0], jnp.bfloat16)}
+    state = aggregator.init(update)
+    contribution = aggregator.contribute(state, update, jnp.float32(3))
+    _, aggregate, _ = aggregator.combine(state, contribution, jax.random.key(0))
+    assert contribution[0]["w"].dtype == aggregate["w"].dtype == jnp.float32
+
+
+def test_sum_over_many_clients_does_not_stall_in_bfloat16():
+    """In bfloat16, 256 + 1 is 256; a mean of 600 ones would be 0.43."""
+    base = gaussian_mean(1e3, 0.0, 600.0)
+    # An aggregator that leaves the type to the engine.
+    careless = base._replace(contribute=lambda state, update, weight: (update, jnp.float32(0)))
+    model = make_model(jnp.bfloat16)
+    algorithm = fedavg(model, local_trainer(model, LocalConfig()), aggregator=careless)
+
+    def client(server, row, client, config, key):
+        update = jax.tree.map(jnp.ones_like, server.params)
+        return ClientOutput(update, jnp.float32(1), row, {})
+
+    algorithm = algorithm._replace(client=client)
+    server = algorithm.init(jax.random.key(0))
+    server = server._replace(params=jax.tree.map(jnp.zeros_like, server.params))
+    state = SimulationState(server, base.init(server.params), None, algorithm.config, jnp.int32(0))
+    ids = jnp.zeros(600, jnp.int32)
+    cohort = Cohort(ids, ids, ids + 1, ids == 0, jnp.int32(0))
+    run = jax.jit(functools.partial(run_round, algorithm, RoundShape(1, 1, None)))
+    after, _ = run(state, {"x": jnp.zeros((1, 3))}, cohort, jax.random.key(0))
+    np.testing.assert_allclose(flat(after.server.params), 1.0, rtol=1e-2)
+
+
+def test_gradient_sums_are_float32_under_a_model_in_bfloat16():
+    """512 examples with equal gradients: their sum stalls in bfloat16."""
+    model = make_model(jnp.bfloat16)
+    params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
+    batch = {"x": jnp.ones((600, 3), jnp.bfloat16), "y": jnp.zeros(600)}
+    config = LocalConfig(clip_norm=10.0, noise_multiplier=1.0, batch_size=600.0)
+    real = jnp.ones(600, bool)
+    summed = clipped(model).micro_batch(params, batch, real, jax.random.key(0), config).gradient
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(summed))
+    np.testing.assert_allclose(flat(summed), 300.0)
+    released = clipped(model).release(summed, 600, config, jax.random.key(0))
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(released))
+
+
+# 8. Operations that mix examples.
+
+
+class BatchNormed(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, is_training):
+        x = nn.BatchNorm(use_running_average=not is_training)(x)
+        return nn.Dense(1)(x)[..., 0]
+
+
+def test_batch_norm_is_refused_under_clipping_and_its_replacement_named():
+    example = jax.ShapeDtypeStruct((3,), jnp.float32)
+    model = Model.from_flax(BatchNormed(), example, loss="sigmoid_binary_cross_entropy")
+    config = LocalConfig(batch_size=4, clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="per-example clipping; replace batch norm by group norm"):
+        dp_sgd_trainer(model, config)
+
+
+# 10 and 11. Keys.
+
+
+def test_draws_of_a_client_do_not_depend_on_its_cohort():
+    hand = hand_round("local_only")
+    alone, _ = hand([4])
+    for cohort in ([0, 4, 5], [5, 4, 3, 2, 1, 0]):
+        among, _ = hand(cohort)
+        np.testing.assert_array_equal(flat(among.rows["w"][4]), flat(alone.rows["w"][4]))
+
+
+def test_no_key_feeds_two_draws(monkeypatch):
+    """Every key of two rounds of both noises over three clients, recorded and compared."""
+    model = make_model()
+    trainer = dp_sgd_trainer(model, LocalConfig(0.1, 2.0, 1, clip_norm=1.0, noise_multiplier=1.0))
+    algorithm = dp_fedavg(
+        model, trainer, clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
+    )
+    data = make_data((3, 2, 4))
+    server = algorithm.init(jax.random.key(0))
+    state = SimulationState(
+        server, algorithm.aggregator.init(server), None, algorithm.config, jnp.int32(0)
+    )
+    ids = jnp.arange(3)
+    cohort = Cohort(
+        ids,
+        jnp.asarray(data.offsets[:-1], jnp.int32),
+        jnp.asarray(data.sizes, jnp.int32),
+        ids >= 0,
+        jnp.int32(0),
+    )
+    examples = {k: jnp.asarray(v) for k, v in data.examples.items()}
+    used = {"normal": [], "bits": []}
+    for kind in used:
+        original = getattr(jax.random, kind)
+
+        def recorded(key, *arguments, kind=kind, original=original, **options):
+            if not isinstance(key, jax.core.Tracer):
+                used[kind].append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+            return original(key, *arguments, **options)
+
+        monkeypatch.setattr(jax.random, kind, recorded)
+    with jax.disable_jit():
+        for _ in range(2):
+            state, _ = run_round(
+                algorithm, RoundShape(4, 1, None), state, examples, cohort, jax.random.key(5)
+            )
+    # Steps: ceil(3 / 2) + ceil(2 / 2) + ceil(4 / 2); two leaves; one central noise a round.
+    assert len(used["normal"]) == 2 * (5 * 2 + 2)
+    assert len(used["bits"]) == 2 * 5
+    keys = used["normal"] + used["bits"]
+    assert len(set(keys)) == len(keys)
+
+
+def test_two_noises_of_one_client_differ():
+    """Two transforms that add noise draw from two keys."""
+    from fedjax_dp.clients import add_client_noise
+    from fedjax_dp.clients.base import ClientData
+
+    model = make_model()
+    noise = add_client_noise(1.0)
+    params = model.init(jax.random.key(0))
+    client = ClientData(
+        {"x": jnp.zeros((1, 3)), "y": jnp.zeros(1)}, jnp.int32(0), jnp.int32(0), jnp.int32(0), 1
+    )
+
+    def delta(*transforms):
+        config = LocalConfig(batch_size=1, num_epochs=0)
+        trainer = local_trainer(model, config, update_transforms=transforms)
+        return flat(trainer.train(params, client, config, jax.random.key(1)).delta)
+
+    once, twice = delta(noise), delta(noise, noise)
+    assert np.abs(twice - 2 * once).max() > 1e-3
