@@ -1,7 +1,5 @@
 """Builds the parts of an experiment from its configuration, checking all of it before any work."""
 
-import inspect
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -10,8 +8,9 @@ import numpy as np
 import optax
 
 from fedjax_dp.algorithms import registry as algorithms
-from fedjax_dp.cli.config import Config, LevelSection
+from fedjax_dp.cli.config import Config
 from fedjax_dp.cli.population import Population, build_population
+from fedjax_dp.cli.validate import OPTIMIZERS, validate
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
@@ -23,15 +22,6 @@ from fedjax_dp.engine.simulate import Simulation, simulation
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, calibrate_poisson
-
-OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
-    "sgd": optax.sgd,
-    "adam": optax.adam,
-    "adamw": optax.adamw,
-    "adagrad": optax.adagrad,
-    "rmsprop": optax.rmsprop,
-    "yogi": optax.yogi,
-}
 
 _SAMPLERS = {
     "shuffled": sampling.shuffled,
@@ -81,7 +71,15 @@ def assemble(config: Config) -> Experiment:
       ValueError: for any choice that does not exist, does not fit the data, or claims a privacy
         that it would not have.
     """
-    _check_numbers(config)
+    validate(config)
+    stops = min(config.run.evaluate_every, config.run.checkpoint_every)
+    execution = ExecutionConfig(
+        clients_per_chunk=config.execution.clients_per_chunk,
+        devices=config.execution.devices,
+        placement=config.execution.placement,
+        rounds_per_call=min(stops, config.run.rounds),
+    )
+    execution.validate()
     population = build_population(config)
     train = population.train
     model = models.build(
@@ -91,7 +89,7 @@ def assemble(config: Config) -> Experiment:
         **config.model.options,
     )
     participation = _participation(config, train.num_clients)
-    trainer = _trainer(config, model, train.sizes)
+    trainer = _trainer(config, model, train.sizes, participation)
     unit, units = config.privacy.unit, config.privacy.units
     mechanism = _client_mechanism(config, participation) if "client" in units else None
     algorithm = algorithms.build(
@@ -102,13 +100,6 @@ def assemble(config: Config) -> Experiment:
         unit=unit,
         client_mechanism=mechanism,
         options=config.algorithm.options,
-    )
-    stops = min(config.run.evaluate_every, config.run.checkpoint_every)
-    execution = ExecutionConfig(
-        clients_per_chunk=config.execution.clients_per_chunk,
-        devices=config.execution.devices,
-        placement=config.execution.placement,
-        rounds_per_call=min(stops, config.run.rounds),
     )
     compiled = simulation(algorithm, train, participation, execution)
     evaluations = evaluator(
@@ -123,59 +114,16 @@ def assemble(config: Config) -> Experiment:
         evaluator=evaluations,
         facts=_facts(units, trainer, mechanism),
         dp_delta={u: level.dp_delta for u, level in levels.items()},
-        budget={u: _budget(level) for u, level in levels.items() if level.epsilon is not None},
+        budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))),
     )
 
 
-def _check_numbers(config: Config) -> None:
-    checks.whole("run.rounds", config.run.rounds)
-    checks.whole("run.evaluate_every", config.run.evaluate_every)
-    checks.whole("run.checkpoint_every", config.run.checkpoint_every)
-    checks.one_of("model.name", config.model.name, models.FACTORIES)
-    for option in config.model.options:
-        checks.one_of("model.options", option, models.options(config.model.name))
-    for option in config.algorithm.options:
-        checks.one_of("algorithm.options", option, algorithms.options_of(config.algorithm.name))
-    checks.one_of("algorithm.name", config.algorithm.name, algorithms.ALGORITHMS)
-    offered = algorithms.ALGORITHMS[config.algorithm.name].units
-    checks.one_of("privacy.unit", config.privacy.unit, offered)
-    checks.one_of("training.optimizer", config.training.optimizer, OPTIMIZERS)
-    for unit in config.privacy.units:
-        level: LevelSection = getattr(config.privacy, unit)
-        checks.positive(f"privacy.{unit}.clip_norm", level.clip_norm)
-        checks.require(
-            0 < level.dp_delta < 1, f"privacy.{unit}.dp_delta", "lie in (0, 1)", level.dp_delta
-        )
-        if level.epsilon is not None:
-            checks.positive(f"privacy.{unit}.epsilon", level.epsilon)
-        if level.noise_multiplier is not None:
-            checks.non_negative(f"privacy.{unit}.noise_multiplier", level.noise_multiplier)
-        checks.require(
-            level.epsilon is not None or level.noise_multiplier is not None,
-            f"privacy.{unit}",
-            "give an epsilon to calibrate to, or a noise_multiplier",
-            None,
-        )
-
-
-def _budget(level: LevelSection) -> Any:
-    # Calibration stops a hair below its target; the margin keeps rounding from ending a run early.
-    return np.asarray(level.epsilon, dtype=np.float64) * (1 + 1e-6)
-
-
 def _participation(config: Config, num_clients: int) -> sampling.Participation:
     section = config.participation
+    sampler = _SAMPLERS[section.sampler]()
     if section.capacity is not None:
-        checks.require(
-            section.sampler == "poisson",
-            "participation.sampler",
-            "be poisson if a capacity is given",
-            section.sampler,
-        )
         sampler = sampling.poisson(section.capacity)
-    else:
-        sampler = _SAMPLERS[section.sampler]()
     return sampling.participation(sampler, num_clients, section.cohort_size)
 
 
@@ -183,23 +131,17 @@ def _numbers(value: Any) -> Any:
     return np.asarray(value, dtype=np.float32) if value is not None else None
 
 
-def _trainer(config: Config, model: Model, sizes: np.ndarray) -> LocalTrainer:
+def _trainer(
+    config: Config, model: Model, sizes: np.ndarray, participation: sampling.Participation
+) -> LocalTrainer:
     section, is_private = config.training, "record" in config.privacy.units
     name = section.sampler
     if name == "auto":
         name = "poisson" if is_private else "shuffled"
     sampler = _SAMPLERS[name]()
-    options = section.optimizer_options
-    known = [
-        p.name
-        for p in inspect.signature(OPTIMIZERS[section.optimizer]).parameters.values()
-        if p.name != "learning_rate"
-    ]
-    for option in options:
-        checks.one_of("training.optimizer_options", option, known)
 
     def optimizer(learning_rate: Any) -> optax.GradientTransformation:
-        return OPTIMIZERS[section.optimizer](learning_rate, **options)
+        return OPTIMIZERS[section.optimizer](learning_rate, **section.optimizer_options)
 
     numbers = LocalConfig(
         learning_rate=_numbers(section.learning_rate),
@@ -223,28 +165,36 @@ def _trainer(config: Config, model: Model, sizes: np.ndarray) -> LocalTrainer:
     numbers.validate(len(sizes))
     noise: Any = level.noise_multiplier
     if noise is None:
-        noise = _calibrated(config, trainer, sizes)
+        noise = _calibrated(config, trainer, sizes, _charged_rounds(config, participation))
     return trainer._replace(config=numbers._replace(noise_multiplier=_numbers(noise)))
 
 
-def _calibrated(config: Config, trainer: LocalTrainer, sizes: np.ndarray) -> np.ndarray:
-    """Finds each client's noise multiplier for its own budget, were it drawn in every round."""
-    level, numbers, rounds = config.privacy.record, trainer.config, config.run.rounds
-    target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), sizes.shape)
-    has_data = sizes > 0
+def _calibrated(
+    config: Config, trainer: LocalTrainer, sizes: np.ndarray, rounds: int
+) -> np.ndarray:
+    """Finds each client's noise multiplier for its own budget over the rounds it may be drawn."""
+    level, numbers = config.privacy.record, trainer.config
+    target = np.asarray(level.epsilon, dtype=np.float64)
+    checks.require(
+        target.shape in ((), sizes.shape),
+        "privacy.record.epsilon",
+        f"be one number or have one for each of the {len(sizes)} clients",
+        level.epsilon,
+    )
+    target = np.broadcast_to(target, sizes.shape)
+    steps = rounds * np.asarray(trainer.num_steps(sizes, numbers))
+    trains = (sizes > 0) & (steps > 0)
     noise = np.ones(len(sizes))
     promise = {"accountant": config.privacy.accountant, "relation": config.privacy.relation}
     if config.training.sampler in ("auto", "poisson"):
         batch = np.broadcast_to(np.asarray(numbers.batch_size, dtype=np.float64), sizes.shape)
         rate = np.minimum(1.0, batch / np.maximum(sizes, 1))
-        steps = rounds * np.asarray(trainer.num_steps(sizes, numbers))
-        trains = has_data & (steps > 0)
         noise[trains] = calibrate_poisson(
             target[trains], level.dp_delta, rate[trains], steps[trains], **promise
         )
         return _rounded_up(noise)
     assert trainer.event is not None
-    for client in np.flatnonzero(has_data):
+    for client in np.flatnonzero(trains):
         row = jax.tree.map(np.asarray, numbers.row(client))
 
         def run_of(z: float, row: LocalConfig = row, size: int = int(sizes[client])) -> Any:
@@ -259,19 +209,14 @@ def _calibrated(config: Config, trainer: LocalTrainer, sizes: np.ndarray) -> np.
 
 def _rounded_up(noise_multiplier: Any) -> np.ndarray:
     """Gives the next float32, so that the noise that runs is never below what was calibrated."""
-    rounded = np.asarray(noise_multiplier, dtype=np.float32)
-    return np.where(rounded >= noise_multiplier, rounded, np.nextafter(rounded, np.float32(np.inf)))
+    # A Python number would be compared as float32, and never be found larger.
+    exact = np.asarray(noise_multiplier, dtype=np.float64)
+    rounded = exact.astype(np.float32)
+    return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
 
 
 def _client_mechanism(config: Config, participation: sampling.Participation) -> dict[str, Any]:
     level = config.privacy.client
-    for name in ("clip_norm", "noise_multiplier", "epsilon"):
-        checks.require(
-            not isinstance(getattr(level, name), list),
-            f"privacy.client.{name}",
-            "be one number, since all clients are treated alike",
-            getattr(level, name),
-        )
     noise = level.noise_multiplier
     if noise is None:
 

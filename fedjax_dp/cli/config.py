@@ -3,20 +3,20 @@
 import dataclasses
 import pathlib
 import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import tomli_w
 
+from fedjax_dp.cli.values import ConfigError, kinds_of, read_value
 from fedjax_dp.core import checks
 
 Numbers = float | list[float]
 
-
-class ConfigError(ValueError):
-    """A key or value that a configuration may not have."""
+_COMMAND_LINE = "command line"
+# Options of the command itself, which a misspelt key may have meant.
+_COMMAND_OPTIONS = ["output", "resume", "keys"]
 
 
 def _setting(default: Any, about: str) -> Any:
@@ -182,7 +182,7 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
     changes: dict[str, Any] = {}
     for key, text in _pairs(overrides):
         _put(changes, key, text)
-    return _section(Config, _merged(_tables(config), changes), (), "command line")
+    return _section(Config, _merged(_tables(config), changes), (), _COMMAND_LINE)
 
 
 def to_toml(config: Config) -> str:
@@ -261,14 +261,36 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
 
 def _put(changes: dict[str, Any], key: str, text: str) -> None:
     *path, last = key.split(".")
-    _require_known(Config, tuple(path), last, "command line")
+    _require_known(Config, tuple(path), last, _COMMAND_LINE)
     table = changes
     for part in path:
         table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{_COMMAND_LINE}: --{key} enters a value that was given as a whole")
     try:
-        table[last] = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        table[last] = text
+        value = text
+    # A name such as 2024-05-01 is a text where a text belongs, quoted or not.
+    is_text = key in _all_keys() and str in kinds_of(_kind_of(key))
+    table[last] = text if is_text and not isinstance(value, str) else value
+
+
+def _kind_of(key: str) -> Any:
+    kind: Any = Config
+    for part in key.split("."):
+        kind = typing.get_type_hints(kind)[part]
+    return kind
+
+
+def _all_sections(cls: Any = Config, prefix: str = "") -> list[str]:
+    sections = []
+    for name, kind in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(kind):
+            sections += [f"{prefix}{name}", *_all_sections(kind, f"{prefix}{name}.")]
+        elif kind == dict[str, Any]:
+            sections.append(f"{prefix}{name}")
+    return sections
 
 
 def _all_keys(cls: Any = Config, prefix: str = "") -> list[str]:
@@ -297,10 +319,13 @@ def _require_known(cls: Any, path: tuple[str, ...], last: str, origin: str) -> N
         raise ConfigError(f"{origin}: {'.'.join((*path, last))} is a section, not a key")
 
 
-def _unknown(path: tuple[str, ...], origin: str) -> ConfigError:
-    key = ".".join(path)
+def _unknown(path: tuple[str, ...], origin: str, *, is_section: bool = False) -> ConfigError:
+    key, noun = ".".join(path), "section" if is_section else "key"
+    known = _all_sections() if is_section else _all_keys()
+    if origin == _COMMAND_LINE:
+        known += _COMMAND_OPTIONS
     return ConfigError(
-        f"{origin}: there is no key {key!r}; did you mean {checks.nearest(key, _all_keys())!r}?"
+        f"{origin}: there is no {noun} {key!r}; did you mean {checks.nearest(key, known)!r}?"
     )
 
 
@@ -311,61 +336,12 @@ def _section(cls: Any, tables: Any, path: tuple[str, ...], origin: str) -> Any:
     values = {}
     for name, value in tables.items():
         if name not in hints:
-            raise _unknown((*path, name), origin)
+            raise _unknown((*path, name), origin, is_section=isinstance(value, Mapping))
         kind = hints[name]
         here = (*path, name)
         values[name] = (
             _section(kind, value, here, origin)
             if dataclasses.is_dataclass(kind)
-            else _value(kind, value, ".".join(here), origin)
+            else read_value(kind, value, ".".join(here), origin)
         )
     return cls(**values)
-
-
-def _value(kind: Any, value: Any, key: str, origin: str) -> Any:
-    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
-    kinds = typing.get_args(kind) if is_union else (kind,)
-    choices: list[str] = []
-    for one in kinds:
-        if one is type(None):
-            if value is None or value == "none":
-                return None
-        elif typing.get_origin(one) is Literal:
-            choices += typing.get_args(one)
-            if value in typing.get_args(one):
-                return value
-        elif one is float:
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return float(value)
-        elif one is list[float] or one == list[float]:
-            numbers = isinstance(value, list) and all(checks.is_finite_number(v) for v in value)
-            if numbers and value:
-                return [float(v) for v in value]
-        elif one == dict[str, Any]:
-            if isinstance(value, Mapping):
-                return dict(value)
-        elif isinstance(value, one) and not (one is int and isinstance(value, bool)):
-            return value
-    if choices and isinstance(value, str):
-        hint = checks.nearest(value, choices)
-        raise ConfigError(
-            f"{origin}: {key} must be one of {', '.join(choices)}, got {value!r}; "
-            f"did you mean {hint!r}?"
-        )
-    names = " or ".join(_kind_name(one) for one in kinds)
-    raise ConfigError(f"{origin}: {key} must be {names}, got {value!r}")
-
-
-def _kind_name(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(kind))
-    names = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        type(None): "none",
-    }
-    if kind == list[float]:
-        return "a list of numbers, one for each client"
-    return names.get(kind, "a table")

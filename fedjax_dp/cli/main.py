@@ -46,23 +46,28 @@ def run(
     words = list(context.args)
     file = words.pop(0) if words and not words[0].startswith("--") else None
     if resume is not None:
-        checks.require(
-            file is None and not words and output is None,
-            "--resume",
-            "stand alone, since a run goes on with the configuration that it has",
-            [w for w in (file, *words) if w],
-        )
+        others = [str(word) for word in (file, *words, output) if word is not None]
+        rule = "stand alone, since a run goes on with the configuration that it has"
+        checks.require(not others, "--resume", rule, others)
         file = str(resume / "config.toml")
         checks.require(
-            pathlib.Path(file).is_file(), "--resume", "name a run folder with a config.toml", resume
+            pathlib.Path(file).is_file(),
+            "--resume",
+            "name a run folder with a config.toml",
+            str(resume),
         )
     config = configuration.load(file, words)
 
     from fedjax_dp.cli import run as running
 
-    console = Console()
-    folder = resume or running.new_folder(output, config.run.name)
-    raise typer.Exit(running.run(config, folder, console, resume=resume is not None))
+    if output is not None:
+        running.require_free(output)
+    try:
+        status = running.run(config, resume or output, Console(), resume=resume is not None)
+    except KeyboardInterrupt:
+        print("interrupted; what the last checkpoint holds is kept", file=sys.stderr)
+        status = 130
+    raise typer.Exit(status)
 
 
 app.add_typer(data.app, name="data")
@@ -76,6 +81,3 @@ def main() -> None:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.centralized import pool
 from fedjax_dp.cli.config import Config
+from fedjax_dp.cli.validate import check_options, keyword_defaults
 from fedjax_dp.core import checks
 from fedjax_dp.data import clusters, datasets, mixtures, partition, statistics
 from fedjax_dp.data.federated import FederatedData
@@ -75,8 +76,7 @@ def build_population(config: Config) -> Population:
         "lie in [0, 1)",
         section.client_test_share,
     )
-    for option in section.options:
-        checks.one_of("data.options", option, datasets.options(section.name))
+    check_options("data.options", section.options, datasets.options(section.name))
     partition_options = _check_partition(section.partition, section.partition_options)
     data = datasets.load(section.name, section.data_dir, **section.options)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
@@ -89,7 +89,9 @@ def build_population(config: Config) -> Population:
         if len(data.test["y"]):
             test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
     if section.check_finite:
-        train.check_finite()
+        for part in (train, client_test, test):
+            if part is not None:
+                part.check_finite()
     if config.algorithm.name == "centralized":
         train, client_test = pool(train), None
     return Population(train, client_test, test, data.num_classes, is_labelled)
@@ -137,16 +139,10 @@ def _shifted_clusters(
 
 def _check_partition(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     factories: dict[str, Callable[..., Any]] = {**PARTITIONS, "shifted_clusters": _shifted_clusters}
-    known = [] if name == "natural" else _options(factories[name])
-    for option in options:
-        checks.require(bool(known), "data.partition_options", f"be empty for {name}", option)
-        checks.one_of("data.partition_options", option, known)
-    return {**_DEFAULT_OPTIONS.get(name, {}), **options}
-
-
-def _options(factory: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(factory).parameters.values()
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    defaults = _DEFAULT_OPTIONS.get(name, {})
+    known = {} if name == "natural" else {**keyword_defaults(factories[name]), **defaults}
+    check_options("data.partition_options", options, known)
+    return {**defaults, **options}
 
 
 def _clients(

@@ -1,5 +1,6 @@
 """Progress that says what is being done: a live bar on a terminal, lines elsewhere."""
 
+import math
 from typing import Any
 
 import rich.progress
@@ -56,7 +57,7 @@ class Progress:
         """
         row = row or {}
         text = f"round {rounds} of {self._rounds}"
-        if row.get("test_accuracy") is not None:
+        if math.isfinite(row.get("test_accuracy", math.nan)):
             text += f", accuracy {row['test_accuracy']:.3f}"
         for name in ("epsilon_record", "epsilon_client"):
             if row.get(name) is not None:

@@ -3,6 +3,7 @@
 import pathlib
 import signal
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,55 +16,66 @@ from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.assemble import Experiment, assemble
 from fedjax_dp.cli.config import Config, ConfigError
 from fedjax_dp.cli.progress import Progress
+from fedjax_dp.core import checks
 from fedjax_dp.data.statistics import draw as draw_partition
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
-from fedjax_dp.io.logbook import Logbook, read_metrics, write_json
+from fedjax_dp.io.logbook import Logbook, read_metrics, write_json, write_text
 from fedjax_dp.io.statement import write_statement
 
 CONFIG_FILE = "config.toml"
 
 
-def new_folder(output: pathlib.Path | None, name: str) -> pathlib.Path:
-    """Chooses the folder of a new run.
+def require_free(output: pathlib.Path) -> None:
+    """Requires that a folder asked for holds nothing yet.
 
     Args:
-      output: the folder asked for, or None for the next free one under `runs/`.
-      name: the run's name.
-
-    Returns:
-      A path that holds no run yet.
+      output: the folder.
 
     Raises:
-      ConfigError: if the folder asked for holds something.
+      ConfigError: if it is a file or holds something.
     """
-    if output is not None:
-        if output.is_file() or (output.is_dir() and any(output.iterdir())):
-            raise ConfigError(
-                f"--output {str(output)!r} must be a new or an empty folder; "
-                "to go on with a run use --resume"
-            )
-        return output
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise ConfigError(
+            f"--output {str(output)!r} must be a new or an empty folder; "
+            "to go on with a run use --resume"
+        )
+
+
+def _next_folder(name: str) -> pathlib.Path:
+    """Makes the next free folder under `runs/`; runs that start together get one each."""
     number = 1
-    while (folder := pathlib.Path("runs") / f"{name}-{number:03d}").exists():
-        number += 1
-    return folder
+    while True:
+        folder = pathlib.Path("runs") / f"{name}-{number:03d}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
-def run(config: Config, folder: pathlib.Path, console: Console, *, resume: bool = False) -> int:
+def run(
+    config: Config, folder: pathlib.Path | None, console: Console, *, resume: bool = False
+) -> int:
     """Runs an experiment to its end, or to an interruption, and writes its folder.
 
     Args:
       config: the experiment.
-      folder: the run folder; it holds a checkpoint where `resume` is set.
+      folder: the run folder, the next free one under `runs/` where it is None; the folder of an
+        interrupted run where `resume` is set.
       console: where progress goes.
       resume: go on from the newest checkpoint.
 
     Returns:
       The exit status: 0 at the end, 130 after an interruption.
+
+    Raises:
+      ValueError: for what `assemble` refuses, a privacy that cannot be accounted, or a run that was
+        started with another configuration.
     """
     started = time.perf_counter()
     if config.execution.compilation_cache:
@@ -74,17 +86,24 @@ def run(config: Config, folder: pathlib.Path, console: Console, *, resume: bool 
         simulation = experiment.simulation
         key = jax.random.key(config.run.seed)
         state = simulation.init(key)
-        accounting = PrivacyAccounting(simulation, state, config.privacy.relation)
-
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoints = Checkpoints(folder / "checkpoint")
-        seconds_before = 0.0
-        if resume and checkpoints.latest_round() is not None:
-            state, extra = checkpoints.restore(state)
-            accounting.restore(extra["ledgers"])
-            seconds_before = extra["seconds"]
-        elif not resume:
-            (folder / CONFIG_FILE).write_text(configuration.to_toml(config), encoding="utf-8")
+        seconds_before, ledgers = 0.0, None
+        if resume and folder is not None:
+            checkpoints = Checkpoints(folder / "checkpoint")
+            if checkpoints.latest_round() is not None:
+                state, extra = checkpoints.restore(state)
+                _require_same(config, extra["config"])
+                ledgers, seconds_before = extra["ledgers"], extra["seconds"]
+        # The state that runs holds the noise that is accounted: after a restart, the saved one.
+        accounting = PrivacyAccounting(
+            simulation, state, config.privacy.relation, config.privacy.accountant
+        )
+        if ledgers is not None:
+            accounting.restore(ledgers)
+        if folder is None:
+            folder = _next_folder(config.run.name)
+        if not resume:
+            checkpoints = Checkpoints(folder / "checkpoint")
+            write_text(folder / CONFIG_FILE, configuration.to_toml(config))
         logbook = Logbook(folder, from_round=int(state.round))
 
         progress.phase("compiling")
@@ -95,7 +114,8 @@ def run(config: Config, folder: pathlib.Path, console: Console, *, resume: bool 
 
         def save(state: SimulationState) -> None:
             seconds = seconds_before + time.perf_counter() - started
-            checkpoints.save(state, {"ledgers": accounting.to_json(), "seconds": seconds})
+            extra = {"ledgers": accounting.to_json(), "seconds": seconds}
+            checkpoints.save(state, extra | {"config": configuration.to_toml(config)})
 
         with _interruptions() as is_interrupted:
             state, is_over_budget = _rounds(
@@ -111,6 +131,19 @@ def run(config: Config, folder: pathlib.Path, console: Console, *, resume: bool 
         summary = _finish(experiment, state, accounting, folder, timing)
     _report(console, summary, folder, interrupted, is_over_budget)
     return 130 if interrupted else 0
+
+
+def _require_same(config: Config, saved: str) -> None:
+    """Requires the configuration that a checkpoint was written under, but for how it executes."""
+    now, then = (tomllib.loads(text) for text in (configuration.to_toml(config), saved))
+    for tables in (now, then):
+        tables.pop("execution")
+    checks.require(
+        now == then,
+        CONFIG_FILE,
+        "be as it was when the run started; only [execution] may change",
+        {name: table for name, table in now.items() if table != then.get(name)},
+    )
 
 
 def _rounds(
@@ -131,14 +164,20 @@ def _rounds(
         stops = (config.run.evaluate_every, config.run.checkpoint_every)
         block = min(total - done, *(every - done % every for every in stops))
         affordable = accounting.affordable_rounds(
-            block, experiment.budget, experiment.dp_delta, config.privacy.accountant
+            state,
+            key,
+            block,
+            experiment.budget,
+            experiment.dp_delta,
+            config.privacy.accountant,
         )
         if affordable == 0:
             return state, True
         state, info = experiment.simulation.run(state, key, affordable)
         rows = _rows(experiment, accounting, info, done)
         done += affordable
-        if done % config.run.evaluate_every == 0 or done == total:
+        is_last = done == total or affordable < block
+        if is_last or done % config.run.evaluate_every == 0:
             rows[-1] |= _evaluate(experiment, state)
         for row in rows:
             logbook.write(row)
@@ -201,7 +240,9 @@ def _finish(
         "clients_per_chunk": experiment.simulation.shape.chunk,
         **timing,
     }
-    write_json(folder / "summary.json", summary)
+    # JSON has no infinity, and null would read as if nothing were claimed.
+    infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
+    write_json(folder / "summary.json", summary | infinite)
     write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, experiment.facts)
     title = f"{config.run.name}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "plots" / "accuracy_epsilon.png")
@@ -213,7 +254,7 @@ def _finish(
             plots.save(figure, folder / "plots" / "client_accuracy.png")
     partition = experiment.population.statistics()
     plots.save(draw_partition(partition), folder / "plots" / "partition.png")
-    (folder / "partition.txt").write_text(f"{partition}\n", encoding="utf-8")
+    write_text(folder / "partition.txt", f"{partition}\n")
     return summary
 
 
@@ -232,7 +273,7 @@ def _report(
     if is_over_budget:
         console.print(f"stopped after round {summary['rounds']}: one more would exceed the budget")
     parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
-    if summary.get("test_accuracy") is not None:
+    if np.isfinite(summary.get("test_accuracy", np.nan)):
         parts.append(f"test accuracy {summary['test_accuracy']:.4f}")
     if summary.get("worst_client_accuracy") is not None:
         parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")

@@ -5,11 +5,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from chex import PRNGKey
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.simulate import Simulation
 from fedjax_dp.privacy.accounting import Ledger
+
+# A budget that was calibrated to the last bit must not fail on the last bit.
+_SLACK = 1e-9
 
 
 class PrivacyAccounting:
@@ -25,7 +30,11 @@ class PrivacyAccounting:
     """
 
     def __init__(
-        self, simulation: Simulation, state: SimulationState, relation: str = "add_remove"
+        self,
+        simulation: Simulation,
+        state: SimulationState,
+        relation: str = "add_remove",
+        accountant: str | None = None,
     ):
         """Opens the ledgers of a simulation.
 
@@ -33,26 +42,32 @@ class PrivacyAccounting:
           simulation: what will run.
           state: its state, which holds the numbers that the events depend on.
           relation: which data are neighbours, "add_remove" or "replace_one".
+          accountant: who will be asked for ε, to be refused now and not after rounds ran; any one
+            that has an analysis where it is None.
 
         Raises:
-          ValueError: if a mechanism, its sampler and the relation have no joint analysis.
+          ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
+            analysis.
         """
-        self.ledgers: dict[str, Ledger] = {}
-        self._charges_everybody = simulation.participation.sampler.charges_everybody
+        self._participation = simulation.participation
         algorithm, num_clients = simulation.algorithm, simulation.participation.num_clients
+        self.ledgers: dict[str, Ledger] = {}
+        # By unit, what a round costs: events, and the accounts that pay each.
+        self._events: dict[str, list[tuple[Any, np.ndarray]]] = {}
         if algorithm.aggregator.event is not None:
-            base = algorithm.aggregator.event(state.aggregator)
-            self._client_event = simulation.participation.event(base)
+            event = simulation.participation.event(algorithm.aggregator.event(state.aggregator))
             num_units = 1 if self._charges_everybody else num_clients
             self.ledgers["client"] = Ledger("client", relation, num_units)
-            self.ledgers["client"].copy().charge(self._client_event)
+            self._events["client"] = [(event, np.arange(num_units))]
         if algorithm.record_event is not None:
-            config = jax.tree.map(np.asarray, state.config)
-            self._record_events = _events_by_client(algorithm.record_event, simulation, config)
             self.ledgers["record"] = Ledger("record", relation, num_clients)
-            trial = self.ledgers["record"].copy()
-            for event, clients in self._record_events:
-                trial.charge(event, units=clients)
+            self._events["record"] = _events_by_client(algorithm.record_event, simulation, state)
+        for unit, events in self._events.items():
+            _require_analysis([event for event, _ in events], unit, relation, accountant)
+
+    @property
+    def _charges_everybody(self) -> bool:
+        return self._participation.sampler.charges_everybody
 
     def charge(self, info: dict[str, np.ndarray]) -> None:
         """Charges rounds that ran.
@@ -61,21 +76,24 @@ class PrivacyAccounting:
           info: as `Simulation.run` returned it, for one or more rounds.
         """
         participants = np.asarray(info["participants"])
+        times = self._times(participants)
         for unit, ledger in self.ledgers.items():
             if unit == "client" and self._charges_everybody:
-                ledger.charge(self._client_event, count=len(participants))
-                continue
-            times = np.bincount(participants[participants >= 0].ravel(), minlength=ledger.num_units)
-            groups = (
-                [(self._client_event, np.arange(ledger.num_units))]
-                if unit == "client"
-                else self._record_events
-            )
-            for event, clients in groups:
-                ledger.charge(event, units=clients, count=times[clients])
+                times_of_unit = np.array([len(participants)])
+            else:
+                times_of_unit = times
+            for event, accounts in self._events[unit]:
+                ledger.charge(event, units=accounts, count=times_of_unit[accounts])
+
+    def _times(self, participants: np.ndarray) -> np.ndarray:
+        """Counts the rounds of each client, `[num_clients]`; empty slots hold -1."""
+        drawn = participants[participants >= 0].ravel()
+        return np.bincount(drawn, minlength=self._participation.num_clients)
 
     def affordable_rounds(
         self,
+        state: SimulationState,
+        key: PRNGKey,
         num_rounds: int,
         epsilon: dict[str, float],
         dp_delta: dict[str, float],
@@ -83,30 +101,50 @@ class PrivacyAccounting:
     ) -> int:
         """Counts the rounds that may still run before any unit's budget is exceeded.
 
-        Who will be drawn is not known, so that every unit is taken to take part in every round.
+        Where the sampler of clients amplifies, who will be drawn is to stay unknown, so that every
+        unit is taken to take part in every round; where it does not, the cohorts are looked up.
 
         Args:
-          num_rounds: how many rounds are wanted.
-          epsilon: the budget of each unit; units that are not named are not bounded.
+          state: the state before those rounds.
+          key: the root key of the run.
+          num_rounds: how many rounds are wanted, at least 0.
+          epsilon: the budget of each unit, a number or one for each account; units that are not
+            named are not bounded.
           dp_delta: δ of each unit.
           accountant: as for `Ledger.epsilon`.
 
         Returns:
           The number of rounds, from 0 to `num_rounds`.
         """
-        for unit, ledger in self.ledgers.items():
-            if unit not in epsilon or num_rounds == 0:
-                continue
-            groups = [(self._client_event, None)] if unit == "client" else self._record_events
-            for event, clients in groups:
-                budget = (event, epsilon[unit], dp_delta[unit])
-                if ledger.would_exceed(
-                    *budget, units=clients, count=num_rounds, accountant=accountant
-                ):
-                    num_rounds = ledger.max_rounds(
-                        *budget, units=clients, accountant=accountant, limit=num_rounds
-                    )
-        return num_rounds
+        bounded = [unit for unit in self.ledgers if unit in epsilon]
+        if not bounded or num_rounds == 0:
+            return num_rounds
+        cohorts = None if self._charges_everybody else self._cohorts(state, key, num_rounds)
+
+        def exceeds(count: int) -> bool:
+            for unit in bounded:
+                after = self.ledgers[unit].copy()
+                for event, accounts in self._events[unit]:
+                    times = count if cohorts is None else self._times(cohorts[:count])[accounts]
+                    after.charge(event, units=accounts, count=times)
+                budget = np.asarray(epsilon[unit], dtype=np.float64) * (1 + _SLACK)
+                if np.any(after.epsilon(dp_delta[unit], accountant) > budget):
+                    return True
+            return False
+
+        if not exceeds(num_rounds):
+            return num_rounds
+        fits, too_many = 0, num_rounds
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
+        return fits
+
+    def _cohorts(self, state: SimulationState, key: PRNGKey, num_rounds: int) -> np.ndarray:
+        """Looks up who will be drawn, `[num_rounds, slots]`, -1 in empty slots."""
+        draw_key, first = fold(key, Purpose.PARTICIPATION), int(state.round)
+        draws = [self._participation.draw(draw_key, first + i) for i in range(num_rounds)]
+        return np.stack([np.where(draw.is_real, draw.indices, -1) for draw in draws])
 
     def epsilon(self, dp_delta: dict[str, float], accountant: str = "rdp") -> dict[str, np.ndarray]:
         """Computes ε spent so far.
@@ -150,14 +188,26 @@ class PrivacyAccounting:
         self.ledgers = {unit: Ledger.from_json(json.dumps(v)) for unit, v in saved.items()}
 
 
+def _require_analysis(events: list[Any], unit: str, relation: str, accountant: str | None) -> None:
+    is_asked = accountant is None
+    for event in events:
+        trial = Ledger(unit, relation)
+        trial.charge(event)
+        # A unit's events are of one kind, so that the first that costs something stands for all.
+        if not is_asked and trial.num_compositions.any():
+            trial.epsilon(0.5, str(accountant))
+            is_asked = True
+
+
 def _events_by_client(
-    record_event: Any, simulation: Simulation, config: Any
+    record_event: Any, simulation: Simulation, state: SimulationState
 ) -> list[tuple[Any, np.ndarray]]:
     """Groups clients that pay the same for a round."""
+    config = jax.tree.map(np.asarray, state.config)
     groups: dict[Any, list[int]] = {}
     events: dict[Any, Any] = {}
     for client, size in enumerate(simulation.sizes):
-        row = config.row(client)
+        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], config)
         facts = (int(size), *(float(x) for x in jax.tree.leaves(row)))
         if facts not in groups:
             groups[facts], events[facts] = [], record_event(int(size), row)

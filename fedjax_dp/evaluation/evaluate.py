@@ -51,6 +51,18 @@ def _per_example(model: Model, params: PyTree, batch: Any, is_real: jax.Array) -
     )
 
 
+def _num_rows(data: FederatedData) -> int:
+    return max(1, data.num_examples)
+
+
+def _examples(data: FederatedData) -> Any:
+    """Puts the examples on the device; a store without any gets a row that nobody owns."""
+    if data.num_examples == 0:
+        empty = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in data.examples.items()}
+        return jax.device_put(empty)
+    return jax.device_put({k: np.asarray(v) for k, v in data.examples.items()})
+
+
 def _result(sums: _Sums, sizes: np.ndarray) -> Evaluation:
     loss, correct, weight = (np.asarray(s, dtype=np.float64) for s in sums)
 
@@ -82,14 +94,14 @@ def shared_evaluator(
     checks.whole("block_size", block_size)
     block = min(block_size, max(1, data.num_examples))
     num_blocks = -(-data.num_examples // block)
-    examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()})
-    client_of_example = jax.device_put(data.client_of_example)
+    examples = _examples(data)
+    client_of_example = jax.device_put(np.resize(data.client_of_example, _num_rows(data)))
 
     @jax.jit
     def sums_of(params, examples, client_of_example):
         def body(i, total):
             # The last block starts early enough to be full; rows seen before are masked.
-            first = jnp.minimum(i * block, data.num_examples - block)
+            first = jnp.minimum(i * block, _num_rows(data) - block)
             batch, clients = jax.tree.map(
                 lambda a: jax.lax.dynamic_slice_in_dim(a, first, block),
                 (examples, client_of_example),
@@ -129,7 +141,7 @@ def personal_evaluator(
     """
     checks.whole("block_size", block_size)
     block = min(block_size, max(1, int(data.sizes.max())))
-    examples = jax.device_put({k: np.asarray(v) for k, v in data.examples.items()})
+    examples = _examples(data)
     starts = jax.device_put(data.offsets[:-1].astype(np.int32))
     sizes = jax.device_put(data.sizes.astype(np.int32))
 
@@ -140,7 +152,7 @@ def personal_evaluator(
 
             def body(i, total):
                 rows = i * block + jnp.arange(block)
-                where = jnp.clip(starts[index] + rows, 0, data.num_examples - 1)
+                where = jnp.clip(starts[index] + rows, 0, _num_rows(data) - 1)
                 batch = jax.tree.map(lambda a: a[where], examples)
                 each = _per_example(model, params, batch, rows < sizes[index])
                 return jax.tree.map(lambda t, v: t + jnp.sum(v), total, each)

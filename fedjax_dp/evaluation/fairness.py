@@ -13,7 +13,8 @@ def summarize(
 ) -> dict[str, float]:
     """Summarises accuracy and loss over clients, each client counting once.
 
-    Clients without held-out examples are left out. The numbers are exact and not private.
+    Clients without held-out examples are left out; one whose loss is not finite is not. The numbers
+    are exact and not private.
 
     Args:
       evaluation: results by client.
@@ -28,7 +29,7 @@ def summarize(
     """
     checks.probability("quantiles", quantiles, allow_zero=True)
     summary = {}
-    losses = evaluation.client_loss[np.isfinite(evaluation.client_loss)]
+    losses = evaluation.client_loss[evaluation.client_sizes > 0]
     if losses.size:
         summary["worst_client_loss"] = float(losses.max())
     accuracies = evaluation.client_accuracy[np.isfinite(evaluation.client_accuracy)]
@@ -49,23 +50,27 @@ def summarize(
 def disparity_of_gains(values: np.ndarray, references: np.ndarray) -> float:
     """Computes the largest difference between two clients' distances to their references.
 
-    With accuracies under reference and trained models it is F_acc; with training losses F_loss.
+    With accuracies under reference and trained models it is F_acc; with training losses F_loss. A
+    client without a number (NaN), as one without held-out examples, is left out.
 
     Args:
       values: a number for each client, `[num_clients]`.
       references: what each client would have under its reference model, `[num_clients]`.
 
     Returns:
-      `max_ij |(reference_i − value_i) − (reference_j − value_j)|`.
+      `max_ij |(reference_i − value_i) − (reference_j − value_j)|`; NaN where no client has both.
 
     Source: `clustered_dp` section 9.
     """
     gap = np.asarray(references, dtype=np.float64) - np.asarray(values, dtype=np.float64)
-    return float(gap.max() - gap.min())
+    gap = gap[~np.isnan(gap)]
+    return float(gap.max() - gap.min()) if gap.size else float("nan")
 
 
 def by_group(values: np.ndarray, is_minority: np.ndarray) -> dict[str, float]:
     """Averages a number over all clients, the majority and the minority.
+
+    A client without a number (NaN), as one without held-out examples, is left out.
 
     Args:
       values: a number for each client, `[num_clients]`.
@@ -73,6 +78,9 @@ def by_group(values: np.ndarray, is_minority: np.ndarray) -> dict[str, float]:
 
     Returns:
       `all`, `majority` and `minority`; NaN for a group without clients.
+
+    Raises:
+      ValueError: if the two arrays do not match.
     """
     values, is_minority = np.asarray(values, dtype=np.float64), np.asarray(is_minority, dtype=bool)
     checks.require(
@@ -80,6 +88,7 @@ def by_group(values: np.ndarray, is_minority: np.ndarray) -> dict[str, float]:
     )
 
     def mean(part: np.ndarray) -> float:
+        part = part[~np.isnan(part)]
         return float(part.mean()) if part.size else float("nan")
 
     return {

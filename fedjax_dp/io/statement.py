@@ -43,5 +43,5 @@ def write_statement(
 
 def _table(claim: Mapping[str, Any]) -> str:
     rows = zip(claim["epsilon_per_unit"], claim["num_compositions"], strict=True)
-    lines = [f"| {i} | {epsilon:.4f} | {releases} |" for i, (epsilon, releases) in enumerate(rows)]
+    lines = [f"| {i} | {float(e):.4f} | {releases} |" for i, (e, releases) in enumerate(rows)]
     return "\n".join(["| client | ε | releases |", "|---|---|---|", *lines, ""])

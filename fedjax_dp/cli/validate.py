@@ -1,0 +1,173 @@
+"""Checks of an experiment that need no data: names, options, ranges, what does not go together."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optax
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.cli.config import Config
+from fedjax_dp.core import checks
+from fedjax_dp.models import registry as models
+
+OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
+    "sgd": optax.sgd,
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+    "adagrad": optax.adagrad,
+    "rmsprop": optax.rmsprop,
+    "yogi": optax.yogi,
+}
+
+
+def validate(config: Config) -> None:
+    """Checks all that can be known before any data are read.
+
+    Args:
+      config: the configuration.
+
+    Raises:
+      ValueError: naming the key, the rule, the value and the nearest valid one.
+    """
+    for key in ("rounds", "evaluate_every", "checkpoint_every"):
+        checks.whole(f"run.{key}", getattr(config.run, key))
+    checks.whole("run.seed", config.run.seed, at_least=0)
+    checks.whole("data.num_clients", config.data.num_clients)
+    _check_parts(config)
+    _check_training(config)
+    _check_participation(config)
+    for unit in config.privacy.units:
+        _check_level(config, unit)
+
+
+def check_options(key: str, chosen: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Checks a table of options against a function that will take them.
+
+    Args:
+      key: the table's dotted name.
+      chosen: the options.
+      known: every option with its default; a choice must be of the default's kind where there is
+        one.
+
+    Raises:
+      ValueError: naming the option, the rule, the value and the nearest valid one.
+    """
+    for option, value in chosen.items():
+        checks.require(bool(known), key, "be empty: there are no options", dict(chosen))
+        checks.one_of(key, option, known)
+        default, here = known[option], f"{key}.{option}"
+        if isinstance(default, bool):
+            checks.require(isinstance(value, bool), here, "be true or false", value)
+        elif isinstance(default, int | float):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            checks.require(is_number, here, "be a number", value)
+        elif isinstance(default, str):
+            checks.require(isinstance(value, str), here, "be a text", value)
+        elif isinstance(default, list | tuple):
+            checks.require(isinstance(value, list), here, "be a list", value)
+
+
+def keyword_defaults(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Lists the keyword-only parameters of a function.
+
+    Args:
+      factory: the function.
+
+    Returns:
+      Their defaults; `inspect.Parameter.empty` where there is none.
+    """
+    parameters = inspect.signature(factory).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _check_parts(config: Config) -> None:
+    checks.one_of("model.name", config.model.name, models.FACTORIES)
+    check_options("model.options", config.model.options, models.options(config.model.name))
+    name, options = config.algorithm.name, config.algorithm.options
+    checks.one_of("algorithm.name", name, algorithms.ALGORITHMS)
+    known = algorithms.options_of(name)
+    check_options("algorithm.options", options, known)
+    for option, default in known.items():
+        if default is inspect.Parameter.empty:
+            rule = f"hold {option!r}, which {name} needs"
+            checks.require(option in options, "algorithm.options", rule, options)
+    offered = algorithms.ALGORITHMS[name].units
+    rule = f"be {' or '.join(offered)} for the algorithm {name}"
+    checks.require(config.privacy.unit in offered, "privacy.unit", rule, config.privacy.unit)
+
+
+def _check_training(config: Config) -> None:
+    section = config.training
+    checks.one_of("training.optimizer", section.optimizer, OPTIMIZERS)
+    parameters = inspect.signature(OPTIMIZERS[section.optimizer]).parameters.values()
+    known = {p.name: p.default for p in parameters if p.name != "learning_rate"}
+    check_options("training.optimizer_options", section.optimizer_options, known)
+    checks.non_negative("training.learning_rate", section.learning_rate)
+    is_batch = bool(np.all(np.asarray(section.batch_size) >= 1))
+    checks.require(is_batch, "training.batch_size", "be at least 1", section.batch_size)
+    checks.non_negative("training.num_epochs", section.num_epochs)
+    if section.num_steps is not None:
+        checks.non_negative("training.num_steps", section.num_steps)
+    if section.micro_batch_size is not None:
+        checks.whole("training.micro_batch_size", section.micro_batch_size)
+    for name in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
+        _check_length(config, f"training.{name}", getattr(section, name))
+
+
+def _num_clients(config: Config) -> int | None:
+    """Counts the clients, or None where only the data can tell."""
+    if config.algorithm.name == "centralized":
+        return 1
+    comes_with_data = config.data.partition in ("natural", "shifted_clusters")
+    return None if comes_with_data else config.data.num_clients
+
+
+def _check_length(config: Config, key: str, value: Any) -> None:
+    expected = _num_clients(config)
+    if isinstance(value, list) and expected is not None:
+        rule = f"be one number or have one for each of the {expected} clients"
+        checks.require(len(value) == expected, key, rule, value)
+
+
+def _check_participation(config: Config) -> None:
+    section, num_clients = config.participation, _num_clients(config)
+    if section.capacity is not None:
+        checks.whole("participation.capacity", section.capacity)
+        is_poisson = section.sampler == "poisson"
+        rule = "be poisson if a capacity is given"
+        checks.require(is_poisson, "participation.sampler", rule, section.sampler)
+    size = section.cohort_size
+    if size is None:
+        return
+    checks.positive("participation.cohort_size", size)
+    draws = section.sampler != "everybody"
+    rule = "be left out under the sampler everybody, which draws all clients"
+    checks.require(draws, "participation.cohort_size", rule, size)
+    if num_clients is not None:
+        rule = f"be at most the population of {num_clients} clients"
+        checks.require(size <= num_clients, "participation.cohort_size", rule, size)
+
+
+def _check_level(config: Config, unit: str) -> None:
+    level, key = getattr(config.privacy, unit), f"privacy.{unit}"
+    checks.positive(f"{key}.clip_norm", level.clip_norm)
+    checks.require(0 < level.dp_delta < 1, f"{key}.dp_delta", "lie in (0, 1)", level.dp_delta)
+    noise, epsilon = level.noise_multiplier, level.epsilon
+    is_given = noise is not None or epsilon is not None
+    checks.require(is_given, key, "give an epsilon to calibrate to, or a noise_multiplier", None)
+    if epsilon is not None:
+        checks.positive(f"{key}.epsilon", epsilon)
+    if noise is not None:
+        checks.non_negative(f"{key}.noise_multiplier", noise)
+        is_noised = bool(np.all(np.asarray(noise) > 0))
+        rule = f"be above 0 to keep the budget {key}.epsilon; without noise set that to none"
+        checks.require(is_noised or epsilon is None, f"{key}.noise_multiplier", rule, noise)
+    for name in ("clip_norm", "noise_multiplier", "epsilon"):
+        value = getattr(level, name)
+        if unit == "record":
+            _check_length(config, f"{key}.{name}", value)
+        else:
+            rule = "be one number, since all clients are treated alike"
+            checks.require(not isinstance(value, list), f"{key}.{name}", rule, value)
