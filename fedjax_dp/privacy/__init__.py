@@ -1,6 +1,8 @@
 """Clipping, noise, mechanisms, and the accounting of what they cost."""
 
 from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, make_adaptive_clipping
+from fedjax_dp.privacy.amplification import sampled_event
 from fedjax_dp.privacy.calibration import (
     calibrate_noise_multiplier,
     calibrate_poisson,
@@ -11,27 +13,58 @@ from fedjax_dp.privacy.clipping import (
     Clipping,
     Sensitivity,
     clip_by_global_norm,
+    clip_by_l1_norm,
     clip_per_layer,
     make_clipping,
     noise_stddev,
     sensitivity_of_sum,
 )
+from fedjax_dp.privacy.distributed import (
+    DiscreteMechanism,
+    DistributedDiscreteGaussianDpEvent,
+    Plan,
+    SkellamDpEvent,
+    discrete_mechanism,
+    make_plan,
+)
+from fedjax_dp.privacy.mechanisms import Mechanism, gaussian, laplace
 from fedjax_dp.privacy.noise import add_gaussian, add_laplace
+from fedjax_dp.privacy.scalar_noise import PureDpEvent, add_bounded_laplace, add_staircase
+from fedjax_dp.privacy.selection import loss_score, select, selection_event
 
 __all__ = [
+    "AdaptiveClipping",
     "Clipping",
+    "DiscreteMechanism",
+    "DistributedDiscreteGaussianDpEvent",
     "Ledger",
+    "Mechanism",
+    "Plan",
+    "PureDpEvent",
     "Sensitivity",
+    "SkellamDpEvent",
     "UnsupportedEvent",
+    "add_bounded_laplace",
     "add_gaussian",
     "add_laplace",
+    "add_staircase",
     "calibrate_noise_multiplier",
     "calibrate_poisson",
     "clip_by_global_norm",
+    "clip_by_l1_norm",
     "clip_per_layer",
+    "discrete_mechanism",
     "epsilon_of_poisson",
+    "gaussian",
+    "laplace",
+    "loss_score",
+    "make_adaptive_clipping",
     "make_clipping",
+    "make_plan",
     "max_poisson_steps",
     "noise_stddev",
+    "sampled_event",
+    "select",
+    "selection_event",
     "sensitivity_of_sum",
 ]

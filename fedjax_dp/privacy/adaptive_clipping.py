@@ -71,7 +71,7 @@ class AdaptiveClipping(NamedTuple):
         return jnp.clip(clip_norm * rate, _SMALLEST, _LARGEST), unclipped
 
 
-def adaptive_clipping(
+def make_adaptive_clipping(
     expected_count: float,
     *,
     initial_clip_norm: float = 0.1,

@@ -27,6 +27,8 @@ class Mechanism(NamedTuple):
       add_noise: `(key, total) → noised total`; the key is used once, the noise is added once.
       event: `() → DpEvent` of one release from a given set of units; sampling comes on top
         (`amplification.sampled_event`). Raises ValueError where its numbers are traced.
+      clips_by_leaf_norms: whether `clip` scales each leaf by a number that depends on the L2 norms
+        of the leaves alone, so that it can be applied to the norms without the leaves.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Mechanism(NamedTuple):
     noise_stddev: Scalar
     add_noise: Callable[[PRNGKey, PyTree], PyTree]
     event: Callable[[], DpEvent]
+    clips_by_leaf_norms: bool = False
 
 
 def concrete(argument: str, value: Scalar) -> float:
@@ -92,6 +95,7 @@ def gaussian(
         noise_stddev=stddev,
         add_noise=lambda key, total: noise.add_gaussian(key, total, stddev),
         event=lambda: dpa.GaussianDpEvent(concrete("noise_multiplier", noise_multiplier)),
+        clips_by_leaf_norms=True,
     )
 
 

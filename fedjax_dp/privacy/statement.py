@@ -9,7 +9,9 @@ from dp_accounting import dp_event as standard
 from fedjax_dp.core import checks
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
 from fedjax_dp.privacy.events import DpEvent
+from fedjax_dp.privacy.scalar_noise import PureDpEvent
 
 _UNITS = {
     "client": "one client with all of its data",
@@ -47,6 +49,9 @@ _MECHANISMS = {
     dpa.RandomizedResponseDpEvent: "randomised response",
     standard.DiscreteLaplaceDpEvent: "discrete Laplace noise",
     dpa.NonPrivateDpEvent: "releases without privacy",
+    DistributedDiscreteGaussianDpEvent: "discrete Gaussian noise",
+    SkellamDpEvent: "Skellam noise",
+    PureDpEvent: "mechanisms that are ε-DP",
 }
 
 

@@ -13,7 +13,7 @@ from fedjax_dp.privacy.accounting import Ledger
 
 def test_the_clip_norm_grows_when_too_many_are_clipped_and_shrinks_when_too_few_are():
     # Known failure elsewhere: the rule inverted.
-    rule = ac.adaptive_clipping(100.0, target_quantile=0.5, count_stddev=1e-6)
+    rule = ac.make_adaptive_clipping(100.0, target_quantile=0.5, count_stddev=1e-6)
     all_clipped, none_clipped = (
         sum(rule.contribution(jnp.float32(norm), 1.0) for _ in range(100)) for norm in (5.0, 0.1)
     )
@@ -28,7 +28,7 @@ def test_the_clip_norm_grows_when_too_many_are_clipped_and_shrinks_when_too_few_
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
 def test_the_clip_norm_settles_at_the_quantile_from_either_side(start, quantile):
     norms = np.random.default_rng(0).lognormal(size=1000).astype(np.float32)
-    rule = ac.adaptive_clipping(1000.0, initial_clip_norm=start, target_quantile=quantile)
+    rule = ac.make_adaptive_clipping(1000.0, initial_clip_norm=start, target_quantile=quantile)
 
     @jax.jit
     def step(clip_norm, key):
@@ -45,7 +45,7 @@ def test_the_clip_norm_settles_at_the_quantile_from_either_side(start, quantile)
 
 
 def test_no_input_moves_the_count_by_more_than_a_half():
-    rule = ac.adaptive_clipping(10.0)
+    rule = ac.make_adaptive_clipping(10.0)
     for norm in (0.0, 0.5, 1e30, np.inf, np.nan):
         got = rule.contribution(jnp.float32(norm), 1.0)
         assert abs(float(got)) == 0.5 and got.dtype == jnp.float32
@@ -53,7 +53,7 @@ def test_no_input_moves_the_count_by_more_than_a_half():
 
 
 def test_the_count_is_noised_with_the_stated_deviation():
-    rule = ac.adaptive_clipping(50.0, count_stddev=3.0)
+    rule = ac.make_adaptive_clipping(50.0, count_stddev=3.0)
     keys = jax.random.split(jax.random.key(0), 50_000)
     _, shares = jax.vmap(lambda k: rule.step(k, 1.0, jnp.float32(0)))(keys)
     noise = (np.asarray(shares) - 0.5) * 50
@@ -74,13 +74,13 @@ def test_updates_and_count_together_cost_what_the_round_is_charged():
 
 
 def test_an_empty_round_still_takes_a_noised_step():
-    rule = ac.adaptive_clipping(20.0)
+    rule = ac.make_adaptive_clipping(20.0)
     steps = {float(rule.step(jax.random.key(i), 1.0, jnp.float32(0))[0]) for i in range(5)}
     assert len(steps) == 5 and np.all(np.isfinite(list(steps)))
 
 
 def test_a_runaway_clip_norm_is_held():
-    rule = ac.adaptive_clipping(1.0, learning_rate=1e4, count_stddev=1e-6)
+    rule = ac.make_adaptive_clipping(1.0, learning_rate=1e4, count_stddev=1e-6)
     for total in (-1e6, 1e6):
         clip_norm, _ = rule.step(jax.random.key(0), 1.0, jnp.float32(total))
         assert np.isfinite(clip_norm) and clip_norm > 0
@@ -89,9 +89,12 @@ def test_a_runaway_clip_norm_is_held():
 @pytest.mark.parametrize(
     "call,message",
     [
-        (lambda: ac.adaptive_clipping(0.0), "expected_count must be positive"),
-        (lambda: ac.adaptive_clipping(1.0, target_quantile=1.5), "target_quantile must lie in"),
-        (lambda: ac.adaptive_clipping(1.0, count_stddev=0.0), "count_stddev must be positive"),
+        (lambda: ac.make_adaptive_clipping(0.0), "expected_count must be positive"),
+        (
+            lambda: ac.make_adaptive_clipping(1.0, target_quantile=1.5),
+            "target_quantile must lie in",
+        ),
+        (lambda: ac.make_adaptive_clipping(1.0, count_stddev=0.0), "count_stddev must be positive"),
         (lambda: ac.update_noise_multiplier(10.0, 4.0), "count_stddev must exceed 5"),
     ],
 )

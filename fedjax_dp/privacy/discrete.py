@@ -1,0 +1,209 @@
+"""Integer noise without floating point: discrete Gaussian, Skellam, discrete Laplace."""
+
+import decimal
+import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks
+
+# Weights are fixed-point integers of this many bits; thresholds keep 95 of them: what a draw of
+# three 32-bit words has beside its sign.
+_BITS = 192
+_DRAWN_BITS = 95
+# Weights below this share of the largest are dropped.
+_SMALLEST_WEIGHT = 1 << (_BITS - 110)
+MAX_STDDEV = 2.0**15
+
+
+class IntegerLaw(NamedTuple):
+    """A symmetric law on the integers, as a table that a compiled draw searches.
+
+    Its total variation distance from the law that it names is below 2^-75 per draw. All of the
+    drawing is integer arithmetic: no rounding of floats can be seen in the result.
+
+    Attributes:
+      thresholds: `[3, magnitudes]` uint32, the words of the cumulative probabilities of
+        magnitudes 0, 1, ..., most significant first.
+      stddev: standard deviation of the law, for people.
+    """
+
+    thresholds: np.ndarray | jax.Array
+    stddev: float
+
+
+def _fixed_exp(exponent: decimal.Decimal) -> int:
+    with decimal.localcontext() as context:
+        context.prec = 80
+        return int(exponent.exp() * (1 << _BITS))
+
+
+def _law(weights: Iterator[int]) -> IntegerLaw:
+    """Builds the table from weights of 0, 1, 2, ... on each side, the first being the largest."""
+    one_sided = list(weights)
+    masses = [one_sided[0], *(2 * w for w in one_sided[1:])]
+    total = sum(masses)
+    below, words = 0, []
+    for mass in masses:
+        below += mass
+        threshold = min((below << _DRAWN_BITS) // total, (1 << _DRAWN_BITS) - 1)
+        words.append((threshold >> 63, (threshold >> 31) & 0xFFFFFFFF, threshold & 0x7FFFFFFF))
+    # A table whose size is a power of two is searched in whole steps, and compiled for few sizes.
+    size = 1 << max(len(words) - 1, 1).bit_length()
+    words += [(0xFFFFFFFF, 0xFFFFFFFF, 0x7FFFFFFF)] * (size - len(words))
+    k = np.arange(len(masses), dtype=float)
+    shares = np.array([mass / total for mass in masses])
+    thresholds = np.array(words, np.uint32).T.copy()
+    thresholds.flags.writeable = False
+    return IntegerLaw(thresholds, float(np.sqrt(np.sum(shares * k * k))))
+
+
+@functools.lru_cache(maxsize=128)
+def discrete_gaussian(sigma: float) -> IntegerLaw:
+    """Builds the discrete Gaussian: `P(k) ∝ exp(−k²/(2σ²))`.
+
+    Guarantee: added to integers with L2 sensitivity Δ it is Δ²/(2σ²)-zCDP, as continuous noise
+    is.
+
+    Args:
+      sigma: σ in [0, 2^15]; the standard deviation is a little less. 0 is no noise.
+
+    Returns:
+      The law.
+
+    Raises:
+      ValueError: if `sigma` is out of range.
+
+    Source: Canonne, Kamath, Steinke 2020, definition 1 and theorem 14. Their rejection sampler
+    has no table; this one draws from the same law in constant time on any accelerator.
+    """
+    _check_scale("sigma", sigma)
+
+    def weights() -> Iterator[int]:
+        weight = 1 << _BITS
+        yield weight
+        if sigma == 0:
+            return
+        precision = 1 / decimal.Decimal(float(sigma)) ** 2
+        ratio, factor = _fixed_exp(-precision / 2), _fixed_exp(-precision)
+        while True:
+            weight = (weight * ratio) >> _BITS
+            ratio = (ratio * factor) >> _BITS
+            if weight < _SMALLEST_WEIGHT:
+                return
+            yield weight
+
+    with decimal.localcontext() as context:
+        context.prec = 80
+        return _law(weights())
+
+
+@functools.lru_cache(maxsize=128)
+def skellam(variance: float) -> IntegerLaw:
+    """Builds the difference of two independent Poisson variables.
+
+    Sums of Skellam variables are Skellam, so that shares of many parties add up without loss.
+
+    Args:
+      variance: in [0, 2^30]; the sum of both Poisson means.
+
+    Returns:
+      The law, `P(k) ∝ I_k(variance)`.
+
+    Raises:
+      ValueError: if `variance` is out of range.
+
+    Source: Agarwal, Kairouz, Liu 2021, definition 3.1.
+    """
+    checks.require(0 <= variance <= MAX_STDDEV**2, "variance", "lie in [0, 2^30]", variance)
+    if variance == 0:
+        return discrete_gaussian(0.0)
+    numerator, denominator = float(variance).as_integer_ratio()
+    # Miller's recurrence runs down, where it is stable; it forgets where it began.
+    start = math.ceil(14 * math.sqrt(variance)) + 160
+    after, here = 0, 1 << _BITS
+    values = []
+    for k in range(start, 0, -1):
+        after, here = here, after + 2 * k * here * denominator // numerator
+        values.append(here)
+        if here.bit_length() > 4 * _BITS:
+            shift = here.bit_length() - 2 * _BITS
+            after, here = after >> shift, here >> shift
+            values = [v >> shift for v in values]
+    scale = values[-1]
+    weights = [(v << _BITS) // scale for v in reversed(values)]
+    return _law(iter([w for w in weights if w >= _SMALLEST_WEIGHT]))
+
+
+@functools.lru_cache(maxsize=128)
+def discrete_laplace(scale: float) -> IntegerLaw:
+    """Builds the discrete Laplace law: `P(k) ∝ exp(−|k|/scale)`.
+
+    Guarantee: added to integers with L1 sensitivity Δ it is Δ/scale-DP, up to the tail beyond 76
+    scales, which has probability 2^-110.
+
+    Args:
+      scale: in (0, 2^15].
+
+    Returns:
+      The law; its `DiscreteLaplaceDpEvent` has the noise parameter `1 / scale`.
+
+    Raises:
+      ValueError: if `scale` is out of range.
+
+    Source: Ghosh, Roughgarden, Sundararajan 2012.
+    """
+    checks.positive("scale", scale)
+    _check_scale("scale", scale)
+    ratio = _fixed_exp(-1 / decimal.Decimal(float(scale)))
+
+    def weights() -> Iterator[int]:
+        weight = 1 << _BITS
+        while weight >= _SMALLEST_WEIGHT:
+            yield weight
+            weight = (weight * ratio) >> _BITS
+
+    return _law(weights())
+
+
+def _check_scale(argument: str, value: float) -> None:
+    checks.non_negative(argument, value)
+    rule = "be at most 2^15; make the lattice coarser"
+    checks.require(value <= MAX_STDDEV, argument, rule, value)
+
+
+def draw(key: PRNGKey, shape: tuple[int, ...], law: IntegerLaw) -> jax.Array:
+    """Draws independent integers from a law.
+
+    Args:
+      key: used for these draws and nothing else.
+      shape: of the result.
+      law: its table may be traced, so that another law of the same size does not recompile.
+
+    Returns:
+      int32, `shape`.
+    """
+    high, middle, low = jnp.asarray(law.thresholds, jnp.uint32)
+    words = jax.random.bits(key, (3, *shape), jnp.uint32)
+    sign = (words[2] & 1).astype(jnp.int32)
+    last = words[2] >> 1
+
+    def reached(at: jax.Array) -> jax.Array:
+        """Whether the drawn number is at or past a threshold: the words in order."""
+        a, b, c = high[at], middle[at], low[at]
+        tail = (words[1] > b) | ((words[1] == b) & (last >= c))
+        return (words[0] > a) | ((words[0] == a) & tail)
+
+    magnitude = jnp.zeros(shape, jnp.int32)
+    step = high.shape[0] // 2
+    while step:
+        ahead = magnitude + step
+        magnitude = jnp.where(reached(ahead - 1), ahead, magnitude)
+        step //= 2
+    return jnp.where(sign == 1, -magnitude, magnitude)

@@ -1,0 +1,368 @@
+"""Distributed discrete noise: each client rounds, adds its share, and sends integers modulo 2^B."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import attr
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks, keys
+from fedjax_dp.privacy import clipping, discrete, rotation
+from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
+
+PyTree = Any
+
+_MAX_TRIES = 64
+# Norms of rounded vectors are summed in float32; this much is kept between the sum and the bound.
+_NORM_MARGIN = 1 - 2.0**-14
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
+    """A sum of integer vectors with a discrete Gaussian share of noise from every party.
+
+    Attributes:
+      noise_scale: σ of one share, in units of the lattice.
+      num_shares: how many shares the sum holds at least; 1 is noise that is added centrally.
+      l2_norm: largest Euclidean norm of one contribution, in units of the lattice.
+      l1_norm: largest sum of absolute values of one contribution.
+      dimension: number of coordinates.
+    """
+
+    noise_scale: float
+    num_shares: int
+    l2_norm: float
+    l1_norm: float
+    dimension: int
+
+    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
+        """Computes the curve; replacing a unit moves the sum twice as far as removing it.
+
+        Args:
+          orders: `[orders]`, above 1.
+          relation: "add_remove" or "replace_one".
+
+        Returns:
+          `[orders]`; inf where there is no noise.
+
+        Source: Kairouz, Liu, Steinke 2021, proposition 14 and theorem 1.
+        """
+        if self.noise_scale == 0:
+            return np.full(len(orders), np.inf)
+        factor = 2 if relation == "replace_one" else 1
+        total = math.sqrt(self.num_shares) * self.noise_scale
+        s2, s1 = factor * self.l2_norm / total, factor * self.l1_norm / total
+        k = np.arange(1, self.num_shares)
+        # Sums of discrete Gaussians are not quite discrete Gaussians: that costs τ a coordinate.
+        tau = 10 * np.sum(np.exp(-2 * np.pi**2 * self.noise_scale**2 * k / (k + 1)))
+        d = self.dimension
+        return np.minimum.reduce(
+            [
+                orders * s2**2 / 2 + tau * d,
+                orders / 2 * (s2**2 + 2 * s1 * tau + tau**2 * d),
+                orders / 2 * (s2 + tau * math.sqrt(d)) ** 2,
+            ]
+        )
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class SkellamDpEvent(CurveDpEvent):
+    """A sum of integer vectors with Skellam noise, from one party or in shares of many.
+
+    Attributes:
+      variance: of the noise on each coordinate of the sum, in units of the lattice squared.
+      l2_norm: largest Euclidean norm of one contribution, in units of the lattice.
+      l1_norm: largest sum of absolute values of one contribution.
+    """
+
+    variance: float
+    l2_norm: float
+    l1_norm: float
+
+    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
+        """Computes the curve, which is known at whole orders and rounded up to them.
+
+        Args:
+          orders: `[orders]`, above 1.
+          relation: "add_remove" or "replace_one".
+
+        Returns:
+          `[orders]`; inf where there is no noise.
+
+        Source: Agarwal, Kairouz, Liu 2021, theorem 3.5.
+        """
+        if self.variance == 0:
+            return np.full(len(orders), np.inf)
+        factor = 2 if relation == "replace_one" else 1
+        l2, l1, mu = factor * self.l2_norm, factor * self.l1_norm, self.variance
+        alpha = np.ceil(orders)
+        excess = np.minimum(((2 * alpha - 1) * l2**2 + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
+        return alpha * l2**2 / (2 * mu) + excess
+
+
+class Plan(NamedTuple):
+    """The public numbers of a discrete mechanism; all that its event needs.
+
+    Attributes:
+      noise: "gaussian" or "skellam".
+      clip_norm: bound on the L2 norm of one update, in units of the parameters.
+      granularity: width γ of the lattice, in units of the parameters.
+      noise_stddev: standard deviation of the noise on the sum, in units of the parameters.
+      num_shares: how many clients' shares make up that noise; 1 is noise that is added centrally.
+      bits: B; sums are taken modulo 2^B, at most 32.
+      dimension: number of coordinates after padding, a power of two.
+      rounding_bias: β of the conditional rounding, in [0, 1); 0 bounds the norm by the worst case.
+    """
+
+    noise: str
+    clip_norm: float
+    granularity: float
+    noise_stddev: float
+    num_shares: int
+    bits: int
+    dimension: int
+    rounding_bias: float
+
+    @property
+    def l2_norm(self) -> float:
+        """Largest Euclidean norm of a rounded contribution, in units of the lattice."""
+        return math.sqrt(self.l2_norm_squared)
+
+    @property
+    def l2_norm_squared(self) -> float:
+        """Its square: the smaller of the worst case and of what conditional rounding allows.
+
+        Source: Kairouz, Liu, Steinke 2021, proposition 22.
+        """
+        length, root = self.clip_norm / self.granularity, math.sqrt(self.dimension)
+        worst = (length + root) ** 2
+        if self.rounding_bias == 0:
+            return worst
+        spread = math.sqrt(2 * math.log(1 / self.rounding_bias)) * (length + root / 2)
+        return min(worst, length**2 + self.dimension / 4 + spread)
+
+    @property
+    def l1_norm(self) -> float:
+        """Largest sum of absolute values of a rounded contribution, in units of the lattice."""
+        return min(math.sqrt(self.dimension) * self.l2_norm, self.l2_norm_squared)
+
+    @property
+    def share_stddev(self) -> float:
+        """Standard deviation of one share of the noise, in units of the lattice."""
+        return self.noise_stddev / self.granularity / math.sqrt(self.num_shares)
+
+    def event(self) -> DpEvent:
+        """Names the event of one release; sampling comes on top.
+
+        Guarantee: holds if at least `num_shares` shares of noise are in the sum. Adding or
+        removing a unit means that it sends zeros, its share of the noise staying in.
+
+        Returns:
+          The event.
+        """
+        if self.noise == "skellam":
+            variance = self.num_shares * self.share_stddev**2
+            return SkellamDpEvent(variance, self.l2_norm, self.l1_norm)
+        return DistributedDiscreteGaussianDpEvent(
+            self.share_stddev, self.num_shares, self.l2_norm, self.l1_norm, self.dimension
+        )
+
+
+def make_plan(
+    dimension: int,
+    clip_norm: float,
+    noise_multiplier: float,
+    *,
+    num_clients: int,
+    num_shares: int | None = None,
+    bits: int = 20,
+    noise: str = "gaussian",
+    rounding_bias: float = math.exp(-0.5),
+    num_deviations: float = 4.0,
+) -> Plan:
+    """Chooses the finest lattice on which a sum of clients fits into B bits.
+
+    Solves `2^B = 2k·√(S²n²/d + (γ²/4 + τ²)n)/γ` for γ, τ being one share of the noise.
+
+    Args:
+      dimension: number of parameters, at least 1; padded to a power of two.
+      clip_norm: S, above 0.
+      noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, at least 0.
+      num_clients: n, how many contributions a sum may hold.
+      num_shares: how many shares of noise it holds at least; `num_clients` where None, 1 for
+        noise that is added centrally.
+      bits: B, from 2 to 32.
+      noise: "gaussian" or "skellam".
+      rounding_bias: β in [0, 1).
+      num_deviations: k: how many standard deviations of the sum must fit.
+
+    Returns:
+      The plan. Rounding makes contributions longer than `clip_norm`; calibrate with the plan's
+      own `event`.
+
+    Raises:
+      ValueError: if an argument is out of range, or no lattice fits.
+
+    Source: Kairouz, Liu, Steinke 2021, theorem 34 and equation (61).
+    """
+    checks.one_of("noise", noise, ("gaussian", "skellam"))
+    checks.whole("dimension", dimension)
+    checks.whole("num_clients", num_clients)
+    checks.positive("clip_norm", clip_norm)
+    checks.non_negative("noise_multiplier", noise_multiplier)
+    checks.require(0 <= rounding_bias < 1, "rounding_bias", "lie in [0, 1)", rounding_bias)
+    checks.require(2 <= bits <= 32, "bits", "lie between 2 and 32", bits)
+    shares = num_clients if num_shares is None else num_shares
+    checks.whole("num_shares", shares)
+    padded = 1 << max(dimension - 1, 0).bit_length()
+    stddev = noise_multiplier * clip_norm
+    room = (2.0**bits / (2 * num_deviations)) ** 2 - num_clients / 4
+    checks.require(room > 0, "bits", f"be enough for {num_clients} clients", bits)
+    spread = (clip_norm * num_clients) ** 2 / padded + stddev**2
+    # A lattice on which the noise spans 2^15 points is as fine as continuous noise in all respects.
+    finest_useful = stddev / math.sqrt(shares) / discrete.MAX_STDDEV
+    return Plan(
+        noise=noise,
+        clip_norm=clip_norm,
+        granularity=max(math.sqrt(spread / room), finest_useful),
+        noise_stddev=stddev,
+        num_shares=shares,
+        bits=bits,
+        dimension=padded,
+        rounding_bias=rounding_bias,
+    )
+
+
+class DiscreteMechanism(NamedTuple):
+    """A discrete mechanism on trees, in the pieces that clients and server run.
+
+    Attributes:
+      plan: its numbers.
+      encode: `(rotation_key, client_key, tree) → message`: clips, rotates, rounds, adds the
+        client's share where noise is distributed; `[dimension]` uint32 below 2^B. Messages are
+        summed as uint32, whose overflow is the modular sum.
+      add_noise: `(key, message sum) → sum` where noise is added centrally; nothing otherwise.
+      decode: `(rotation_key, message sum) → tree`: the noised sum of updates, float32.
+      event: `() → DpEvent` of one release from a given set of clients.
+    """
+
+    plan: Plan
+    encode: Callable[[PRNGKey, PRNGKey, PyTree], jax.Array]
+    add_noise: Callable[[PRNGKey, jax.Array], jax.Array]
+    decode: Callable[[PRNGKey, jax.Array], PyTree]
+    event: Callable[[], DpEvent]
+
+
+def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
+    """Builds the mechanism of a plan for trees of one structure.
+
+    Guarantee: the encoded contribution has an L2 norm of at most `plan.l2_norm` in units of the
+    lattice, for any input; an update that is not finite is sent as zero (with its noise).
+
+    Args:
+      structure: a tree of arrays or `jax.ShapeDtypeStruct`s, as the updates.
+      plan: from `make_plan`, for this number of parameters.
+
+    Returns:
+      The mechanism. The rotation key is public and must differ from round to round; the client
+      key is secret and used once.
+
+    Raises:
+      ValueError: if plan and structure differ in size, or the noise is too wide for the lattice.
+    """
+    layout = rotation.layout_of(structure)
+    rule = f"be that of the structure, {layout.padded}"
+    checks.require(plan.dimension == layout.padded, "plan.dimension", rule, plan.dimension)
+    if plan.noise == "skellam":
+        law = discrete.skellam(plan.share_stddev**2)
+    else:
+        law = discrete.discrete_gaussian(plan.share_stddev)
+    modulus_mask = np.uint32((1 << plan.bits) - 1)
+    is_distributed = plan.num_shares > 1
+
+    def noised(key: PRNGKey, message: jax.Array) -> jax.Array:
+        share = discrete.draw(key, message.shape, law)
+        return (message + share.astype(jnp.uint32)) & modulus_mask
+
+    def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
+        clipped, _ = clipping.clip_by_global_norm(tree, plan.clip_norm)
+        rotated = rotation.rotate(rotation_key, rotation.flatten(clipped, layout))
+        rounded = round_conditionally(
+            keys.fold(client_key, 0), rotated / plan.granularity, plan.l2_norm_squared
+        )
+        message = rounded.astype(jnp.uint32) & modulus_mask
+        return noised(keys.fold(client_key, 1), message) if is_distributed else message
+
+    def decode(rotation_key: PRNGKey, total: jax.Array) -> PyTree:
+        centred = centre(total, plan.bits)
+        vector = centred.astype(jnp.float32) * plan.granularity
+        return rotation.unflatten(rotation.rotate_back(rotation_key, vector), layout)
+
+    return DiscreteMechanism(
+        plan=plan,
+        encode=encode,
+        add_noise=(lambda key, total: total) if is_distributed else noised,
+        decode=decode,
+        event=plan.event,
+    )
+
+
+def centre(total: jax.Array, bits: int) -> jax.Array:
+    """Reads integers modulo 2^B as numbers around zero.
+
+    Args:
+      total: uint32; only its low B bits are read.
+      bits: B, from 2 to 32.
+
+    Returns:
+      int32 in [−2^(B−1), 2^(B−1)).
+    """
+    shift = 32 - bits
+    return (total << shift).astype(jnp.int32) >> shift
+
+
+def round_conditionally(
+    key: PRNGKey, vector: jax.Array, norm_squared: jax.typing.ArrayLike
+) -> jax.Array:
+    """Rounds each coordinate up or down at random, again until the whole is short enough.
+
+    Guarantee: the result's squared norm is at most `norm_squared` wherever that is at least the
+    squared norm of the vector. Without the condition it is unbiased; with it, nearly so.
+
+    Args:
+      key: used for this rounding and nothing else.
+      vector: `[d]` floats, finite, in units of the lattice.
+      norm_squared: the bound; may be traced.
+
+    Returns:
+      int32 `[d]`. After 64 attempts, of which each fails with probability below 0.61 at the
+      default bound, coordinates are rounded towards zero.
+
+    Source: Kairouz, Liu, Steinke 2021, definition 21.
+    """
+    low = jnp.floor(vector)
+    chance = vector - low
+
+    def attempt(tries: jax.Array) -> jax.Array:
+        up = jax.random.uniform(keys.fold(key, tries), vector.shape, vector.dtype) < chance
+        return low + up
+
+    def is_long(rounded: jax.Array) -> jax.Array:
+        return jnp.sum(rounded * rounded) > norm_squared * _NORM_MARGIN
+
+    def again(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        tries, rounded = carry
+        return is_long(rounded) & (tries < _MAX_TRIES)
+
+    def next_attempt(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        tries, _ = carry
+        return tries + 1, attempt(tries)
+
+    first = (jnp.int32(1), attempt(jnp.int32(0)))
+    _, rounded = jax.lax.while_loop(again, next_attempt, first)
+    rounded = jnp.where(is_long(rounded), jnp.trunc(vector), rounded)
+    return rounded.astype(jnp.int32)

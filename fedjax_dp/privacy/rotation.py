@@ -1,0 +1,120 @@
+"""The randomised Walsh-Hadamard rotation, which spreads a vector evenly over its coordinates."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import trees
+
+PyTree = Any
+
+
+class Layout(NamedTuple):
+    """How a tree is laid out as one padded vector.
+
+    Attributes:
+      treedef: the structure of the tree.
+      shapes: the shape of each leaf.
+      dimension: the number of scalars.
+      padded: the smallest power of two that holds them.
+    """
+
+    treedef: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dimension: int
+    padded: int
+
+
+def layout_of(tree: PyTree) -> Layout:
+    """Reads the layout of a tree.
+
+    Args:
+      tree: a tree of arrays or of `jax.ShapeDtypeStruct`.
+
+    Returns:
+      The layout.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    dimension = trees.num_parameters(leaves)
+    padded = 1 << max(dimension - 1, 0).bit_length()
+    return Layout(treedef, tuple(tuple(x.shape) for x in leaves), dimension, padded)
+
+
+def flatten(tree: PyTree, layout: Layout) -> jax.Array:
+    """Writes a tree as one vector, padded with zeros.
+
+    Args:
+      tree: a tree of float arrays of the layout.
+      layout: from `layout_of`.
+
+    Returns:
+      `[padded]`, float32 or better.
+    """
+    leaves = [trees.at_least_float32(jnp.asarray(x)).ravel() for x in jax.tree.leaves(tree)]
+    flat = jnp.concatenate(leaves) if leaves else jnp.zeros(0)
+    return jnp.pad(flat, (0, layout.padded - layout.dimension))
+
+
+def unflatten(vector: jax.Array, layout: Layout) -> PyTree:
+    """Reads a tree back from its vector and drops the padding.
+
+    Args:
+      vector: `[padded]`.
+      layout: from `layout_of`.
+
+    Returns:
+      The tree.
+    """
+    sizes = [math.prod(shape) for shape in layout.shapes]
+    parts = jnp.split(vector[: layout.dimension], np.cumsum(sizes)[:-1])
+    leaves = [part.reshape(shape) for part, shape in zip(parts, layout.shapes, strict=True)]
+    return jax.tree.unflatten(layout.treedef, leaves)
+
+
+def rotate(key: PRNGKey, vector: jax.Array) -> jax.Array:
+    """Applies random signs and the orthonormal Walsh-Hadamard transform.
+
+    All parties of one sum use the same key, so that the rotated vectors add up.
+
+    Args:
+      key: the public key of this rotation.
+      vector: `[d]`, d a power of two, float32 or better.
+
+    Returns:
+      `[d]`, of the same norm.
+
+    Source: Kairouz, Liu, Steinke 2021, section 4.2.
+    """
+    return _hadamard(vector * _signs(key, vector))
+
+
+def rotate_back(key: PRNGKey, vector: jax.Array) -> jax.Array:
+    """Undoes `rotate`.
+
+    Args:
+      key: as given to `rotate`.
+      vector: `[d]`.
+
+    Returns:
+      `[d]`.
+    """
+    return _hadamard(vector) * _signs(key, vector)
+
+
+def _signs(key: PRNGKey, vector: jax.Array) -> jax.Array:
+    return jax.random.rademacher(key, vector.shape, vector.dtype)
+
+
+def _hadamard(vector: jax.Array) -> jax.Array:
+    """The orthonormal transform, its own inverse, in log2(d) passes."""
+    (d,) = vector.shape
+    half = 1
+    while half < d:
+        pairs = vector.reshape(-1, 2, half)
+        vector = jnp.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        half *= 2
+    return vector.reshape(d) / math.sqrt(d)

@@ -1,0 +1,159 @@
+"""Noise for single numbers: staircase and bounded Laplace."""
+
+import math
+from typing import Any
+
+import attr
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.privacy.events import CurveDpEvent
+
+PyTree = Any
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PureDpEvent(CurveDpEvent):
+    """Any mechanism that is ε-DP, with nothing else known about it.
+
+    Attributes:
+      epsilon: ε of one run, under the relation of the ledger that it is charged to.
+    """
+
+    epsilon: float
+
+    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
+        """Computes the largest divergence that ε-DP allows, that of randomised response.
+
+        Args:
+          orders: `[orders]`, above 1.
+          relation: not read; ε is stated for it.
+
+        Returns:
+          `[orders]`.
+
+        Source: Bun and Steinke 2016, proposition 3.3 and its proof.
+        """
+        del relation
+        epsilon = self.epsilon
+        top = np.logaddexp(orders * epsilon, (1 - orders) * epsilon)
+        return (top - np.logaddexp(0, epsilon)) / (orders - 1)
+
+
+def _add(key: PRNGKey, tree: PyTree, sample: Any) -> PyTree:
+    leaves, treedef = jax.tree.flatten(tree)
+    noised = []
+    for index, leaf in enumerate(leaves):
+        wide = trees.at_least_float32(jnp.asarray(leaf))
+        noised.append(wide + sample(keys.fold(key, index), wide.shape, wide.dtype))
+    return jax.tree.unflatten(treedef, noised)
+
+
+def add_staircase(
+    key: PRNGKey,
+    tree: PyTree,
+    epsilon: float,
+    sensitivity: float,
+    *,
+    flatness: float | None = None,
+) -> PyTree:
+    """Adds staircase noise to every number of a tree.
+
+    Guarantee: each number on its own is ε-DP where `sensitivity` bounds how far one unit moves
+    it. The density drops in steps, so that even a tiny move may cost all of ε: a vector of d
+    numbers costs d·ε, whatever its norm. Charge `PureDpEvent(epsilon)` d times.
+
+    Args:
+      key: used for this addition and nothing else.
+      tree: a tree of float arrays.
+      epsilon: above 0.
+      sensitivity: Δ, above 0, in units of the numbers.
+      flatness: γ in (0, 1), the part of each step that lies on its higher level;
+        `1/(1 + e^(ε/2))`, which has the smallest mean absolute error, where None.
+
+    Returns:
+      The noised tree, float32 or better.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.positive("sensitivity", sensitivity)
+    gamma = 1 / (1 + math.exp(epsilon / 2)) if flatness is None else flatness
+    checks.require(0 < gamma < 1, "flatness", "lie in (0, 1)", flatness)
+    shrink = math.exp(-epsilon)
+
+    def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
+        step = jnp.floor(jax.random.exponential(keys.fold(key, 1), shape, dtype) / epsilon)
+        within = jax.random.uniform(keys.fold(key, 2), shape, dtype)
+        is_low = jax.random.bernoulli(
+            keys.fold(key, 3), (1 - gamma) * shrink / (gamma + (1 - gamma) * shrink), shape
+        )
+        high, low = gamma * within, gamma + (1 - gamma) * within
+        return sign * sensitivity * (step + jnp.where(is_low, low, high))
+
+    return _add(key, tree, sample)
+
+
+def add_bounded_laplace(
+    key: PRNGKey, tree: PyTree, epsilon: float, dp_delta: float, sensitivity: float
+) -> PyTree:
+    """Adds Laplace noise that is cut off at a fixed distance to every number of a tree.
+
+    Guarantee: each number on its own is (ε, δ)-DP where `sensitivity` bounds how far one unit
+    moves it; a vector costs the composition of its numbers. No curve is known, so that no
+    ledger takes it: add up ε and δ by hand.
+
+    Args:
+      key: used for this addition and nothing else.
+      tree: a tree of float arrays.
+      epsilon: above 0.
+      dp_delta: δ in (0, 1/2).
+      sensitivity: Δ, above 0, in units of the numbers.
+
+    Returns:
+      The noised tree, float32 or better; nothing moves by more than `bounded_laplace_range`.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Geng, Ding, Guo, Kumar 2020, "Tight Analysis of Privacy and Utility Tradeoff in
+    Approximate Differential Privacy", definition 2 and theorem 1.
+    """
+    largest = bounded_laplace_range(epsilon, dp_delta, sensitivity)
+    scale = sensitivity / epsilon
+    inside = -math.expm1(-largest / scale)
+
+    def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
+        uniform = jax.random.uniform(keys.fold(key, 1), shape, dtype)
+        distance = -scale * jnp.log1p(-uniform * inside)
+        return sign * jnp.minimum(distance, largest)
+
+    return _add(key, tree, sample)
+
+
+def bounded_laplace_range(epsilon: float, dp_delta: float, sensitivity: float) -> float:
+    """Computes the largest noise that `add_bounded_laplace` adds: `Δ/ε·ln(1 + (e^ε − 1)/(2δ))`.
+
+    Args:
+      epsilon: above 0.
+      dp_delta: δ in (0, 1/2).
+      sensitivity: Δ, above 0.
+
+    Returns:
+      The distance, in units of the sensitivity.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.positive("sensitivity", sensitivity)
+    checks.require(0 < dp_delta < 0.5, "dp_delta", "lie in (0, 1/2)", dp_delta)
+    return sensitivity / epsilon * math.log1p(math.expm1(epsilon) / (2 * dp_delta))
