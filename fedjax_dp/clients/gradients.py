@@ -153,7 +153,8 @@ def clipped(
                 lambda g: jnp.sum(jnp.where(_beside(is_real, g), g, 0), axis=0), bounded
             )
         was_clipped = is_real & (norm > config.clip_norm)
-        return GradientSum(summed, jnp.sum(losses), jnp.sum(was_clipped, dtype=jnp.float32), params)
+        loss = jnp.sum(jnp.where(jnp.isfinite(losses), losses, 0.0))
+        return GradientSum(summed, loss, jnp.sum(was_clipped, dtype=jnp.float32), params)
 
     def release(gradient_sum, count, config, key):
         del count

@@ -1,0 +1,349 @@
+"""Norms and weighted sums of per-example gradients, without holding the gradients where it pays.
+
+An equation of the traced loss that reads one parameter and data is a *site*. One backward pass
+gives the cotangent at every site's output; together with the site's data operands it is all that
+the gradient of any example is made of. Norms then come from the cheaper of two forms, and a
+weighted sum over examples is one pullback through the site for the whole batch.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from fedjax_dp.core import trees
+from fedjax_dp.core.trees import PyTree
+
+_INLINED = ("jit", "pjit", "closed_call", "core_call")
+_VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
+_LOOPS_AND_RULES = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
+
+# What moving one float costs, in floating-point operations; measured on a CPU, where it matters.
+_OPERATIONS_PER_FLOAT = 12
+
+
+class PerExample(NamedTuple):
+    """Losses of a batch and what clipping needs of their gradients.
+
+    Attributes:
+      losses: the loss of each example, `[examples]`.
+      norms: the L2 norm of each example's gradient at each leaf, the structure of the parameters,
+        each `[examples]`, float32; not finite where the gradient is not.
+      weighted_sum: `(weights) -> tree`, the sum over examples of weight times gradient, leaf by
+        leaf; `weights` has the structure of `norms`. An example of weight 0 adds exactly nothing,
+        whatever its gradient holds.
+    """
+
+    losses: jax.Array
+    norms: PyTree
+    weighted_sum: Callable[[PyTree], PyTree]
+
+
+class _Site(NamedTuple):
+    """An equation that reads parameter `leaf` at operand `position`, and data elsewhere."""
+
+    index: int
+    leaf: int
+    position: int
+
+
+class _Plan(NamedTuple):
+    """How a traced loss is taken apart: its equations, what only parameters feed, its sites."""
+
+    closed: ClosedJaxpr
+    owner: dict[Var, int]
+    sites: tuple[_Site, ...]
+    direct: tuple[int, ...]
+
+
+def per_example(
+    loss_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, examples: PyTree
+) -> PerExample:
+    """Computes losses, gradient norms and a weighted gradient sum of a batch.
+
+    Any function will do. A parameter that is read once, by an equation that reads data beside it,
+    is handled at that site; one that is read several times, or inside a loop, is differentiated
+    for each example.
+
+    Args:
+      loss_fn: `(params, example) -> loss`, a scalar of one example.
+      params: the parameters, a tree of float arrays.
+      examples: a tree of arrays, each `[examples, ...]`.
+
+    Returns:
+      The result; `weighted_sum` may be called inside the same trace.
+
+    Source: norms of rank-one gradients from Goodfellow 2015; Gram form and reuse of the backward
+    pass from Li and others 2022 and Bu and others 2023 (book-keeping).
+    """
+    leaves, structure = jax.tree.flatten(params)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
+    plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
+    frozen = [jax.lax.stop_gradient(leaf) for leaf in leaves]
+    shapes: list[Any] = [plan.closed.jaxpr.eqns[site.index].outvars[0].aval for site in plan.sites]
+    taps = [jnp.zeros(s.shape, s.dtype) for s in shapes]
+
+    def tapped(taps, direct, example):
+        return _evaluate(plan, frozen, dict(zip(plan.direct, direct, strict=True)), taps, example)
+
+    def one_example(example):
+        direct = [leaves[i] for i in plan.direct]
+        differentiate = jax.value_and_grad(tapped, argnums=(0, 1), has_aux=True)
+        (loss, operands), (cotangents, gradients) = differentiate(taps, direct, example)
+        return loss, operands, cotangents, gradients
+
+    losses, operands, cotangents, gradients = jax.vmap(one_example)(examples)
+    num_examples = losses.shape[0]
+    norms: list[Any] = [jnp.zeros(num_examples, jnp.float32)] * len(leaves)
+    sums: list[Any] = [lambda w, leaf=leaf: jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves]
+    for i, gradient in zip(plan.direct, gradients, strict=True):
+        norms[i], sums[i] = _norms(gradient), _sum_of(gradient)
+    for site, data, cotangent in zip(plan.sites, operands, cotangents, strict=True):
+        norms[site.leaf], sums[site.leaf] = _at_site(plan, site, leaves[site.leaf], data, cotangent)
+
+    def weighted_sum(weights):
+        pairs = zip(sums, jax.tree.leaves(weights), strict=True)
+        return jax.tree.unflatten(structure, [fn(w) for fn, w in pairs])
+
+    return PerExample(losses, jax.tree.unflatten(structure, norms), weighted_sum)
+
+
+def _norms(gradients: jax.Array) -> jax.Array:
+    return jax.vmap(trees.l2_norm)(gradients)
+
+
+def _weigh(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """Multiplies rows by weights; rows of weight 0 become exactly 0, even where not finite."""
+    shaped = weights.reshape(-1, *[1] * (values.ndim - 1))
+    wide = trees.at_least_float32(values)
+    return jnp.where(shaped != 0, shaped * wide, 0).astype(wide.dtype)
+
+
+def _sum_of(gradients: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    return lambda weights: jnp.sum(_weigh(weights, gradients), axis=0)
+
+
+def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Plan:
+    """Traces a loss flat and finds where each parameter meets data."""
+    traced = jax.make_jaxpr(fn)(leaves, example)
+    flat = jax.make_jaxpr(lambda *args: _inlined(traced.jaxpr, traced.consts, args))(
+        *traced.in_avals
+    )
+    owner: dict[Var, int] = {v: i for i, v in enumerate(flat.jaxpr.invars[: len(leaves)])}
+    sites: list[_Site] = []
+    direct: set[int] = set()
+    for index, eqn in enumerate(flat.jaxpr.eqns):
+        read = [v for v in eqn.invars if not isinstance(v, Literal)]
+        owned = [v for v in read if v in owner]
+        if not owned:
+            continue
+        if len(owned) == len(read) and len({owner[v] for v in owned}) == 1:
+            owner.update(dict.fromkeys(eqn.outvars, owner[owned[0]]))
+        elif len(owned) == 1 and _may_be_site(eqn):
+            sites.append(_Site(index, owner[owned[0]], eqn.invars.index(owned[0])))
+        else:
+            direct.update(owner[v] for v in owned)
+    direct.update(owner[v] for v in flat.jaxpr.outvars if v in owner)
+    counts = [site.leaf for site in sites]
+    direct.update(leaf for leaf in counts if counts.count(leaf) > 1)
+    kept = tuple(site for site in sites if site.leaf not in direct)
+    return _Plan(flat, owner, kept, tuple(sorted(direct)))
+
+
+def _may_be_site(eqn: JaxprEqn) -> bool:
+    return len(eqn.outvars) == 1 and eqn.primitive.name not in _LOOPS_AND_RULES
+
+
+def _inlined(jaxpr: Jaxpr, consts: Any, args: Any) -> list[Any]:
+    """Evaluates a jaxpr with its calls taken apart."""
+    env = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else env[v]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        if eqn.primitive.name in _INLINED:
+            inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+            body, held = (
+                (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
+            )
+            outputs = _inlined(body, held, operands)
+        else:
+            outputs = _bind(eqn, operands)
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _bind(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # Before jax 0.9 the functions of a call came apart from the other parameters.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    outputs = eqn.primitive.bind(*functions, *operands, **params)
+    return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def _evaluate(
+    plan: _Plan,
+    frozen: list[jax.Array],
+    direct: dict[int, jax.Array],
+    taps: list[jax.Array],
+    example: Any,
+) -> tuple[jax.Array, list[list[Any]]]:
+    """Evaluates the loss with a tap added behind every site; returns what each site read."""
+    jaxpr = plan.closed.jaxpr
+    arguments = [direct.get(i, leaf) for i, leaf in enumerate(frozen)]
+    env = dict(zip(jaxpr.constvars, plan.closed.consts, strict=True))
+    env.update(zip(jaxpr.invars, [*arguments, *jax.tree.leaves(example)], strict=True))
+    tap_of = {site.index: tap for site, tap in zip(plan.sites, taps, strict=True)}
+    recorded = []
+    for index, eqn in enumerate(jaxpr.eqns):
+        operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        outputs = _bind(eqn, operands)
+        if index in tap_of:
+            outputs = [outputs[0] + tap_of[index]]
+            pairs = zip(operands, eqn.invars, strict=True)
+            recorded.append([x for x, v in pairs if _is_data(plan, v)])
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    loss = jaxpr.outvars[0]
+    return (loss.val if isinstance(loss, Literal) else env[loss]), recorded
+
+
+def _is_data(plan: _Plan, v: Any) -> bool:
+    return not isinstance(v, Literal) and v not in plan.owner
+
+
+def _view_of(plan: _Plan, site: _Site, leaf: jax.Array) -> jax.Array:
+    """Evaluates what only this parameter feeds, up to the operand of its site."""
+    jaxpr = plan.closed.jaxpr
+    wanted = jaxpr.eqns[site.index].invars[site.position]
+    env: dict[Var, Any] = {jaxpr.invars[site.leaf]: leaf}
+    for eqn in jaxpr.eqns[: site.index]:
+        if plan.owner.get(eqn.outvars[0]) == site.leaf:
+            operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
+            env.update(zip(eqn.outvars, _bind(eqn, operands), strict=True))
+    return env[wanted]
+
+
+def _at_site(
+    plan: _Plan, site: _Site, leaf: jax.Array, data: list[jax.Array], cotangents: jax.Array
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Chooses how norms and weighted sums are computed at a site."""
+    eqn = plan.closed.jaxpr.eqns[site.index]
+
+    def read(leaf, data):
+        supply = iter(data)
+        operands = [
+            v.val
+            if isinstance(v, Literal)
+            else _view_of(plan, site, leaf)
+            if i == site.position
+            else next(supply)
+            for i, v in enumerate(eqn.invars)
+        ]
+        return _bind(eqn, operands)[0]
+
+    def pulled(leaf, data, cotangent):
+        return jax.vjp(lambda p: read(p, data), leaf)[1](cotangent)[0]
+
+    def summed(weights):
+        kept = [_weigh(jnp.where(weights != 0, 1.0, 0.0), x).astype(x.dtype) for x in data]
+        weighed = _weigh(weights, cotangents).astype(cotangents.dtype)
+        total = jax.vjp(lambda p: jax.vmap(lambda d: read(p, d))(kept), leaf)[1](weighed)[0]
+        return trees.at_least_float32(total)
+
+    product = _product_form(plan, site, eqn)
+    if product is not None:
+        rows_of, num_rows, inputs, outputs = product
+        gram = 2 * num_rows**2 * (inputs + outputs)
+        if num_rows == 1 or gram < 3 * _OPERATIONS_PER_FLOAT * inputs * outputs:
+            flat = cotangents.reshape(cotangents.shape[0], num_rows, outputs)
+            return jax.vmap(_gram_norm)(jax.vmap(rows_of)(*data), flat), summed
+    gradients = jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents)
+    return _norms(gradients), _sum_of(gradients)
+
+
+def _gram_norm(rows: jax.Array, cotangents: jax.Array) -> jax.Array:
+    """Computes the norm of `rowsᵀ · cotangents` without forming it."""
+    rows, cotangents = trees.at_least_float32(rows), trees.at_least_float32(cotangents)
+    if rows.shape[0] == 1:
+        return trees.l2_norm(rows) * trees.l2_norm(cotangents)
+    squared = jnp.sum((rows @ rows.T) * (cotangents @ cotangents.T))
+    return jnp.sqrt(jnp.maximum(squared, 0.0))
+
+
+def _product_form(
+    plan: _Plan, site: _Site, eqn: JaxprEqn
+) -> tuple[Callable[..., jax.Array], int, int, int] | None:
+    """Recognises a site that multiplies rows of data by a view of its parameter.
+
+    Returns:
+      `(data) -> rows [num_rows, inputs]`, and the three sizes; None for any other site.
+    """
+    if not _is_view(plan, eqn.invars[site.position], site):
+        return None
+    if eqn.primitive.name == "dot_general":
+        return _rows_of_dot(eqn, eqn.invars[site.position], lambda x: x)
+    if eqn.primitive.name not in ("remat", "remat2", "checkpoint"):
+        return None
+    inner = eqn.params["jaxpr"]
+    parameter = inner.invars[site.position]
+    views = {parameter}
+    for index, step in enumerate(inner.eqns):
+        if not any(v in views for v in step.invars if not isinstance(v, Literal)):
+            continue
+        if step.primitive.name in _VIEWS:
+            views.update(step.outvars)
+            continue
+        behind = inner.eqns[index + 1 :]
+        if step.primitive.name != "dot_general" or any(
+            later.primitive.name != "reshape" for later in behind
+        ):
+            return None
+        weights = next(v for v in step.invars if v in views)
+        other = next(v for v in step.invars if v not in views)
+        held = [v for v in inner.invars if v is not parameter]
+
+        def patches(*data: jax.Array, steps=inner.eqns[:index], held=held, other=other):
+            env = dict(zip(held, data, strict=True))
+            for s in steps:
+                if all(isinstance(v, Literal) or v in env for v in s.invars):
+                    read = [v.val if isinstance(v, Literal) else env[v] for v in s.invars]
+                    env.update(zip(s.outvars, _bind(s, read), strict=True))
+            return env[other]
+
+        return _rows_of_dot(step, weights, patches)
+    return None
+
+
+def _rows_of_dot(
+    eqn: JaxprEqn, weights: Any, operand: Callable[..., jax.Array]
+) -> tuple[Callable[..., jax.Array], int, int, int] | None:
+    (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    x, w = eqn.invars
+    x_shape, w_shape = _shape(x), _shape(w)
+    is_plain = w is weights and len(w_shape) == 2 and not left_batch and not right_batch
+    if not is_plain or tuple(left) != (len(x_shape) - 1,) or len(right) != 1:
+        return None
+    inputs, outputs = w_shape[right[0]], w_shape[1 - right[0]]
+    num_rows = math.prod(x_shape[:-1])
+    return lambda *data: operand(*data).reshape(num_rows, inputs), num_rows, inputs, outputs
+
+
+def _is_view(plan: _Plan, v: Any, site: _Site) -> bool:
+    """Tells whether an operand holds the entries of its parameter, each once."""
+    made_by = {out: eqn for eqn in plan.closed.jaxpr.eqns[: site.index] for out in eqn.outvars}
+    while v in made_by:
+        if made_by[v].primitive.name not in _VIEWS:
+            return False
+        v = made_by[v].invars[0]
+    return True
+
+
+def _shape(v: Any) -> tuple[int, ...]:
+    return tuple(v.aval.shape)

@@ -1,0 +1,175 @@
+"""Per-example norms and weighted sums against gradients that are held one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp.models import registry
+from fedjax_dp.models.per_example import _plan, per_example
+
+
+def _reference(loss_fn, params, examples, weights):
+    """Takes every example's gradient on its own and sums in float64 on the host."""
+    losses, gradients = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))(params, examples)
+    host = jax.tree.map(lambda g: np.asarray(g, np.float64), gradients)
+    norms = jax.tree.map(lambda g: np.sqrt((g.reshape(len(g), -1) ** 2).sum(1)), host)
+    sums = jax.tree.map(lambda g: np.tensordot(weights, g, 1), host)
+    return np.asarray(losses), norms, sums
+
+
+def _assert_same(loss_fn, params, examples, num_examples, rtol=1e-5):
+    weights = np.random.default_rng(0).uniform(0, 1, num_examples).astype(np.float32)
+
+    @jax.jit
+    def ours(params, examples):
+        result = per_example(loss_fn, params, examples)
+        spread = jax.tree.map(lambda _: jnp.asarray(weights), result.norms)
+        return result.losses, result.norms, result.weighted_sum(spread)
+
+    got = ours(params, examples)
+    expected = _reference(loss_fn, params, examples, weights)
+    for mine, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        scale = np.abs(other).max()
+        np.testing.assert_allclose(mine, other, rtol=rtol, atol=rtol * scale + 1e-7)
+
+
+def _model_case(name, shape, num_classes, num_examples, tokens=False):
+    dtype = jnp.int32 if tokens else jnp.float32
+    model = registry.build(name, {"x": jax.ShapeDtypeStruct(shape, dtype)}, num_classes)
+    params = jax.jit(model.init)(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1))
+    if tokens:
+        x = jax.random.randint(keys[0], (num_examples, *shape), 0, num_classes)
+        y = jax.random.randint(keys[1], (num_examples, *shape), 0, num_classes)
+    else:
+        x = jax.random.normal(keys[0], (num_examples, *shape))
+        y = jax.random.randint(keys[1], (num_examples,), 0, num_classes)
+
+    def loss_fn(params, example):
+        single = jax.tree.map(lambda a: a[None], example)
+        return model.losses(params, single, is_training=True)[0][0]
+
+    return loss_fn, params, {"x": x, "y": y}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes", "tokens"),
+    [
+        ("logistic_regression", (12,), 5, False),
+        ("mlp", (12,), 5, False),
+        ("thesis_cnn", (28, 28, 1), 10, False),
+        ("emnist_cnn", (28, 28, 1), 62, False),
+        ("char_transformer", (9,), 20, True),
+        ("char_lstm", (6,), 20, True),
+        pytest.param("resnet18", (32, 32, 3), 10, False, marks=pytest.mark.slow),
+    ],
+)
+def test_models_of_the_zoo(name, shape, num_classes, tokens):
+    loss_fn, params, examples = _model_case(name, shape, num_classes, 5, tokens)
+    _assert_same(loss_fn, params, examples, 5, rtol=2e-5)
+
+
+def test_convolutions_and_dense_layers_are_sites():
+    loss_fn, params, examples = _model_case("thesis_cnn", (28, 28, 1), 10, 2)
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
+    leaves, structure = jax.tree.flatten(params)
+    plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
+    assert len(plan.sites) == len(leaves)
+    assert plan.direct == ()
+
+
+_PARAMS = {
+    "w": jax.random.normal(jax.random.key(2), (6, 4)),
+    "b": jax.random.normal(jax.random.key(3), (4,)),
+    "unused": jnp.ones(3),
+}
+_X = jax.random.normal(jax.random.key(4), (7, 5, 6))
+
+
+def _tied(p, x):
+    return jnp.sum(jnp.tanh(x @ p["w"]) @ p["w"].T) + jnp.sum(p["b"] ** 2)
+
+
+def _standardised(p, x):
+    w = (p["w"] - p["w"].mean(0)) / jnp.std(p["w"], axis=0)
+    return jnp.sum(jnp.tanh(x @ w + p["b"]) ** 2)
+
+
+def _gathered(p, x):
+    rows = jnp.array([0, 3, 3, 5])
+    return jnp.sum(jnp.sin(p["w"][rows] * x[0, :4]) + p["b"])
+
+
+def _looped(p, x):
+    def step(carry, row):
+        return jnp.tanh(carry + row @ p["w"]), None
+
+    return jnp.sum(jax.lax.scan(step, p["b"], x)[0])
+
+
+def _scaled(p, x):
+    return jnp.sum(jax.nn.relu(x[:, :4] * p["b"]) @ p["w"].T)
+
+
+def _checkpointed(p, x):
+    layer = jax.checkpoint(lambda w, x: jnp.tanh(x @ w))
+    return jnp.sum(layer(p["w"], x) * p["b"])
+
+
+def _of_parameters_alone(p, x):
+    return jnp.sum(p["w"] ** 3) * jnp.sum(x) + jnp.sum(p["b"])
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [_tied, _standardised, _gathered, _looped, _scaled, _checkpointed, _of_parameters_alone],
+)
+def test_any_function(loss_fn):
+    _assert_same(loss_fn, _PARAMS, _X, 7)
+
+
+def test_inside_vmap_over_parameters_and_a_loop():
+    def loss_fn(p, x):
+        return jnp.sum(jnp.tanh(x @ p["w"] + p["b"]) ** 2)
+
+    def step(p):
+        result = per_example(loss_fn, p, _X)
+        total = result.weighted_sum(jax.tree.map(jnp.ones_like, result.norms))
+        return jax.tree.map(lambda a, g: a - 0.01 * g, p, total)
+
+    many = jax.tree.map(lambda a: jnp.stack([a, 2 * a, -a]), _PARAMS)
+    looped = jax.jit(jax.vmap(lambda p: jax.lax.fori_loop(0, 3, lambda _, q: step(q), p)))(many)
+    plain = jax.jit(jax.vmap(jax.grad(lambda p: jax.vmap(loss_fn, (None, 0))(p, _X).sum())))
+    expected = many
+    for _ in range(3):
+        expected = jax.tree.map(lambda a, g: a - 0.01 * g, expected, plain(expected))
+    for mine, other in zip(jax.tree.leaves(looped), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_example_of_weight_zero_adds_nothing_whatever_it_holds(bad):
+    loss_fn, params, examples = _model_case("mlp", (12,), 5, 4)
+    spoiled = examples | {"x": examples["x"].at[2].set(bad)}
+    weights = jnp.array([1.0, 0.5, 0.0, 2.0])
+
+    def total(examples):
+        result = per_example(loss_fn, params, examples)
+        return result.norms, result.weighted_sum(jax.tree.map(lambda _: weights, result.norms))
+
+    (_, clean), (norms, after) = total(examples), total(spoiled)
+    assert not all(np.isfinite(n[2]) for n in jax.tree.leaves(norms))
+    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_norms_and_sums_of_a_bfloat16_model_are_float32():
+    def loss_fn(p, x):
+        hidden = x.astype(jnp.bfloat16) @ p["w"].astype(jnp.bfloat16)
+        return jnp.sum((hidden + p["b"].astype(jnp.bfloat16)).astype(jnp.float32) ** 2)
+
+    narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), _PARAMS)
+    result = per_example(loss_fn, narrow, _X)
+    total = result.weighted_sum(jax.tree.map(jnp.ones_like, result.norms))
+    assert {leaf.dtype for leaf in jax.tree.leaves((result.norms, total))} == {jnp.dtype("float32")}
