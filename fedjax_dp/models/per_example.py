@@ -45,7 +45,7 @@ class PerExample(NamedTuple):
 class _Site(NamedTuple):
     """An equation that reads parameter `leaf` at operand `position`, and data elsewhere."""
 
-    index: int
+    equation: int
     leaf: int
     position: int
 
@@ -84,7 +84,7 @@ def per_example(
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
     plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
     frozen = [jax.lax.stop_gradient(leaf) for leaf in leaves]
-    shapes: list[Any] = [plan.closed.jaxpr.eqns[site.index].outvars[0].aval for site in plan.sites]
+    shapes: list[Any] = [plan.closed.jaxpr.eqns[site.equation].outvars[0].aval for site in plan.sites]
     taps = [jnp.zeros(s.shape, s.dtype) for s in shapes]
 
     def tapped(taps, direct, example):
@@ -200,7 +200,7 @@ def _evaluate(
     arguments = [direct.get(i, leaf) for i, leaf in enumerate(frozen)]
     env = dict(zip(jaxpr.constvars, plan.closed.consts, strict=True))
     env.update(zip(jaxpr.invars, [*arguments, *jax.tree.leaves(example)], strict=True))
-    tap_of = {site.index: tap for site, tap in zip(plan.sites, taps, strict=True)}
+    tap_of = {site.equation: tap for site, tap in zip(plan.sites, taps, strict=True)}
     recorded = []
     for index, eqn in enumerate(jaxpr.eqns):
         operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
@@ -221,9 +221,9 @@ def _is_data(plan: _Plan, v: Any) -> bool:
 def _view_of(plan: _Plan, site: _Site, leaf: jax.Array) -> jax.Array:
     """Evaluates what only this parameter feeds, up to the operand of its site."""
     jaxpr = plan.closed.jaxpr
-    wanted = jaxpr.eqns[site.index].invars[site.position]
+    wanted = jaxpr.eqns[site.equation].invars[site.position]
     env: dict[Var, Any] = {jaxpr.invars[site.leaf]: leaf}
-    for eqn in jaxpr.eqns[: site.index]:
+    for eqn in jaxpr.eqns[: site.equation]:
         if plan.owner.get(eqn.outvars[0]) == site.leaf:
             operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
             env.update(zip(eqn.outvars, _bind(eqn, operands), strict=True))
@@ -234,7 +234,7 @@ def _at_site(
     plan: _Plan, site: _Site, leaf: jax.Array, data: list[jax.Array], cotangents: jax.Array
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
     """Chooses how norms and weighted sums are computed at a site."""
-    eqn = plan.closed.jaxpr.eqns[site.index]
+    eqn = plan.closed.jaxpr.eqns[site.equation]
 
     def read(leaf, data):
         supply = iter(data)
@@ -337,7 +337,7 @@ def _rows_of_dot(
 
 def _is_view(plan: _Plan, v: Any, site: _Site) -> bool:
     """Tells whether an operand holds the entries of its parameter, each once."""
-    made_by = {out: eqn for eqn in plan.closed.jaxpr.eqns[: site.index] for out in eqn.outvars}
+    made_by = {out: eqn for eqn in plan.closed.jaxpr.eqns[: site.equation] for out in eqn.outvars}
     while v in made_by:
         if made_by[v].primitive.name not in _VIEWS:
             return False
