@@ -1,0 +1,144 @@
+"""Gradient rules against NumPy: masks, bounds, what is not finite."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import make_model, theta_of
+from oracles import local, logistic
+
+from fedjax_dp.clients import LocalConfig, clipped, plain
+from fedjax_dp.models.base import Model
+
+KEY = jax.random.key(0)
+BOUND = 0.9
+CONFIG = LocalConfig(batch_size=4.0, clip_norm=BOUND, noise_multiplier=0.0)
+
+
+class _Layers(nn.Module):
+    convolves: bool
+
+    @nn.compact
+    def __call__(self, x):
+        if self.convolves:
+            x = nn.max_pool(nn.relu(nn.Conv(2, (3, 3))(x)), (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(4)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(3)(x)
+
+
+def _layered(convolves):
+    example = jax.ShapeDtypeStruct((8, 8, 1), jnp.float32)
+    return Model.from_flax(_Layers(convolves), example, loss="softmax_cross_entropy")
+
+
+LAYERED = {"mlp": lambda: _layered(False), "cnn": lambda: _layered(True)}
+
+
+def problem(n=9, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    batch = {"x": x, "y": rng.integers(0, 2, n).astype(np.float32)}
+    return make_model().init(jax.random.key(1)), batch
+
+
+def expected(params, batch, rows, clip_norm=np.inf):
+    x, y = batch["x"].astype(float)[rows], batch["y"].astype(float)[rows]
+    theta = theta_of(params)
+    per_example = local.clip(logistic.gradients(theta, x, y), clip_norm)
+    return per_example.sum(axis=0), logistic.losses(theta, x, y).sum()
+
+
+@pytest.mark.parametrize("garbage", [0.0, np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("make, bound", [(plain, np.inf), (clipped, BOUND)])
+def test_sums_over_the_real_rows_only(make, bound, garbage):
+    params, batch = problem()
+    real = np.array([1, 1, 0, 1, 1, 0, 1, 0, 0], bool)
+    batch["x"][~real] = garbage
+    out = make(make_model()).micro_batch(params, batch, jnp.asarray(real), KEY, CONFIG)
+    gradient, loss = expected(params, batch, real, bound)
+    np.testing.assert_allclose(theta_of(out.gradient), gradient, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [plain, clipped])
+def test_an_empty_batch_is_a_gradient_of_zero(make):
+    params, batch = problem()
+    rule = make(make_model())
+    out = rule.micro_batch(params, batch, jnp.zeros(9, bool), KEY, CONFIG)
+    released = rule.release(out.gradient, jnp.int32(0), CONFIG, KEY)
+    np.testing.assert_array_equal(theta_of(released), 0.0)
+    assert out.loss == 0 and out.clipped == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e38])
+def test_an_example_that_is_not_finite_contributes_zero_and_counts_as_clipped(bad):
+    params, batch = problem()
+    batch["x"][4] = bad
+    rule = clipped(make_model())
+    config = CONFIG._replace(clip_norm=50.0)
+    out = rule.micro_batch(params, batch, jnp.ones(9, bool), KEY, config)
+    others = np.arange(9) != 4
+    gradient, loss = expected(params, batch, others, 50.0)
+    np.testing.assert_allclose(theta_of(out.gradient), gradient, rtol=1e-5, atol=1e-6)
+    assert out.clipped == 1
+    # A loss that is finite is reported, however large; one that is not hides no other.
+    if not np.isfinite(bad):
+        np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_a_bad_example_contributes_zero_in_models_with_layers(name, per_layer, bad):
+    """However the sum of clipped gradients is formed, zero times infinity must not appear in it."""
+    model = LAYERED[name]()
+    params = model.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    batch = {
+        "x": rng.normal(size=(5, 8, 8, 1)).astype(np.float32),
+        "y": rng.integers(0, 3, 5).astype(np.int32),
+    }
+    rule = clipped(model, per_layer=per_layer)
+    micro_batch = jax.jit(lambda b, real: rule.micro_batch(params, b, real, KEY, CONFIG))
+    clean = micro_batch(batch, jnp.arange(5) != 2)
+    batch["x"][2, 3:5, 4] = bad
+    out = micro_batch(batch, jnp.ones(5, bool))
+    for got, expected_leaf in zip(
+        jax.tree.leaves(out.gradient), jax.tree.leaves(clean.gradient), strict=True
+    ):
+        np.testing.assert_allclose(got, expected_leaf, rtol=1e-5, atol=1e-6)
+    assert out.clipped == clean.clipped + 1
+
+
+def test_each_example_is_bounded_by_itself():
+    params, batch = problem()
+    rule = clipped(make_model())
+    norms = []
+    for i in range(9):
+        only = jnp.arange(9) == i
+        out = rule.micro_batch(params, batch, only, KEY, CONFIG)
+        norms.append(np.linalg.norm(theta_of(out.gradient)))
+    assert max(norms) <= BOUND * (1 + 1e-6)
+    whole = rule.micro_batch(params, batch, jnp.ones(9, bool), KEY, CONFIG)
+    raw = logistic.gradients(theta_of(params), batch["x"].astype(float), batch["y"])
+    assert 0 < whole.clipped == np.sum(np.linalg.norm(raw, axis=1) > BOUND) < 9
+
+
+def test_per_layer_clipping_shares_the_bound():
+    params, batch = problem()
+    out = clipped(make_model(), per_layer=True).micro_batch(
+        params, batch, jnp.ones(9, bool), KEY, CONFIG
+    )
+    raw = logistic.gradients(theta_of(params), batch["x"].astype(float), batch["y"])
+    share = BOUND / np.sqrt(2)
+    bias = local.clip(raw[:, :1], share).sum(axis=0)
+    weights = local.clip(raw[:, 1:], share).sum(axis=0)
+    np.testing.assert_allclose(
+        theta_of(out.gradient), np.concatenate([bias, weights]), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_plain_rule_claims_nothing():
+    rule = plain(make_model())
+    assert rule.event is None and rule.bound is None

@@ -1,0 +1,47 @@
+"""Local objectives as gradients, against differences of the objectives themselves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_dp.clients import proximal, shift
+
+W = {"a": jnp.array([0.5, -1.0]), "b": jnp.array(2.0)}
+START = {"a": jnp.array([0.1, 0.3]), "b": jnp.array(-1.0)}
+GRADIENT = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(-3.0)}
+
+
+def test_proximal_is_the_gradient_of_its_term():
+    transform = proximal(0.7)
+    pulled, _ = transform.update(GRADIENT, transform.init(START), W)
+
+    def term(w):
+        squares = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), w, START)
+        return 0.7 / 2 * sum(jax.tree.leaves(squares))
+
+    expected = jax.tree.map(jnp.add, GRADIENT, jax.grad(term)(W))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), pulled, expected)
+
+
+def test_the_anchor_stays_while_parameters_move():
+    optimizer = optax.chain(proximal(1.0), optax.sgd(0.5))
+    zero = jax.tree.map(jnp.zeros_like, START)
+    params, state = W, optimizer.init(START)
+    for _ in range(40):
+        updates, state = optimizer.update(zero, state, params)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, START)
+
+
+def test_shift_adds_its_direction():
+    transform = shift(START)
+    moved, _ = transform.update(GRADIENT, transform.init(W), W)
+    expected = jax.tree.map(jnp.add, GRADIENT, START)
+    jax.tree.map(np.testing.assert_array_equal, moved, expected)
+
+
+def test_negative_strength_is_refused():
+    with pytest.raises(ValueError, match="strength must be at least 0"):
+        proximal(-1.0)
