@@ -189,21 +189,33 @@ def draw(key: PRNGKey, shape: tuple[int, ...], law: IntegerLaw) -> jax.Array:
     Returns:
       int32, `shape`.
     """
-    high, middle, low = jnp.asarray(law.thresholds, jnp.uint32)
     words = jax.random.bits(key, (3, *shape), jnp.uint32)
-    sign = (words[2] & 1).astype(jnp.int32)
+    magnitude = magnitude_of(words, law)
+    return jnp.where(words[2] & 1, -magnitude, magnitude)
+
+
+def magnitude_of(words: jax.Array, law: IntegerLaw) -> jax.Array:
+    """Looks up which magnitude random words stand for.
+
+    Args:
+      words: `[3, ...]` uint32, most significant first; the last bit of all is not read.
+      law: its thresholds.
+
+    Returns:
+      int32: how many thresholds the number has reached.
+    """
+    high, middle, low = jnp.asarray(law.thresholds, jnp.uint32)
     last = words[2] >> 1
 
     def reached(at: jax.Array) -> jax.Array:
-        """Whether the drawn number is at or past a threshold: the words in order."""
         a, b, c = high[at], middle[at], low[at]
         tail = (words[1] > b) | ((words[1] == b) & (last >= c))
         return (words[0] > a) | ((words[0] == a) & tail)
 
-    magnitude = jnp.zeros(shape, jnp.int32)
+    magnitude = jnp.zeros(words.shape[1:], jnp.int32)
     step = high.shape[0] // 2
     while step:
         ahead = magnitude + step
         magnitude = jnp.where(reached(ahead - 1), ahead, magnitude)
         step //= 2
-    return jnp.where(sign == 1, -magnitude, magnitude)
+    return magnitude

@@ -42,6 +42,19 @@ def test_table_agrees_with_sums_in_high_precision():
             assert error < Decimal(2) ** -92
 
 
+def test_search_reads_all_95_bits():
+    law = discrete.discrete_gaussian(7.3)
+    exact = thresholds(law)[:60]
+
+    def found(numbers):
+        words = [[n >> 63, (n >> 31) & 0xFFFFFFFF, (n & 0x7FFFFFFF) << 1] for n in numbers]
+        return np.asarray(discrete.magnitude_of(jnp.asarray(np.array(words, np.uint32).T), law))
+
+    np.testing.assert_array_equal(found(exact), np.arange(1, 61))
+    np.testing.assert_array_equal(found([n - 1 for n in exact]), np.arange(60))
+    np.testing.assert_array_equal(found([0]), [0])
+
+
 LAWS = {
     "gaussian": lambda s: (
         discrete.discrete_gaussian(s),

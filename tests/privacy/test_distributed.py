@@ -84,6 +84,8 @@ def test_stochastic_rounding_is_unbiased_and_stays_within_its_bound():
         rounded = np.asarray(jax.vmap(lambda k, b=bound: dist.round_conditionally(k, x, b))(keys))
         assert np.all(np.abs(rounded - np.asarray(x)) < 1)
         assert np.all(np.sum(rounded.astype(float) ** 2, axis=1) <= bound)
+        # What was too long was drawn again, not cut towards zero.
+        assert not np.any(np.all(rounded == np.trunc(x), axis=1))
 
 
 def test_rounding_gives_up_towards_zero_where_nothing_else_is_short_enough():
