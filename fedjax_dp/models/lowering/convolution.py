@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_dp.core import trees
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
 
 Dot = Callable[[jax.Array, jax.Array], jax.Array]
@@ -49,8 +50,7 @@ def conv_general_dilated(
     """
     x = jnp.transpose(lhs, _channels_last(dimension_numbers.lhs_spec))
     w = jnp.transpose(rhs, _kernel_last(dimension_numbers.rhs_spec))
-    *kernel, inputs, _ = w.shape
-    window = Window(tuple(kernel), tuple(window_strides), tuple(rhs_dilation))
+    window = Window(w.shape[:-2], tuple(window_strides), tuple(rhs_dilation))
     dot = functools.partial(
         _oriented_dot, precision=precision, preferred_element_type=preferred_element_type
     )
@@ -60,7 +60,7 @@ def conv_general_dilated(
         x = x.reshape(groups, -1, *x.shape[1:])
         x = jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)
 
-    if groups > 1 and inputs == 1:
+    if groups > 1 and w.shape[-2] == 1:
         out = _depthwise(_pad(x, padding, lhs_dilation), w, window, preferred_element_type)
     else:
         is_transposed = max(lhs_dilation) > 1 and max(window_strides) == 1
@@ -118,8 +118,12 @@ def _convolve(
     window: Window,
     dot: Dot,
 ) -> jax.Array:
-    patches = gather_patches(_pad(x, padding, lhs_dilation), window)
-    return dot(patches, w.reshape(-1, w.shape[-1]))
+    x, matrix = _pad(x, padding, lhs_dilation), w.reshape(-1, w.shape[-1])
+    if max(window.kernel) == 1 and max(window.strides) == 1:
+        return dot(x, matrix)
+    # Patches are many times as large as their source and quickly gathered again: the backward pass
+    # keeps the source.
+    return jax.checkpoint(lambda x, matrix: dot(gather_patches(x, window), matrix))(x, matrix)
 
 
 def _convolve_dilated(
@@ -148,18 +152,15 @@ def _convolve_dilated(
 
 def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> jax.Array:
     """Convolves every feature of a padded input on its own, elementwise tap by tap."""
-    features = x.shape[-1]
-    narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
-    wide = jnp.float32 if narrow else result_type or x.dtype
+    result_type = result_type or x.dtype
+    x, w = trees.at_least_float32(x), trees.at_least_float32(w)
     taps = [x]
     for axis in range(len(window.kernel)):
         taps = [piece for tap in taps for piece in slices(tap, window, axis)]
-    weights = w.reshape(len(taps), features, -1).astype(wide)
-    products = (
-        tap.astype(wide)[..., None] * weight for tap, weight in zip(taps, weights, strict=True)
-    )
+    weights = w.reshape(len(taps), x.shape[-1], -1)
+    products = (tap[..., None] * weight for tap, weight in zip(taps, weights, strict=True))
     out = functools.reduce(jnp.add, products)
-    return out.reshape(*out.shape[:-2], -1).astype(result_type or x.dtype)
+    return out.reshape(*out.shape[:-2], -1).astype(result_type)
 
 
 def _oriented_dot(

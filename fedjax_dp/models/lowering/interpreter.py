@@ -19,6 +19,7 @@ _REPLACEMENTS: dict[str, Replacement] = {
     "reduce_window_max": pooling.reduce_window_max,
     "reduce_window_min": pooling.reduce_window_min,
     "reduce_window_sum": pooling.reduce_window_sum,
+    "select_and_gather_add": pooling.select_and_gather_add,
     "select_and_scatter_add": pooling.select_and_scatter_add,
 }
 
@@ -271,12 +272,9 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
 
 _STRUCTURAL_RULES: dict[str, Callable[..., list[Any]]] = {
     "jit": _inline,
-    "pjit": _inline,
     "closed_call": _inline,
     "core_call": _inline,
-    "remat": _remat,
     "remat2": _remat,
-    "checkpoint": _remat,
     "scan": _scan,
     "while": _while,
     "cond": _cond,

@@ -15,6 +15,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from fedjax_dp.core import trees
+
 
 class Window(NamedTuple):
     """How a kernel walks over an array that is padded already.
@@ -83,10 +85,16 @@ def slices(x: jax.Array, window: Window, axis: int) -> list[jax.Array]:
     """
     kernel, stride, dilation = (sizes[axis] for sizes in window)
     position = x.ndim - 1 - len(window.kernel) + axis
-    count = max((x.shape[position] - (kernel - 1) * dilation - 1) // stride + 1, 0)
-    span = (count - 1) * stride + 1 if count else 0
+    count = _count(x.shape[position], kernel, stride, dilation)
+    if count == 0:
+        return [lax.slice_in_dim(x, 0, 0, 1, position)] * kernel
     starts = [i * dilation for i in range(kernel)]
+    span = (count - 1) * stride + 1
     return [lax.slice_in_dim(x, start, start + span, stride, position) for start in starts]
+
+
+def _count(size: int, kernel: int, stride: int, dilation: int) -> int:
+    return max((size - (kernel - 1) * dilation - 1) // stride + 1, 0)
 
 
 def _gather(x: jax.Array, *, window: Window) -> jax.Array:
@@ -100,12 +108,14 @@ def _gather(x: jax.Array, *, window: Window) -> jax.Array:
 
 
 def _scatter(patches: jax.Array, *, window: Window, sizes: tuple[int, ...]) -> jax.Array:
-    # A single sum over all entries compiles to one pass over the patches.
+    # A single sum over all entries compiles to one pass over the patches; it is taken in float32 or
+    # better.
     num_spatial = len(sizes)
     num_batch = patches.ndim - 1 - num_spatial
     positions = patches.shape[num_batch:-1]
-    entries = patches.reshape(*patches.shape[:-1], math.prod(window.kernel), -1)
-    zero = jnp.zeros((), patches.dtype)
+    wide = trees.at_least_float32(patches)
+    entries = wide.reshape(*wide.shape[:-1], math.prod(window.kernel), -1)
+    zero = jnp.zeros((), wide.dtype)
     total = None
     for entry, offsets in enumerate(itertools.product(*map(range, window.kernel))):
         config = [(0, 0, 0)] * num_batch
@@ -117,7 +127,7 @@ def _scatter(patches: jax.Array, *, window: Window, sizes: tuple[int, ...]) -> j
         placed = lax.pad(entries[..., entry, :], zero, [*config, (0, 0, 0)])
         total = placed if total is None else total + placed
     assert total is not None
-    return total
+    return total.astype(patches.dtype)
 
 
 def _gather_shape(x: Any, *, window: Window) -> Any:
