@@ -1,0 +1,294 @@
+"""The flat ragged store: constructors, disk, errors, a million clients."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from fedjax_dp.data.federated import FederatedData, example_structure
+
+
+def make_clients(sizes=(3, 0, 5, 1)):
+    rng = np.random.default_rng(0)
+    return [
+        {"x": rng.normal(size=(n, 2, 2)).astype(np.float32), "y": np.arange(n) + 10 * i}
+        for i, n in enumerate(sizes)
+    ]
+
+
+def assert_holds(data, clients):
+    assert data.num_clients == len(clients)
+    for i, client in enumerate(clients):
+        got = data.client(i)
+        assert got.keys() == client.keys()
+        for name in client:
+            np.testing.assert_array_equal(got[name], client[name])
+
+
+def test_from_clients():
+    clients = make_clients()
+    data = FederatedData.from_clients(clients, ["a", "b", "c", "d"])
+    assert_holds(data, clients)
+    assert data.num_examples == 9 and data.client_names == ("a", "b", "c", "d")
+    np.testing.assert_array_equal(data.sizes, [3, 0, 5, 1])
+    np.testing.assert_array_equal(data.offsets, [0, 3, 3, 8, 9])
+    np.testing.assert_array_equal(data.client_of_example, [0, 0, 0, 2, 2, 2, 2, 2, 3])
+    assert data.num_bytes == 9 * (16 + 8)
+    structure = example_structure(data)
+    assert structure["x"].shape == (2, 2) and structure["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("keep_order", [False, True])
+@pytest.mark.parametrize("ids", [[7, 3, 7, 9, 3, 7], ["b", "c", "b", "a", "c", "b"]])
+def test_from_a_column_of_client_ids(ids, keep_order):
+    x = np.arange(6.0)
+    data = FederatedData.from_client_ids({"x": x}, ids, keep_order=keep_order)
+    order = list(dict.fromkeys(ids)) if keep_order else sorted(set(ids))
+    assert data.client_names == tuple(str(name) for name in order)
+    assert_holds(data, [{"x": x[np.array(ids) == name]} for name in order])
+
+
+def test_from_rows_of_a_pool():
+    pool = {"x": np.arange(5.0)}
+    data = FederatedData.from_indices(pool, [[4, 0], [], [1, 1, 2]], ["p", "q", "r"])
+    assert_holds(data, [{"x": np.array(v)} for v in ([4.0, 0.0], [], [1.0, 1.0, 2.0])])
+
+
+def test_from_a_hugging_face_table():
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict(
+        {
+            "writer": ["w2", "w1", "w2"],
+            "pixels": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
+            "label": [0, 1, 2],
+        }
+    )
+    data = FederatedData.from_huggingface(table, "writer", {"x": "pixels", "y": "label"})
+    assert data.client_names == ("w2", "w1")
+    np.testing.assert_array_equal(data.client(0)["x"], [[1.0, 2.0], [5.0, 6.0]])
+    np.testing.assert_array_equal(data.client(1)["y"], [1])
+    every_column = FederatedData.from_huggingface(table, "writer")
+    assert set(every_column.examples) == {"pixels", "label"}
+    with pytest.raises(ValueError, match=r"client_column must be one of .* did you mean 'writer'"):
+        FederatedData.from_huggingface(table, "writr")
+    with pytest.raises(ValueError, match=r"columns must be one of .* did you mean 'pixels'"):
+        FederatedData.from_huggingface(table, "writer", {"x": "pixel"})
+
+
+def test_select_copies_clients_in_the_order_given():
+    clients = make_clients()
+    data = FederatedData.from_clients(clients, "abcd")
+    part = data.select([3, 1, 0, 3])
+    assert_holds(part, [clients[i] for i in (3, 1, 0, 3)])
+    assert part.client_names == ("d", "b", "a", "d")
+    part.examples["y"][0] = -1
+    assert data.client(3)["y"][0] == 30
+
+
+@pytest.mark.parametrize("names", [(), ("ä", "b c", "d", "e")])
+def test_saved_store_opens_as_memory_maps(tmp_path, names):
+    clients = make_clients()
+    data = FederatedData.from_clients(clients, names)
+    data.save(tmp_path / "store")
+    opened = FederatedData.open(tmp_path / "store")
+    assert all(isinstance(array, np.memmap) for array in opened.examples.values())
+    assert_holds(opened, clients)
+    assert_holds(opened.select([2, 0]), [clients[2], clients[0]])
+    assert opened.client_names == names
+
+
+def test_saving_replaces_a_store_whole(tmp_path):
+    """Names of an earlier store must not end up on the clients of this one."""
+    FederatedData.from_clients(make_clients(), "abcd").save(tmp_path)
+    FederatedData.from_clients(make_clients((2, 2, 1, 1))).save(tmp_path)
+    opened = FederatedData.open(tmp_path)
+    assert opened.client_names == ()
+    assert_holds(opened, make_clients((2, 2, 1, 1)))
+
+
+def test_saving_beside_files_of_others_is_refused(tmp_path):
+    """Opened again, they would be taken for arrays of the store."""
+    np.save(tmp_path / "z.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"directory must hold no other .npy files.*z.npy"):
+        FederatedData.from_clients(make_clients()).save(tmp_path)
+    with pytest.raises(ValueError, match="examples must name no array 'offsets'"):
+        FederatedData({"offsets": np.zeros(2)}, np.array([0, 2])).save(tmp_path / "other")
+
+
+def test_opening_what_is_no_store_says_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match=r"directory must hold a file offsets\.npy"):
+        FederatedData.open(tmp_path)
+    np.save(tmp_path / "offsets.npy", np.array([0, 2]))
+    with pytest.raises(ValueError, match="examples must hold at least one array"):
+        FederatedData.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "examples, offsets, names, message",
+    [
+        ({}, [0, 1], (), "examples must hold at least one array"),
+        ({"x": np.zeros(3)}, [0], (), "offsets must be one row that starts at 0"),
+        ({"x": np.zeros(3)}, [1, 3], (), "offsets must be one row that starts at 0"),
+        ({"x": np.zeros(3)}, [0, 2, 1, 3], (), "offsets must never decrease"),
+        ({"x": np.zeros(3)}, [0, 2], (), r"examples\['x'\] must have 2 rows"),
+        ({"x": np.zeros(2), "y": np.zeros(3)}, [0, 2], (), r"examples\['y'\] must have 2 rows"),
+        ({"x": np.zeros(2)}, [0, 2], ("a", "b"), "client_names must name all 1 clients or none"),
+    ],
+)
+def test_inconsistent_stores_are_refused(examples, offsets, names, message):
+    with pytest.raises(ValueError, match=message):
+        FederatedData(examples, np.array(offsets), names)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: FederatedData.from_clients([]), "clients must hold at least one client"),
+        (
+            lambda: FederatedData.from_clients([{"x": [1]}, {"y": [1]}]),
+            r"clients\[1\] must name \['x'\]",
+        ),
+        (
+            lambda: FederatedData.from_clients([{"x": [1, 2], "y": [1]}]),
+            r"clients\[0\] must have arrays of one length",
+        ),
+        (
+            lambda: FederatedData.from_client_ids({"x": np.zeros(3)}, [1, 2]),
+            r"examples\['x'\] must have one row for each of the 2 client ids",
+        ),
+        (
+            lambda: FederatedData.from_indices({"x": np.zeros(3)}, []),
+            "clients must hold at least one client",
+        ),
+        (
+            lambda: FederatedData.from_indices({"x": np.zeros(3)}, [[0, 3]]),
+            r"clients must name rows in \[0, 3\)",
+        ),
+        (
+            lambda: FederatedData.from_indices({"x": np.zeros(3)}, [[0, -1]]),
+            r"clients must name rows in \[0, 3\)",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_clients_that_do_not_exist_are_refused(index):
+    data = FederatedData.from_clients(make_clients())
+    with pytest.raises(ValueError, match=r"index must lie in \[0, 4\)"):
+        data.client(index)
+    with pytest.raises(ValueError, match=r"clients must lie in \[0, 4\)"):
+        data.select([0, index])
+
+
+def test_what_is_not_finite_is_named():
+    clients = make_clients()
+    FederatedData.from_clients(clients).check_finite()
+    clients[2]["x"][1, 0, 1] = np.nan
+    clients[3]["x"][0] = np.inf
+    with pytest.raises(ValueError, match=r"'x'.* in 2 rows, the first at row 4 \(client 2\)"):
+        FederatedData.from_clients(clients).check_finite()
+
+
+MILLION = textwrap.dedent(
+    """
+    import json, resource, sys, time
+    import jax, jax.numpy as jnp, numpy as np
+    from fedjax_dp.algorithms import scaffold
+    from fedjax_dp.clients import LocalConfig, local_trainer
+    from fedjax_dp.data import sampling
+    from fedjax_dp.data.federated import FederatedData
+    from fedjax_dp.engine.simulate import simulation
+    from fedjax_dp.models.base import Model
+
+    begin = time.perf_counter()
+    data = FederatedData.open(sys.argv[1])
+    opened = time.perf_counter() - begin
+    model = Model.from_functions(
+        lambda key: {"w": jnp.zeros(20), "b": jnp.zeros(())},
+        lambda params, x: x @ params["w"] + params["b"],
+        loss="sigmoid_binary_cross_entropy",
+    )
+    trainer = local_trainer(model, LocalConfig(learning_rate=0.5, batch_size=10, num_epochs=1))
+    algorithm = scaffold(model, trainer, data.num_clients)
+    sampler = sampling.poisson(capacity=1200)
+    sim = simulation(algorithm, data, sampling.participation(sampler, data.num_clients, 1000))
+    key = jax.random.key(0)
+    state, info = sim.run(sim.init(key), key, 10)
+    touched = np.unique(info["participants"])
+    touched = touched[touched >= 0]
+    moved = np.flatnonzero(np.any(np.asarray(state.rows["w"]) != 0, axis=1))
+    print(json.dumps({
+        "clients": data.num_clients,
+        "opened": opened,
+        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "participants": info["num_participants"].tolist(),
+        "overflow": info["num_overflow"].tolist(),
+        "examples": info["num_examples"].tolist(),
+        "loss": info["train_loss"].tolist(),
+        "rows_follow_cohorts": bool(np.array_equal(touched, moved)),
+        "traces": sim.num_traces(),
+    }))
+    """
+)
+
+
+def write_population(directory, num_clients, size, num_features=20, block=50_000):
+    """Writes a store piece by piece, as a population larger than memory must be."""
+    rows = num_clients * size
+    directory.mkdir()
+    np.save(directory / "offsets.npy", np.arange(num_clients + 1) * size)
+    opened = {
+        name: np.lib.format.open_memmap(
+            directory / f"{name}.npy", mode="w+", dtype=np.float32, shape=shape
+        )
+        for name, shape in (("x", (rows, num_features)), ("y", (rows,)))
+    }
+    rng = np.random.default_rng(0)
+    for start in range(0, rows, block * size):
+        part = slice(start, min(rows, start + block * size))
+        x = rng.random((part.stop - part.start, num_features), dtype=np.float32) - 0.5
+        opened["x"][part] = x
+        opened["y"][part] = x[:, 0] + x[:, 1] > 0
+    for array in opened.values():
+        array.flush()
+
+
+def run_on_disk(directory):
+    done = subprocess.run(
+        [sys.executable, "-c", MILLION, str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_million_clients_on_disk(tmp_path):
+    """20 examples each: opens in seconds, trains in cohorts of a thousand in bounded memory."""
+    try:
+        write_population(tmp_path / "store", 1_000_000, 20)
+        measured = run_on_disk(tmp_path / "store")
+    finally:
+        for path in (tmp_path / "store").glob("*.npy"):
+            path.unlink()
+    print(measured)
+    assert measured["clients"] == 1_000_000
+    assert measured["opened"] < 10
+    assert measured["gib"] < 4
+    assert all(800 < n <= 1200 for n in measured["participants"]) and not any(measured["overflow"])
+    assert measured["examples"] == [20 * n for n in measured["participants"]]
+    assert measured["loss"][-1] < measured["loss"][0]
+    assert measured["rows_follow_cohorts"] and measured["traces"] == 1

@@ -1,0 +1,391 @@
+"""Samplers: distributions that reject a wrong rate, exact counts, and the events they stand for."""
+
+import functools
+from fractions import Fraction
+from itertools import chain
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_dp.data import sampling
+
+NUM_DRAWS = 20_000
+# The chance of a false alarm in each test below.
+RARE = 1e-5
+
+
+@functools.cache
+def memberships(sampler, size, batch_size, limit, num_draws=NUM_DRAWS, seed=0):
+    """Draws once for each of many keys: who is in, `[draws, limit]`, and what found no slot."""
+    capacity = sampler.capacity(limit, int(np.ceil(batch_size)))
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        state = sampler.init(limit)
+        drawn = sampler.draw(state, key, 0, jnp.int32(size), batch_size, limit, capacity)[1]
+        target = jnp.where(drawn.is_real, drawn.indices, limit)
+        count = jnp.zeros(limit, jnp.int32).at[target].add(1, mode="drop")
+        return count, drawn.overflow, jnp.sum(drawn.is_real)
+
+    counts, overflow, filled = draw(jax.random.split(jax.random.key(seed), num_draws))
+    counts = np.asarray(counts)
+    assert counts.max() <= 1, "nobody is drawn twice"
+    np.testing.assert_array_equal(counts.sum(axis=1), filled)
+    return counts.astype(bool), np.asarray(overflow)
+
+
+def p_of_inclusion(members, rate):
+    """Chi-square of how often each member is in, against independent draws at `rate`."""
+    n, size = members.shape
+    z = (members.sum(axis=0) - n * rate) / np.sqrt(n * rate * (1 - rate))
+    return stats.chi2.sf(np.sum(z**2), size)
+
+
+@pytest.mark.parametrize("size, batch_size", [(30, 6), (30, 1.5), (7, 6.5)])
+def test_poisson_draws_each_member_at_the_rate(size, batch_size):
+    members, overflow = memberships(sampling.poisson(), size, batch_size, 32)
+    assert not members[:, size:].any() and not overflow.any()
+    members, rate = members[:, :size], batch_size / size
+    assert RARE < p_of_inclusion(members, rate) < 1 - RARE
+    for wrong in (0.93 * rate, 1.07 * rate):
+        assert p_of_inclusion(members, min(wrong, 0.999)) < RARE
+
+
+def test_poisson_counts_are_binomial():
+    size, rate = 30, 0.2
+    counts = memberships(sampling.poisson(), 30, 6, 32)[0].sum(axis=1)
+
+    def p_value(rate):
+        values = np.arange(2, 11)
+        probabilities = stats.binom.pmf(values, size, rate)
+        observed = [np.sum(counts == v) for v in values]
+        observed += [np.sum(counts < 2), np.sum(counts > 10)]
+        tails = [stats.binom.cdf(1, size, rate), stats.binom.sf(10, size, rate)]
+        expected = np.array([*probabilities, *tails]) * len(counts)
+        return stats.chisquare(observed, expected * len(counts) / expected.sum()).pvalue
+
+    assert p_value(rate) > RARE
+    assert p_value(1.04 * rate) < RARE
+    variance = counts.var(ddof=1) / (size * rate * (1 - rate))
+    # A fixed number of members would have no variance, a shared coin much more.
+    assert abs(variance - 1) < 5 * np.sqrt(2 / len(counts))
+
+
+def test_poisson_members_are_independent_of_one_another_and_of_the_last_step():
+    members = memberships(sampling.poisson(), 30, 6, 32)[0][:, :30].astype(float)
+    correlation = np.corrcoef(members.T)
+    pairs = correlation[np.triu_indices(30, 1)]
+    assert np.abs(pairs).max() < stats.norm.isf(RARE / len(pairs)) / np.sqrt(NUM_DRAWS)
+    # The sum over pairs shows a weak common cause that no pair shows alone.
+    assert stats.chi2.sf(NUM_DRAWS * np.sum(pairs**2), len(pairs)) > RARE
+
+    sampler, key = sampling.poisson(), jax.random.key(0)
+    steps = jax.jit(jax.vmap(lambda t: sampler.draw((), key, t, 30, 6, 30, 30)[1].is_real.sum()))(
+        jnp.arange(NUM_DRAWS)
+    )
+    steps = np.asarray(steps, float)
+    assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1]) < 5 / np.sqrt(NUM_DRAWS)
+
+
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_the_rate_drawn_never_exceeds_the_rate_accounted(capacity, monkeypatch):
+    """Random bits at the accounted rate are outside the draw; a millionth below it, inside."""
+    rng = np.random.default_rng(0)
+    sizes = np.concatenate([rng.integers(1, 2_000_000, 2000), np.arange(1, 200)])
+    batches = np.concatenate([rng.uniform(1, 1000, 1000), rng.integers(1, 1000, 1199)])
+    keep = batches / sizes < 0.99
+    sizes, batches = sizes[keep], batches[keep]
+    sampler = sampling.poisson(capacity)
+
+    def rate_of(size, batch):
+        base = dp_accounting.GaussianDpEvent(1.0)
+        return Fraction(sampler.event(base, size, batch).sampling_probability)
+
+    edges = [rate_of(int(s), float(b)) * 2**32 for s, b in zip(sizes, batches, strict=True)]
+    outside = np.array([-(-e.numerator // e.denominator) for e in edges], np.uint32)
+    inside = np.array([int(e * (1 - Fraction(1, 10**6))) - 2 for e in edges], np.int64)
+
+    def num_drawn(bits):
+        def draw(size, batch, bits):
+            monkeypatch.setattr(jax.random, "bits", lambda *_: bits[None])
+            return sampler.draw((), jax.random.key(0), 0, size, batch, 1, 1)[1].is_real.sum()
+
+        drawn = jax.jit(jax.vmap(draw))(sizes.astype(np.int32), np.float32(batches), bits)
+        return np.asarray(drawn)
+
+    # Half of the batch sizes have no exact float32: their rounding is within the margin, too.
+    assert not num_drawn(outside).any()
+    assert num_drawn(np.maximum(inside, 0).astype(np.uint32))[inside > 0].all()
+
+
+@pytest.mark.parametrize("batch_size", [10, 11, 10 - 1e-7, np.float32(10)])
+def test_a_rate_of_one_draws_everybody_and_is_accounted_so(batch_size):
+    sampler, base = sampling.poisson(), dp_accounting.GaussianDpEvent(1.0)
+    assert memberships(sampler, 10, float(batch_size), 12, 100)[0].sum() == 10 * 100
+    assert sampler.event(base, 10, float(batch_size)) == base
+
+
+def test_truncation_keeps_a_part_of_the_exact_draw_and_counts_the_rest():
+    exact, _ = memberships(sampling.poisson(), 20, 5, 20)
+    cut, overflow = memberships(sampling.poisson(capacity=4), 20, 5, 20)
+    counts = exact.sum(axis=1)
+    assert not np.any(cut & ~exact)
+    np.testing.assert_array_equal(cut.sum(axis=1), np.minimum(counts, 4))
+    np.testing.assert_array_equal(overflow, np.maximum(counts - 4, 0))
+    assert (overflow > 0).mean() > 0.3
+
+
+@pytest.mark.parametrize("count", [5, 6, 7])
+def test_truncation_keeps_a_uniform_subset(count):
+    """Of `count` drawn members each is kept with chance 4 / count, wherever it lies."""
+    exact, _ = memberships(sampling.poisson(), 20, 5, 20)
+    cut, _ = memberships(sampling.poisson(capacity=4), 20, 5, 20)
+    rows = exact.sum(axis=1) == count
+    kept = cut[rows][exact[rows]].reshape(-1, count)
+    n = len(kept)
+    assert n > 1000
+    rate = 4 / count
+    # Counts of a subset of fixed size: this multiple of the sum of squares is chi-square.
+    squares = np.sum((kept.sum(axis=0) - n * rate) ** 2) / (n * rate * (1 - rate))
+    statistic = squares * (count - 1) / count
+    assert stats.chi2.sf(statistic, count - 1) > RARE
+    keep_first = np.arange(count) < 4
+    biased = np.sum((n * keep_first - n * rate) ** 2) / (n * rate * (1 - rate))
+    assert stats.chi2.sf(biased * (count - 1) / count, count - 1) < RARE
+
+
+def test_truncation_at_more_than_the_population_is_exact():
+    exact, _ = memberships(sampling.poisson(), 20, 5, 20, 500)
+    wide, overflow = memberships(sampling.poisson(capacity=50), 20, 5, 20, 500)
+    np.testing.assert_array_equal(wide, exact)
+    assert not overflow.any()
+
+
+@pytest.mark.parametrize("size, batch_size", [(20, 5), (9, 1), (20, 19)])
+def test_fixed_size_is_a_uniform_subset(size, batch_size):
+    members, overflow = memberships(sampling.fixed_size(), size, batch_size, 20)
+    assert np.all(members.sum(axis=1) == batch_size) and not overflow.any()
+    assert not members[:, size:].any()
+    members, rate = members[:, :size], batch_size / size
+    squares = np.sum((members.sum(axis=0) - NUM_DRAWS * rate) ** 2)
+    statistic = squares / (NUM_DRAWS * rate * (1 - rate)) * (size - 1) / size
+    assert RARE < stats.chi2.sf(statistic, size - 1) < 1 - RARE
+    together = members.T.astype(float) @ members.astype(float) / NUM_DRAWS
+    pairs = together[np.triu_indices(size, 1)]
+    expected = batch_size * (batch_size - 1) / (size * (size - 1))
+    spread = stats.norm.isf(RARE / len(pairs)) * np.sqrt(expected * (1 - expected) / NUM_DRAWS)
+    assert np.abs(pairs - expected).max() <= spread
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_fixed_size_of_more_than_there_are_draws_all(size):
+    members, overflow = memberships(sampling.fixed_size(), size, 5, 8, 50)
+    assert members[:, :size].all() and not members[:, size:].any() and not overflow.any()
+
+
+@pytest.mark.parametrize("size", [0, 1, 8])
+def test_everybody_is_everybody(size):
+    members, _ = memberships(sampling.everybody(), size, 3, 8, 2)
+    assert members[:, :size].all() and not members[:, size:].any()
+    assert sampling.everybody().nominal_size(size, 3) == size
+
+
+def blocks(sampler, size, batch_size, limit, steps, key=0):
+    """The members of each of consecutive steps, in order."""
+    capacity = sampler.capacity(limit, batch_size)
+    draw = jax.jit(
+        lambda state, t: sampler.draw(
+            state, jax.random.key(key), t, jnp.int32(size), batch_size, limit, capacity
+        )
+    )
+    state, out = sampler.init(limit), []
+    for t in range(steps):
+        state, drawn = draw(state, t)
+        out.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)].tolist())
+    return out
+
+
+def test_cyclic_reads_blocks_over_and_over_without_randomness():
+    expected = [[0, 1, 2], [3, 4, 5], [6]] * 2
+    for key in (0, 1):
+        assert blocks(sampling.cyclic(), 7, 3, 10, 6, key) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 6, 11])
+@pytest.mark.parametrize("batch_size", [1, 3, 20])
+def test_shuffled_reads_each_example_once_an_epoch(size, batch_size):
+    per_epoch = max(1, -(-size // batch_size))
+    got = blocks(sampling.shuffled(), size, batch_size, 12, 3 * per_epoch)
+    epochs = [list(chain(*got[i : i + per_epoch])) for i in range(0, len(got), per_epoch)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(size))
+    full = [len(b) for b in got]
+    assert max(full) == min(size, batch_size)
+    if size >= 5:
+        assert epochs[0] != epochs[1] != epochs[2]
+        other = blocks(sampling.shuffled(), size, batch_size, 12, per_epoch, key=1)
+        assert list(chain(*other)) != epochs[0]
+
+
+def test_shuffled_orders_are_uniform():
+    """All 24 orders of four examples, in a store with room for more."""
+    sampler = sampling.shuffled()
+
+    @jax.jit
+    @jax.vmap
+    def order(key):
+        state = sampler.init(7)
+        return sampler.draw(state, key, 0, jnp.int32(4), 4, 7, 4)[1].indices
+
+    orders = np.asarray(order(jax.random.split(jax.random.key(2), NUM_DRAWS)))
+    codes, counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)
+    assert len(codes) == 24
+    assert stats.chisquare(counts).pvalue > RARE
+
+
+SAMPLERS = {
+    "poisson": sampling.poisson(),
+    "truncated": sampling.poisson(capacity=3),
+    "fixed_size": sampling.fixed_size(),
+    "everybody": sampling.everybody(),
+    "cyclic": sampling.cyclic(),
+    "shuffled": sampling.shuffled(),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_one_call_draws_for_clients_of_different_sizes(name):
+    sampler, limit = SAMPLERS[name], 9
+    sizes, batches = jnp.array([0, 1, 4, 9, 9]), jnp.array([3, 3, 2, 3, 1])
+    capacity = sampler.capacity(limit, 3)
+
+    @jax.jit
+    def draw(key):
+        def one(i, size, batch):
+            state, own = sampler.init(limit), jax.random.fold_in(key, i)
+            return sampler.draw(state, own, 0, size, batch, limit, capacity)[1]
+
+        return jax.vmap(one)(jnp.arange(5), sizes, batches)
+
+    def alone(key, i):
+        state, own = sampler.init(limit), jax.random.fold_in(key, i)
+        return sampler.draw(state, own, 0, int(sizes[i]), int(batches[i]), limit, capacity)[1]
+
+    for seed in range(20):
+        key = jax.random.key(seed)
+        drawn = jax.tree.map(np.asarray, draw(key))
+        for i in range(5):
+            count = int(drawn.is_real[i].sum())
+            # The drawn ones come first, point at the client's own examples, and are distinct.
+            assert drawn.is_real[i][:count].all()
+            indices = drawn.indices[i][:count]
+            assert np.all(indices < sizes[i]) and len(set(indices.tolist())) == count
+            assert np.all(drawn.indices[i] >= 0)
+            if seed < 2:
+                single = alone(key, i)
+                np.testing.assert_array_equal(single.indices, drawn.indices[i])
+                np.testing.assert_array_equal(single.is_real, drawn.is_real[i])
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_larger_limit_changes_no_draw(name):
+    """Padding: room for larger clients beside this one changes nothing."""
+    sampler = SAMPLERS[name]
+    capacity = sampler.capacity(8, 3)
+    for step in range(3):
+        results = []
+        for limit in (8, 40):
+            state = sampler.init(limit)
+            wide = limit if name in ("poisson", "everybody") else capacity
+            for t in range(step + 1):
+                state, drawn = sampler.draw(state, jax.random.key(1), t, 8, 3, limit, wide)
+            results.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
+        np.testing.assert_array_equal(*results)
+
+
+GAUSSIAN = dp_accounting.GaussianDpEvent(1.3)
+
+
+def test_events_are_those_of_dp_accounting():
+    assert sampling.poisson().event(GAUSSIAN, 100, 5) == dp_accounting.PoissonSampledDpEvent(
+        0.05, GAUSSIAN
+    )
+    assert sampling.poisson(7).event(
+        GAUSSIAN, 100, 5
+    ) == dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.05, 7, 1.3)
+    assert sampling.poisson(7).event(GAUSSIAN, 7, 5) == dp_accounting.PoissonSampledDpEvent(
+        5 / 7, GAUSSIAN
+    )
+    assert sampling.fixed_size().event(
+        GAUSSIAN, 100, 5
+    ) == dp_accounting.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN)
+    assert sampling.fixed_size().event(GAUSSIAN, 5, 5) == GAUSSIAN
+    assert sampling.everybody().event(GAUSSIAN, 100, 5) == GAUSSIAN
+    assert sampling.cyclic().event(GAUSSIAN, 100, 5) == GAUSSIAN
+
+
+def test_what_has_no_analysis_is_refused_and_the_nearest_choice_named():
+    with pytest.raises(ValueError, match=r"never reported with a Poisson epsilon.*poisson\(\)"):
+        sampling.shuffled().event(GAUSSIAN, 100, 5)
+    with pytest.raises(ValueError, match=r"Gaussian noise only.*poisson\(\) without a capacity"):
+        sampling.poisson(7).event(dp_accounting.LaplaceDpEvent(1.0), 100, 5)
+    with pytest.raises(ValueError, match="capacity must be an integer of at least 1"):
+        sampling.poisson(0)
+
+
+def test_only_sampling_without_randomness_charges_those_drawn_alone():
+    assert not sampling.cyclic().charges_everybody
+    assert all(s.charges_everybody for n, s in SAMPLERS.items() if n != "cyclic")
+    assert {n for n, s in SAMPLERS.items() if s.varies} == {"poisson", "truncated"}
+
+
+def test_cohorts_differ_by_round_and_follow_the_key():
+    chosen = sampling.participation(sampling.poisson(), 50, 10)
+    key = jax.random.key(0)
+    cohorts = [
+        tuple(np.asarray(d.indices)[np.asarray(d.is_real)].tolist())
+        for d in (chosen.draw(key, r) for r in range(6))
+    ]
+    assert len(set(cohorts)) == 6
+    again = chosen.draw(key, 2)
+    assert tuple(np.asarray(again.indices)[np.asarray(again.is_real)].tolist()) == cohorts[2]
+
+
+@pytest.mark.parametrize(
+    "sampler, cohort_size, capacity",
+    [
+        (sampling.poisson(), 10.5, 50),
+        (sampling.poisson(20), 10.5, 20),
+        (sampling.fixed_size(), 10, 10),
+        (sampling.everybody(), None, 50),
+        (sampling.everybody(), 10, 50),
+        (sampling.cyclic(), 7, 7),
+    ],
+)
+def test_slots_of_a_cohort(sampler, cohort_size, capacity):
+    chosen = sampling.participation(sampler, 50, cohort_size)
+    assert chosen.capacity == capacity
+    drawn = chosen.draw(jax.random.key(0), 0)
+    assert drawn.indices.shape == drawn.is_real.shape == (capacity,)
+    assert chosen.event(GAUSSIAN) == sampler.event(GAUSSIAN, 50, chosen.cohort_size)
+
+
+@pytest.mark.parametrize(
+    "sampler, num_clients, cohort_size, message",
+    [
+        (sampling.poisson(), 0, 1, "num_clients must be an integer of at least 1"),
+        (sampling.poisson(), 5, 0, "cohort_size must be positive"),
+        (sampling.poisson(), 5, np.nan, "cohort_size must be positive"),
+        (sampling.poisson(), 5, 6, "cohort_size must be at most the population of 5"),
+        (sampling.fixed_size(), 5, 2.5, "cohort_size must be a whole number"),
+        (sampling.shuffled(), 5, 2, "sampler must draw clients independently"),
+    ],
+)
+def test_bad_cohorts_are_refused(sampler, num_clients, cohort_size, message):
+    with pytest.raises(ValueError, match=message):
+        sampling.participation(sampler, num_clients, cohort_size)
