@@ -19,6 +19,7 @@ from fedjax_dp.privacy.clipping import (
     noise_stddev,
     sensitivity_of_sum,
 )
+from fedjax_dp.privacy.correlated_noise import BandedNoise, banded_noise
 from fedjax_dp.privacy.distributed import (
     DiscreteMechanism,
     DistributedDiscreteGaussianDpEvent,
@@ -34,6 +35,7 @@ from fedjax_dp.privacy.selection import loss_score, select, selection_event
 
 __all__ = [
     "AdaptiveClipping",
+    "BandedNoise",
     "Clipping",
     "DiscreteMechanism",
     "DistributedDiscreteGaussianDpEvent",
@@ -48,6 +50,7 @@ __all__ = [
     "add_gaussian",
     "add_laplace",
     "add_staircase",
+    "banded_noise",
     "calibrate_noise_multiplier",
     "calibrate_poisson",
     "clip_by_global_norm",

@@ -20,10 +20,26 @@ def _check_scale(argument: str, value: Scalar) -> None:
         checks.non_negative(argument, value)
 
 
-def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Sampler) -> PyTree:
-    scale = jnp.asarray(scale)
-    # Zero is a release that any scale may make, so it is the answer to a scale that is none.
+def release(value: jax.Array, scale: Scalar, draw: jax.Array) -> jax.Array:
+    """Adds scaled noise, or releases zeros where the scale is none.
+
+    Zero is a release that any amount of noise covers, so it answers a traced scale that is
+    negative or not finite; no NaN reaches a model.
+
+    Args:
+      value: any shape, float32 or better.
+      scale: a scalar; may be traced.
+      draw: noise of scale 1, the shape of `value`.
+
+    Returns:
+      The noised value.
+    """
+    scale = jnp.asarray(scale, value.dtype)
     is_valid = jnp.isfinite(scale) & (scale >= 0)
+    return jnp.where(is_valid, value + scale * draw, 0)
+
+
+def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Sampler) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     noised = []
     for index, leaf in enumerate(leaves):
@@ -32,7 +48,7 @@ def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Sampler) -> PyTree:
             jnp.issubdtype(wide.dtype, jnp.floating), "tree", "hold floats only", wide.dtype.name
         )
         draw = sampler(keys.fold(key, index), wide.shape, wide.dtype)
-        noised.append(jnp.where(is_valid, wide + scale.astype(wide.dtype) * draw, 0))
+        noised.append(release(wide, scale, draw))
     return jax.tree.unflatten(treedef, noised)
 
 
