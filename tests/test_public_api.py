@@ -1,0 +1,235 @@
+"""Every public name is documented in the form that the project agreed on."""
+
+import dataclasses
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+import fedjax_dp
+
+# Words that look like a verb in the third person and are none.
+NOT_VERBS = {"This", "Class", "Is", "Its"}
+
+
+def packages():
+    """The package and its public sub-packages: those whose `__init__` lists names."""
+    yield fedjax_dp
+    for info in pkgutil.walk_packages(fedjax_dp.__path__, "fedjax_dp."):
+        if info.ispkg:
+            module = importlib.import_module(info.name)
+            if getattr(module, "__all__", None):
+                yield module
+
+
+def public_names():
+    for package in packages():
+        for name in package.__all__:
+            yield pytest.param(package, name, id=f"{package.__name__}.{name}")
+
+
+def first_line(text):
+    """The summary: everything up to the first empty line, which must be one line."""
+    return inspect.cleandoc(text).split("\n\n")[0]
+
+
+def section(text, title):
+    """The entries of a section by name; an entry's own lines are indented below the title."""
+    lines = inspect.cleandoc(text).splitlines()
+    if title not in lines:
+        return None
+    entries, current = {}, None
+    for line in lines[lines.index(title) + 1 :]:
+        if line and not line.startswith(" "):
+            break
+        found = re.match(r"^  (\*{0,2}\w+)(?:, \w+)*: \S", line)
+        if found:
+            current = found.group(1).lstrip("*")
+            entries[current] = line.strip()
+    return entries
+
+
+def problems_of_function(function, name):
+    """What the docstring of a function lacks."""
+    text = function.__doc__
+    if not text:
+        return [f"{name} has no docstring"]
+    wrong, summary = [], first_line(text)
+    if "\n" in summary or not summary.endswith("."):
+        wrong.append(
+            f"{name}: the first line must be one line that ends with a period: {summary!r}"
+        )
+    if not re.match(r"^[A-Z][a-z]+s\b", summary) or summary.split()[0] in NOT_VERBS:
+        wrong.append(
+            f"{name}: the first line must begin with a verb, as in 'Computes …': {summary!r}"
+        )
+    parameters = [p for p in inspect.signature(function).parameters if p not in ("self", "cls")]
+    documented = section(text, "Args:") or {}
+    wrong += [f"{name}: Args must name {p}" for p in parameters if p not in documented]
+    wrong += [f"{name}: Args names {p}, which is none" for p in documented if p not in parameters]
+    returns = inspect.signature(function).return_annotation not in (None, "None", inspect._empty)
+    # A method or property without arguments says in its first line what it returns.
+    if returns and parameters and "\nReturns:" not in inspect.cleandoc(text):
+        wrong.append(f"{name}: Returns must say what comes back")
+    return wrong
+
+
+def fields_of(cls):
+    if dataclasses.is_dataclass(cls):
+        return [f.name for f in dataclasses.fields(cls) if not f.name.startswith("_")]
+    if hasattr(cls, "_fields"):
+        return list(cls._fields)
+    if hasattr(cls, "__members__"):
+        return list(cls.__members__)
+    return []
+
+
+def problems_of_class(cls, name):
+    """What the docstring of a class and of its own public methods lacks."""
+    text = cls.__dict__.get("__doc__") or ""
+    summary = first_line(text) if text else ""
+    if not summary.endswith(".") or "\n" in summary or not re.match(r"^[A-Z]", summary):
+        return [f"{name}: needs a docstring whose first line ends with a period: {summary!r}"]
+    documented = section(text, "Attributes:") or {}
+    wrong = [f"{name}: Attributes must name {f}" for f in fields_of(cls) if f not in documented]
+    for member, value in vars(cls).items():
+        if member.startswith("_") or member in fields_of(cls):
+            continue
+        function = getattr(value, "__func__", value)
+        if isinstance(value, property):
+            if not (value.fget.__doc__ or "").strip().split("\n")[0].endswith("."):
+                wrong.append(f"{name}.{member}: the first line must end with a period")
+        # Methods that a decorator made, such as `replace`, are documented by their makers.
+        elif inspect.isfunction(function) and function.__module__.startswith("fedjax_dp"):
+            wrong += problems_of_function(function, f"{name}.{member}")
+    return wrong
+
+
+def problems_of(value, name):
+    if inspect.isclass(value):
+        return problems_of_class(value, name)
+    if inspect.isfunction(value):
+        return problems_of_function(value, name)
+    if inspect.ismodule(value):
+        return [] if (value.__doc__ or "").strip() else [f"{name}: the module has no docstring"]
+    return []
+
+
+@pytest.mark.parametrize("package, name", list(public_names()))
+def test_public_name_is_documented(package, name):
+    assert hasattr(package, name), f"{package.__name__}.__all__ lists {name}, which is missing"
+    wrong = problems_of(getattr(package, name), name)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", list(packages()), ids=lambda p: p.__name__)
+def test_public_names_are_unique_and_public(package):
+    names = list(package.__all__)
+    assert len(set(names)) == len(names)
+    assert all(not name.startswith("_") for name in names if name != "__version__")
+
+
+def test_the_front_door_opens_nothing_unlisted():
+    """Everything public that `fedjax_dp` holds is on its list, sub-packages apart."""
+    held = {
+        name
+        for name, value in vars(fedjax_dp).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert held == {name for name in fedjax_dp.__all__ if not name.startswith("_")}
+
+
+def test_the_package_is_typed():
+    assert (pathlib.Path(fedjax_dp.__file__).parent / "py.typed").is_file()
+
+
+def good(size: int, *rest: int, **options: int) -> int:
+    """Counts things.
+
+    Args:
+      size: how many.
+      *rest: more.
+      **options: others.
+
+    Returns:
+      The count.
+    """
+    return size
+
+
+def without_period(size: int) -> None:
+    """Counts things
+
+    Args:
+      size: how many.
+    """
+
+
+def without_verb(size: int) -> None:
+    """The number of things.
+
+    Args:
+      size: how many.
+    """
+
+
+def without_argument(size: int, other: int) -> None:
+    """Counts things.
+
+    Args:
+      size: how many.
+    """
+
+
+def with_stranger(size: int) -> None:
+    """Counts things.
+
+    Args:
+      size: how many.
+      other: removed last year.
+    """
+
+
+def without_returns(size: int) -> int:
+    """Counts things.
+
+    Args:
+      size: how many.
+    """
+    return size
+
+
+@dataclasses.dataclass
+class WithoutAttribute:
+    """Holds numbers.
+
+    Attributes:
+      first: a number.
+    """
+
+    first: int
+    second: int
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (without_period, "ends with a period"),
+        (without_verb, "begin with a verb"),
+        (without_argument, "Args must name other"),
+        (with_stranger, "Args names other, which is none"),
+        (without_returns, "Returns must say"),
+        (WithoutAttribute, "Attributes must name second"),
+        (lambda: 0, "has no docstring"),
+    ],
+)
+def test_what_breaks_the_form_is_found(value, message):
+    (problem,) = problems_of(value, "value")
+    assert message in problem
+
+
+def test_what_keeps_the_form_passes():
+    assert not problems_of(good, "good")
