@@ -1,16 +1,16 @@
 """How a round is executed: chunk, devices, placement. Speed and memory, never results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks
 
-# Vmapped clients share a chunk while their parameters together stay below this many numbers: small
-# models gain from wide chunks, large ones already fill the machine alone.
-_PARAMETERS_PER_CHUNK = {"cpu": 2**18, "gpu": 2**28, "tpu": 2**28}
+# Clients share a chunk until a pass through its loop body does this many floating-point operations:
+# small models gain from wide chunks, large ones fill the machine alone.
+_OPERATIONS_PER_CHUNK = {"cpu": 5e7, "gpu": 1e11, "tpu": 1e11}
 _WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
 # A population up to this share of a device's memory is kept there whole.
 _RESIDENT_BYTES = 2 * 2**30
@@ -67,11 +67,12 @@ class ExecutionConfig(NamedTuple):
             return jax.devices()[: self.devices]
         return list(self.devices)
 
-    def chunk(self, params: Any, slots_per_device: int) -> int:
+    def chunk(self, operations: Callable[[], float], slots_per_device: int) -> int:
         """Chooses the clients per chunk.
 
         Args:
-          params: what one client trains, as arrays or shapes.
+          operations: counts the floating-point operations of one pass through a client's loop
+            body; asked only where there is something to choose.
           slots_per_device: cohort slots of one device; a chunk is never wider.
 
         Returns:
@@ -80,10 +81,8 @@ class ExecutionConfig(NamedTuple):
         if self.clients_per_chunk != "auto":
             return min(int(self.clients_per_chunk), slots_per_device)
         backend = jax.default_backend()
-        widest = _WIDEST_CHUNK.get(backend, 256)
-        budget = _PARAMETERS_PER_CHUNK.get(backend, 2**24)
-        fitting = budget // max(1, trees.num_parameters(params))
-        return int(np.clip(fitting, 1, min(widest, slots_per_device)))
+        fitting = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, operations())
+        return int(np.clip(fitting, 1, min(_WIDEST_CHUNK.get(backend, 256), slots_per_device)))
 
     def is_resident(self, data: Any) -> bool:
         """Decides whether all examples live in device memory.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.federated import FederatedData
@@ -19,6 +20,7 @@ from fedjax_dp.data.sampling import Participation
 from fedjax_dp.engine.cohort import ClientTable, Cohort, HostCohorts, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import AXIS, RoundShape, SimulationState, run_round
+from fedjax_dp.models.cost import operations
 
 RunFn = Callable[..., tuple[SimulationState, dict[str, np.ndarray]]]
 
@@ -91,10 +93,11 @@ def simulation(
     sizes = data.sizes.astype(np.int32)
     devices = execution.device_list()
     per_device = -(-participation.capacity // len(devices))
-    chunk = execution.chunk(_trained_shape(algorithm), per_device)
+    limit = max(1, int(sizes.max()))
+    chunk = execution.chunk(partial(_operations_of_a_client, algorithm, data, limit), per_device)
     num_slots = -(-per_device // chunk) * chunk * len(devices)
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
-    shape = RoundShape(limit=max(1, int(sizes.max())), chunk=chunk, mesh=mesh)
+    shape = RoundShape(limit=limit, chunk=chunk, mesh=mesh)
     placement = NamedSharding(mesh, P()) if mesh else devices[0]
     starts = data.offsets[:-1].astype(np.int32)
     table = ClientTable(*jax.device_put((starts, sizes), placement))
@@ -205,10 +208,19 @@ def simulation(
     )
 
 
-def _trained_shape(algorithm: FederatedAlgorithm) -> Any:
-    """Gives the shapes of what one client trains, or of all that the server keeps."""
-    server = jax.eval_shape(algorithm.init, jax.random.key(0))
-    return server if algorithm.model_of is None else jax.eval_shape(algorithm.model_of, server)
+def _operations_of_a_client(
+    algorithm: FederatedAlgorithm, data: FederatedData, limit: int
+) -> float:
+    """Counts what one client computes in a pass through its loop body."""
+
+    def one_client(key, examples, index):
+        server = algorithm.init(key)
+        row = None if algorithm.init_row is None else algorithm.init_row(server)
+        client = ClientData(examples, index, index, index, limit=limit)
+        return algorithm.client(server, row, client, algorithm.config.row(index), key).update
+
+    examples = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
+    return operations(one_client, jax.random.key(0), examples, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def _initial_state(
