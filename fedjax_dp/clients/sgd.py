@@ -173,7 +173,7 @@ def local_trainer(
         delta = trees.subtract(params, start)
         for i, transform in enumerate(update_transforms):
             # A key for each place in the chain: two noises of one client are not the same.
-            transform_key = fold(key, Purpose.CLIENT_NOISE, i)
+            transform_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             delta = transform(delta, UpdateContext(params, client, config, transform_key))
         metrics = stats | {"update_norm": trees.l2_norm(delta)}
         return LocalResult(delta, params, client.size.astype(jnp.float32), steps, metrics)

@@ -83,7 +83,10 @@ def simulation(
         participation.num_clients,
     )
     checks.require(
-        data.num_examples < 2**31, "data", "hold fewer than 2**31 examples", data.num_examples
+        0 < data.num_examples < 2**31,
+        "data",
+        "hold at least one and fewer than 2**31 examples",
+        data.num_examples,
     )
     algorithm.config.validate(data.num_clients)
     if algorithm.aggregator.event is not None:

@@ -4,13 +4,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import NUM_CLIENTS, PLAIN, assert_same_state, make_data, make_model, reference, snapshot
+from cases import (
+    NUM_CLIENTS,
+    PLAIN,
+    SIZES,
+    assert_same_state,
+    make_data,
+    make_model,
+    reference,
+    snapshot,
+)
 from rounds import flat
 
-from fedjax_dp.algorithms import dp_fedavg, fedavg
+from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.core import trees
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import sampling
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, run_round
 from fedjax_dp.engine.simulate import simulation
@@ -54,3 +65,95 @@ def test_compile_runs_no_round_and_is_the_only_trace(placement):
     assert sim.num_traces() == 1
     assert all(len(values) == 3 for values in info.values())
     assert int(once.round) == 3
+
+
+def test_the_state_that_is_run_is_donated():
+    sim, key = scalar_simulation(), jax.random.key(0)
+    state = sim.init(key)
+    sim.run(state, key, 1)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.server))
+
+
+def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
+    """Learning rates, clip norms and noise of several runs side by side."""
+    ref = reference("dp_sgd")
+    data = ref.case.data()
+    examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
+    ids = jnp.array([0, 2, 4])
+    starts, sizes = (jnp.asarray(a, jnp.int32) for a in (data.offsets[:-1], data.sizes))
+    cohort = Cohort(ids, starts[ids], sizes[ids], ids >= 0, jnp.int32(0))
+    shape = RoundShape(int(data.sizes.max()), 1, None)
+
+    def one_round(config):
+        state = jax.tree.map(jnp.asarray, ref.initial)._replace(config=config)
+        after, _ = run_round(ref.sim.algorithm, shape, state, examples, cohort, ref.key)
+        return after.server.params
+
+    base = jax.tree.map(jnp.asarray, ref.initial.config)
+    factors = jnp.array([0.5, 1.0, 2.0])
+    swept = base._replace(
+        learning_rate=factors[:, None] * base.learning_rate,
+        noise_multiplier=factors[::-1, None] * base.noise_multiplier,
+        clip_norm=jnp.stack([base.clip_norm] * 3),
+        batch_size=jnp.stack([base.batch_size] * 3),
+        num_epochs=jnp.stack([base.num_epochs] * 3),
+    )
+    together = jax.jit(jax.vmap(one_round))(swept)
+    alone = jax.jit(one_round)
+    for i in range(3):
+        single = alone(jax.tree.map(lambda a, i=i: a[i], swept))
+        np.testing.assert_allclose(flat(single), flat(trees.take(together, i)), atol=1e-6)
+    assert np.ptp(np.asarray(together["w"]), axis=0).min() > 1e-4
+
+
+def test_information_about_a_round():
+    ref = reference("fedavg")
+    replay = ref.case.run_of(ref.initial, ref.key).replay
+    for r in range(len(ref.info["num_participants"])):
+        slots = ref.info["participants"][r]
+        assert sorted(slots[slots >= 0].tolist()) == replay.cohort(r)
+        assert ref.info["num_participants"][r] == np.sum(slots >= 0)
+    quantiles = ref.info["update_norm_quantiles"]
+    assert np.all(np.diff(quantiles, axis=1) >= 0) and quantiles[:, -1].min() > 0
+
+
+def test_cohorts_that_overflow_are_counted():
+    model = make_model()
+    algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
+    chosen = sampling.participation(sampling.poisson(capacity=2), NUM_CLIENTS, 4)
+    sim, key = simulation(algorithm, make_data(), chosen, PLAIN), jax.random.key(0)
+    _, info = sim.run(sim.init(key), key, 6)
+    exact = sampling.participation(sampling.poisson(), NUM_CLIENTS, 4)
+    counts = [int(exact.draw(fold(key, Purpose.PARTICIPATION), r).is_real.sum()) for r in range(6)]
+    np.testing.assert_array_equal(info["num_overflow"], np.maximum(0, np.array(counts) - 2))
+    np.testing.assert_array_equal(info["num_participants"], np.minimum(2, counts))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"participation": sampling.participation(sampling.poisson(), 5, 2)}, "participation must"),
+        ({"sizes": (0,) * NUM_CLIENTS}, "data must hold at least one"),
+        ({"execution": ExecutionConfig(placement="disk")}, "placement must be one of"),
+        ({"learning_rate": np.ones(3)}, "learning_rate must be a scalar or have one entry"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    model = make_model()
+    config = LocalConfig(change.get("learning_rate", 0.1), 2, 1)
+    algorithm = fedavg(model, local_trainer(model, config))
+    chosen = sampling.participation(sampling.poisson(), NUM_CLIENTS, 3)
+    with pytest.raises(ValueError, match=message):
+        simulation(
+            algorithm,
+            make_data(change.get("sizes", SIZES)),
+            change.get("participation", chosen),
+            change.get("execution", ExecutionConfig()),
+        )
+
+
+@pytest.mark.parametrize("num_rounds", [0, -1, 1.5])
+def test_numbers_of_rounds_that_are_none_are_refused(num_rounds):
+    ref = reference("fedavg")
+    with pytest.raises(ValueError, match="num_rounds must be an integer of at least 1"):
+        ref.sim.run(ref.initial, ref.key, num_rounds)
