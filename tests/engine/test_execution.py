@@ -1,0 +1,130 @@
+"""How a round is laid out: choices, their limits, and what they cost."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import NUM_CLIENTS, PLAIN, make_data, make_model
+
+from fedjax_dp.algorithms import fedavg
+from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.cohort import ClientTable, Cohort, draw_cohort
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models.base import Model
+
+
+@pytest.mark.parametrize(
+    "choice, message",
+    [
+        ({"clients_per_chunk": 0}, "clients_per_chunk must be an integer of at least 1"),
+        ({"clients_per_chunk": 2.5}, "clients_per_chunk must be an integer of at least 1"),
+        ({"placement": "devise"}, "placement must be one of .* did you mean 'device'"),
+        ({"rounds_per_call": 0}, "rounds_per_call must be an integer of at least 1"),
+        ({"devices": 0}, "devices must be an integer of at least 1"),
+        ({"devices": 1000}, "devices must be at most"),
+    ],
+)
+def test_bad_choices_are_refused(choice, message):
+    with pytest.raises(ValueError, match=message):
+        ExecutionConfig(**choice).validate()
+
+
+def test_placement_follows_size_and_disk(tmp_path):
+    data = make_data()
+    assert ExecutionConfig().is_resident(data)
+    assert ExecutionConfig(placement="device").is_resident(data)
+    assert not ExecutionConfig(placement="host").is_resident(data)
+    data.save(tmp_path)
+    assert not ExecutionConfig().is_resident(FederatedData.open(tmp_path))
+    assert ExecutionConfig(placement="device").is_resident(FederatedData.open(tmp_path))
+    # An array that says it is large without being so.
+    large = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2**30, 4), (0, 0))
+    assert not ExecutionConfig().is_resident(FederatedData({"x": large}, np.array([0, 2**30])))
+
+
+@pytest.mark.parametrize("asked, given", [(1, 1), (4, 4), (100, 6), ("auto", None)])
+def test_chunks_are_no_wider_than_the_cohort(asked, given):
+    model = make_model()
+    algorithm = fedavg(model, local_trainer(model, LocalConfig(batch_size=2)))
+    participation = sampling.participation(sampling.poisson(), NUM_CLIENTS, 3)
+    execution = PLAIN._replace(clients_per_chunk=asked)
+    chunk = simulation(algorithm, make_data(), participation, execution).shape.chunk
+    assert chunk == given if given else 1 <= chunk <= NUM_CLIENTS
+
+
+@functools.cache
+def temporary_bytes(num_slots, chunk, num_features=20_000):
+    """Memory that a compiled round needs beyond its arguments and results."""
+    model = Model.from_functions(
+        lambda key: {"w": jnp.zeros(num_features)},
+        lambda params, x: x @ params["w"],
+        loss="sigmoid_binary_cross_entropy",
+    )
+    algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 1, 1)))
+    server = jax.eval_shape(algorithm.init, jax.random.key(0))
+    state = SimulationState(server, (), None, algorithm.config, jnp.int32(0))
+    examples = {
+        "x": jax.ShapeDtypeStruct((8, num_features), jnp.float32),
+        "y": jax.ShapeDtypeStruct((8,), jnp.float32),
+    }
+    slots = jax.ShapeDtypeStruct((num_slots,), jnp.int32)
+    is_real = jax.ShapeDtypeStruct((num_slots,), bool)
+    cohort = Cohort(slots, slots, slots, is_real, jnp.int32(0))
+    run = jax.jit(functools.partial(run_round, algorithm, RoundShape(1, chunk, None)))
+    compiled = run.lower(state, examples, cohort, jax.random.key(0)).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_memory_follows_the_chunk_and_not_the_cohort():
+    update = 4 * 20_000
+    small, large = temporary_bytes(8, 4), temporary_bytes(512, 4)
+    # 504 more slots of ids and metrics, not one more update.
+    assert large - small < update
+    assert temporary_bytes(512, 64) > large + 60 * update
+
+
+def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them():
+    model = make_model()
+    sizes = np.array([5, 0, 40, 7, 39, 1, 8, 41, 6, 2])
+    algorithm = fedavg(model, local_trainer(model, LocalConfig(batch_size=2)))
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
+    participation = sampling.participation(sampling.poisson(), len(sizes), 6)
+    for round_index in range(5):
+        draw = functools.partial(
+            draw_cohort, algorithm, participation, 12, 2, table, algorithm.config
+        )
+        cohort = jax.tree.map(np.asarray, draw(jax.random.key(0), round_index))
+        drawn = sorted(cohort.ids[cohort.is_real].tolist())
+        assert len(set(drawn)) == len(drawn) > 0
+        halves = cohort.is_real.reshape(2, 6)
+        counts = halves.sum(axis=1)
+        assert abs(counts[0] - counts[1]) <= 1
+        for half in range(2):
+            part = slice(6 * half, 6 * half + counts[half])
+            assert halves[half][: counts[half]].all(), "the real ones come first on every device"
+            assert np.all(np.diff(np.ceil(cohort.sizes[part] / 2)) <= 0)
+        np.testing.assert_array_equal(cohort.sizes[~cohort.is_real], 0)
+        real = cohort.is_real
+        np.testing.assert_array_equal(cohort.starts[real], starts[cohort.ids[real]])
+        np.testing.assert_array_equal(cohort.sizes[real], sizes[cohort.ids[real]])
+
+
+def test_padded_work_is_reported():
+    """Four clients in chunks of two, grouped by steps: the share can be counted by hand."""
+    model = make_model()
+    sizes = (1, 8, 2, 8)
+    algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
+    participation = sampling.participation(sampling.everybody(), 4)
+    execution = PLAIN._replace(clients_per_chunk=2)
+    sim = simulation(algorithm, make_data(sizes), participation, execution)
+    _, info = sim.run(sim.init(jax.random.key(0)), jax.random.key(0), 1)
+    # (8, 8) run four steps of two, (2, 1) one step of two: 16 + 4 places for 19 examples.
+    np.testing.assert_allclose(info["padding_share"], 1 - 19 / 20, rtol=1e-5)
+    assert info["num_examples"] == 19
