@@ -41,7 +41,7 @@ class Experiment(NamedTuple):
       model: what is trained.
       simulation: the compiled rounds.
       evaluator: the compiled evaluations.
-      facts: what each unit's privacy statement says beside what its ledger tells.
+      client_clip_norm: bound on one client's update, or None where clients are not protected.
       dp_delta: δ by unit.
       budget: ε by unit that must not be exceeded.
       num_parameters: size of the model.
@@ -52,7 +52,7 @@ class Experiment(NamedTuple):
     model: Model
     simulation: Simulation
     evaluator: Evaluator
-    facts: dict[str, dict[str, Any]]
+    client_clip_norm: float | None
     dp_delta: dict[str, float]
     budget: dict[str, Any]
     num_parameters: int
@@ -112,7 +112,7 @@ def assemble(config: Config) -> Experiment:
         model=model,
         simulation=compiled,
         evaluator=evaluations,
-        facts=_facts(units, trainer, mechanism),
+        client_clip_norm=None if mechanism is None else mechanism["clip_norm"],
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))),
@@ -245,17 +245,3 @@ def _charged_rounds(config: Config, participation: sampling.Participation) -> in
         return config.run.rounds
     cycle = -(-participation.num_clients // int(participation.cohort_size))
     return -(-config.run.rounds // cycle)
-
-
-def _facts(
-    units: tuple[str, ...], trainer: LocalTrainer, mechanism: dict[str, Any] | None
-) -> dict[str, dict[str, Any]]:
-    facts: dict[str, dict[str, Any]] = {}
-    if mechanism is not None:
-        facts["client"] = {"clip_norm": mechanism["clip_norm"]}
-    if "record" in units:
-        facts["record"] = {
-            "clip_norm": trainer.config.clip_norm,
-            "noise_multiplier_per_unit": trainer.config.noise_multiplier,
-        }
-    return facts

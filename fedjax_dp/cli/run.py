@@ -159,25 +159,31 @@ def _rounds(
     """Runs blocks of rounds up to the next look from outside, until the end or the budget."""
     config = experiment.config
     done, total = int(state.round), config.run.rounds
-    progress.done(done)
-    while done < total and not is_interrupted():
-        stops = (config.run.evaluate_every, config.run.checkpoint_every)
-        block = min(total - done, *(every - done % every for every in stops))
-        affordable = accounting.affordable_rounds(
+
+    def affordable() -> int:
+        return accounting.affordable_rounds(
             state,
             key,
-            block,
+            total - done,
             experiment.budget,
             experiment.dp_delta,
             config.privacy.accountant,
         )
-        if affordable == 0:
+
+    # Asked again only where it is used up: if not everybody was drawn, there is more.
+    allowed = affordable()
+    progress.done(done)
+    while done < total and not is_interrupted():
+        if allowed == 0:
             return state, True
-        state, info = experiment.simulation.run(state, key, affordable)
+        stops = (config.run.evaluate_every, config.run.checkpoint_every)
+        block = min(allowed, *(every - done % every for every in stops))
+        state, info = experiment.simulation.run(state, key, block)
         rows = _rows(experiment, accounting, info, done)
-        done += affordable
-        is_last = done == total or affordable < block
-        if is_last or done % config.run.evaluate_every == 0:
+        done, allowed = done + block, allowed - block
+        if allowed == 0:
+            allowed = affordable()
+        if allowed == 0 or done % config.run.evaluate_every == 0:
             rows[-1] |= _evaluate(experiment, state)
         for row in rows:
             logbook.write(row)
@@ -243,7 +249,8 @@ def _finish(
     # JSON has no infinity, and null would read as if nothing were claimed.
     infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
     write_json(folder / "summary.json", summary | infinite)
-    write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, experiment.facts)
+    facts = _facts(experiment, state)
+    write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, facts)
     title = f"{config.run.name}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "plots" / "accuracy_epsilon.png")
     if experiment.evaluator.clients is not None:
@@ -256,6 +263,22 @@ def _finish(
     plots.save(draw_partition(partition), folder / "plots" / "partition.png")
     write_text(folder / "partition.txt", f"{partition}\n")
     return summary
+
+
+def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str, Any]]:
+    """Reads off the state what ran, whatever calibration would give today."""
+    num_clients = experiment.population.train.num_clients
+
+    def by_client(value: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), num_clients)
+
+    facts: dict[str, dict[str, Any]] = {"client": {"clip_norm": experiment.client_clip_norm}}
+    if state.config.clip_norm is not None:
+        facts["record"] = {
+            "clip_norm_per_unit": by_client(state.config.clip_norm),
+            "noise_multiplier_per_unit": by_client(state.config.noise_multiplier),
+        }
+    return facts
 
 
 def _report(

@@ -142,9 +142,10 @@ class PrivacyAccounting:
 
     def _cohorts(self, state: SimulationState, key: PRNGKey, num_rounds: int) -> np.ndarray:
         """Looks up who will be drawn, `[num_rounds, slots]`, -1 in empty slots."""
-        draw_key, first = fold(key, Purpose.PARTICIPATION), int(state.round)
-        draws = [self._participation.draw(draw_key, first + i) for i in range(num_rounds)]
-        return np.stack([np.where(draw.is_real, draw.indices, -1) for draw in draws])
+        draw_key = fold(key, Purpose.PARTICIPATION)
+        rounds = int(state.round) + np.arange(num_rounds)
+        draws = jax.vmap(lambda r: self._participation.draw(draw_key, r))(rounds)
+        return np.where(draws.is_real, draws.indices, -1)
 
     def epsilon(self, dp_delta: dict[str, float], accountant: str = "rdp") -> dict[str, np.ndarray]:
         """Computes ε spent so far.

@@ -1,0 +1,308 @@
+"""A run that was killed or interrupted anywhere goes on to the bits of one that was not."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from run_folders import (
+    ENTRY,
+    SMALL,
+    assert_same_run,
+    command,
+    execute,
+    in_subprocess,
+    metrics,
+    read_json,
+    saved_arrays,
+)
+
+from fedjax_dp.cli import assemble
+from fedjax_dp.cli import config as configuration
+from fedjax_dp.io import plots
+from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.logbook import Logbook
+
+ROUNDS, EVERY = 8, 3
+
+# Noise at records and at the server, cohorts and batches drawn at random, an evaluation between
+# two checkpoints and one that is not: all that a resumed run could draw differently.
+WORDS = (
+    *SMALL,
+    f"--run.rounds={ROUNDS}",
+    f"--run.checkpoint_every={EVERY}",
+    "--run.evaluate_every=2",
+    "--privacy.unit=both",
+    "--algorithm.name=dp_fedavg",
+    "--participation.sampler=poisson",
+    "--participation.cohort_size=2",
+)
+
+# The process stops for good after some row of metrics, and waits there to be killed.
+_STALL = """
+import time
+from fedjax_dp.io.logbook import Logbook
+write = Logbook.write
+def stalling(self, row):
+    write(self, row)
+    while row["round"] == {round}:
+        time.sleep(0.05)
+Logbook.write = stalling
+"""
+# The process kills itself where a whole checkpoint would take its name.
+_HALF_WRITTEN = """
+import os, signal, pathlib
+from orbax.checkpoint._src.path import atomicity
+async def killed(self, *args, **kwargs):
+    if pathlib.Path(str(self.get_final())).name == "{round}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await finalize(self, *args, **kwargs)
+finalize = atomicity.AtomicRenameTemporaryPath.finalize
+atomicity.AtomicRenameTemporaryPath.finalize = killed
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    """Drawing takes longer than the rounds; other tests look at pictures."""
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plots, "save", lambda figure, path: None)
+        assert execute(folder, *WORDS)[0] == 0
+    rounds = [row["round"] for row in metrics(folder)]
+    assert rounds == list(range(1, ROUNDS + 1))
+    return folder
+
+
+def wait_for(condition, process, seconds=240):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "the run did not come so far"
+        time.sleep(0.02)
+
+
+def start(folder, round_index, cache, program=_STALL):
+    """Starts the run in a process of its own and waits until it has logged a round."""
+    words = command(
+        "run",
+        *WORDS,
+        "--output",
+        str(folder),
+        program=program.format(round=round_index) + ENTRY,
+        cache=cache,
+    )
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def lines_of(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("rounds_done", [2, 5])
+def test_a_killed_run_resumes_to_the_same_bits(
+    uninterrupted, tmp_path, compilation_cache, rounds_done
+):
+    """Before the first checkpoint, and between two of them."""
+    folder = tmp_path / "run"
+    process = start(folder, rounds_done, compilation_cache)
+    wait_for(lambda: lines_of(folder) >= rounds_done, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert lines_of(folder) == rounds_done
+    assert not (folder / "summary.json").exists()
+    if rounds_done > EVERY:
+        assert saved_arrays(folder)[0] == EVERY
+    status, _ = execute(folder, resume=True)
+    assert status == 0
+    assert_same_run(folder, uninterrupted)
+
+
+def test_a_checkpoint_that_was_half_written_is_ignored(uninterrupted, tmp_path, compilation_cache):
+    folder = tmp_path / "run"
+    process = start(folder, 2 * EVERY, compilation_cache, _HALF_WRITTEN)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    names = {path.name for path in (folder / "checkpoint").iterdir()}
+    assert str(EVERY) in names and str(2 * EVERY) not in names and len(names) == 2
+    assert saved_arrays(folder)[0] == EVERY
+    status, _ = execute(folder, resume=True)
+    assert status == 0
+    assert_same_run(folder, uninterrupted)
+    assert all(path.name.isdigit() for path in (folder / "checkpoint").iterdir())
+
+
+def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
+    folder = tmp_path / "run"
+    stall = _STALL.replace("== {round}:", "== {round} and not os.path.exists({flag!r}):")
+    flag = tmp_path / "go on"
+    program = "import os\n" + stall.replace("{flag!r}", repr(str(flag)))
+    process = start(folder, 4, compilation_cache, program)
+    wait_for(lambda: lines_of(folder) >= 4, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    flag.touch()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 130, output
+    assert "interrupted after round 4; nothing is lost" in output
+    assert f"fedjax-dp run --resume {folder}" in " ".join(output.split())
+    assert saved_arrays(folder)[0] == 4
+    assert [row["round"] for row in metrics(folder)] == [1, 2, 3, 4]
+    assert read_json(folder, "summary.json")["rounds"] == 4
+    assert (folder / "privacy.md").exists() and (folder / "plots").exists()
+    status, _ = execute(folder, resume=True)
+    assert status == 0
+    assert_same_run(folder, uninterrupted)
+
+
+class Killed(BaseException):
+    """Stands for a signal that no code can answer."""
+
+
+def kill_after(monkeypatch, round_index):
+    write = Logbook.write
+
+    def dying(self, row):
+        write(self, row)
+        if row["round"] == round_index:
+            raise Killed
+
+    monkeypatch.setattr(Logbook, "write", dying)
+
+
+def slowly(*parameters):
+    return [pytest.param(parameter, marks=pytest.mark.slow) for parameter in parameters]
+
+
+@pytest.mark.parametrize("rounds_done", [3, 7, *slowly(1, 4, 6, 8)])
+def test_a_run_that_dies_at_any_round_resumes_to_the_same_bits(
+    uninterrupted, tmp_path, monkeypatch, rounds_done
+):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        kill_after(patched, rounds_done)
+        with pytest.raises(Killed):
+            execute(folder, *WORDS)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+def test_a_run_can_die_more_than_once(uninterrupted, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    for rounds_done in (4, 5):
+        with monkeypatch.context() as patched:
+            kill_after(patched, rounds_done)
+            with pytest.raises(Killed):
+                execute(folder, *(() if folder.exists() else WORDS), resume=folder.exists())
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("name", ["scaffold", *slowly("fedadam", "local_only")])
+def test_what_clients_and_server_keep_is_resumed(tmp_path, monkeypatch, name):
+    words = (*SMALL, "--run.rounds=4", "--run.checkpoint_every=2", "--privacy.unit=none")
+    words = (*words, "--participation.sampler=cyclic", "--participation.cohort_size=2")
+    words = (*words, f"--algorithm.name={name}", "--execution.clients_per_chunk=1")
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert execute(whole, *words)[0] == 0
+    with monkeypatch.context() as patched:
+        kill_after(patched, 3)
+        with pytest.raises(Killed):
+            execute(folder, *words)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, whole)
+
+
+@pytest.fixture
+def finished(uninterrupted, tmp_path):
+    return pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "copy"))
+
+
+def test_a_finished_run_stays_what_it_is(uninterrupted, finished):
+    status, text = execute(finished, resume=True)
+    assert status == 0 and f"{ROUNDS} rounds in" in text
+    assert_same_run(finished, uninterrupted)
+    spent = read_json(finished, "summary.json")["seconds"]
+    assert spent > read_json(uninterrupted, "summary.json")["seconds"]
+
+
+def test_a_torn_last_line_of_metrics_is_written_again(uninterrupted, finished):
+    """As a crash of the whole computer may leave it: the last lines cut off or gone."""
+    shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
+    path = finished / "metrics.jsonl"
+    path.write_text(path.read_text(encoding="utf-8")[:-25], encoding="utf-8")
+    assert execute(finished, resume=True)[0] == 0
+    assert_same_run(finished, uninterrupted)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    done = in_subprocess("run", "--resume", str(tmp_path))
+    assert done.returncode == 2
+    assert "error: --resume must name a run folder with a config.toml" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_that_never_reached_a_checkpoint_starts_again(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(uninterrupted / "config.toml", folder)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+def test_another_configuration_in_the_folder_is_refused(finished):
+    path = finished / "config.toml"
+    config = configuration.load(path, ["--run.seed=1"])
+    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
+        execute(finished, resume=True)
+    assert read_json(finished, "summary.json")["rounds"] == ROUNDS
+
+
+def test_another_model_in_the_folder_is_refused(finished):
+    path = finished / "config.toml"
+    config = configuration.load(path, ["--model.name=mlp"])
+    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    with pytest.raises(ValueError, match="checkpoint must hold"):
+        execute(finished, resume=True)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_may_execute_in_another_way(finished):
+    path = finished / "config.toml"
+    config = configuration.load(path, ["--execution.clients_per_chunk=1"])
+    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    assert execute(finished, resume=True)[0] == 0
+
+
+def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
+    """Calibration may change between versions; the run goes on with the noise it started with."""
+    claims = read_json(finished, "privacy.json")["claims"]
+    calibrated = assemble._calibrated
+    monkeypatch.setattr(assemble, "_calibrated", lambda *args: 2 * calibrated(*args))
+    shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
+    assert execute(finished, resume=True)[0] == 0
+    assert read_json(finished, "privacy.json")["claims"] == claims
+
+
+def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
+    def impatient(self, row):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+    monkeypatch.setattr(Logbook, "write", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        execute(tmp_path / "run", *WORDS)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert Checkpoints(tmp_path / "run" / "checkpoint").latest_round() is None

@@ -1,0 +1,415 @@
+"""What is refused, and when: before data are read, or at least before anything is trained."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from run_folders import NOT_PRIVATE, SMALL, execute
+
+from fedjax_dp.cli import assemble, main, population
+from fedjax_dp.cli import config as configuration
+from fedjax_dp.cli import run as running
+from fedjax_dp.data import datasets
+from fedjax_dp.engine import simulate
+
+FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
+DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
+
+
+class TouchedError(AssertionError):
+    """Something was done that a refusal should have come before."""
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    def touched(*_args, **_kwargs):
+        raise TouchedError("data were read")
+
+    monkeypatch.setattr(population.datasets, "load", touched)
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Lets a simulation be declared, and fails if it is compiled or run."""
+    build = simulate.simulation
+
+    def touched(*_args, **_kwargs):
+        raise TouchedError("rounds were compiled")
+
+    def declared(*args, **kwargs):
+        return build(*args, **kwargs)._replace(compile=touched, run=touched)
+
+    monkeypatch.setattr(assemble, "simulation", declared)
+
+
+def test_the_traps_do_spring(tmp_path, no_data):
+    with pytest.raises(TouchedError, match="data"):
+        execute(tmp_path / "run", *SMALL)
+
+
+def test_the_trap_of_training_does_spring(tmp_path, no_training):
+    with pytest.raises(TouchedError, match="compiled"):
+        execute(tmp_path / "run", *SMALL)
+
+
+UNKNOWN = [
+    ("data.name", "digts", "digits"),
+    ("data.options.test_fracton", "0.5", "test_fraction"),
+    ("data.partition", "dirichle", "dirichlet"),
+    ("data.partition_options.alhpa", "0.5", "alpha"),
+    ("model.name", "logistic_regresion", "logistic_regression"),
+    ("algorithm.name", "dp_sdg", "dp_sgd"),
+    ("training.optimizer", "sdg", "sgd"),
+    ("training.optimizer_options.momentun", "0.9", "momentum"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "nearest"), UNKNOWN)
+def test_names_that_do_not_exist_are_refused_before_data_are_read(
+    tmp_path, no_data, key, value, nearest
+):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, f"--{key}={value}")
+    message = str(error.value)
+    table, _, option = key.rpartition(".")
+    named = (table, repr(option)) if "options" in key else (key, repr(value))
+    assert all(part in message for part in named)
+    assert message.endswith(f"did you mean {nearest!r}?")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "nearest"),
+    [
+        (("--model.name=mlp", "--model.options.hiden=[8]"), "hiden", "hidden"),
+        ((*FEDAVG[:1], "--algorithm.name=fedprox", "--algorithm.options.nu=1"), "nu", "mu"),
+        (("--training.optimizer=adam", "--training.optimizer_options.b3=1"), "b3", "b"),
+    ],
+)
+def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, option, nearest):
+    with pytest.raises(ValueError, match=rf"got {option!r}; did you mean '{nearest}"):
+        execute(tmp_path / "run", *SMALL, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--algorithm.options.mu=1",), "algorithm.options must be empty: there are no options"),
+        (
+            ("--data.partition=natural", "--data.partition_options.alpha=1"),
+            "data.partition_options must be empty: there are no options",
+        ),
+        (
+            ("--privacy.unit=none", "--algorithm.name=ifca"),
+            "algorithm.options must hold 'num_models', which ifca needs, got {}",
+        ),
+        (
+            ("--data.partition_options.alpha=abc",),
+            "data.partition_options.alpha must be a number, got 'abc'",
+        ),
+        (
+            ("--training.optimizer=adam", "--training.optimizer_options.b1=high"),
+            "training.optimizer_options.b1 must be a number, got 'high'",
+        ),
+        (
+            ("--training.optimizer_options.nesterov=1",),
+            "training.optimizer_options.nesterov must be true or false, got 1",
+        ),
+        (("--data.options.test_fraction=most",), "data.options.test_fraction must be a number"),
+        (("--run.rounds=0",), "run.rounds must be an integer of at least 1, got 0"),
+        (("--run.evaluate_every=0",), "run.evaluate_every must be an integer of at least 1"),
+        (("--run.checkpoint_every=-2",), "run.checkpoint_every must be an integer of at least 1"),
+        (("--run.seed=-1",), "run.seed must be an integer of at least 0, got -1"),
+        (("--data.num_clients=0",), "data.num_clients must be an integer of at least 1, got 0"),
+        (("--data.client_test_share=1.0",), "data.client_test_share must lie in [0, 1), got 1.0"),
+        (("--training.learning_rate=-1",), "training.learning_rate must be at least 0, got -1.0"),
+        (("--training.batch_size=0.5",), "training.batch_size must be at least 1, got 0.5"),
+        (("--training.num_epochs=-1",), "training.num_epochs must be at least 0, got -1.0"),
+        (("--training.num_steps=-1",), "training.num_steps must be at least 0, got -1.0"),
+        (("--training.micro_batch_size=0",), "training.micro_batch_size must be an integer"),
+        (("--execution.devices=4096",), "devices must be at most"),
+        (("--execution.clients_per_chunk=0",), "clients_per_chunk must be an integer"),
+    ],
+)
+def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data, words, message):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *words)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--privacy.record.clip_norm=-1",), "privacy.record.clip_norm must be positive, got -1.0"),
+        (("--privacy.record.clip_norm=[1, 0, 1]",), "privacy.record.clip_norm must be positive"),
+        (("--privacy.record.epsilon=0",), "privacy.record.epsilon must be positive, got 0.0"),
+        (("--privacy.record.noise_multiplier=-1",), "noise_multiplier must be at least 0, got -1"),
+        *(
+            ((f"--privacy.record.dp_delta={delta}",), "privacy.record.dp_delta must lie in (0, 1)")
+            for delta in ("0.0", "1.0", "-1e-5", "2")
+        ),
+        (
+            ("--privacy.record.noise_multiplier=0",),
+            "privacy.record.noise_multiplier must be above 0 to keep the budget "
+            "privacy.record.epsilon; without noise set that to none, got 0.0",
+        ),
+        (
+            ("--privacy.record.noise_multiplier=[1, 0, 1]",),
+            "privacy.record.noise_multiplier must be above 0 to keep the budget",
+        ),
+        (
+            ("--privacy.record.epsilon=none",),
+            "privacy.record must give an epsilon to calibrate to, or a noise_multiplier",
+        ),
+        (
+            (*DP_FEDAVG, "--privacy.client.noise_multiplier=0"),
+            "privacy.client.noise_multiplier must be above 0 to keep the budget",
+        ),
+        ((*DP_FEDAVG, "--privacy.client.clip_norm=-1"), "privacy.client.clip_norm must be"),
+        ((*DP_FEDAVG, "--privacy.client.dp_delta=1"), "privacy.client.dp_delta must lie in (0, 1)"),
+        *(
+            ((*DP_FEDAVG, f"--privacy.client.{key}=[1, 1, 1]"), f"privacy.client.{key} must be one")
+            for key in ("clip_norm", "noise_multiplier", "epsilon")
+        ),
+        (("--privacy.unit=client",), "privacy.unit must be record or both for the algorithm dp_sg"),
+        (("--privacy.unit=none",), "privacy.unit must be record or both for the algorithm dp_sgd"),
+        (("--algorithm.name=dp_fedavg",), "privacy.unit must be client or both"),
+        (
+            ("--privacy.unit=client", "--algorithm.name=scaffold"),
+            "privacy.unit must be none or record for the algorithm scaffold, got 'client'",
+        ),
+        (
+            ("--algorithm.name=ifca", "--algorithm.options.num_models=2"),
+            "privacy.unit must be none for the algorithm ifca, got 'record'",
+        ),
+    ],
+)
+def test_privacy_out_of_range_is_refused_before_data_are_read(tmp_path, no_data, words, message):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *words)
+    assert message in str(error.value)
+
+
+PER_CLIENT = (
+    *(f"training.{key}" for key in ("learning_rate", "batch_size", "num_epochs", "num_steps")),
+    *(f"privacy.record.{key}" for key in ("clip_norm", "noise_multiplier", "epsilon")),
+)
+
+
+@pytest.mark.parametrize("key", PER_CLIENT)
+def test_lists_of_another_length_than_the_clients_are_refused_before_data_are_read(
+    tmp_path, no_data, key
+):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, f"--{key}=[1, 2]")
+    rule = "be one number or have one for each of the 3 clients"
+    assert str(error.value) == f"{key} must {rule}, got [1.0, 2.0]"
+
+
+@pytest.mark.parametrize("key", PER_CLIENT)
+def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
+    tmp_path, no_training, monkeypatch, key
+):
+    real = datasets.load("digits")
+    clients = np.arange(len(real.train["y"])) % 3
+    data = dataclasses.replace(real, train_clients=clients)
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", "--data.partition=natural", f"--{key}=[1, 2]")
+    assert key.rpartition(".")[2] in str(error.value) and "3 clients" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--participation.sampler=poisson", "--participation.cohort_size=4"),
+            "participation.cohort_size must be at most the population of 3 clients, got 4.0",
+        ),
+        (
+            ("--participation.sampler=fixed_size", "--participation.cohort_size=0"),
+            "participation.cohort_size must be positive, got 0.0",
+        ),
+        (
+            ("--participation.cohort_size=2",),
+            "participation.cohort_size must be left out under the sampler everybody",
+        ),
+        (
+            ("--participation.sampler=cyclic", "--participation.capacity=2"),
+            "participation.sampler must be poisson if a capacity is given, got 'cyclic'",
+        ),
+        (
+            ("--participation.sampler=poisson", "--participation.capacity=0"),
+            "participation.capacity must be an integer of at least 1, got 0",
+        ),
+    ],
+)
+def test_impossible_cohorts_are_refused_before_data_are_read(tmp_path, no_data, words, message):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *FEDAVG, *words)
+    assert message in str(error.value)
+
+
+def test_a_fraction_of_a_client_is_for_poisson_alone(tmp_path, no_training):
+    words = ("--participation.sampler=fixed_size", "--participation.cohort_size=1.5")
+    with pytest.raises(ValueError, match="cohort_size must be a whole number"):
+        execute(tmp_path / "run", *SMALL, *FEDAVG, *words)
+
+
+NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--training.sampler=shuffled",), ("shuffled", "poisson()")),
+        (("--training.sampler=shuffled", *NOISE), ("shuffled", "poisson()")),
+        (
+            ("--training.sampler=fixed_size",),
+            ("SampledWithoutReplacement", "add_remove", "replace_one"),
+        ),
+        (
+            ("--training.sampler=fixed_size", *NOISE),
+            ("SampledWithoutReplacement", "add_remove", "replace_one"),
+        ),
+        (("--privacy.relation=replace_one",), ("PoissonSampled", "'rdp'", "accountant 'pld'")),
+        (
+            ("--privacy.relation=replace_one", *NOISE),
+            ("PoissonSampled", "'rdp'", "accountant 'pld'"),
+        ),
+        (
+            (
+                *DP_FEDAVG,
+                "--participation.sampler=fixed_size",
+                "--participation.cohort_size=2",
+            ),
+            ("SampledWithoutReplacement", "add_remove", "replace_one"),
+        ),
+        (
+            (
+                *DP_FEDAVG,
+                "--participation.sampler=poisson",
+                "--participation.cohort_size=1",
+                "--participation.capacity=2",
+            ),
+            ("Truncated", "'rdp'", "accountant 'pld'"),
+        ),
+        (
+            (
+                *DP_FEDAVG,
+                "--participation.sampler=poisson",
+                "--participation.cohort_size=1",
+                "--participation.capacity=2",
+                "--privacy.client.noise_multiplier=1.0",
+                "--privacy.client.epsilon=none",
+            ),
+            ("Truncated", "'rdp'", "accountant 'pld'"),
+        ),
+    ],
+)
+def test_a_privacy_without_an_analysis_is_refused_before_training(
+    tmp_path, no_training, words, parts
+):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *words)
+    assert all(part in str(error.value) for part in parts), error.value
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_data_that_are_not_finite_are_refused_before_training(
+    tmp_path, monkeypatch, no_training, part
+):
+    real = datasets.load("digits")
+    broken = {name: np.array(array) for name, array in getattr(real, part).items()}
+    broken["x"][7, 0] = np.nan
+    data = dataclasses.replace(real, **{part: broken})
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+    with pytest.raises(ValueError, match=r"examples\['x'\] must be finite, got NaN or infinity"):
+        execute(tmp_path / "run", *SMALL)
+    with pytest.raises(TouchedError, match="compiled"):
+        execute(tmp_path / "run", *SMALL, "--data.check_finite=false")
+
+
+def test_every_held_out_example_of_a_client_is_looked_at(tmp_path, monkeypatch, no_training):
+    """Wherever in the training part the NaN is, the split may have set it aside."""
+    real = datasets.load("digits")
+    config = configuration.load(None, [*SMALL, *NOT_PRIVATE])
+    held_out = population.build_population(config).client_test
+    x = np.array(real.train["x"])
+    row = int(np.flatnonzero((x == held_out.examples["x"][0]).all(axis=tuple(range(1, x.ndim))))[0])
+    x[row, 0] = np.inf
+    data = dataclasses.replace(real, train={**real.train, "x": x})
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+    with pytest.raises(ValueError, match=r"examples\['x'\] must be finite"):
+        execute(tmp_path / "run", *SMALL, *NOT_PRIVATE)
+
+
+def test_a_natural_partition_needs_clients_in_the_data(tmp_path, no_training):
+    with pytest.raises(ValueError, match=r"data\.partition must be another than natural, since"):
+        execute(tmp_path / "run", "--data.partition=natural")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--run.round", "3"], "did you mean 'run.rounds'?"),
+        (["run", "--model.name=mpl"], "did you mean 'mlp'?"),
+        (["run", "nowhere.toml"], "there is no configuration file 'nowhere.toml'"),
+        (["run", "--resume", "nowhere"], "--resume must name a run folder with a config.toml"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_and_status_2(
+    monkeypatch, capsys, tmp_path, no_data, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", *words])
+    with pytest.raises(SystemExit) as status:
+        main.main()
+    assert status.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and "Traceback" not in error
+    assert not any(tmp_path.iterdir())
+
+
+def test_resuming_takes_no_other_options(monkeypatch, capsys, tmp_path, no_data):
+    (tmp_path / "config.toml").write_text(configuration.to_toml(configuration.Config()))
+    for other in (["--run.rounds", "9"], ["--output", "elsewhere"], ["other.toml"]):
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", *other, "--resume", str(tmp_path)])
+        with pytest.raises(SystemExit) as status:
+            main.main()
+        assert status.value.code == 2
+        error = capsys.readouterr().err
+        assert "--resume must stand alone" in error and other[-1] in error
+
+
+def test_output_must_be_free(monkeypatch, capsys, tmp_path, no_data):
+    (tmp_path / "notes.txt").write_text("mine")
+    for taken in (tmp_path, tmp_path / "notes.txt"):
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--output", str(taken)])
+        with pytest.raises(SystemExit) as status:
+            main.main()
+        assert status.value.code == 2
+        error = capsys.readouterr().err
+        assert "must be a new or an empty folder" in error and "--resume" in error
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_runs_that_start_together_get_a_folder_each(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    folders = {running._next_folder("digits") for _ in range(3)}
+    assert sorted(str(folder) for folder in folders) == [
+        f"runs/digits-{number:03d}" for number in (1, 2, 3)
+    ]
+
+
+def test_calibrated_noise_is_never_rounded_down():
+    rng = np.random.default_rng(0)
+    exact = rng.uniform(0.3, 30.0, 1000)
+    together = assemble._rounded_up(exact)
+    one_by_one = [assemble._rounded_up(float(z)) for z in exact]
+    assert together.dtype == np.float32 and all(z.dtype == np.float32 for z in one_by_one)
+    for rounded in (together, np.array(one_by_one)):
+        assert np.all(rounded.astype(np.float64) >= exact)
+        assert np.all(np.nextafter(rounded, np.float32(0)).astype(np.float64) < exact)
+    assert assemble._rounded_up(1.5) == 1.5

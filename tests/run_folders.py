@@ -1,0 +1,85 @@
+"""Runs of the command line in this process, and what their folders hold."""
+
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+from rich.console import Console
+
+from fedjax_dp.cli import config as configuration
+from fedjax_dp.cli.run import run
+
+# Three clients and few rounds: a run of a few seconds that still takes every turn.
+SMALL = ("--data.num_clients=3", "--run.rounds=2")
+NOT_PRIVATE = ("--privacy.unit=none", "--algorithm.name=fedavg")
+
+ENTRY = "from fedjax_dp.cli.main import main; main()"
+
+
+def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[int, str]:
+    """Runs an experiment in this process; gives its exit status and what it printed."""
+    file = folder / "config.toml" if resume else None
+    text = io.StringIO()
+    config = configuration.load(file, words)
+    status = run(config, folder, Console(file=text, width=200), resume=resume)
+    return status, text.getvalue()
+
+
+def command(*words: str, program: str = ENTRY, cache: str = "") -> list[str]:
+    """Gives the command line of a process of its own, its compiled programs kept in `cache`."""
+    if cache:
+        program = (
+            f"import jax; jax.config.update('jax_compilation_cache_dir', {cache!r}); {program}"
+        )
+    return [sys.executable, "-c", program, *words]
+
+
+def in_subprocess(*words: str, **options: Any) -> subprocess.CompletedProcess:
+    """Runs the command in a process of its own, to its end."""
+    environment = os.environ | {"COLUMNS": "200"}
+    return subprocess.run(
+        command(*words, **options), capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+def read_json(folder: pathlib.Path, name: str) -> Any:
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def saved_arrays(folder: pathlib.Path) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the newest checkpoint with Orbax alone: its round, its arrays, what lies beside."""
+    with ocp.CheckpointManager((folder / "checkpoint").absolute()) as manager:
+        step = manager.latest_step()
+        saved = manager.restore(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(), extra=ocp.args.JsonRestore()),
+        )
+    return step, saved["state"], saved["extra"]
+
+
+def assert_same_run(folder: pathlib.Path, other: pathlib.Path) -> None:
+    """Requires two folders to hold one run, bit for bit, but for the time that it took."""
+    step, arrays, extra = saved_arrays(folder)
+    other_step, other_arrays, other_extra = saved_arrays(other)
+    assert step == other_step
+    assert arrays.keys() == other_arrays.keys()
+    for name, array in arrays.items():
+        assert array.dtype == other_arrays[name].dtype
+        assert np.asarray(array).tobytes() == np.asarray(other_arrays[name]).tobytes(), name
+    assert extra["ledgers"] == other_extra["ledgers"]
+    for name in ("metrics.jsonl", "privacy.json", "privacy.md", "config.toml"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+    left, right = read_json(folder, "summary.json"), read_json(other, "summary.json")
+    for name in left.keys() | right.keys():
+        assert name.startswith("seconds") or left[name] == right[name], name
