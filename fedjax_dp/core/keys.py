@@ -20,6 +20,7 @@ class Purpose(enum.IntEnum):
       MODEL: draws of the model itself, such as dropout.
       SELECTION: a private or random choice among several models.
       SERVER: all other draws of the server.
+      ENCODING: what a client draws to turn its contribution into a message.
     """
 
     INIT = 1
@@ -32,6 +33,7 @@ class Purpose(enum.IntEnum):
     MODEL = 8
     SELECTION = 9
     SERVER = 10
+    ENCODING = 11
 
 
 def fold(key: PRNGKey, *path: jax.typing.ArrayLike) -> PRNGKey:

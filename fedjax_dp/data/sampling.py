@@ -49,6 +49,7 @@ class Sampler(NamedTuple):
       charges_everybody: whether a draw costs every member of the population, drawn or not, as
         amplification by sampling has it; where false, only those drawn are charged.
       varies: whether the number drawn is random.
+      separation: `(size, batch_size) -> steps` from one draw of a member to its next, at least.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Sampler(NamedTuple):
     num_steps_per_epoch: Callable[[Any, Any], Any]
     charges_everybody: bool
     varies: bool
+    separation: Callable[[int, float], int] = lambda size, batch_size: 1
 
 
 def _ceil_div(size: Any, batch_size: Any) -> Any:
@@ -233,6 +235,52 @@ def cyclic() -> Sampler:
         num_steps_per_epoch=_ceil_div,
         charges_everybody=False,
         varies=False,
+        separation=lambda size, batch_size: _ceil_div(size, int(batch_size)),
+    )
+
+
+def min_separated(separation: int) -> Sampler:
+    """Draws each member at most once in so many steps, `batch_size` of them at random.
+
+    The population is dealt into `separation` groups at random, once for a run; a step draws from
+    the group whose turn it is.
+
+    Args:
+      separation: steps from one draw of a member to its next, at least 1.
+
+    Returns:
+      The sampler; only those drawn are charged, each with the base event, without amplification.
+
+    Raises:
+      ValueError: if the separation is not a positive integer.
+    """
+    checks.whole("separation", separation)
+
+    def draw(state, key, step, size, batch_size, limit, capacity):
+        exists = jnp.arange(limit) < size
+        last = jnp.iinfo(jnp.int32).max
+
+        def order_of(key):
+            bits = (jax.random.bits(key, (limit,), jnp.uint32) >> 1).astype(jnp.int32)
+            return jnp.where(exists, bits, last)
+
+        dealt = jnp.argsort(jnp.argsort(order_of(fold(key, 0)))) % separation
+        has_turn = exists & (dealt == step % separation)
+        order = jnp.where(has_turn, order_of(fold(key, 1, step)), last)
+        indices = jax.lax.top_k(-order, min(capacity, limit))[1]
+        return state, _slots(indices, jnp.minimum(batch_size, jnp.sum(has_turn)), capacity)
+
+    return Sampler(
+        name="min_separated",
+        init=_no_state,
+        draw=draw,
+        capacity=lambda limit, batch_size: min(limit, batch_size),
+        event=lambda base, size, batch_size: base,
+        nominal_size=lambda size, batch_size: batch_size,
+        num_steps_per_epoch=_ceil_div,
+        charges_everybody=False,
+        varies=False,
+        separation=lambda size, batch_size: separation,
     )
 
 
@@ -308,6 +356,11 @@ class Participation(NamedTuple):
         return self.sampler.draw(
             state, key, round_index, self.num_clients, batch, self.num_clients, self.capacity
         )[1]
+
+    @property
+    def separation(self) -> int:
+        """Counts the rounds from one participation of a client to its next, at least."""
+        return self.sampler.separation(self.num_clients, self.cohort_size)
 
     def event(self, base: Any) -> Any:
         """Names the privacy event of a round with the base event behind it.

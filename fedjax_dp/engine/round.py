@@ -101,10 +101,9 @@ def run_round(
         )(state, examples, cohort, key)
 
     contributes = cohort.is_real & slots.is_finite
-    noise_key = fold(key, Purpose.CENTRAL_NOISE, state.round)
     gathered = (slots.contribution, contributes) if algorithm.aggregator.is_stacked else total
     aggregator, aggregate, info = algorithm.aggregator.combine(
-        state.aggregator, gathered, noise_key
+        state.aggregator, gathered, _round_key(key, state)
     )
     # Finite contributions may overflow in their sum; then nobody has contributed.
     is_finite = trees.is_finite(aggregate)
@@ -120,6 +119,10 @@ def run_round(
     return after, info | _round_info(shape, cohort, contributes, slots.metrics)
 
 
+def _round_key(key: PRNGKey, state: SimulationState) -> PRNGKey:
+    return fold(key, Purpose.CENTRAL_NOISE, state.round)
+
+
 def _run_slots(
     algorithm: FederatedAlgorithm,
     shape: RoundShape,
@@ -130,6 +133,7 @@ def _run_slots(
 ) -> tuple[PyTree, _Slots]:
     """Streams over the chunks of a cohort; returns the sum of contributions and what slots keep."""
     chunk, aggregator = shape.chunk, algorithm.aggregator
+    round_key = _round_key(key, state)
     chunk_axis = _CHUNK_AXIS if chunk > 1 else None
 
     def one_client(index, start, size, is_real):
@@ -144,6 +148,10 @@ def _run_slots(
         is_finite = trees.is_finite((output.update, output.weight, output.row, contribution))
         contributes = is_real & is_finite
         contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
+        if aggregator.encode is not None:
+            own_key = fold(client_key, Purpose.ENCODING)
+            message = aggregator.encode(state.aggregator, contribution, round_key, own_key)
+            contribution = trees.where(is_real, message, trees.zeros_like(message))
         kept = trees.where(contributes, output.row, row)
         metrics = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.metrics)
         return contribution, kept, metrics, is_finite

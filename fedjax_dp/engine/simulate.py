@@ -93,6 +93,7 @@ def simulation(
         # Asked for now, so that a combination without an analysis is refused before any work.
         server = jax.eval_shape(algorithm.init, jax.random.key(0))
         participation.event(algorithm.aggregator.event(algorithm.aggregator.init(server)))
+        _check_participation(algorithm, participation)
     sizes = data.sizes.astype(np.int32)
     devices = execution.device_list()
     per_device = -(-participation.capacity // len(devices))
@@ -208,6 +209,24 @@ def simulation(
         sizes=sizes,
         shape=shape,
         num_traces=lambda: traces,
+    )
+
+
+def _check_participation(algorithm: FederatedAlgorithm, participation: Participation) -> None:
+    needed, kept = algorithm.aggregator.min_separation, participation.separation
+    checks.require(
+        kept >= needed,
+        "participation",
+        f"keep {needed} rounds from one participation of a client to its next, as the aggregator's "
+        f"noise needs; the nearest valid choices are cyclic() and min_separated({needed})",
+        f"{participation.sampler.name}, which keeps {kept}",
+    )
+    checks.require(
+        not (algorithm.aggregator.needs_fixed_cohort and participation.sampler.varies),
+        "participation",
+        "draw a fixed number of clients, since each adds its share of the noise; the nearest valid "
+        "choices are fixed_size() and everybody()",
+        participation.sampler.name,
     )
 
 

@@ -1,6 +1,8 @@
 """Aggregators and server steps."""
 
 from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.correlated import correlated_gaussian_mean
+from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.mean import (
     ModelChoice,
     mean_per_model,
@@ -22,6 +24,8 @@ __all__ = [
     "ModelChoice",
     "adaptive_gaussian_mean",
     "apply_aggregate",
+    "correlated_gaussian_mean",
+    "discrete_mean",
     "gaussian_mean",
     "laplace_mean",
     "mean_per_model",

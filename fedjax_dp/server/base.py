@@ -14,32 +14,40 @@ class Aggregator(NamedTuple):
     all contributions at once, `[slots, ...]`, with a mask of those that are real.
 
     Attributes:
-      init: `(params) -> state` of the aggregator before the first round.
+      init: `(server) -> state` of the aggregator before the first round.
       contribute: `(state, update, weight) -> contribution` of one client; clipping happens here.
       combine: `(state, total, key) -> (state, aggregate, info)`; `total` is the masked sum in
         float32, or `(stacked, is_real)` where `is_stacked`. Noise is added here, once.
+      encode: `(state, contribution, round_key, client_key) -> message`, what a client makes of its
+        contribution before it leaves (rotation, rounding, a share of noise); `round_key` is that of
+        `combine`. A client whose update is not finite encodes zeros. None sends it as it is.
       is_stacked: whether `combine` reads the contributions one by one.
-      sensitivity: `(state) -> float`, the L2 norm that one client can add to or remove from the
-        sum, or None where nothing bounds it.
+      sensitivity: `(state) -> Sensitivity` of the sum, or None where nothing bounds it.
       event: `(state) -> DpEvent` of one release on a given cohort, or None where no noise is added.
+      min_separation: rounds that must lie between two participations of a client for the event to
+        hold, from one to its next; 1 for noise that is drawn afresh each round.
+      needs_fixed_cohort: whether the event holds only if the number of participants is not random.
     """
 
     init: Callable[[PyTree], PyTree]
     contribute: Callable[[PyTree, PyTree, Any], PyTree]
     combine: Callable[[PyTree, Any, Any], tuple[PyTree, PyTree, dict[str, Any]]]
+    encode: Callable[[PyTree, PyTree, Any, Any], PyTree] | None = None
     is_stacked: bool = False
     sensitivity: Callable[[PyTree], Any] | None = None
     event: Callable[[PyTree], Any] | None = None
+    min_separation: int = 1
+    needs_fixed_cohort: bool = False
 
 
-def stateless(params: PyTree) -> tuple[()]:
+def stateless(server: PyTree) -> tuple[()]:
     """Gives the state of an aggregator that keeps none.
 
     Args:
-      params: the parameters; not read.
+      server: the server's state; not read.
 
     Returns:
       An empty tuple.
     """
-    del params
+    del server
     return ()

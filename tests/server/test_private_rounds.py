@@ -1,0 +1,222 @@
+"""Private aggregators inside compiled rounds: what they release, refuse and cost."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.correlated_noise import banded_noise
+from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.server import (
+    adaptive_gaussian_mean,
+    correlated_gaussian_mean,
+    discrete_mean,
+    gaussian_mean,
+    laplace_mean,
+)
+
+DIMENSION = 6
+STRUCTURE = {"w": jax.ShapeDtypeStruct((DIMENSION,), jnp.float32)}
+KEY = jax.random.key(0)
+
+
+def _population(targets):
+    """One example a client; a step of size 1 on half the squared distance moves to the target."""
+    targets = np.asarray(targets, np.float32)
+    return FederatedData({"x": targets, "y": targets}, np.arange(len(targets) + 1))
+
+
+def _model():
+    def squared(outputs, batch):
+        return 0.5 * jnp.sum((outputs - batch["y"]) ** 2, axis=-1)
+
+    return Model.from_functions(
+        lambda key: {"w": jnp.zeros(DIMENSION)},
+        lambda params, x: jnp.broadcast_to(params["w"], x.shape),
+        loss=squared,
+    )
+
+
+def _simulation(targets, aggregator, sampler=None, cohort=None, **execution):
+    model = _model()
+    config = LocalConfig(learning_rate=1.0, batch_size=1, num_steps=1)
+    trainer = local_trainer(model, config, sampler=sampling.everybody())
+    data = _population(targets)
+    participation = sampling.participation(
+        sampler or sampling.everybody(), data.num_clients, cohort
+    )
+    algorithm = fedavg(model, trainer, aggregator=aggregator)
+    return simulation(algorithm, data, participation, ExecutionConfig(**execution))
+
+
+def _clipped_mean(targets, clip_norm, divisor):
+    targets = np.asarray(targets, np.float64)
+    norms = np.linalg.norm(targets, axis=1, keepdims=True)
+    return (targets * np.minimum(1, clip_norm / norms)).sum(0) / divisor
+
+
+@pytest.fixture
+def targets():
+    return np.random.default_rng(0).normal(size=(12, DIMENSION))
+
+
+def test_discrete_mean_recovers_the_clipped_mean_as_noise_and_granularity_vanish(targets):
+    plan = make_plan(DIMENSION, 1.5, 0.0, num_clients=12, bits=28)
+    run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12), clients_per_chunk=5)
+    state, info = run.run(run.init(KEY), KEY, 1)
+    expected = _clipped_mean(targets, 1.5, 12)
+    np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
+    assert plan.granularity < 1e-5
+    assert info["bits_per_parameter"][0] == pytest.approx(28 * 8 / DIMENSION)
+
+
+@pytest.mark.parametrize("num_shares", [1, 12])
+def test_discrete_mean_has_the_planned_noise(targets, num_shares):
+    plan = make_plan(DIMENSION, 1.0, 2.0, num_clients=12, num_shares=num_shares, bits=20)
+    run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12))
+    release = jax.jit(lambda total, key: run.algorithm.aggregator.combine((), total, key)[1]["w"])
+    encode = run.algorithm.aggregator.encode
+    zeros = {"w": jnp.zeros(DIMENSION)}
+
+    @jax.jit
+    @jax.vmap
+    def one(key):
+        round_key, own = jax.random.split(key)
+        messages = jax.vmap(lambda k: encode((), zeros, round_key, k))(jax.random.split(own, 12))
+        return release(jnp.sum(messages, axis=0), round_key)
+
+    draws = np.asarray(one(jax.random.split(KEY, 2000))).ravel()
+    # Rounding of zeros adds nothing; 12,000 draws know the deviation to 2 % at three sigma.
+    assert draws.std() == pytest.approx(2.0 / 12, rel=0.02)
+
+
+def test_discrete_noise_needs_a_fixed_cohort(targets):
+    plan = make_plan(DIMENSION, 1.0, 1.0, num_clients=6, bits=20)
+    with pytest.raises(ValueError, match="fixed number of clients"):
+        _simulation(targets, discrete_mean(STRUCTURE, plan, 6), sampling.poisson(), 6)
+
+
+def test_a_client_that_is_not_finite_sends_zeros_with_its_share_of_noise(targets):
+    spoiled = np.array(targets)
+    spoiled[3] = np.nan
+    plan = make_plan(DIMENSION, 1.5, 0.0, num_clients=12, bits=28)
+    run = _simulation(spoiled, discrete_mean(STRUCTURE, plan, 12))
+    state, info = run.run(run.init(KEY), KEY, 1)
+    expected = _clipped_mean(np.delete(targets, 3, axis=0), 1.5, 12)
+    np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
+    assert info["num_non_finite"][0] == 1
+
+
+def test_correlated_noise_is_refused_behind_cohorts_that_repeat_too_soon(targets):
+    banded = banded_noise(8, 3, min_separation=3)
+    aggregator = correlated_gaussian_mean(STRUCTURE, banded, 1.0, 1.0, 4)
+    with pytest.raises(ValueError, match=r"keep 3 rounds.*min_separated\(3\)"):
+        _simulation(targets, aggregator, sampling.poisson(), 4)
+    with pytest.raises(ValueError, match="keep 3 rounds"):
+        _simulation(targets, aggregator, sampling.cyclic(), 6)
+    _simulation(targets, aggregator, sampling.cyclic(), 4)
+    _simulation(targets, aggregator, sampling.min_separated(3), 4)
+
+
+def test_correlated_noise_of_a_run_costs_one_release_for_each_participation(targets):
+    banded = banded_noise(9, 3, min_separation=3)
+    aggregator = correlated_gaussian_mean(STRUCTURE, banded, 1.0, 1.3, 4)
+    run = _simulation(targets, aggregator, sampling.min_separated(3), 4)
+    state = run.init(KEY)
+    account = PrivacyAccounting(run, state)
+    state, info = run.run(state, KEY, 9)
+    account.charge(info)
+    times = np.bincount(info["participants"].ravel(), minlength=12)
+    assert times.max() <= 3
+    # The whole run is one Gaussian release whose sensitivity is √(participations) · clip norm.
+    reference = dp_accounting.rdp.RdpAccountant()
+    reference.compose(dp_accounting.GaussianDpEvent(1.3 / math.sqrt(times.max())))
+    spent = account.epsilon({"client": 1e-5})["client"]
+    assert spent.max() == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_correlated_noise_follows_its_strategy():
+    """C · (noise of the rounds) is white: the released noises solve the banded recursion."""
+    banded = banded_noise(6, 3, min_separation=3)
+    aggregator = correlated_gaussian_mean(STRUCTURE, banded, 1.0, 1.0, 1)
+    zeros = {"w": jnp.zeros(DIMENSION)}
+
+    def run(key):
+        def one(state, t):
+            state, noised, _ = aggregator.combine(state, (zeros, 0.0), jax.random.fold_in(key, t))
+            return state, noised["w"]
+
+        return jax.lax.scan(one, aggregator.init(None), jnp.arange(6))[1]
+
+    noises = np.asarray(jax.vmap(run)(jax.random.split(KEY, 4000)), np.float64)
+    strategy = sum(np.eye(6, k=-i) * c for i, c in enumerate(banded.coefficients))
+    white = np.einsum("st,rtd->rsd", strategy, noises)
+    covariance = np.einsum("rsd,rtd->st", white, white) / (4000 * DIMENSION)
+    np.testing.assert_allclose(covariance, np.eye(6), atol=0.04)
+
+
+def test_adaptive_clipping_moves_towards_the_quantile_of_norms():
+    rng = np.random.default_rng(1)
+    directions = rng.normal(size=(40, DIMENSION))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    norms = np.linspace(0.5, 4.5, 40)
+    rule = make_adaptive_clipping(40, initial_clip_norm=0.05, learning_rate=0.3, count_stddev=1.0)
+    aggregator = adaptive_gaussian_mean(rule, 0.6)
+    contribute = jax.vmap(
+        lambda state, w: aggregator.contribute(state, {"w": w}, 1.0), in_axes=(None, 0)
+    )
+    updates = jnp.asarray(directions * norms[:, None], jnp.float32)
+
+    def one(state, t):
+        total = jax.tree.map(lambda x: jnp.sum(x, axis=0), contribute(state, updates))
+        state, _, info = aggregator.combine(state, total, jax.random.fold_in(KEY, t))
+        return state, info["clip_norm"]
+
+    _, history = jax.lax.scan(one, aggregator.init(None), jnp.arange(80))
+    assert history[0] == pytest.approx(0.05)
+    # The median norm is 2.5; the noised count keeps the norm near it, and not at the other end.
+    assert 1.8 < float(jnp.mean(history[-30:])) < 3.2
+
+
+def test_adaptive_clipping_is_charged_for_updates_and_count_together(targets):
+    rule = make_adaptive_clipping(6, count_stddev=1.0)
+    run = _simulation(targets, adaptive_gaussian_mean(rule, 0.9), sampling.poisson(), 6)
+    state = run.init(KEY)
+    account = PrivacyAccounting(run, state)
+    state, info = run.run(state, KEY, 5)
+    account.charge(info)
+    reference = dp_accounting.rdp.RdpAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(0.9))
+    reference.compose(event, 5)
+    spent = account.epsilon({"client": 1e-5})["client"][0]
+    assert spent == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
+    # Two Gaussian releases of one sample add their inverse variances.
+    update_share = float(state.aggregator.noise_multiplier) ** -2
+    assert update_share + (2 * rule.count_stddev) ** -2 == pytest.approx(0.9**-2, rel=1e-5)
+
+
+def test_laplace_mean_clips_in_l1_norm(targets):
+    run = _simulation(targets, laplace_mean(1.0, 0.0, 12))
+    state, _ = run.run(run.init(KEY), KEY, 1)
+    norms = np.abs(targets).sum(1, keepdims=True)
+    expected = (targets * np.minimum(1, 1.0 / norms)).sum(0) / 12
+    np.testing.assert_allclose(state.server.params["w"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [gaussian_mean, laplace_mean])
+def test_private_means_state_their_sensitivity(make):
+    aggregator = make(0.7, 1.0, 5.0)
+    assert float(aggregator.sensitivity(aggregator.init(None)).l2) == pytest.approx(0.7)
