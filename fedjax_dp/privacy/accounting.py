@@ -65,6 +65,7 @@ class Ledger:
         # Arrays are replaced, never written to, so that copies may share them.
         self._counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._curves: dict[tuple[str, str], np.ndarray] = {}
+        self._table: scipy.sparse.csr_array | None = None
 
     def copy(self) -> "Ledger":
         """Takes a snapshot that later charges do not reach; it costs no more than a dictionary."""
@@ -90,6 +91,7 @@ class Ledger:
           ValueError: if an argument is not valid.
         """
         parts = ev.flatten(event)
+        self._table = None
         for part, _ in parts:
             if ev.key_of(part) not in self._parts:
                 require_some_accountant(part, self.relation)
@@ -205,23 +207,24 @@ class Ledger:
         is_charged = np.diff(history.indptr) > 0
         return np.where(is_charged, answers, 0.0)[labels]
 
+    def _by_unit(self) -> scipy.sparse.csr_array:
+        """Counts of every part, `[num_units, parts]`."""
+        if self._table is None:
+            units = [index for index, _ in self._counts.values()]
+            counts = [count for _, count in self._counts.values()]
+            parts = [np.full(index.size, i) for i, index in enumerate(units)]
+            none = np.zeros(0, np.int64)
+            place = (np.concatenate([none, *units]), np.concatenate([none, *parts]))
+            self._table = scipy.sparse.csr_array(
+                (np.concatenate([none, *counts]), place),
+                shape=(self.num_units, max(len(units), 1)),
+            )
+            self._table.sort_indices()
+        return self._table
+
     def _histories(self) -> tuple[scipy.sparse.csr_array, np.ndarray]:
-        """Counts of every part `[histories, parts]`, and the history of each unit."""
-        keys = list(self._counts)
-        units = [self._counts[k][0] for k in keys]
-        counts = [self._counts[k][1] for k in keys]
-        parts = [np.full(u.size, i) for i, u in enumerate(units)]
-        table = scipy.sparse.csr_array(
-            (
-                np.concatenate([np.zeros(0), *counts]),
-                (
-                    np.concatenate([np.zeros(0, np.int64), *units]),
-                    np.concatenate([np.zeros(0, np.int64), *parts]),
-                ),
-            ),
-            shape=(self.num_units, max(len(keys), 1)),
-        )
-        table.sort_indices()
+        """Counts of every part, `[histories, parts]`, and the history of each unit."""
+        table = self._by_unit()
         seen: dict[tuple[bytes, bytes], int] = {}
         labels = np.empty(self.num_units, np.int64)
         firsts: list[int] = []
@@ -233,6 +236,21 @@ class Ledger:
                 firsts.append(unit)
             labels[unit] = seen[signature]
         return table[firsts], labels
+
+    def _restricted(self, units: np.ndarray) -> "Ledger":
+        """The accounts of some units alone, in their order."""
+        keys, rows = list(self._counts), self._by_unit()[units].tocsc()
+        other = Ledger(self.unit, self.relation, units.size)
+        other._curves = self._curves
+        for part in np.flatnonzero(np.diff(rows.indptr)):
+            column = slice(rows.indptr[part], rows.indptr[part + 1])
+            order = np.argsort(rows.indices[column])
+            other._parts[keys[part]] = self._parts[keys[part]]
+            other._counts[keys[part]] = (
+                rows.indices[column][order].astype(np.int64),
+                rows.data[column][order].astype(np.int64),
+            )
+        return other
 
     def _all_curves(self, accountant: str) -> np.ndarray:
         missing = [k for k in self._counts if (accountant, k) not in self._curves]
@@ -257,7 +275,7 @@ class Ledger:
         dp_delta: float,
         *,
         units: ArrayLike | None = None,
-        count: ArrayLike = 1,
+        count: int = 1,
         accountant: str = "rdp",
     ) -> bool:
         """Tells whether a charge would take one of its units past a budget.
@@ -267,18 +285,37 @@ class Ledger:
           epsilon: the largest ε allowed, a scalar or `[num_units]`, kept to 1e-9 of itself.
           dp_delta: δ in [0, 1).
           units: as for `charge`.
-          count: as for `charge`.
+          count: how often it would run for each of them, at least 0.
           accountant: as for `epsilon`.
 
         Returns:
           Whether any charged unit's ε would exceed its budget.
         """
-        after = self.copy()
-        after.charge(event, units=units, count=count)
-        index, _ = after._charged(units, count)
-        spent = after.epsilon(dp_delta, accountant)
-        budget = np.broadcast_to(np.asarray(epsilon, float), spent.shape)
-        return bool(np.any(spent[index] > budget[index] * (1 + _SLACK)))
+        return self._exceeds(self._concerned(units, epsilon), event, dp_delta, count, accountant)
+
+    def _concerned(
+        self, units: ArrayLike | None, epsilon: ArrayLike
+    ) -> tuple["Ledger", np.ndarray] | None:
+        """The accounts and budgets of those whom a charge concerns; None where nobody."""
+        index, _ = self._charged(units, 1)
+        index = np.unique(index)
+        budget = np.broadcast_to(np.asarray(epsilon, float), (self.num_units,))
+        return (self._restricted(index), budget[index]) if index.size else None
+
+    @staticmethod
+    def _exceeds(
+        concerned: tuple["Ledger", np.ndarray] | None,
+        event: DpEvent,
+        dp_delta: float,
+        count: int,
+        accountant: str,
+    ) -> bool:
+        if concerned is None:
+            return False
+        before, budget = concerned
+        after = before.copy()
+        after.charge(event, count=count)
+        return bool(np.any(after.epsilon(dp_delta, accountant) > budget * (1 + _SLACK)))
 
     def max_rounds(
         self,
@@ -305,10 +342,10 @@ class Ledger:
         """
         checks.whole("limit", limit)
 
+        concerned = self._concerned(units, epsilon)
+
         def exceeds(count: int) -> bool:
-            return self.would_exceed(
-                event, epsilon, dp_delta, units=units, count=count, accountant=accountant
-            )
+            return self._exceeds(concerned, event, dp_delta, count, accountant)
 
         fits, too_many = 0, 1
         while not exceeds(too_many):

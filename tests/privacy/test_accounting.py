@@ -178,6 +178,14 @@ def test_mnist_dp_sgd_of_abadi_and_others():
     assert spent(poisson(0.01, 4.0), count=10_000, accountant="pld") < classic
 
 
+@pytest.mark.parametrize("z,epochs,published", [(1.3, 15, 1.19), (1.1, 60, 3.01), (0.7, 45, 7.10)])
+def test_mnist_tutorial_of_tensorflow_privacy(z, epochs, published):
+    # Its table of MNIST results: 60,000 examples, batches of 256, δ = 1e-5.
+    steps = int(epochs * 60_000 / 256)
+    got = spent(poisson(256 / 60_000, z), count=steps, accountant="rdp-classic-64")
+    assert got == pytest.approx(published, abs=0.005)
+
+
 def test_dp_fedavg_of_mcmahan_and_others():
     # McMahan and others 2018: 763,430 users, 5000 a round, z = 1, 5000 rounds: (4.634, 1e-9)-DP by
     # moments up to 32. More orders, as here, can only lower it.
@@ -389,6 +397,34 @@ def test_budgets_may_differ_by_unit():
     budgets = np.array([1.0, 100.0])
     assert ledger.would_exceed(event, budgets, 1e-5, count=50)
     assert not ledger.would_exceed(event, budgets, 1e-5, units=[1], count=50)
+
+
+def test_a_question_about_few_units_looks_at_their_own_history():
+    ledger = Ledger("record", num_units=4)
+    ledger.charge(poisson(0.1, 1.0), units=[0, 2], count=[200, 50])
+    ledger.charge(poisson(0.3, 2.0), units=[2, 3], count=[5, 7])
+    event = poisson(0.1, 1.0)
+    for unit in range(4):
+        alone = ledger.copy()
+        alone.charge(event, units=[unit], count=30)
+        after = alone.epsilon(1e-5)[unit]
+        for slack, expected in [(1.001, False), (0.999, True)]:
+            got = ledger.would_exceed(event, slack * after, 1e-5, units=[unit], count=30)
+            assert got is expected
+        assert ledger.max_rounds(event, after, 1e-5, units=[unit]) == 30
+    assert ledger.max_rounds(event, 1e-9, 1e-5, units=[], limit=9) == 9
+
+
+def test_budgets_of_a_thousand_clients_are_asked_in_seconds():
+    n = 300
+    ledger = Ledger("record", num_units=n)
+    events = [poisson(0.01 + 1e-5 * i, 1.0) for i in range(n)]
+    for i, event in enumerate(events):
+        ledger.charge(event, units=[i], count=10)
+    start = time.perf_counter()
+    for i, event in enumerate(events):
+        assert not ledger.would_exceed(event, 50.0, 1e-5, units=[i], count=5)
+    assert time.perf_counter() - start < 6
 
 
 def test_two_levels_are_two_ledgers():
