@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.centralized import centralized
-from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -17,7 +17,7 @@ from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.private import gaussian_mean
+from fedjax_dp.server.base import Aggregator
 
 
 class Entry(NamedTuple):
@@ -43,23 +43,15 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedprox": Entry(fedprox, _ANY),
     "scaffold": Entry(scaffold, ("none", "record")),
     "ifca": Entry(ifca, ("none",)),
-    "dp_fedavg": Entry(dp_fedavg, ("client", "both")),
+    # By name the private mean is built from the configuration; this is what `dp_fedavg` is.
+    "dp_fedavg": Entry(partial(fedavg, name="dp_fedavg"), ("client", "both")),
     "dp_sgd": Entry(dp_sgd, ("record", "both")),
     "local_only": Entry(local_only, ("none", "record")),
     "centralized": Entry(centralized, ("none", "record")),
 }
 
 # Set by the run, or values that a configuration file cannot hold.
-_NOT_OPTIONS = {
-    "name",
-    "aggregator",
-    "server_optimizer",
-    "num_clients",
-    "clip_norm",
-    "noise_multiplier",
-    "expected_cohort_size",
-    "per_layer",
-}
+_NOT_OPTIONS = {"name", "aggregator", "server_optimizer", "num_clients"}
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -87,7 +79,7 @@ def build(
     *,
     num_clients: int,
     unit: str = "none",
-    client_mechanism: Mapping[str, Any] | None = None,
+    aggregator: Aggregator | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> FederatedAlgorithm:
     """Builds an algorithm by name.
@@ -98,7 +90,7 @@ def build(
       trainer: local training; private exactly if the unit is "record" or "both".
       num_clients: the population.
       unit: what is to be protected: "none", "record", "client" or "both".
-      client_mechanism: the arguments of `gaussian_mean`, if clients are protected.
+      aggregator: the private mean, if clients are protected; the algorithm's own where None.
       options: options of the algorithm, see `options_of`.
 
     Returns:
@@ -122,9 +114,6 @@ def build(
     parameters = inspect.signature(entry.factory).parameters
     if "num_clients" in parameters:
         options["num_clients"] = num_clients
-    if client_mechanism is not None:
-        if "expected_cohort_size" in parameters:
-            options |= client_mechanism
-        else:
-            options["aggregator"] = gaussian_mean(**client_mechanism)
+    if aggregator is not None:
+        options["aggregator"] = aggregator
     return entry.factory(model, trainer, **options)

@@ -9,6 +9,7 @@ import optax
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.cli.config import Config
+from fedjax_dp.cli.mechanism import charged_rounds, client_aggregator, rounded_up, structure_of
 from fedjax_dp.cli.population import Population, build_population
 from fedjax_dp.cli.validate import OPTIMIZERS, validate
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
@@ -52,7 +53,7 @@ class Experiment(NamedTuple):
     model: Model
     simulation: Simulation
     evaluator: Evaluator
-    client_clip_norm: float | None
+    client_clip_norm: Any
     dp_delta: dict[str, float]
     budget: dict[str, Any]
     num_parameters: int
@@ -91,14 +92,16 @@ def assemble(config: Config) -> Experiment:
     participation = _participation(config, train.num_clients)
     trainer = _trainer(config, model, train.sizes, participation)
     unit, units = config.privacy.unit, config.privacy.units
-    mechanism = _client_mechanism(config, participation) if "client" in units else None
+    structure = structure_of(model)
+    protects_clients = "client" in units
+    aggregator = client_aggregator(config, participation, structure) if protects_clients else None
     algorithm = algorithms.build(
         config.algorithm.name,
         model,
         trainer,
         num_clients=train.num_clients,
         unit=unit,
-        client_mechanism=mechanism,
+        aggregator=aggregator,
         options=config.algorithm.options,
     )
     compiled = simulation(algorithm, train, participation, execution)
@@ -112,18 +115,21 @@ def assemble(config: Config) -> Experiment:
         model=model,
         simulation=compiled,
         evaluator=evaluations,
-        client_clip_norm=None if mechanism is None else mechanism["clip_norm"],
+        client_clip_norm=config.privacy.client.clip_norm if protects_clients else None,
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
-        num_parameters=trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))),
+        num_parameters=trees.num_parameters(structure),
     )
 
 
 def _participation(config: Config, num_clients: int) -> sampling.Participation:
     section = config.participation
-    sampler = _SAMPLERS[section.sampler]()
-    if section.capacity is not None:
+    if section.sampler == "poisson":
         sampler = sampling.poisson(section.capacity)
+    elif section.sampler == "min_separated":
+        sampler = sampling.min_separated(section.separation)
+    else:
+        sampler = _SAMPLERS[section.sampler]()
     return sampling.participation(sampler, num_clients, section.cohort_size)
 
 
@@ -165,7 +171,7 @@ def _trainer(
     numbers.validate(len(sizes))
     noise: Any = level.noise_multiplier
     if noise is None:
-        noise = _calibrated(config, trainer, sizes, _charged_rounds(config, participation))
+        noise = _calibrated(config, trainer, sizes, charged_rounds(config, participation))
     return trainer._replace(config=numbers._replace(noise_multiplier=_numbers(noise)))
 
 
@@ -192,7 +198,7 @@ def _calibrated(
         noise[trains] = calibrate_poisson(
             target[trains], level.dp_delta, rate[trains], steps[trains], **promise
         )
-        return _rounded_up(noise)
+        return rounded_up(noise)
     assert trainer.event is not None
     for client in np.flatnonzero(trains):
         row = jax.tree.map(np.asarray, numbers.row(client))
@@ -204,44 +210,4 @@ def _calibrated(
         noise[client] = calibrate_noise_multiplier(
             run_of, float(target[client]), level.dp_delta, **promise
         )
-    return _rounded_up(noise)
-
-
-def _rounded_up(noise_multiplier: Any) -> np.ndarray:
-    """Gives the next float32, so that the noise that runs is never below what was calibrated."""
-    # A Python number would be compared as float32, and never be found larger.
-    exact = np.asarray(noise_multiplier, dtype=np.float64)
-    rounded = exact.astype(np.float32)
-    return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
-
-
-def _client_mechanism(config: Config, participation: sampling.Participation) -> dict[str, Any]:
-    level = config.privacy.client
-    noise = level.noise_multiplier
-    if noise is None:
-
-        def rounds_of(z: float) -> Any:
-            one = participation.event(dp_accounting.GaussianDpEvent(z))
-            return dp_accounting.SelfComposedDpEvent(one, _charged_rounds(config, participation))
-
-        calibrated = calibrate_noise_multiplier(
-            rounds_of,
-            float(level.epsilon),  # type: ignore[arg-type]
-            level.dp_delta,
-            accountant=config.privacy.accountant,
-            relation=config.privacy.relation,
-        )
-        noise = float(_rounded_up(calibrated))
-    return {
-        "clip_norm": level.clip_norm,
-        "noise_multiplier": noise,
-        "expected_cohort_size": participation.cohort_size,
-        "per_layer": level.per_layer,
-    }
-
-
-def _charged_rounds(config: Config, participation: sampling.Participation) -> int:
-    if participation.sampler.charges_everybody:
-        return config.run.rounds
-    cycle = -(-participation.num_clients // int(participation.cohort_size))
-    return -(-config.run.rounds // cycle)
+    return rounded_up(noise)

@@ -87,11 +87,12 @@ class TrainingSection:
 class ParticipationSection:
     """Who joins a round."""
 
-    sampler: Literal["everybody", "poisson", "fixed_size", "cyclic"] = _setting(
+    sampler: Literal["everybody", "poisson", "fixed_size", "cyclic", "min_separated"] = _setting(
         "everybody", "how a cohort is drawn"
     )
     cohort_size: float | None = _setting(None, "(expected) clients a round; everybody if not given")
     capacity: int | None = _setting(None, "slots of a Poisson cohort; larger draws are truncated")
+    separation: int = _setting(1, "rounds between two draws of a client under min_separated")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +107,19 @@ class LevelSection:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClientLevelSection(LevelSection):
+    """The mechanism on clients' updates."""
+
+    mechanism: Literal["gaussian", "laplace", "discrete_gaussian", "correlated_gaussian"] = (
+        _setting("gaussian", "the noise; discrete noise is added by the clients, in shares")
+    )
+    adaptive_clipping: bool = _setting(False, "let the bound follow a private quantile of norms")
+    target_quantile: float = _setting(0.5, "share of updates to leave unclipped, if adaptive")
+    bits: int = _setting(16, "bits that a client sends for each parameter, if discrete")
+    bands: int = _setting(1, "rounds whose noise is tied together, if correlated")
+
+
+@dataclasses.dataclass(frozen=True)
 class PrivacySection:
     """What is protected, and how it is accounted."""
 
@@ -113,7 +127,7 @@ class PrivacySection:
     relation: Literal["add_remove", "replace_one"] = _setting("add_remove", "neighbouring data")
     accountant: Literal["rdp", "pld", "rdp-classic-64"] = _setting("rdp", "how ε is computed")
     record: LevelSection = _setting(LevelSection, "record-level mechanism")
-    client: LevelSection = _setting(LevelSection, "client-level mechanism")
+    client: ClientLevelSection = _setting(ClientLevelSection, "client-level mechanism")
 
     @property
     def units(self) -> tuple[str, ...]:

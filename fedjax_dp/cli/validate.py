@@ -40,6 +40,8 @@ def validate(config: Config) -> None:
     _check_participation(config)
     for unit in config.privacy.units:
         _check_level(config, unit)
+    if "client" in config.privacy.units:
+        _check_client_mechanism(config)
 
 
 def check_options(key: str, chosen: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -171,3 +173,23 @@ def _check_level(config: Config, unit: str) -> None:
         else:
             rule = "be one number, since all clients are treated alike"
             checks.require(not isinstance(value, list), f"{key}.{name}", rule, value)
+
+
+def _check_client_mechanism(config: Config) -> None:
+    level, key = config.privacy.client, "privacy.client"
+    is_gaussian = level.mechanism == "gaussian"
+    rule = "be gaussian if the clip norm adapts"
+    checks.require(
+        is_gaussian or not level.adaptive_clipping, f"{key}.mechanism", rule, level.mechanism
+    )
+    clips_layers = level.mechanism in ("gaussian", "correlated_gaussian")
+    rule = "be false for this mechanism, which clips whole updates"
+    checks.require(clips_layers or not level.per_layer, f"{key}.per_layer", rule, level.per_layer)
+    checks.probability(f"{key}.target_quantile", level.target_quantile, allow_zero=True)
+    checks.whole(f"{key}.bands", level.bands)
+    is_correlated = level.mechanism == "correlated_gaussian"
+    rule = "be 1 unless the mechanism is correlated_gaussian"
+    checks.require(is_correlated or level.bands == 1, f"{key}.bands", rule, level.bands)
+    rule = "lie between 2 and 32"
+    checks.require(2 <= level.bits <= 32, f"{key}.bits", rule, level.bits)
+    checks.whole("participation.separation", config.participation.separation)

@@ -1,0 +1,147 @@
+"""The mechanism on clients' updates that a configuration asks for, calibrated to its budget."""
+
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import jax
+import numpy as np
+
+from fedjax_dp.cli.config import Config
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data import sampling
+from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
+from fedjax_dp.privacy.correlated_noise import banded_noise
+from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.correlated import correlated_gaussian_mean
+from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.private import adaptive_gaussian_mean, gaussian_mean, laplace_mean
+
+
+def client_aggregator(
+    config: Config, participation: sampling.Participation, structure: PyTree
+) -> Aggregator:
+    """Builds the private aggregator of an experiment.
+
+    Args:
+      config: the experiment; `privacy.client` is read.
+      participation: who joins a round.
+      structure: shapes of the parameters.
+
+    Returns:
+      The aggregator, with the noise multiplier that was given or one that spends the budget.
+
+    Raises:
+      ValueError: for a combination that has no valid analysis, or a budget that no noise reaches.
+    """
+    build = _builder(config, participation, structure)
+    level, rounds = config.privacy.client, charged_rounds(config, participation)
+    if level.noise_multiplier is not None:
+        return build(float(level.noise_multiplier))  # type: ignore[arg-type]
+
+    def run_of(noise_multiplier: float) -> Any:
+        aggregator = build(noise_multiplier)
+        assert aggregator.event is not None
+        base = aggregator.event(aggregator.init(None))
+        return dp_accounting.SelfComposedDpEvent(participation.event(base), rounds)
+
+    calibrated = calibrate_noise_multiplier(
+        run_of,
+        float(level.epsilon),  # type: ignore[arg-type]
+        level.dp_delta,
+        accountant=config.privacy.accountant,
+        relation=config.privacy.relation,
+    )
+    return build(float(rounded_up(calibrated)))
+
+
+def _builder(
+    config: Config, participation: sampling.Participation, structure: PyTree
+) -> Callable[[float], Aggregator]:
+    level, cohort = config.privacy.client, participation.cohort_size
+    clip_norm = float(level.clip_norm)  # type: ignore[arg-type]
+    if level.mechanism == "laplace":
+        return lambda z: laplace_mean(clip_norm, z, cohort)
+    if level.mechanism == "discrete_gaussian":
+        checks.require(
+            not participation.sampler.varies,
+            "participation.sampler",
+            "draw a fixed number of clients for discrete noise, of which each adds its share",
+            participation.sampler.name,
+        )
+        count, size = int(cohort), trees.num_parameters(structure)
+
+        def discrete(z: float) -> Aggregator:
+            plan = make_plan(size, clip_norm, z, num_clients=count, bits=level.bits)
+            return discrete_mean(structure, plan, count)
+
+        return discrete
+    if level.mechanism == "correlated_gaussian":
+        noise = banded_noise(
+            config.run.rounds,
+            level.bands,
+            min_separation=max(level.bands, participation.separation),
+        )
+        return lambda z: correlated_gaussian_mean(
+            structure, noise, clip_norm, z, cohort, per_layer=level.per_layer
+        )
+    if level.adaptive_clipping:
+
+        def adaptive(z: float) -> Aggregator:
+            # The paper's choice for large cohorts; in small ones the count gets as much noise as
+            # leaves the updates three quarters of what the round may cost.
+            rule = make_adaptive_clipping(
+                cohort,
+                initial_clip_norm=clip_norm,
+                target_quantile=level.target_quantile,
+                count_stddev=max(cohort / 20, z),
+            )
+            return adaptive_gaussian_mean(rule, z, per_layer=level.per_layer)
+
+        return adaptive
+    return lambda z: gaussian_mean(clip_norm, z, cohort, per_layer=level.per_layer)
+
+
+def charged_rounds(config: Config, participation: sampling.Participation) -> int:
+    """Counts the rounds that the client which takes part most often pays for.
+
+    Args:
+      config: the experiment.
+      participation: who joins a round.
+
+    Returns:
+      All rounds, or fewer where turns are fixed.
+    """
+    if participation.sampler.charges_everybody:
+        return config.run.rounds
+    return -(-config.run.rounds // participation.separation)
+
+
+def rounded_up(noise_multiplier: Any) -> np.ndarray:
+    """Gives the next float32, so that the noise that runs is never below what was calibrated.
+
+    Args:
+      noise_multiplier: a number or an array of them.
+
+    Returns:
+      The same shape, float32.
+    """
+    # A Python number would be compared as float32, and never be found larger.
+    exact = np.asarray(noise_multiplier, dtype=np.float64)
+    rounded = exact.astype(np.float32)
+    return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
+
+
+def structure_of(model: Any) -> PyTree:
+    """Gives the shapes of a model's parameters.
+
+    Args:
+      model: the model.
+
+    Returns:
+      A tree of `jax.ShapeDtypeStruct`.
+    """
+    return jax.eval_shape(model.init, jax.random.key(0))
