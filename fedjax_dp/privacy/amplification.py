@@ -57,7 +57,7 @@ def sampled_event(
     Args:
       sampler: "poisson" (each unit on its own), "truncated_poisson" (a Poisson draw cut to a
         capacity at random), "fixed_size" (without replacement), "everybody", "cyclic" or
-        "b_min_separated" (no chance involved: each participation pays in full), or "shuffled".
+        "min_separated" (no chance involved: each participation pays in full), or "shuffled".
       base: the event of the mechanism on a given set of units.
       relation: "add_remove" or "replace_one".
       **facts: the fields of `SamplingFacts` that the sampler has.
@@ -137,6 +137,6 @@ _EVENTS: dict[str, Callable[[DpEvent, SamplingFacts], DpEvent]] = {
     "fixed_size": _fixed_size,
     "everybody": _no_chance,
     "cyclic": _no_chance,
-    "b_min_separated": _no_chance,
+    "min_separated": _no_chance,
     "shuffled": _shuffled,
 }

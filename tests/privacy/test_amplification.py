@@ -27,7 +27,7 @@ def test_each_sampler_gets_its_own_event():
     assert sampled_event(
         "fixed_size", BASE, population=50, sample_size=5, relation="replace_one"
     ) == dpa.SampledWithoutReplacementDpEvent(50, 5, BASE)
-    for sampler in ("everybody", "cyclic", "b_min_separated"):
+    for sampler in ("everybody", "cyclic", "min_separated"):
         assert sampled_event(sampler, BASE) == BASE
     roomy = sampled_event("truncated_poisson", BASE, sampling_rate=0.1, population=50, capacity=50)
     assert roomy == dpa.PoissonSampledDpEvent(0.1, BASE)
@@ -92,6 +92,7 @@ def test_samplers_that_run_state_the_same_events():
         (sampling.poisson(9), {**rate, "capacity": 9}),
         (sampling.everybody(), {}),
         (sampling.cyclic(), {}),
+        (sampling.min_separated(3), {}),
     ]:
         assert sampler.event(BASE, 50, 5) == sampled_event(sampler.name, BASE, **facts)
     fixed = sampling.fixed_size()

@@ -163,13 +163,13 @@ def test_calibration_agrees_with_dp_accounting(accountant, relation):
         return dpa.SelfComposedDpEvent(poisson(0.02, z), 20)
 
     expected = dpa.calibrate_dp_mechanism(
-        lambda: make(neighboring_relation=dpa_relation), event, 3.0, 1e-5
+        lambda: make(neighboring_relation=dpa_relation), event, 0.7, 1e-5
     )
     general = cal.calibrate_noise_multiplier(
-        event, 3.0, 1e-5, accountant=accountant, relation=relation
+        event, 0.7, 1e-5, accountant=accountant, relation=relation
     )
     vectorised = cal.calibrate_poisson(
-        3.0, 1e-5, 0.02, 20, accountant=accountant, relation=relation
+        0.7, 1e-5, 0.02, 20, accountant=accountant, relation=relation
     )
     np.testing.assert_allclose([general, vectorised], expected, atol=5e-6)
 
