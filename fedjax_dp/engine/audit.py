@@ -1,0 +1,233 @@
+"""Audits: attacks through canaries, and what they prove beside what is claimed."""
+
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks
+from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine.audit_canaries import MARK, Planted
+from fedjax_dp.engine.cohort import ClientTable, draw_cohort
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.round import SimulationState, run_round
+from fedjax_dp.engine.simulate import Simulation, simulation
+from fedjax_dp.privacy import auditing
+from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.auditing import LowerBound
+from fedjax_dp.privacy.events import flatten
+
+# What a thousand runs can tell apart shows at a large δ; the ledger's claim holds at every δ.
+_LARGE_DELTA = 0.1
+# With fewer runs no threshold proves anything.
+_FEWEST_RUNS = 40
+
+
+class AuditRuns(NamedTuple):
+    """What the auditor did and saw.
+
+    Attributes:
+      planted: what was attacked.
+      scores: `[runs, canaries]`, higher where a canary was likelier included.
+      is_included: the auditor's coins, `[runs, canaries]`, bool.
+      participants: clients of every round, -1 in empty slots, `[runs, rounds, slots]`.
+      simulation: what was run.
+      start: the state that every run began with.
+    """
+
+    planted: Planted
+    scores: np.ndarray
+    is_included: np.ndarray
+    participants: np.ndarray
+    simulation: Simulation
+    start: SimulationState
+
+
+class AuditResult(NamedTuple):
+    """A lower bound that was measured beside the upper bound that is claimed.
+
+    Attributes:
+      unit: whose privacy was attacked, "client" or "record".
+      method: "one_run", "threshold" or "gaussian", see `fedjax_dp.privacy.auditing`.
+      dp_delta: δ of both bounds.
+      epsilon_lower: what the attack proves.
+      epsilon_claimed: what the ledger says of the canary that was exposed most.
+      confidence: how often, at least, such a lower bound is right.
+      num_runs: runs that it was made from.
+      num_canaries: canaries that it was made from.
+    """
+
+    unit: str
+    method: str
+    dp_delta: float
+    epsilon_lower: float
+    epsilon_claimed: float
+    confidence: float
+    num_runs: int
+    num_canaries: int
+
+    @property
+    def is_violated(self) -> bool:
+        """Tells whether more was proven than claimed."""
+        return self.epsilon_lower > self.epsilon_claimed
+
+
+def run_audit(
+    planted: Planted,
+    key: PRNGKey,
+    num_runs: int,
+    num_rounds: int,
+    *,
+    runs_at_once: int = 1,
+    execution: ExecutionConfig = ExecutionConfig(),
+) -> AuditRuns:
+    """Runs a planted population, every canary included with probability 1/2 in every run.
+
+    All runs are one program and start from the same parameters; keys and coins tell them apart.
+    Rounds are the engine's own: cohort, batches, clipping and noise are drawn as in any simulation.
+
+    Args:
+      planted: algorithm and population.
+      key: root of all draws.
+      num_runs: at least 1.
+      num_rounds: rounds of each run, at least 1.
+      runs_at_once: runs that are computed side by side; memory follows it.
+      execution: how the rounds are laid out, on one device that holds all examples.
+
+    Returns:
+      Scores and coins, on the host.
+
+    Raises:
+      ValueError: if an argument is not valid, or the population with its canaries has no privacy
+        analysis.
+    """
+    counts = {"num_runs": num_runs, "num_rounds": num_rounds, "runs_at_once": runs_at_once}
+    for name, count in counts.items():
+        checks.whole(name, count)
+    data = planted.data
+    sim = simulation(planted.algorithm, data, planted.participation, execution)
+    algorithm, participation, shape = sim.algorithm, sim.participation, sim.shape
+    checks.require(shape.mesh is None, "execution", "use one device", execution.devices)
+    num_slots = -(-participation.capacity // shape.chunk) * shape.chunk
+    coin_key, init_key, run_key = jax.random.split(key, 3)
+    is_included = jax.random.bernoulli(coin_key, shape=(num_runs, len(planted.owners)))
+
+    @jax.jit
+    def attack(keys, coins, start, examples, table):
+        def one_run(run: tuple[Any, Any]):
+            key, coin = run
+            held = examples | {MARK: planted.marks(coin)}
+
+            def one_round(state, _):
+                cohort = draw_cohort(
+                    algorithm, participation, num_slots, 1, table, state.config, key, state.round
+                )
+                state, info = run_round(algorithm, shape, state, held, cohort, key)
+                return state, info["participants"]
+
+            state, participants = jax.lax.scan(one_round, start, None, length=num_rounds)
+            return planted.scores(state), participants
+
+        return jax.lax.map(one_run, (keys, coins), batch_size=min(runs_at_once, num_runs))
+
+    start = sim.init(init_key)
+    examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
+    starts, sizes = data.offsets[:-1].astype(np.int32), data.sizes.astype(np.int32)
+    table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
+    keys = jax.random.split(run_key, num_runs)
+    scores, participants = attack(keys, is_included, start, examples, table)
+    return AuditRuns(
+        planted,
+        np.asarray(scores, np.float64),
+        np.asarray(is_included),
+        np.asarray(participants),
+        sim,
+        start,
+    )
+
+
+def audit(
+    runs: AuditRuns,
+    dp_delta: float,
+    *,
+    accountant: str = "rdp",
+    confidence: float = 0.95,
+) -> list[AuditResult]:
+    """Computes what the runs prove, by every method that is valid for them.
+
+    The first run's canaries together are audited in one run; the first canary over all runs by a
+    threshold on its score, at the δ given and at 0.1, and, where the ledger holds nothing but
+    Gaussian releases without sampling, as a Gaussian mechanism.
+
+    Guarantee: where nothing is wrong, any of the bounds exceeds its claim in at most
+    `1 − confidence` of all audits; the bounds share what may go wrong.
+
+    Args:
+      runs: what `run_audit` returned.
+      dp_delta: δ in (0, 1).
+      accountant: as for `Ledger.epsilon`.
+      confidence: of all results together, in (0, 1).
+
+    Returns:
+      The results.
+
+    Raises:
+      ValueError: if an argument is not valid.
+    """
+    checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
+    checks.require(0 < dp_delta < 1, "dp_delta", "lie in (0, 1)", dp_delta)
+    num_runs, num_canaries = runs.scores.shape
+    claims: list[tuple[Ledger, np.ndarray]] = []
+    plans: list[tuple[str, float, int]] = []
+    if num_canaries > 1:
+        plans.append(("one_run", dp_delta, 0))
+        claims.append(_claim(runs, runs.participants[:1], runs.planted.owners))
+    if num_runs >= _FEWEST_RUNS:
+        claims.append(_claim(runs, runs.participants, runs.planted.owners[:1]))
+        at = len(claims) - 1
+        plans += [("threshold", delta, at) for delta in sorted({dp_delta, _LARGE_DELTA})]
+        if _is_gaussian(*claims[at]):
+            plans.append(("gaussian", dp_delta, at))
+    each = 1 - (1 - confidence) / max(len(plans), 1)
+    results = []
+    for method, delta, at in plans:
+        ledger, accounts = claims[at]
+        claimed = float(ledger.epsilon(delta, accountant)[accounts].max())
+        bound = _bound(runs, method, delta, each)
+        used = (1, num_canaries) if method == "one_run" else (num_runs, 1)
+        results.append(
+            AuditResult(
+                runs.planted.unit, method, delta, bound.epsilon, claimed, bound.confidence, *used
+            )
+        )
+    return results
+
+
+def _bound(runs: AuditRuns, method: str, dp_delta: float, confidence: float) -> LowerBound:
+    if method == "one_run":
+        return auditing.one_run_bound(
+            runs.scores[0], runs.is_included[0], dp_delta, confidence=confidence
+        )
+    scores, included = runs.scores[:, 0], runs.is_included[:, 0]
+    bound = {"threshold": auditing.threshold_bound, "gaussian": auditing.gaussian_bound}[method]
+    return bound(scores[included], scores[~included], dp_delta, confidence=confidence)
+
+
+def _claim(
+    runs: AuditRuns, participants: np.ndarray, owners: np.ndarray
+) -> tuple[Ledger, np.ndarray]:
+    """Charges the run in which one of the owners took part most often; names their accounts."""
+    planted = runs.planted
+    accounting = PrivacyAccounting(runs.simulation, runs.start, planted.relation)
+    times = [(participants == owner).sum(axis=(1, 2)) for owner in np.unique(owners)]
+    accounting.charge({"participants": participants[np.argmax(np.max(times, axis=0))]})
+    ledger = accounting.ledgers[planted.unit]
+    return ledger, owners if ledger.num_units > 1 else np.zeros(1, int)
+
+
+def _is_gaussian(ledger: Ledger, accounts: np.ndarray) -> bool:
+    parts = [part for account in accounts for part, _ in flatten(ledger.events(int(account)))]
+    return bool(parts) and all(isinstance(part, dp_accounting.GaussianDpEvent) for part in parts)

@@ -1,0 +1,144 @@
+"""Canaries: clients or records of the auditor's making, planted in a population and watched."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.sampling import Participation
+from fedjax_dp.engine.round import SimulationState
+
+# The array that tells the engine's programs which records are canaries: -1 for an ordinary record,
+# k for canary k that is included, -2 - k for canary k that is not.
+MARK = "canary"
+# A canary's contribution before clipping, in units of the parameters: far beyond any clip norm.
+STRENGTH = 1e6
+
+
+class Planted(NamedTuple):
+    """An algorithm and a population with canaries in it.
+
+    Attributes:
+      unit: whose privacy the canaries attack, "client" or "record".
+      relation: what tells data with a canary from data without it, "add_remove" or "replace_one".
+      algorithm: the algorithm that was asked for, watched: its state adds up what an attacker sees
+        of every canary.
+      data: the population with the canaries' records, all of them included.
+      participation: who joins a round, with the canaries among the clients.
+      owners: the client that each canary is, or whose record it is, `[canaries]`.
+      scores: `(state) -> [canaries]`, higher where a canary was likelier included.
+    """
+
+    unit: str
+    relation: str
+    algorithm: FederatedAlgorithm
+    data: FederatedData
+    participation: Participation
+    owners: np.ndarray
+    scores: Callable[[SimulationState], jax.Array]
+
+    def marks(self, is_included: jax.Array) -> jax.Array:
+        """Writes the auditor's coins into the data.
+
+        Args:
+          is_included: `[canaries]`, bool; may be traced.
+
+        Returns:
+          The array that `data` holds under `MARK`, `[num_examples]`, int32.
+        """
+        mark = jnp.asarray(self.data.examples[MARK])
+        drawn = jnp.asarray(is_included)[jnp.maximum(mark, 0)]
+        return jnp.where((mark >= 0) & ~drawn, -2 - mark, mark)
+
+
+class Watched(NamedTuple):
+    """What an algorithm keeps, with the sums of what was seen of canaries.
+
+    Attributes:
+      inner: the algorithm's own part.
+      seen: `[canaries]`, or those of one client, float32.
+    """
+
+    inner: PyTree
+    seen: jax.Array
+
+
+def read_mark(mark: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Reads marks.
+
+    Args:
+      mark: int32, any shape.
+
+    Returns:
+      Whether it is a canary's, whether that is included, and which one it is (0 where it is none).
+    """
+    return mark != -1, mark >= 0, jnp.where(mark >= 0, mark, jnp.maximum(-2 - mark, 0))
+
+
+def flat(tree: PyTree) -> jax.Array:
+    """Writes the float leaves of a tree as one row.
+
+    Args:
+      tree: a tree of arrays with at least one float among them.
+
+    Returns:
+      Their entries, `[entries]`, in float32 or better.
+    """
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
+    floats = [x.reshape(-1) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.concatenate([trees.at_least_float32(x) for x in floats])
+
+
+def draw_coordinates(
+    is_open: np.ndarray, num_canaries: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws an entry of the parameters for each canary, no two the same.
+
+    Args:
+      is_open: which entries may be drawn, `[entries]`, counted as in `flat`.
+      num_canaries: at least 1.
+      rng: what draws.
+
+    Returns:
+      The entries, `[canaries]`, int32.
+
+    Raises:
+      ValueError: if there are fewer entries than canaries.
+    """
+    (entries,) = np.nonzero(is_open)
+    checks.whole("num_canaries", num_canaries)
+    rule = f"be at most {entries.size}, an entry of the update for each"
+    checks.require(num_canaries <= entries.size, "num_canaries", rule, num_canaries)
+    return rng.choice(entries, num_canaries, replace=False).astype(np.int32)
+
+
+def through(
+    algorithm: FederatedAlgorithm,
+    server_of: Callable[[PyTree], PyTree],
+    row_of: Callable[[PyTree], PyTree],
+) -> dict[str, Any]:
+    """Leads the functions of a declaration that read server or row to the algorithm's own parts.
+
+    Args:
+      algorithm: the declaration.
+      server_of: from the watched server state to the algorithm's own.
+      row_of: from a client's watched row to the algorithm's own.
+
+    Returns:
+      The fields `model_of`, `init_row` and `personal_model_of` for the watched declaration.
+    """
+    model_of, init_row = algorithm.model_of, algorithm.init_row
+    personal = algorithm.personal_model_of
+    return {
+        "model_of": None if model_of is None else lambda server: model_of(server_of(server)),
+        "init_row": None if init_row is None else lambda server: init_row(server_of(server)),
+        "personal_model_of": None
+        if personal is None
+        else lambda server, row, client: personal(server_of(server), row_of(row), client),
+    }

@@ -1,0 +1,77 @@
+"""Extreme records and updates, on which a private step must hold what it states."""
+
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core.trees import PyTree
+
+_VALUES = (0.0, 1e-30, 1e30, -1e30, np.nan, np.inf, -np.inf)
+# Rows that nearly cancel: how large they are, and what share of that is left of their sum.
+_SIZES = (1.0, 1e3, 1e6)
+_SHARES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3)
+
+
+def extreme_records(
+    record: Mapping[str, np.ndarray], rng: np.random.Generator
+) -> Iterator[dict[str, np.ndarray]]:
+    """Lists records that a clipped gradient must survive.
+
+    Args:
+      record: an ordinary record, named arrays without the axis of examples.
+      rng: draws the records whose rows cancel.
+
+    Yields:
+      The record itself; records of one value from 0 to 1e30, NaN and infinities; records whose rows
+      add up to next to nothing, on which norms that are not computed from the gradient go astray.
+      Whole numbers, being labels or tokens, are 0 or as large as they get.
+    """
+    yield {name: np.asarray(array) for name, array in record.items()}
+    for value in _VALUES:
+        yield {name: _filled(np.asarray(array), value) for name, array in record.items()}
+    for size in _SIZES:
+        for share in _SHARES:
+            yield {
+                name: _cancelling(np.asarray(array), size, share, rng)
+                for name, array in record.items()
+            }
+
+
+def _filled(array: np.ndarray, value: float) -> np.ndarray:
+    if array.dtype.kind == "f":
+        return np.full_like(array, value)
+    return np.full_like(array, np.iinfo(array.dtype).max if value > 1 else 0)
+
+
+def _cancelling(
+    array: np.ndarray, size: float, share: float, rng: np.random.Generator
+) -> np.ndarray:
+    if array.dtype.kind != "f":
+        return array
+    if array.ndim == 0:
+        return np.asarray(size, array.dtype)
+    row = size * rng.normal(size=array.shape[1:])
+    signs = (-1.0) ** np.arange(array.shape[0]).reshape(-1, *[1] * (array.ndim - 1))
+    return (signs * row + size * share * rng.normal(size=array.shape)).astype(array.dtype)
+
+
+def extreme_updates(structure: PyTree) -> Iterator[tuple[PyTree, float]]:
+    """Lists updates and weights that an aggregator must survive.
+
+    Args:
+      structure: the structure of an update, a tree of `jax.ShapeDtypeStruct`.
+
+    Yields:
+      Updates of one value from 0 to 1e30, NaN and infinities, of weight 1; and an ordinary update
+      with weights that are 0, huge, negative or not finite.
+    """
+
+    def filled(value: float) -> PyTree:
+        return jax.tree.map(lambda s: jnp.full(s.shape, value).astype(s.dtype), structure)
+
+    for value in (*_VALUES, 1e-3, 1.0, 1e12):
+        yield filled(value), 1.0
+    for weight in (0.0, 1e30, -1e30, np.nan, np.inf):
+        yield filled(1.0), weight

@@ -1,0 +1,191 @@
+"""The noise of a release as it is measured, and what an event allows beside it."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier
+
+# Sums and norms are float32: this share of a bound is rounding and no leak.
+ROUNDING = 1e-4
+# Measured noise may differ from stated noise by this share, and by so many standard errors.
+_TOLERANCE = 0.02
+_STANDARD_ERRORS = 5.0
+
+
+class StepCheck(NamedTuple):
+    """One comparison of a step on neighbouring data.
+
+    Attributes:
+      name: what was compared.
+      measured: the largest value that was seen; inf where something was not finite.
+      allowed: the largest value that the stated sensitivity and noise allow.
+    """
+
+    name: str
+    measured: float
+    allowed: float
+
+    @property
+    def is_violated(self) -> bool:
+        """Tells whether more was seen than is allowed."""
+        return not self.measured <= self.allowed
+
+
+class ReleaseNoise(NamedTuple):
+    """The noise of a release, leaf by leaf.
+
+    Attributes:
+      stddevs: standard deviation of an entry of each leaf.
+      counts: from how many independent deviations each was measured.
+    """
+
+    stddevs: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    def compare(
+        self, name: str, released: PyTree, neighbour: PyTree, event: DpEvent
+    ) -> StepCheck | None:
+        """Holds the distance of two releases with the same noise against what the event allows.
+
+        Distances are taken in units of the noise that was measured, over everything that is
+        released, so that neither a divisor nor a second release beside the first goes unseen.
+
+        Args:
+          name: what is compared.
+          released: a release.
+          neighbour: the release on neighbouring data, with the same key.
+          event: of one release.
+
+        Returns:
+          The check; None for an event that is neither Gaussian nor Laplace.
+        """
+        pairs = zip(jax.tree.leaves(released), jax.tree.leaves(neighbour), strict=True)
+        gaps = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in pairs]
+        multiplier = effective_noise_multiplier(event)
+        if multiplier:
+            units = zip(gaps, self.stddevs, strict=True)
+            terms = [_ratio(float(np.linalg.norm(gap)), s) ** 2 for gap, s in units]
+            measured = math.sqrt(sum(terms))
+        elif isinstance(event, dp_accounting.LaplaceDpEvent) and event.noise_multiplier > 0:
+            multiplier, units = event.noise_multiplier, zip(gaps, self.stddevs, strict=True)
+            terms = [_ratio(float(np.abs(gap).sum()), s / math.sqrt(2)) for gap, s in units]
+            measured = sum(terms)
+        else:
+            return None
+        # A standard deviation of n numbers is off by 1/√(2n) of itself; leaves count by their part.
+        total = sum(terms)
+        is_open = 0 < total < math.inf
+        parts = zip(terms, self.counts, strict=True)
+        error = sum(t / total / math.sqrt(2 * n) for t, n in parts) if is_open else 0.0
+        slack = 1 + ROUNDING + _STANDARD_ERRORS * error
+        return StepCheck(name, measured, slack / multiplier)
+
+    def against(self, name: str, stated: float, num_leaves: int | None = None) -> StepCheck:
+        """Holds the noise against a standard deviation that is stated for every entry.
+
+        Args:
+          name: what is compared.
+          stated: the standard deviation.
+          num_leaves: how many leaves it is stated for, from the first; all where it is None.
+
+        Returns:
+          The check of the relative difference.
+        """
+        counts = self.counts[:num_leaves]
+        squares = [s**2 * n for s, n in zip(self.stddevs, counts, strict=False)]
+        measured = math.sqrt(sum(squares) / sum(counts))
+        tolerance = _TOLERANCE + _STANDARD_ERRORS / math.sqrt(2 * sum(counts))
+        return StepCheck(name, abs(_ratio(measured, stated) - 1), tolerance)
+
+    def same_as(self, name: str, other: "ReleaseNoise") -> StepCheck:
+        """Holds the noise against that of a release on neighbouring data.
+
+        Args:
+          name: what is compared.
+          other: the other noise, of the same structure.
+
+        Returns:
+          The check of the largest relative difference, in units of what is allowed.
+        """
+        measured = 0.0
+        for mine, theirs, count in zip(self.stddevs, other.stddevs, self.counts, strict=True):
+            if mine > 0 or theirs > 0:
+                tolerance = _TOLERANCE + _STANDARD_ERRORS / math.sqrt(count)
+                measured = max(measured, abs(_ratio(mine, theirs) - 1) / tolerance)
+        return StepCheck(name, measured, 1.0)
+
+
+def measure_noise(
+    release: Callable[..., PyTree], arguments: tuple[Any, ...], key: PRNGKey, num_draws: int
+) -> ReleaseNoise:
+    """Measures the noise of a release from releases of the same value under different keys.
+
+    Args:
+      release: `(*arguments, key) -> tree`; can be compiled, and is compiled once.
+      arguments: what is released.
+      key: root of the keys.
+      num_draws: how many releases, at least 2.
+
+    Returns:
+      The noise.
+
+    Raises:
+      ValueError: if `num_draws` is too small.
+    """
+    checks.whole("num_draws", num_draws, at_least=2)
+    sums, squares = _moments(release, arguments, jax.random.split(key, num_draws))
+    stddevs, counts = [], []
+    for total, square in zip(jax.tree.leaves(sums), jax.tree.leaves(squares), strict=True):
+        total, square = np.asarray(total, np.float64), np.asarray(square, np.float64)
+        counts.append(total.size * (num_draws - 1))
+        deviation = np.maximum(square - total**2 / num_draws, 0).sum() / counts[-1]
+        stddevs.append(math.sqrt(deviation))
+    return ReleaseNoise(tuple(stddevs), tuple(counts))
+
+
+@partial(jax.jit, static_argnums=0)
+def _moments(release, arguments, keys):
+    # Deviations from the first release, since float32 would lose them beside a large value.
+    def wide(key):
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), release(*arguments, key))
+
+    first = wide(keys[0])
+
+    def add(total, key):
+        gap = trees.subtract(wide(key), first)
+        return trees.add(total, (gap, jax.tree.map(jnp.square, gap))), None
+
+    return jax.lax.scan(add, trees.zeros_like((first, first)), keys)[0]
+
+
+def distance(a: PyTree, b: PyTree) -> float:
+    """Computes the Euclidean distance of two trees in float64.
+
+    Args:
+      a: a tree of arrays.
+      b: a tree of the same structure.
+
+    Returns:
+      The distance; inf where anything is not finite.
+    """
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    gaps = [np.asarray(x, np.float64) - np.asarray(y, np.float64) for x, y in pairs]
+    if not all(np.isfinite(gap).all() for gap in gaps):
+        return math.inf
+    return math.sqrt(sum(float(np.sum(gap**2)) for gap in gaps))
+
+
+def _ratio(value: float, unit: float) -> float:
+    if not math.isfinite(value):
+        return math.inf
+    return value / unit if unit > 0 else (math.inf if value > 0 else 0.0)

@@ -1,0 +1,168 @@
+"""Canary records: a gradient of the auditor's choice, far above the clip norm."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.sampling import Participation
+from fedjax_dp.engine.audit_canaries import (
+    MARK,
+    STRENGTH,
+    Planted,
+    Watched,
+    draw_coordinates,
+    flat,
+    read_mark,
+    through,
+)
+from fedjax_dp.models.base import Model
+
+
+def plant_records(
+    make_algorithm: Callable[[Model], FederatedAlgorithm],
+    model: Model,
+    data: FederatedData,
+    participation: Participation,
+    num_canaries: int,
+    rng: np.random.Generator,
+    *,
+    relation: str = "add_remove",
+) -> Planted:
+    """Adds records whose gradient is one entry of the parameters, far above the clip norm.
+
+    The model is wrapped: for a canary the loss is a multiple of one parameter, for all other
+    records it is what it was. What is watched is what leaves the client, or, where nothing does,
+    the client's own model. Under add/remove a canary that is not included has gradient zero and
+    the client's size, which is public, stays; under replace-one it has the opposite gradient.
+
+    Args:
+      make_algorithm: `(model) -> algorithm` that claims privacy for records.
+      model: what is trained.
+      data: the clients' examples; canaries go to clients that have some, in turn.
+      participation: who joins a round.
+      num_canaries: at least 1, at most the number of trained parameters.
+      rng: draws the entries.
+      relation: which data are neighbours, "add_remove" or "replace_one".
+
+    Returns:
+      The planted population; canaries are the last records of their clients.
+
+    Raises:
+      ValueError: if the algorithm claims nothing for records, or an argument is not valid.
+    """
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    is_trained = [
+        np.full(leaf.size, not is_buffer)
+        for leaf, is_buffer in zip(
+            jax.tree.leaves(params), jax.tree.leaves(model.is_buffer(params)), strict=True
+        )
+    ]
+    coordinates = draw_coordinates(np.concatenate(is_trained), num_canaries, rng)
+    algorithm = make_algorithm(_with_canaries(model, coordinates, relation))
+    checks.require(
+        algorithm.record_event is not None,
+        "algorithm",
+        "claim privacy for records",
+        algorithm.name,
+    )
+    (hosts,) = np.nonzero(data.sizes)
+    owners = hosts[np.arange(num_canaries) % hosts.size]
+    width = -(-num_canaries // hosts.size)
+    place = np.arange(num_canaries) // hosts.size
+    table = np.full((data.num_clients, width), -1, np.int32)
+    table[owners, place] = np.arange(num_canaries)
+
+    def client(server, row, client: ClientData, config: LocalConfig, key):
+        output: ClientOutput = algorithm.client(server, row.inner, client, config, key)
+        released = _released(output, row.inner, params)
+        mine = jnp.asarray(table)[client.index]
+        # Descent moves the parameters against the gradient of the canary.
+        moved = -flat(released)[jnp.asarray(coordinates)[jnp.maximum(mine, 0)]]
+        return output._replace(row=Watched(output.row, row.seen + moved))
+
+    init_row = algorithm.init_row or (lambda server: None)
+    own = through(algorithm, lambda server: server, lambda row: row.inner)
+    own["init_row"] = lambda server: Watched(init_row(server), jnp.zeros(width))
+    watched = algorithm._replace(client=client, **own)
+    return Planted(
+        "record",
+        relation,
+        watched,
+        _with_records(data, owners),
+        participation,
+        owners,
+        lambda state: state.rows.seen[owners, place],
+    )
+
+
+def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Model:
+    """Wraps a model so that the loss of a marked record is a multiple of its canary's parameter."""
+    opposite = 0.0 if relation == "add_remove" else -1.0
+
+    def apply(params, x, **options):
+        outputs, refreshed = model.apply(params, x, **options)
+        pulls, first = jnp.zeros(len(coordinates)), 0
+        for leaf in jax.tree.leaves(params):
+            (here,) = np.nonzero((coordinates >= first) & (coordinates < first + leaf.size))
+            if here.size:
+                entries = leaf.reshape(-1)[coordinates[here] - first]
+                pulls = pulls.at[here].set(entries.astype(jnp.float32))
+            first += leaf.size
+        return (outputs, pulls), refreshed
+
+    def loss_fn(outputs, batch):
+        outputs, pulls = outputs
+        is_canary, is_included, index = read_mark(batch[MARK])
+        sign = jnp.where(is_included, 1.0, opposite)
+        return jnp.where(is_canary, STRENGTH * sign * pulls[index], model.loss_fn(outputs, batch))
+
+    return model._replace(apply=apply, loss_fn=loss_fn, correct_fn=None)
+
+
+def _released(output: ClientOutput, row: PyTree, params: PyTree) -> PyTree:
+    """Finds what leaves a client in the shape of the parameters; its own model where nothing does.
+
+    Raises:
+      ValueError: if there is neither.
+    """
+    structure, shapes = jax.tree.structure(params), [x.shape for x in jax.tree.leaves(params)]
+
+    def is_model(tree: Any) -> bool:
+        leaves, own = jax.tree.flatten(tree)
+        is_same = bool(own == structure)  # type: ignore[operator]
+        return is_same and [jnp.shape(x) for x in leaves] == shapes
+
+    def found(tree: PyTree) -> list[PyTree]:
+        return [part for part in jax.tree.leaves(tree, is_leaf=is_model) if is_model(part)]
+
+    sent = found(output.update)
+    if sent:
+        return sent[0]
+    before, after = found(row), found(output.row)
+    checks.require(
+        bool(after), "algorithm", "send or keep something of the model's shape", output.update
+    )
+    return trees.subtract(after[0], before[0])
+
+
+def _with_records(data: FederatedData, owners: np.ndarray) -> FederatedData:
+    """Appends to each client a copy of its first record for every canary that it owns."""
+    clients = []
+    for index in range(data.num_clients):
+        own = data.client(index)
+        (mine,) = np.nonzero(owners == index)
+        grown = {
+            name: np.concatenate([array, np.repeat(np.asarray(array[:1]), mine.size, axis=0)])
+            for name, array in own.items()
+        }
+        mark = np.concatenate([np.full(int(data.sizes[index]), -1), mine])
+        clients.append({**grown, MARK: mark.astype(np.int32)})
+    return FederatedData.from_clients(clients, data.client_names)

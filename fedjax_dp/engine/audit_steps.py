@@ -1,0 +1,230 @@
+"""Grey-box checks: one private step on neighbouring data, with the same noise in both."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.gradients import GradientRule
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.audit_extremes import extreme_records, extreme_updates
+from fedjax_dp.engine.audit_noise import ROUNDING, StepCheck, distance, measure_noise
+from fedjax_dp.engine.cohort import Cohort
+from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
+from fedjax_dp.privacy.events import effective_noise_multiplier
+
+_COHORT = 4
+
+
+def check_gradient_rule(
+    rule: GradientRule,
+    params: PyTree,
+    batch: Mapping[str, Any],
+    config: LocalConfig,
+    key: PRNGKey,
+    *,
+    num_draws: int = 256,
+) -> list[StepCheck]:
+    """Compares sums and releases of a gradient rule on batches that differ in one record.
+
+    The first record of the batch is there or not, or is exchanged for another, or lies in the
+    padding; it holds what it holds, and everything that `extreme_records` lists.
+
+    Args:
+      rule: a rule that claims privacy.
+      params: the parameters at which gradients are taken.
+      batch: named arrays `[examples, ...]`, two examples at least.
+      config: the numbers of one client, scalars.
+      key: root of all draws.
+      num_draws: releases from which the noise is measured, at least 2.
+
+    Returns:
+      The checks.
+
+    Raises:
+      ValueError: if the rule claims nothing, or the batch is too small.
+    """
+    if rule.bound is None or rule.event is None:
+        raise ValueError("rule must state a bound and an event, got one that claims no privacy")
+    size = len(next(iter(batch.values())))
+    checks.require(size >= 2, "batch", "hold two examples at least", size)
+    contribution, event = float(rule.bound(config).contribution), rule.event(config)
+    everybody, others = np.ones(size, bool), np.arange(size) > 0
+
+    @jax.jit
+    def total(batch, is_real):
+        return rule.micro_batch(params, batch, is_real, key, config).gradient
+
+    @jax.jit
+    def release(summed, count, key):
+        return rule.release(summed, count, config, key)
+
+    batch = {name: np.asarray(array) for name, array in batch.items()}
+    without = total(batch, others)
+    zeros = trees.zeros_like(without)
+    before = farthest = total(batch, everybody)
+    alone = present = exchanged = padded = 0.0
+    first = {name: array[0] for name, array in batch.items()}
+    for record in extreme_records(first, np.random.default_rng(0)):
+        changed = {name: np.stack([record[name], *array[1:]]) for name, array in batch.items()}
+        summed = total(changed, everybody)
+        moved = distance(summed, without)
+        if math.isfinite(moved) and moved > present:
+            farthest = summed
+        alone = max(alone, distance(total(changed, ~others), zeros))
+        present = max(present, moved)
+        exchanged = max(exchanged, distance(summed, before))
+        padded = max(padded, distance(total(changed, others), without))
+        before = summed
+    bound = contribution * (1 + ROUNDING)
+    results: list[StepCheck | None] = [
+        StepCheck("gradient of a record alone", alone, bound),
+        StepCheck("sum with and without a record", present, bound),
+        StepCheck("sum with a record exchanged", exchanged, 2 * bound),
+        StepCheck("sum with a record in the padding", padded, 0.0),
+    ]
+    noise = measure_noise(release, (farthest, size), key, num_draws)
+    released = release(farthest, size, key)
+    neighbour = release(without, size - 1, key)
+    results.append(noise.compare("step with and without a record", released, neighbour, event))
+    multiplier = effective_noise_multiplier(event)
+    if multiplier:
+        # The sum is moved by a known length to learn how far a release moves with it.
+        step = contribution / math.sqrt(trees.num_parameters(zeros))
+        moved_sum = jax.tree.map(lambda x: x + jnp.asarray(step, x.dtype), farthest)
+        gain = distance(release(moved_sum, size, key), released) / distance(moved_sum, farthest)
+        results.append(noise.against("noise of a step", multiplier * contribution * gain))
+    return [check for check in results if check is not None]
+
+
+def check_cohort(
+    algorithm: FederatedAlgorithm,
+    data: FederatedData,
+    state: SimulationState,
+    key: PRNGKey,
+    *,
+    num_draws: int = 256,
+) -> list[StepCheck]:
+    """Compares the engine's round on cohorts that differ in one client.
+
+    A few clients take part; of these the last does or does not, and sends the updates and weights
+    that `extreme_updates` lists, while the others send ones. What is compared is all that a round
+    releases: the aggregate and the aggregator's next state.
+
+    Args:
+      algorithm: an algorithm that claims privacy for clients.
+      data: a population of two clients at least.
+      state: a state of the algorithm on this population.
+      key: root of all draws.
+      num_draws: rounds from which the noise is measured, at least 2.
+
+    Returns:
+      The checks.
+
+    Raises:
+      ValueError: if the algorithm claims nothing for clients, or the population is too small.
+    """
+    aggregator = algorithm.aggregator
+    if aggregator.event is None or aggregator.sensitivity is None:
+        raise ValueError("algorithm must claim privacy for clients, with sensitivity and event")
+    checks.require(data.num_clients >= 2, "data", "hold two clients at least", data.num_clients)
+    event = aggregator.event(state.aggregator)
+    sensitivity = aggregator.sensitivity(state.aggregator)
+    bound = float(getattr(sensitivity, "contribution", sensitivity)) * (1 + ROUNDING)
+    structure = _update_structure(algorithm, data, state)
+    ordinary = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
+    run = _round_of(algorithm, ordinary, min(data.num_clients, _COHORT))
+    release = jax.jit(lambda *arguments: run(*arguments)[0])
+    stated = jax.jit(lambda *arguments: run(*arguments)[1].get("noise_stddev"))
+
+    @jax.jit
+    def contribution_of(update, weight):
+        return aggregator.contribute(state.aggregator, update, weight)
+
+    reaches = _reaching_leaves(aggregator, state, contribution_of(ordinary, 1.0), key)
+    without = release(state, ordinary, 1.0, False, key)
+    noise = measure_noise(release, (state, ordinary, 1.0, True), key, num_draws)
+    quiet = measure_noise(release, (state, ordinary, 1.0, False), key, num_draws)
+    largest, rounds = 0.0, []
+    for update, weight in extreme_updates(structure):
+        part = contribution_of(update, weight)
+        # The engine lets nobody contribute what is not finite.
+        if reaches is not None and bool(trees.is_finite((update, jnp.float32(weight), part))):
+            kept = [x for x, r in zip(jax.tree.leaves(part), reaches, strict=True) if r]
+            largest = max(largest, distance(kept, trees.zeros_like(kept)))
+        released = release(state, update, weight, True, key)
+        rounds.append(noise.compare("round with and without a client", released, without, event))
+    results = [] if reaches is None else [StepCheck("contribution of a client", largest, bound)]
+    compared = [check for check in rounds if check is not None]
+    if compared:
+        results.append(max(compared, key=lambda check: check.measured / check.allowed))
+    stddev = stated(state, ordinary, 1.0, True, key)
+    if stddev is not None:
+        num_leaves = len(jax.tree.leaves(without[0]))
+        results.append(noise.against("noise of a round", float(stddev), num_leaves))
+    results.append(noise.same_as("noise with and without a client", quiet))
+    return results
+
+
+def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int) -> Any:
+    """Builds `(state, update, weight, is_there, key) -> (released, info)` of a round."""
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    last = num_clients - 1
+    cohort = Cohort(ids, ids, jnp.ones_like(ids), ids >= 0, jnp.int32(0))
+
+    def run(state, update, weight, is_there, key):
+        def client(server, row, client, config, key):
+            is_last = client.index == last
+            sent = trees.where(is_last, update, ordinary)
+            return ClientOutput(sent, jnp.where(is_last, weight, 1.0), row, {})
+
+        # What the server would step along takes the server's place, and so comes out.
+        declared = algorithm._replace(client=client, server_step=lambda s, aggregate, r: aggregate)
+        drawn = cohort._replace(is_real=(ids < last) | is_there)
+        shape = RoundShape(limit=1, chunk=1, mesh=None)
+        after, info = run_round(declared, shape, state, {}, drawn, key)
+        return (after.server, after.aggregator), info
+
+    return run
+
+
+def _update_structure(
+    algorithm: FederatedAlgorithm, data: FederatedData, state: SimulationState
+) -> PyTree:
+    def update(state, examples, key):
+        client = ClientData(examples, jnp.int32(0), jnp.int32(1), jnp.int32(0), limit=1)
+        row = None if state.rows is None else trees.take(state.rows, 0)
+        return algorithm.client(state.server, row, client, state.config.row(0), key).update
+
+    examples = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
+    return jax.eval_shape(update, state, examples, jax.random.key(0))
+
+
+def _reaching_leaves(
+    aggregator: Any, state: SimulationState, contribution: PyTree, key: PRNGKey
+) -> list[bool] | None:
+    """Tells which leaves of a summed contribution move the aggregate; None without floats.
+
+    What moves nothing that is released, such as a count for the logbook, is no part of the bound.
+    """
+    leaves, structure = jax.tree.flatten(contribution)
+    are_floats = all(jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) for x in leaves)
+    if aggregator.is_stacked or not are_floats:
+        return None
+
+    def aggregate(leaves):
+        return aggregator.combine(state.aggregator, jax.tree.unflatten(structure, leaves), key)[1]
+
+    base = aggregate(leaves)
+    return [
+        distance(aggregate([x + 1 if i == j else x for j, x in enumerate(leaves)]), base) > 0
+        for i in range(len(leaves))
+    ]
