@@ -197,6 +197,7 @@ def test_a_run_that_dies_at_any_round_resumes_to_the_same_bits(
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_run_can_die_more_than_once(uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     for rounds_done in (4, 5):

@@ -1,0 +1,160 @@
+"""The other commands: data sets, accounting, the list of keys."""
+
+import json
+import urllib.error
+import urllib.request
+
+import dp_accounting
+import pytest
+from dp_accounting import pld, rdp
+
+from fedjax_dp.cli import config as configuration
+from fedjax_dp.cli import main
+from fedjax_dp.data import datasets
+
+
+@pytest.fixture
+def fedjax_dp(monkeypatch, capsys):
+    """Gives the command: `(words) -> (status, output, errors)`."""
+    monkeypatch.setenv("COLUMNS", "250")
+
+    def invoke(*words):
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        output = capsys.readouterr()
+        return ended.value.code, output.out, output.err
+
+    return invoke
+
+
+def test_list_tells_what_is_here_and_how_to_get_the_rest(fedjax_dp, tmp_path):
+    status, output, _ = fedjax_dp("data", "list", "--data-dir", tmp_path)
+    assert status == 0
+    for name in datasets.available():
+        state = datasets.status(name, tmp_path)
+        row = next(line for line in output.splitlines() if line.startswith(f"│ {name} "))
+        assert row.split("│")[2].strip() == ("yes" if state.is_present else "no")
+        assert state.summary in row
+        if not state.is_present:
+            assert state.how_to_get in output
+            assert (f"fedjax-dp data fetch {name}, or by hand" in output) == state.can_fetch
+    assert datasets.status("digits", tmp_path).is_present
+    assert not datasets.status("mnist", tmp_path).is_present
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.needs_data("mnist")
+def test_list_sees_files_that_are_there(fedjax_dp, data_dir):
+    _, output, _ = fedjax_dp("data", "list", "--data-dir", data_dir)
+    row = next(line for line in output.splitlines() if line.startswith("│ mnist "))
+    assert row.split("│")[2].strip() == "yes"
+
+
+def test_fetching_an_unknown_name_names_the_nearest(fedjax_dp, tmp_path):
+    status, _, error = fedjax_dp("data", "fetch", "mnits", "--data-dir", tmp_path)
+    assert status == 2
+    assert "got 'mnits'; did you mean 'mnist'?" in error and "Traceback" not in error
+
+
+def test_fetching_what_is_built_in_does_nothing(fedjax_dp, tmp_path):
+    status, output, _ = fedjax_dp("data", "fetch", "digits", "--data-dir", tmp_path)
+    assert status == 0 and "nothing to fetch: all files of digits are here" in output
+
+
+def test_without_a_network_fetch_says_where_it_looked_and_what_to_put_where(
+    fedjax_dp, tmp_path, monkeypatch
+):
+    asked = []
+
+    def unreachable(request, *_args, **_kwargs):
+        asked.append(request.full_url)
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    status, _, error = fedjax_dp("data", "fetch", "mnist", "--data-dir", tmp_path)
+    assert status == 2 and error.startswith("error: ") and "Traceback" not in error
+    assert asked and all(f"{url}: no connection" in error for url in asked)
+    download = datasets.info("mnist").sources[0].downloads[0]
+    assert f"Put the file {download.name} (SHA-256 {download.sha256}) into" in error
+    assert str(tmp_path / "mnist") in error
+
+
+def test_keys_lists_every_key_with_its_default(fedjax_dp):
+    status, output, _ = fedjax_dp("run", "--keys")
+    assert status == 0
+    for name, default, about in configuration.describe():
+        row = next(line for line in output.splitlines() if line.startswith(f"│ {name} "))
+        assert [cell.strip() for cell in row.split("│")[1:4]] == [name, default, about]
+
+
+ACCOUNT = ("--sampling-rate", 0.1, "--steps", 50, "--delta", 1e-5)
+
+
+def composed(noise_multiplier, accountant, rate=0.1, steps=50):
+    event = dp_accounting.PoissonSampledDpEvent(
+        rate, dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+    account = accountant()
+    account.compose(event, steps)
+    return account.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "accountant"), [("rdp", rdp.RdpAccountant), ("pld", pld.PLDAccountant)]
+)
+def test_epsilon_is_that_of_dp_accounting(fedjax_dp, name, accountant):
+    words = ("--noise-multiplier", 1.5, *ACCOUNT, "--accountant", name)
+    status, output, _ = fedjax_dp("privacy", "epsilon", *words, "--json")
+    answer = json.loads(output)
+    assert status == 0 and answer["accountant"] == name
+    assert answer["epsilon"] == pytest.approx(composed(1.5, accountant), rel=1e-4)
+    _, output, _ = fedjax_dp("privacy", "epsilon", *words)
+    assert f"ε = {answer['epsilon']:.6g} at δ = 1e-05" in output
+
+
+def test_calibrate_finds_the_smallest_noise_within_a_budget(fedjax_dp):
+    status, output, _ = fedjax_dp("privacy", "calibrate", "--epsilon", 2.0, *ACCOUNT, "--json")
+    noise = json.loads(output)["noise_multiplier"]
+    assert status == 0
+    assert composed(noise, rdp.RdpAccountant) <= 2.0 * (1 + 1e-9)
+    assert composed(noise * (1 - 1e-4), rdp.RdpAccountant) > 2.0
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--noise-multiplier", 0, *ACCOUNT), "--noise-multiplier must be positive"),
+        (("--noise-multiplier", 1, *ACCOUNT, "--sampling-rate", 0), "--sampling-rate must lie in"),
+        (("--noise-multiplier", 1, *ACCOUNT, "--steps", 0), "--steps must be an integer of"),
+        (("--noise-multiplier", 1, *ACCOUNT, "--delta", 1), "--delta must lie in (0, 1)"),
+        (("--noise-multiplier", 1, *ACCOUNT, "--accountant", "rpd"), "did you mean 'rdp'?"),
+    ],
+)
+def test_accounting_out_of_range_is_refused(fedjax_dp, words, rule):
+    status, _, error = fedjax_dp("privacy", "epsilon", *words)
+    assert status == 2 and rule in error and "Traceback" not in error
+
+
+def test_compare_draws_a_curve_for_each_setting(fedjax_dp, tmp_path):
+    picture = tmp_path / "curves.png"
+    words = ("--setting", "1.5,0.1", "--setting", "3,1", "--steps", 50, "--delta", 1e-5)
+    status, output, _ = fedjax_dp("privacy", "compare", *words, "--output", picture, "--json")
+    answer = json.loads(output)
+    assert status == 0 and picture.read_bytes().startswith(b"\x89PNG")
+    expected = composed(1.5, rdp.RdpAccountant), composed(3.0, rdp.RdpAccountant, rate=1.0)
+    assert list(answer["epsilon"].values()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_report_needs_a_run(fedjax_dp, tmp_path):
+    status, _, error = fedjax_dp("privacy", "report", tmp_path)
+    assert status == 2 and "must be a folder with privacy.md and .json" in error
+    (tmp_path / "privacy.md").write_text("# Privacy\n\nwords")
+    event = {"type": "GaussianDpEvent", "noise_multiplier": 1.0}
+    claim = {"unit": "client", "histories": [{"units": [0, 2], "event": event}]}
+    (tmp_path / "privacy.json").write_text(json.dumps({"claims": [claim]}))
+    status, output, _ = fedjax_dp("privacy", "report", tmp_path)
+    assert status == 0 and output.startswith("# Privacy\n\nwords")
+    assert f"clients [0, 2]: {json.dumps(event)}" in output
+    _, output, _ = fedjax_dp("privacy", "report", tmp_path, "--json")
+    assert json.loads(output) == {"claims": [claim]}

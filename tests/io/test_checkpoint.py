@@ -1,0 +1,128 @@
+"""Checkpoints: whole or not there, the newest two, and of this simulation only."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.io import Checkpoints
+
+
+def state_of(rounds, *, shape=(2, 3), dtype=jnp.float32, more=None):
+    """A state whose numbers tell which round it is of."""
+    numbers = jnp.arange(np.prod(shape)).reshape(shape) + rounds
+    return SimulationState(
+        server={"weights": numbers.astype(dtype), **(more or {})},
+        aggregator=(jnp.float32(0.25), jnp.uint32(7)),
+        rows=None,
+        config=LocalConfig(*(jnp.float32(x) for x in (0.1, 2.0, 3.0))),
+        round=jnp.int32(rounds),
+    )
+
+
+def assert_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == e.dtype and a.sharding == e.sharding
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_])
+def test_what_is_saved_is_restored(tmp_path, dtype):
+    saved, extra = state_of(4, dtype=dtype), {"text": "ε", "list": [1, None, 2.5]}
+    Checkpoints(tmp_path).save(saved, extra)
+    restored, beside = Checkpoints(tmp_path).restore(state_of(0, dtype=dtype))
+    assert_equal(restored, saved)
+    assert beside == extra
+
+
+def test_every_bit_of_a_float_survives(tmp_path):
+    bits = np.random.default_rng(0).integers(0, 2**32, 1000, dtype=np.uint32)
+    odd = np.array([0x7FC00001, 0xFF800000, 0x00000001, 0x80000000], np.uint32)
+    numbers = np.concatenate([bits, odd]).view(np.float32)
+    saved = state_of(1, more={"odd": jnp.asarray(numbers)})
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(saved, {})
+    restored, _ = checkpoints.restore(saved)
+    assert np.asarray(restored.server["odd"]).tobytes() == numbers.tobytes()
+
+
+def test_the_newest_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "two")
+    for rounds in (1, 5, 9, 20):
+        checkpoints.save(state_of(rounds), {"rounds": rounds})
+        assert checkpoints.latest_round() == rounds
+    assert sorted(int(path.name) for path in (tmp_path / "two").iterdir()) == [9, 20]
+    restored, extra = checkpoints.restore(state_of(0))
+    assert_equal(restored, state_of(20))
+    assert extra == {"rounds": 20}
+    three = Checkpoints(tmp_path / "three", keep=3)
+    for rounds in range(5):
+        three.save(state_of(rounds), {})
+    assert sorted(int(path.name) for path in (tmp_path / "three").iterdir()) == [2, 3, 4]
+
+
+def test_a_round_that_is_there_is_not_rewritten(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state_of(3), {"first": True})
+    checkpoints.save(state_of(3), {"first": False})
+    assert checkpoints.restore(state_of(0))[1] == {"first": True}
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5])
+def test_at_least_one_is_kept(tmp_path, keep):
+    with pytest.raises(ValueError, match="keep must be an integer of at least 1"):
+        Checkpoints(tmp_path, keep=keep)
+
+
+def test_there_must_be_one(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest_round() is None
+    with pytest.raises(ValueError, match="checkpoint must exist"):
+        checkpoints.restore(state_of(0))
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        ({"shape": (3, 2)}, r"must be float32\[3, 2\] as in this simulation, got 'float32\[2, 3\]"),
+        ({"shape": (2, 2)}, r"must be float32\[2, 2\] as in this simulation"),
+        ({"shape": (6,)}, r"must be float32\[6\] as in this simulation"),
+        ({"dtype": jnp.bfloat16}, r"must be bfloat16\[2, 3\] as in this simulation"),
+        ({"dtype": jnp.int32}, r"must be int32\[2, 3\] as in this simulation"),
+        ({"more": {"bias": jnp.zeros(3)}}, "hold 8 arrays as this simulation's state does, got 7"),
+    ],
+)
+def test_another_simulation_is_refused(tmp_path, like, message):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state_of(3), {})
+    with pytest.raises(ValueError, match=message):
+        checkpoints.restore(state_of(0, **like))
+
+
+def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path, monkeypatch):
+    """The write fails where the whole folder would take its name."""
+    from orbax.checkpoint._src.path import atomicity
+
+    class PowerCut(BaseException):
+        pass
+
+    async def fails(*_args, **_kwargs):
+        raise PowerCut
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state_of(1), {"rounds": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(atomicity.AtomicRenameTemporaryPath, "finalize", fails)
+        with pytest.raises(PowerCut):
+            checkpoints.save(state_of(2), {"rounds": 2})
+    left = {path.name for path in tmp_path.iterdir()}
+    assert "1" in left and "2" not in left and len(left) == 2
+    again = Checkpoints(tmp_path)
+    assert again.latest_round() == 1
+    assert_equal(again.restore(state_of(0))[0], state_of(1))
+    again.save(state_of(2), {"rounds": 2})
+    assert_equal(Checkpoints(tmp_path).restore(state_of(0))[0], state_of(2))
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}

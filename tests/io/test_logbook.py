@@ -1,0 +1,129 @@
+"""Metrics by round: what is written is read back, and what is run again is not there twice."""
+
+import json
+import math
+import os
+import struct
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp.io import Logbook, logbook, read_metrics, write_json
+
+
+def write_rows(folder, rounds, **options):
+    book = Logbook(folder, **options)
+    for i in rounds:
+        book.write({"round": i, "loss": 1.0 / i, "norms": np.array([i, 0.5])})
+    book.close()
+
+
+def test_rows_are_read_back(tmp_path):
+    write_rows(tmp_path, (1, 2, 3))
+    rows = read_metrics(tmp_path)
+    assert rows == [{"round": i, "loss": 1.0 / i, "norms": [i, 0.5]} for i in (1, 2, 3)]
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
+    book = Logbook(tmp_path)
+    book.write({"round": 1})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n'
+    book.close()
+
+
+def test_rows_behind_the_start_are_dropped_and_the_others_kept_as_they_are(tmp_path):
+    write_rows(tmp_path, range(1, 8))
+    before = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    write_rows(tmp_path, (), from_round=5)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == before[:5]
+    write_rows(tmp_path, (6, 7), from_round=5)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == before
+    write_rows(tmp_path, (1,))
+    assert [row["round"] for row in read_metrics(tmp_path)] == [1]
+
+
+def test_a_last_line_that_was_cut_off_is_left_out_and_written_over(tmp_path):
+    write_rows(tmp_path, (1, 2, 3))
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_text()
+    for cut in range(2, len(whole.splitlines()[-1])):
+        path.write_text(whole[:-cut])
+        assert [row["round"] for row in read_metrics(tmp_path)] == [1, 2]
+    write_rows(tmp_path, (3,), from_round=2)
+    assert path.read_text() == whole
+
+
+def test_there_may_be_no_metrics(tmp_path):
+    assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (math.nan, None),
+        (math.inf, None),
+        (np.float32(-np.inf), None),
+        (np.array([1.0, np.nan]), [1.0, None]),
+        (jnp.array([[1, 2]]), [[1, 2]]),
+        (jnp.bfloat16(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.int64(2**53 + 1), 2**53 + 1),
+        ({1: (np.float64(0.1), "text", None)}, {"1": [0.1, "text", None]}),
+        ([], []),
+    ],
+)
+def test_numbers_become_what_json_can_hold(value, plain):
+    told = logbook.to_json(value)
+    assert told == plain and type(told) is type(plain)
+    assert json.loads(json.dumps(told, allow_nan=False)) == plain
+
+
+def test_json_files_are_replaced_in_one_step(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_json(path, {"accuracy": math.nan, "text": "ε"})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"accuracy": None, "text": "ε"}
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+    def power_cut(*_args):
+        raise OSError("no power")
+
+    monkeypatch.setattr(os, "replace", power_cut)
+    with pytest.raises(OSError, match="no power"):
+        write_json(path, {"accuracy": 1.0})
+    assert json.loads(path.read_text(encoding="utf-8"))["accuracy"] is None
+
+
+def scalars_of(folder):
+    """Reads event files as the format defines records: length, check sum, event, check sum."""
+    from tensorboardX.proto import event_pb2
+
+    found = {}
+    for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (length,) = struct.unpack("<Q", data[at : at + 8])
+            event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+            at += 16 + length
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def test_tensorboard_gets_the_numbers_and_nothing_else(tmp_path):
+    pytest.importorskip("tensorboardX")
+    book = Logbook(tmp_path)
+    book.write({"round": 1, "loss": 0.5, "norms": np.ones(3), "accuracy": math.nan, "count": 3})
+    book.write({"round": 2, "loss": 0.25})
+    book.close()
+    assert scalars_of(tmp_path / "tensorboard") == {
+        "loss": [(1, 0.5), (2, 0.25)],
+        "count": [(1, 3.0)],
+    }
+
+
+def test_without_the_extra_there_are_no_events(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    write_rows(tmp_path, (1,))
+    assert not (tmp_path / "tensorboard").exists()
+    assert len(read_metrics(tmp_path)) == 1

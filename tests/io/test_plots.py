@@ -1,0 +1,91 @@
+"""Pictures are of the numbers that they are given, also where some are missing."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from fedjax_dp.io import accuracy_and_epsilon, client_accuracies, plots
+
+ROWS = [
+    {"round": 1, "test_accuracy": 0.0, "epsilon_record": 1.0},
+    {"round": 2, "epsilon_record": 1.5},
+    {"round": 3, "test_accuracy": 0.5, "epsilon_record": 2.0},
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def drawn(axes):
+    return [np.column_stack(line.get_data()).tolist() for line in axes.get_lines()]
+
+
+def save(figure, tmp_path):
+    path = tmp_path / "deep" / "picture.png"
+    plots.save(figure, path)
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and data.endswith(b"IEND\xaeB`\x82")
+
+
+def test_accuracy_and_epsilon_by_round(tmp_path):
+    figure = accuracy_and_epsilon(ROWS, "title")
+    left, right = figure.axes
+    assert drawn(left) == [[[1, 0.0], [3, 0.5]]], "an accuracy of zero is an accuracy"
+    assert drawn(right) == [[[1, 1.0], [2, 1.5], [3, 2.0]]]
+    assert left.get_title() == "title" and right.get_ylim()[0] == 0
+    save(figure, tmp_path)
+
+
+def test_both_units_are_told_apart(tmp_path):
+    rows = [row | {"epsilon_client": 3.0} for row in ROWS]
+    right = accuracy_and_epsilon(rows, "title").axes[1]
+    assert drawn(right) == [[[1, 3.0], [2, 3.0], [3, 3.0]], [[1, 1.0], [2, 1.5], [3, 2.0]]]
+    labels = [text.get_text() for text in right.get_legend().get_texts()]
+    assert labels == ["ε of a client", "largest ε over records"]
+    assert len({line.get_linestyle() for line in right.get_lines()}) == 2
+
+
+@pytest.mark.parametrize("epsilon", [None, float("inf")])
+def test_without_a_finite_epsilon_there_is_only_accuracy(tmp_path, epsilon):
+    rows = [{"round": i, "test_accuracy": 0.5, "epsilon_record": epsilon} for i in (1, 2)]
+    figure = accuracy_and_epsilon(rows, "title")
+    assert len(figure.axes) == 1 and drawn(figure.axes[0]) == [[[1, 0.5], [2, 0.5]]]
+    save(figure, tmp_path)
+    rows = [{"round": 1, "test_accuracy": 0.5}]
+    assert len(accuracy_and_epsilon(rows, "title").axes) == 1
+
+
+@pytest.mark.parametrize("rows", [[], [{"round": 1}], [{"round": 1, "test_accuracy": None}]])
+def test_without_an_accuracy_there_is_an_empty_picture(tmp_path, rows):
+    figure = accuracy_and_epsilon(rows, "title")
+    assert drawn(figure.axes[0]) == []
+    save(figure, tmp_path)
+
+
+def test_clients_are_sorted_and_those_without_a_number_left_out(tmp_path):
+    accuracies = np.array([0.5, np.nan, 0.25, 1.0])
+    figure = client_accuracies(accuracies, np.array([10, 20, 30, 40]), "title")
+    axes = figure.axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [0.25, 0.5, 1.0]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["2\n30", "0\n10", "3\n40"]
+    assert axes.get_lines()[0].get_ydata()[0] == pytest.approx(1.75 / 3)
+    save(figure, tmp_path)
+
+
+def test_no_client_may_have_a_number(tmp_path):
+    figure = client_accuracies(np.full(3, np.nan), np.arange(3), "title")
+    assert not figure.axes[0].patches
+    save(figure, tmp_path)
+
+
+def test_many_clients_are_not_named(tmp_path):
+    accuracies = np.linspace(0, 1, 41)[::-1]
+    axes = client_accuracies(accuracies, np.ones(41, int), "title").axes[0]
+    assert [bar.get_height() for bar in axes.patches] == sorted(accuracies)
+    assert axes.get_xlabel() == "clients, from worst to best"

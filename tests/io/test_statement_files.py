@@ -1,0 +1,58 @@
+"""The privacy statement on disk agrees with the ledgers that it is read off."""
+
+import json
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from fedjax_dp.io.statement import write_statement
+from fedjax_dp.privacy.accounting import Ledger
+
+DELTA = {"client": 1e-6, "record": 1e-5}
+FACTS = {"client": {"clip_norm": 0.5}, "record": {"clip_norm_per_unit": np.array([1.0, 2.0, 3.0])}}
+
+
+@pytest.fixture
+def ledgers():
+    client, record = Ledger("client"), Ledger("record", num_units=3)
+    client.charge(
+        dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), count=7
+    )
+    record.charge(dp_accounting.GaussianDpEvent(4.0), units=[0, 2], count=[3, 5])
+    return {"client": client, "record": record}
+
+
+def test_nothing_is_claimed_where_nothing_is_kept(tmp_path):
+    write_statement(tmp_path, {}, {}, "rdp", {})
+    assert json.loads((tmp_path / "privacy.json").read_text()) == {"claims": []}
+    assert "claims no privacy" in (tmp_path / "privacy.md").read_text()
+
+
+def test_every_unit_has_its_claim(tmp_path, ledgers):
+    write_statement(tmp_path, ledgers, DELTA, "rdp", FACTS)
+    client, record = json.loads((tmp_path / "privacy.json").read_text())["claims"]
+    for claim in (client, record):
+        ledger = ledgers[claim["unit"]]
+        spent = ledger.epsilon(DELTA[claim["unit"]])
+        assert claim["epsilon_per_unit"] == spent.tolist()
+        assert claim["epsilon"] == spent.max()
+        assert claim["num_compositions"] == ledger.num_compositions.tolist()
+        assert claim["dp_delta"] == DELTA[claim["unit"]]
+    assert client["clip_norm"] == 0.5 and record["clip_norm_per_unit"] == [1.0, 2.0, 3.0]
+    text = (tmp_path / "privacy.md").read_text()
+    assert text.index("## Client level") < text.index("## Record level")
+    spent = ledgers["record"].epsilon(1e-5)
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert rows == [f"| {i} | {spent[i]:.4f} | {n} |" for i, n in enumerate((3, 0, 5))]
+    assert spent[1] == 0.0 < spent[0] < spent[2]
+
+
+def test_an_infinite_epsilon_is_written_and_told(tmp_path):
+    record = Ledger("record", num_units=2)
+    record.charge(dp_accounting.GaussianDpEvent(0.0), units=[1])
+    write_statement(tmp_path, {"record": record}, DELTA, "rdp", FACTS)
+    claim = json.loads((tmp_path / "privacy.json").read_text())["claims"][0]
+    assert claim["epsilon"] == "inf" and claim["epsilon_per_unit"] == [0.0, "inf"]
+    text = (tmp_path / "privacy.md").read_text()
+    assert "not differentially private" in text and "| 1 | inf | 1 |" in text
