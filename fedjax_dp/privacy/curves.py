@@ -115,4 +115,7 @@ def poisson_bound(sampling_probability: float, curve: np.ndarray, orders: np.nda
         moments[alpha] = special.logsumexp(np.append(terms, none))
     low, high = np.floor(orders), np.ceil(orders)
     below, above = (np.array([moments[int(a)] for a in end]) for end in (low, high))
-    return (below + (orders - low) * (above - below)) / (orders - 1)
+    part = orders - low
+    with np.errstate(invalid="ignore"):
+        chord = (1 - part) * below + part * above
+    return np.where(part == 0, below, chord) / (orders - 1)

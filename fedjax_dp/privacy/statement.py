@@ -133,7 +133,7 @@ def _describe(
     samplers.add(sampler)
     for part in inner:
         mechanisms.add(_MECHANISMS.get(type(part), type(part).__name__))
-        if isinstance(getattr(part, "noise_multiplier", None), float | int):
+        if hasattr(part, "noise_multiplier"):
             multipliers.append(float(part.noise_multiplier))
 
 

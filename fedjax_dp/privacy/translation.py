@@ -89,6 +89,8 @@ def _rdp_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 
 
 def _half_multiplier(event: Any, relation: str, accountant: str) -> DpEvent:
+    if event.noise_multiplier == 0:
+        return dpa.NonPrivateDpEvent()
     if relation == "add_remove":
         return event
     return attr.evolve(event, noise_multiplier=event.noise_multiplier / 2)
@@ -148,6 +150,8 @@ def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
     if z is None:
         reason = "its analysis is known for Gaussian noise only"
         _refuse(event, relation, accountant, reason, "a Gaussian mechanism")
+    if z == 0:
+        return dpa.NonPrivateDpEvent()
     return attr.evolve(event, event=dpa.GaussianDpEvent(z / 2))  # type: ignore[operator]
 
 

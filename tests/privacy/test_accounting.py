@@ -308,6 +308,29 @@ def test_the_ledger_refuses_at_the_charge_what_no_accountant_can_analyse():
     assert ledger.epsilon(1e-5, "pld")[0] > 0
 
 
+@pytest.mark.parametrize(
+    "event,relation",
+    [
+        (dpa.LaplaceDpEvent(0.0), "add_remove"),
+        (dpa.LaplaceDpEvent(0.0), "replace_one"),
+        (dpa.GaussianDpEvent(0.0), "replace_one"),
+        (
+            dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(0.0)),
+            "replace_one",
+        ),
+        (dpa.PoissonSampledDpEvent(0.1, dpa.NonPrivateDpEvent()), "add_remove"),
+        (dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(0.0)), "add_remove"),
+    ],
+)
+def test_no_noise_of_any_kind_is_not_private(event, relation):
+    assert np.isposinf(spent(event, relation))
+
+
+def test_sampling_of_nothing_costs_nothing():
+    assert spent(dpa.PoissonSampledDpEvent(0.1, dpa.NoOpDpEvent()), count=100) == 0
+    assert spent(poisson(0.0, 0.0), count=100) == 0
+
+
 def test_truncation_is_never_cheaper_than_exact_poisson():
     exact = spent(poisson(0.1, 1.0), count=50, accountant="pld")
     tight = spent(
