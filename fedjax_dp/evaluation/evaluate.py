@@ -31,22 +31,22 @@ class Evaluation(NamedTuple):
     client_sizes: np.ndarray
 
 
-class _Sums(NamedTuple):
-    """Sums over examples: losses, correct predictions, weights of predictions."""
+class _PerExample(NamedTuple):
+    """Losses, correct predictions and weights of predictions, of each example or summed."""
 
-    loss: jax.Array
-    correct: jax.Array
-    weight: jax.Array
+    loss: Any
+    correct: Any
+    weight: Any
 
 
-def _per_example(model: Model, params: PyTree, batch: Any, is_real: jax.Array) -> _Sums:
+def _per_example(model: Model, params: PyTree, batch: Any, is_real: Any) -> _PerExample:
     outputs, _ = model.apply(params, batch["x"])
     losses = model.loss_fn(outputs, batch)
     if model.correct_fn is None:
         correct = weight = jnp.zeros_like(losses)
     else:
         correct, weight = model.correct_fn(outputs, batch)
-    return _Sums(
+    return _PerExample(
         *(jnp.where(is_real, v, 0.0).astype(jnp.float32) for v in (losses, correct, weight))
     )
 
@@ -63,7 +63,7 @@ def _examples(data: FederatedData) -> Any:
     return jax.device_put({k: np.asarray(v) for k, v in data.examples.items()})
 
 
-def _result(sums: _Sums, sizes: np.ndarray) -> Evaluation:
+def _result(sums: _PerExample, sizes: np.ndarray) -> Evaluation:
     loss, correct, weight = (np.asarray(s, dtype=np.float64) for s in sums)
 
     def ratio(numerator, denominator):
@@ -94,29 +94,27 @@ def shared_evaluator(
     checks.whole("block_size", block_size)
     block = min(block_size, max(1, data.num_examples))
     num_blocks = -(-data.num_examples // block)
-    examples = _examples(data)
-    client_of_example = jax.device_put(np.resize(data.client_of_example, _num_rows(data)))
+    examples, client_of_example = _examples(data), data.client_of_example
 
     @jax.jit
-    def sums_of(params, examples, client_of_example):
-        def body(i, total):
-            # The last block starts early enough to be full; rows seen before are masked.
+    def values_of(params, examples):
+        def body(i, values):
+            # The last block starts early enough to be full; what it sees again stays the same.
             first = jnp.minimum(i * block, _num_rows(data) - block)
-            batch, clients = jax.tree.map(
-                lambda a: jax.lax.dynamic_slice_in_dim(a, first, block),
-                (examples, client_of_example),
-            )
-            is_new = first + jnp.arange(block) >= i * block
-            each = _per_example(model, params, batch, is_new)
+            batch = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, block), examples)
+            each = _per_example(model, params, batch, True)
             return jax.tree.map(
-                lambda t, v: t + jax.ops.segment_sum(v, clients, data.num_clients), total, each
+                lambda all_, v: jax.lax.dynamic_update_slice_in_dim(all_, v, first, 0), values, each
             )
 
-        zeros = _Sums(*(jnp.zeros(data.num_clients),) * 3)
+        zeros = _PerExample(*(jnp.zeros(_num_rows(data), jnp.float32),) * 3)
         return jax.lax.fori_loop(0, num_blocks, body, zeros)
 
     def evaluate(params: PyTree) -> Evaluation:
-        return _result(sums_of(params, examples, client_of_example), data.sizes)
+        # Summed on the host in float64: a float32 sum over a large client would lose examples.
+        values = (np.asarray(v)[: data.num_examples] for v in values_of(params, examples))
+        sums = (np.bincount(client_of_example, v, data.num_clients) for v in values)
+        return _result(_PerExample(*sums), data.sizes)
 
     return evaluate
 
@@ -157,7 +155,7 @@ def personal_evaluator(
                 each = _per_example(model, params, batch, rows < sizes[index])
                 return jax.tree.map(lambda t, v: t + jnp.sum(v), total, each)
 
-            zeros = _Sums(*(jnp.float32(0),) * 3)
+            zeros = _PerExample(*(jnp.float32(0),) * 3)
             return jax.lax.fori_loop(0, -(-sizes[index] // block), body, zeros)
 
         return jax.lax.map(one_client, jnp.arange(data.num_clients))
