@@ -32,7 +32,7 @@ def run_jobs(output, jobs):
         "JAX_PLATFORMS": "cpu",
         # What is compared is results; compiling with less effort saves half of the time.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "PYTHONPATH": str(HERE.parent),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, str(HERE / "devices_worker.py"), str(output), *jobs]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
