@@ -83,7 +83,10 @@ class PrivacyAccounting:
             else:
                 times_of_unit = times
             for event, accounts in self._events[unit]:
-                ledger.charge(event, units=accounts, count=times_of_unit[accounts])
+                paid = accounts[times_of_unit[accounts] > 0]
+                # An event that nobody paid for would be an entry without units.
+                if len(paid):
+                    ledger.charge(event, units=paid, count=times_of_unit[paid])
 
     def _times(self, participants: np.ndarray) -> np.ndarray:
         """Counts the rounds of each client, `[num_clients]`; empty slots hold -1."""

@@ -1,0 +1,329 @@
+"""What rounds are charged, against compositions that dp-accounting makes on its own."""
+
+import functools
+import json
+
+import dp_accounting
+import jax
+import numpy as np
+import pytest
+from cases import (
+    NUM_CLIENTS,
+    SETTINGS,
+    SIZES,
+    make_data,
+    make_model,
+    plain_trainer,
+    private_trainer,
+)
+from dp_accounting import rdp
+
+from fedjax_dp import algorithms
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.sgd import dp_sgd_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.engine import ExecutionConfig, PrivacyAccounting, simulation
+
+KEY = jax.random.key(7)
+DELTA = {"client": 1e-6, "record": 1e-5}
+NOISE, COHORT = 1.3, 2.5
+PLAIN = ExecutionConfig(clients_per_chunk=1, placement="device", rounds_per_call=4)
+
+
+def spent(event, count, dp_delta, relation="ADD_OR_REMOVE_ONE"):
+    account = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation[relation])
+    account.compose(event, int(count))
+    return account.get_epsilon(dp_delta)
+
+
+def gaussian(noise):
+    return dp_accounting.GaussianDpEvent(noise)
+
+
+def poisson(rate, noise):
+    return dp_accounting.PoissonSampledDpEvent(rate, gaussian(noise))
+
+
+def simulate(unit, sampler, cohort_size=None, trainer=None):
+    """A simulation that protects a unit; nothing is compiled before it runs."""
+    model, data = make_model(), make_data()
+    central = {"clip_norm": 0.2, "noise_multiplier": NOISE}
+    joined = sampling.participation(sampler, NUM_CLIENTS, cohort_size)
+    if unit == "none":
+        algorithm = algorithms.fedavg(model, plain_trainer(model))
+    elif unit == "record":
+        algorithm = algorithms.dp_sgd(model, trainer or private_trainer(model))
+    else:
+        inner = plain_trainer(model) if unit == "client" else private_trainer(model)
+        central["expected_cohort_size"] = joined.cohort_size
+        algorithm = algorithms.dp_fedavg(model, inner, **central)
+    return simulation(algorithm, data, joined, PLAIN)
+
+
+@functools.cache
+def initial(unit, sampler_name, cohort_size=None):
+    sim = simulate(unit, getattr(sampling, sampler_name)(), cohort_size)
+    return sim, sim.init(KEY)
+
+
+def accounting(unit, sampler_name, cohort_size=None):
+    return PrivacyAccounting(*initial(unit, sampler_name, cohort_size))
+
+
+def info_of(*cohorts):
+    """The part of a run's info that is charged: who took part, -1 in empty slots."""
+    width = max(map(len, cohorts)) + 1
+    return {"participants": np.array([[*c, *[-1] * (width - len(c))] for c in cohorts])}
+
+
+def record_epsilon(times, dp_delta=DELTA["record"]):
+    """ε of every client of the small problem that took part so many times."""
+    found = []
+    for size, batch, epochs, noise, count in zip(
+        SIZES,
+        SETTINGS.batch_size,
+        SETTINGS.num_epochs,
+        SETTINGS.noise_multiplier,
+        times,
+        strict=True,
+    ):
+        steps = int(np.ceil(np.ceil(size / batch) * epochs)) * count
+        if not steps:
+            found.append(0.0)
+            continue
+        rate = min(1.0, batch / size)
+        # The noise runs as float32, and as that is what is accounted.
+        event = gaussian(float(np.float32(noise)))
+        if rate < 1:
+            event = dp_accounting.PoissonSampledDpEvent(rate, event)
+        found.append(spent(event, steps, dp_delta))
+    return found
+
+
+FOUR_ROUNDS = ((0, 2, 5), (), (2, 1), (2, 3, 0))
+TIMES = (2, 1, 3, 1, 0, 1)
+CHARGED_NOISE = float(np.float32(NOISE))
+
+
+def test_amplified_clients_all_pay_for_every_round_whoever_was_drawn():
+    account = accounting("client", "poisson", COHORT)
+    account.charge(info_of(*FOUR_ROUNDS))
+    expected = spent(poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), 4, DELTA["client"])
+    np.testing.assert_allclose(account.epsilon(DELTA)["client"], [expected], rtol=1e-9)
+
+
+def test_everybody_pays_without_amplification():
+    account = accounting("client", "everybody")
+    account.charge(info_of(range(NUM_CLIENTS), range(NUM_CLIENTS)))
+    expected = spent(gaussian(CHARGED_NOISE), 2, DELTA["client"])
+    np.testing.assert_allclose(account.epsilon(DELTA)["client"], [expected], rtol=1e-9)
+
+
+def test_cyclic_clients_pay_for_the_rounds_that_they_took_part_in():
+    account = accounting("client", "cyclic", 2)
+    account.charge(info_of((0, 1), (2, 3), (4, 5), (0, 1), (2, 3)))
+    account.charge(info_of((4, 5), (0, 1)))
+    times = (3, 3, 2, 2, 2, 2)
+    expected = [spent(gaussian(CHARGED_NOISE), n, DELTA["client"]) for n in times]
+    np.testing.assert_allclose(account.epsilon(DELTA)["client"], expected, rtol=1e-9)
+    assert account.ledgers["client"].num_compositions.tolist() == list(times)
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "cyclic", "fixed_size"])
+def test_records_pay_for_the_rounds_of_their_client_and_are_never_amplified(sampler):
+    account = accounting("record", sampler, 2)
+    account.charge(info_of(*FOUR_ROUNDS))
+    np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(TIMES), rtol=1e-9)
+
+
+def test_both_units_pay_each_in_its_own_way():
+    account = accounting("both", "poisson", COHORT)
+    for cohort in FOUR_ROUNDS:
+        account.charge(info_of(cohort))
+    found = account.epsilon(DELTA)
+    expected = spent(poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), 4, DELTA["client"])
+    assert sorted(found) == ["client", "record"]
+    np.testing.assert_allclose(found["client"], [expected], rtol=1e-9)
+    np.testing.assert_allclose(found["record"], record_epsilon(TIMES), rtol=1e-9)
+
+
+def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
+    sim = simulate("record", sampling.poisson(), COHORT)
+    state = sim.init(KEY)
+    account = PrivacyAccounting(sim, state)
+    drawn = np.zeros(NUM_CLIENTS, int)
+    for num_rounds in (3, 4, 1):
+        state, info = sim.run(state, KEY, num_rounds)
+        account.charge(info)
+        for cohort in info["participants"]:
+            drawn[cohort[cohort >= 0]] += 1
+    assert drawn.sum() > 0 and len(set(drawn)) > 1
+    np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(drawn), rtol=1e-9)
+
+
+def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_the_same():
+    model, data = make_model(), make_data()
+    x = data.examples["x"].copy()
+    x[data.offsets[2] : data.offsets[3]] = np.nan
+    broken = data.__class__({**data.examples, "x": x}, data.offsets)
+    joined = sampling.participation(sampling.everybody(), NUM_CLIENTS)
+    sim = simulation(algorithms.dp_sgd(model, private_trainer(model)), broken, joined, PLAIN)
+    state = sim.init(KEY)
+    account = PrivacyAccounting(sim, state)
+    _, info = sim.run(state, KEY, 2)
+    account.charge(info)
+    times = [2] * NUM_CLIENTS
+    np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(times), rtol=1e-9)
+
+
+def test_replacing_a_record_moves_a_sum_twice_as_far():
+    model = make_model()
+    numbers = LocalConfig(
+        learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=3.0
+    )
+    trainer = dp_sgd_trainer(model, numbers, sampler=sampling.fixed_size())
+    sim = simulate("record", sampling.everybody(), trainer=trainer)
+    account = PrivacyAccounting(sim, sim.init(KEY), "replace_one", "rdp")
+    account.charge(info_of(range(NUM_CLIENTS)))
+    expected = [
+        spent(
+            dp_accounting.SampledWithoutReplacementDpEvent(size, 2, gaussian(1.5)),
+            np.ceil(size / 2),
+            DELTA["record"],
+            "REPLACE_ONE",
+        )
+        if size
+        else 0.0
+        for size in SIZES
+    ]
+    np.testing.assert_allclose(account.epsilon(DELTA)["record"], expected, rtol=1e-9)
+    with pytest.raises(ValueError, match=r"SampledWithoutReplacement.*add_remove"):
+        PrivacyAccounting(sim, sim.init(KEY), "add_remove")
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_an_accountant_without_an_analysis_is_refused_before_any_round(unit):
+    sim, state = initial(unit, "poisson", COHORT)
+    PrivacyAccounting(sim, state, "replace_one")
+    PrivacyAccounting(sim, state, "replace_one", "pld")
+    with pytest.raises(ValueError, match="accountant 'rdp'"):
+        PrivacyAccounting(sim, state, "replace_one", "rdp")
+    with pytest.raises(ValueError, match="did you mean 'rdp'"):
+        PrivacyAccounting(sim, state, "add_remove", "rpd")
+
+
+def test_nothing_is_kept_where_nothing_is_claimed():
+    sim, state = initial("none", "poisson", COHORT)
+    account = PrivacyAccounting(sim, state)
+    account.charge(info_of(*FOUR_ROUNDS))
+    assert account.ledgers == {} and account.epsilon({}) == {}
+    assert account.affordable_rounds(state, KEY, 9, {"client": 0.0}, DELTA, "rdp") == 9
+
+
+@pytest.mark.parametrize("unit", ["client", "record", "both"])
+@pytest.mark.parametrize("rounds", [1, 5, 8])
+@pytest.mark.parametrize("before", [0, 3])
+def test_affordable_rounds_are_exact_at_the_boundary(unit, rounds, before):
+    sim, state = initial(unit, "poisson", COHORT)
+    account = PrivacyAccounting(sim, state)
+    everybody = range(NUM_CLIENTS)
+    if before:
+        account.charge(info_of(*[everybody] * before))
+    exact = {
+        "client": spent(
+            poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), before + rounds, DELTA["client"]
+        ),
+        "record": max(record_epsilon([before + rounds] * NUM_CLIENTS)),
+    }
+    units = ("client", "record") if unit == "both" else (unit,)
+
+    def affordable(budget, wanted=20):
+        return account.affordable_rounds(state, KEY, wanted, budget, DELTA, "rdp")
+
+    for bounded in units:
+        assert affordable({bounded: exact[bounded]}) == rounds
+        assert affordable({bounded: exact[bounded] * (1 - 1e-7)}) == rounds - 1
+        assert affordable({bounded: exact[bounded]}, rounds) == rounds
+        assert affordable({bounded: exact[bounded]}, rounds - 1) == rounds - 1
+    generous = {u: 2 * exact[u] for u in units}
+    for bounded in units:
+        assert affordable(generous | {bounded: exact[bounded]}) == rounds
+    assert affordable({}) == 20
+    assert affordable({units[0]: 0.0}, 0) == 0
+    assert affordable({units[0]: 0.0}) == 0
+
+
+def test_each_client_has_its_own_budget():
+    sim, state = initial("record", "poisson", COHORT)
+    account = PrivacyAccounting(sim, state)
+    after = np.array([record_epsilon([n] * NUM_CLIENTS) for n in range(8)])
+    budgets = after[7].copy()
+    assert account.affordable_rounds(state, KEY, 7, {"record": budgets}, DELTA, "rdp") == 7
+    budgets[4] = after[3, 4]
+    assert account.affordable_rounds(state, KEY, 7, {"record": budgets}, DELTA, "rdp") == 3
+    budgets[1] = 0.0
+    assert after[7, 1] == 0.0, "a client without examples pays nothing"
+    assert account.affordable_rounds(state, KEY, 7, {"record": budgets}, DELTA, "rdp") == 3
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_cyclic_cohorts_are_looked_up(unit):
+    """Pairs of six clients: everybody's third turn is in rounds 7 to 9."""
+    sim, state = initial(unit, "cyclic", 2)
+    account = PrivacyAccounting(sim, state)
+    two_turns = {
+        "client": spent(gaussian(CHARGED_NOISE), 2, DELTA["client"]),
+        "record": np.array(record_epsilon([2] * NUM_CLIENTS)),
+    }[unit]
+
+    def affordable(at, wanted):
+        here = state._replace(round=np.int32(at))
+        return account.affordable_rounds(here, KEY, wanted, {unit: two_turns}, DELTA, "rdp")
+
+    assert affordable(0, 20) == 6
+    cohorts = [(0, 1), (2, 3), (4, 5)]
+    for done in range(1, 7):
+        account.charge(info_of(cohorts[(done - 1) % 3]))
+        assert affordable(done, 20) == 6 - done
+        assert affordable(done, 1) == min(1, 6 - done)
+
+
+@pytest.mark.parametrize("unit", ["client", "record", "both"])
+@pytest.mark.parametrize("sampler", ["poisson", "cyclic"])
+def test_ledgers_survive_as_text(unit, sampler):
+    whole, resumed = accounting(unit, sampler, 2), accounting(unit, sampler, 2)
+    for cohort in FOUR_ROUNDS:
+        whole.charge(info_of(cohort))
+        resumed.charge(info_of(cohort))
+        text = resumed.to_json()
+        resumed = accounting(unit, sampler, 2)
+        resumed.restore(text)
+    assert resumed.to_json() == whole.to_json()
+    assert sorted(json.loads(whole.to_json())) == sorted(whole.ledgers)
+    for name, epsilon in whole.epsilon(DELTA).items():
+        np.testing.assert_array_equal(resumed.epsilon(DELTA)[name], epsilon)
+
+
+def test_ledgers_of_other_units_are_refused():
+    text = accounting("client", "poisson", COHORT).to_json()
+    other = accounting("both", "poisson", COHORT)
+    with pytest.raises(ValueError, match=r"ledgers must be those of the units \['client', 'rec"):
+        other.restore(text)
+
+
+def test_clients_that_pay_alike_share_an_event():
+    """A million clients of few sizes must not cost a million events."""
+    model = make_model()
+    numbers = LocalConfig(
+        learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=1.0
+    )
+    data = make_data(sizes=(4, 6) * 500)
+    joined = sampling.participation(sampling.everybody(), 1000)
+    algorithm = algorithms.dp_sgd(model, dp_sgd_trainer(model, numbers))
+    sim = simulation(algorithm, data, joined, PLAIN)
+    account = PrivacyAccounting(sim, sim.init(KEY))
+    account.charge(info_of(range(1000)))
+    found = account.epsilon(DELTA)["record"]
+    expected = [spent(poisson(2 / size, 1.0), size // 2, DELTA["record"]) for size in (4, 6)]
+    np.testing.assert_allclose(found, expected * 500, rtol=1e-9)
+    assert len(account.ledgers["record"].histories()) == 2
