@@ -120,6 +120,8 @@ def _aggregate_structure(algorithm: FederatedAlgorithm, data: FederatedData) -> 
         output = algorithm.client(server, row, client, algorithm.config.row(0), key)
         state = algorithm.aggregator.init(server)
         part = algorithm.aggregator.contribute(state, output.update, output.weight)
+        if algorithm.aggregator.encode is not None:
+            part = algorithm.aggregator.encode(state, part, key, key)
         if algorithm.aggregator.is_stacked:
             part = (jax.tree.map(lambda x: jnp.asarray(x)[None], part), jnp.ones(1, bool))
         return output.update, algorithm.aggregator.combine(state, part, key)[1]

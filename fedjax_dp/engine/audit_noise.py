@@ -13,6 +13,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
 from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier
 
 # Sums and norms are float32: this share of a bound is rounding and no leak.
@@ -67,11 +68,10 @@ class ReleaseNoise(NamedTuple):
           event: of one release.
 
         Returns:
-          The check; None for an event that is neither Gaussian nor Laplace.
+          The check; None for an event that states neither Gaussian-like nor Laplace noise.
         """
-        pairs = zip(jax.tree.leaves(released), jax.tree.leaves(neighbour), strict=True)
-        gaps = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in pairs]
-        multiplier = effective_noise_multiplier(event)
+        gaps = _gaps(released, neighbour)
+        multiplier = stated_multiplier(event)
         if multiplier:
             units = zip(gaps, self.stddevs, strict=True)
             terms = [_ratio(float(np.linalg.norm(gap)), s) ** 2 for gap, s in units]
@@ -82,21 +82,51 @@ class ReleaseNoise(NamedTuple):
             measured = sum(terms)
         else:
             return None
-        # A standard deviation of n numbers is off by 1/√(2n) of itself; leaves count by their part.
+        # Leaves count in the error of the sum by their part in it.
         total = sum(terms)
         is_open = 0 < total < math.inf
         parts = zip(terms, self.counts, strict=True)
-        error = sum(t / total / math.sqrt(2 * n) for t, n in parts) if is_open else 0.0
+        error = sum(t / total * _standard_error(n) for t, n in parts) if is_open else 0.0
         slack = 1 + ROUNDING + _STANDARD_ERRORS * error
         return StepCheck(name, measured, slack / multiplier)
 
-    def against(self, name: str, stated: float, num_leaves: int | None = None) -> StepCheck:
+    def compare_parts(
+        self, name: str, released: PyTree, neighbour: PyTree, event: DpEvent
+    ) -> list[StepCheck]:
+        """Holds every leaf on its own against what the event allows.
+
+        Args:
+          name: what is compared.
+          released: a release.
+          neighbour: the release on neighbouring data, with the same key.
+          event: of one release, with Gaussian-like noise.
+
+        Returns:
+          A check for each leaf.
+
+        Raises:
+          ValueError: if the event states no such noise.
+        """
+        multiplier = stated_multiplier(event)
+        if not multiplier:
+            raise ValueError(f"event must state Gaussian-like noise, got {event!r}")
+        results = []
+        for i, gap in enumerate(_gaps(released, neighbour)):
+            measured = _ratio(float(np.linalg.norm(gap)), self.stddevs[i])
+            slack = 1 + ROUNDING + _STANDARD_ERRORS * _standard_error(self.counts[i])
+            results.append(StepCheck(f"{name}, part {i}", measured, slack / multiplier))
+        return results
+
+    def against(
+        self, name: str, stated: float, num_leaves: int | None = None, *, may_exceed: bool = False
+    ) -> StepCheck:
         """Holds the noise against a standard deviation that is stated for every entry.
 
         Args:
           name: what is compared.
           stated: the standard deviation.
           num_leaves: how many leaves it is stated for, from the first; all where it is None.
+          may_exceed: whether more noise than stated is right, as where rounding adds to it.
 
         Returns:
           The check of the relative difference.
@@ -104,8 +134,9 @@ class ReleaseNoise(NamedTuple):
         counts = self.counts[:num_leaves]
         squares = [s**2 * n for s, n in zip(self.stddevs, counts, strict=False)]
         measured = math.sqrt(sum(squares) / sum(counts))
-        tolerance = _TOLERANCE + _STANDARD_ERRORS / math.sqrt(2 * sum(counts))
-        return StepCheck(name, abs(_ratio(measured, stated) - 1), tolerance)
+        tolerance = _TOLERANCE + _STANDARD_ERRORS * _standard_error(sum(counts))
+        excess = _ratio(measured, stated) - 1
+        return StepCheck(name, max(-excess, 0.0) if may_exceed else abs(excess), tolerance)
 
     def same_as(self, name: str, other: "ReleaseNoise") -> StepCheck:
         """Holds the noise against that of a release on neighbouring data.
@@ -120,9 +151,25 @@ class ReleaseNoise(NamedTuple):
         measured = 0.0
         for mine, theirs, count in zip(self.stddevs, other.stddevs, self.counts, strict=True):
             if mine > 0 or theirs > 0:
-                tolerance = _TOLERANCE + _STANDARD_ERRORS / math.sqrt(count)
+                tolerance = _TOLERANCE + _STANDARD_ERRORS * math.sqrt(2) * _standard_error(count)
                 measured = max(measured, abs(_ratio(mine, theirs) - 1) / tolerance)
         return StepCheck(name, measured, 1.0)
+
+
+def stated_multiplier(event: DpEvent) -> float | None:
+    """Reads the standard deviation of the noise over the largest L2 contribution off an event.
+
+    Args:
+      event: of one release.
+
+    Returns:
+      The multiplier; None, or 0, where the event states no noise of that kind.
+    """
+    if isinstance(event, DistributedDiscreteGaussianDpEvent):
+        return math.sqrt(event.num_shares) * event.noise_scale / event.l2_norm
+    if isinstance(event, SkellamDpEvent):
+        return math.sqrt(event.variance) / event.l2_norm
+    return effective_noise_multiplier(event)
 
 
 def measure_noise(
@@ -178,11 +225,20 @@ def distance(a: PyTree, b: PyTree) -> float:
     Returns:
       The distance; inf where anything is not finite.
     """
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    gaps = [np.asarray(x, np.float64) - np.asarray(y, np.float64) for x, y in pairs]
+    gaps = _gaps(a, b)
     if not all(np.isfinite(gap).all() for gap in gaps):
         return math.inf
     return math.sqrt(sum(float(np.sum(gap**2)) for gap in gaps))
+
+
+def _gaps(a: PyTree, b: PyTree) -> list[np.ndarray]:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return [np.asarray(x, np.float64) - np.asarray(y, np.float64) for x, y in pairs]
+
+
+def _standard_error(count: int) -> float:
+    """Relative error of a standard deviation that was measured from so many deviations."""
+    return 1 / math.sqrt(2 * count)
 
 
 def _ratio(value: float, unit: float) -> float:

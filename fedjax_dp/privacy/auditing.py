@@ -72,7 +72,7 @@ def epsilon_of_rates(
     Source: Kairouz, Oh, Viswanath 2015, theorem 2.1.
     """
     rates = np.asarray(false_positive, float), np.asarray(false_negative, float)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         both = [
             np.where(1 - dp_delta > a, np.log(np.maximum(1 - dp_delta - a, 0)) - np.log(b), -np.inf)
             for a, b in (rates, rates[::-1])

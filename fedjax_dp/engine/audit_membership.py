@@ -1,0 +1,138 @@
+"""Membership inference: what the outputs of a model alone tell about who it was trained on."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+
+_FALSE_POSITIVE_RATE = 0.01
+_BLOCK = 512
+
+
+class MembershipResult(NamedTuple):
+    """How well an attacker told members from others, on examples that it did not learn from.
+
+    Attributes:
+      accuracy: share of right answers; 1/2 is guessing.
+      accuracy_interval: where the attacker's true accuracy lies with 95 % confidence.
+      auc: area under the ROC curve; 1/2 is guessing.
+      true_positive_rate: share of members that are found where 1 % of the others are accused.
+      num_examples: how many examples the attacker was tried on, half of them members.
+    """
+
+    accuracy: float
+    accuracy_interval: tuple[float, float]
+    auc: float
+    true_positive_rate: float
+    num_examples: int
+
+
+def membership_attack(
+    members: ArrayLike, others: ArrayLike, rng: np.random.Generator
+) -> MembershipResult:
+    """Trains a logistic attacker on half of the examples and tries it on the other half.
+
+    Args:
+      members: features of examples that were trained on, `[members, features]`.
+      others: features of examples that were not, `[others, features]`; of the larger side as many
+        are drawn as the smaller one has.
+      rng: draws the examples and the halves.
+
+    Returns:
+      The result. It bounds no ε: members were not chosen by coins.
+
+    Raises:
+      ValueError: if a side has fewer than four examples, or features are not finite.
+
+    Source: Yeom and others 2018; Tenison and others, "Gradient Masked Averaging for Federated
+    Learning", appendix B.
+    """
+    sides = [np.asarray(side, float) for side in (members, others)]
+    size = min(len(side) for side in sides)
+    checks.require(size >= 4, "members, others", "hold four examples each", size)
+    for side in sides:
+        checks.require(bool(np.isfinite(side).all()), "features", "be finite", "NaN or infinity")
+    inside, outside = (side[rng.permutation(len(side))[:size]] for side in sides)
+    half = size // 2
+    learn = np.concatenate([inside[:half], outside[:half]])
+    attacker = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000))
+    attacker.fit(learn, np.repeat([1, 0], half))
+    truth = np.repeat([1, 0], size - half)
+    scores = attacker.decision_function(np.concatenate([inside[half:], outside[half:]]))
+    num_right = int(np.sum((scores > 0) == truth))
+    interval = stats.binomtest(num_right, len(truth)).proportion_ci()
+    rates = roc_curve(truth, scores, drop_intermediate=False)
+    return MembershipResult(
+        accuracy=num_right / len(truth),
+        accuracy_interval=(float(interval.low), float(interval.high)),
+        auc=float(roc_auc_score(truth, scores)),
+        true_positive_rate=float(rates[1][rates[0] <= _FALSE_POSITIVE_RATE].max()),
+        num_examples=len(truth),
+    )
+
+
+def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -> np.ndarray:
+    """Computes what the attacker sees of examples: their outputs, and their loss.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      examples: named arrays `[examples, ...]`.
+
+    Returns:
+      Features, `[examples, features]`: the outputs, largest first where an example has a row of
+      them and no more than that, and the loss; not finite values are cut off.
+    """
+
+    @jax.jit
+    def of_block(params, batch):
+        outputs = model.predict(params, batch["x"])
+        return outputs, model.loss_fn(outputs, batch)
+
+    size = len(next(iter(examples.values())))
+    parts = []
+    for first in range(0, size, _BLOCK):
+        batch = {k: np.asarray(v[first : first + _BLOCK]) for k, v in examples.items()}
+        outputs, losses = (np.asarray(part, float) for part in of_block(params, batch))
+        columns = [losses.reshape(-1, 1)]
+        if outputs.ndim <= 2:
+            columns.append(-np.sort(-outputs.reshape(len(outputs), -1), axis=1))
+        parts.append(np.concatenate(columns, axis=1))
+    return np.clip(np.nan_to_num(np.concatenate(parts)), -1e6, 1e6)
+
+
+def attack_model(
+    model: Model,
+    params: PyTree,
+    members: Mapping[str, Any],
+    others: Mapping[str, Any],
+    rng: np.random.Generator,
+) -> MembershipResult:
+    """Attacks a model through its outputs.
+
+    Args:
+      model: the model.
+      params: its parameters after training.
+      members: examples that it was trained on, named arrays `[examples, ...]`.
+      others: examples of the same kind that it was not trained on.
+      rng: draws who is looked at.
+
+    Returns:
+      The result.
+
+    Raises:
+      ValueError: if a side has fewer than four examples.
+    """
+    inside, outside = (attack_features(model, params, side) for side in (members, others))
+    return membership_attack(inside, outside, rng)
