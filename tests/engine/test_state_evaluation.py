@@ -1,0 +1,143 @@
+"""What is evaluated of a state: the server's model, or the one that each client would use."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from cases import (
+    CASES,
+    NUM_CLIENTS,
+    PLAIN,
+    make_data,
+    make_model,
+    plain_trainer,
+    snapshot,
+    theta_of,
+)
+
+from fedjax_dp import algorithms
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import evaluator, simulation
+
+KEY = jax.random.key(5)
+# Held-out clients of other sizes than the training ones, one of them without any example.
+HELD_OUT = make_data(sizes=(4, 3, 0, 6, 1, 9), seed=3)
+WHOLE = make_data(sizes=(29,), seed=4)
+
+
+def by_hand(theta, data):
+    """Loss and accuracy of a logistic model on some examples, in float64."""
+    x, y = (np.asarray(data[name], np.float64) for name in ("x", "y"))
+    if not len(y):
+        return np.nan, np.nan
+    logits = theta[0] + x @ theta[1:]
+    return np.mean(np.logaddexp(0, logits) - y * logits), np.mean((logits > 0) == (y > 0.5))
+
+
+def moved(tree, rng):
+    """Moves every number of a tree by chance, so that no two parameters are alike."""
+    return jax.tree.map(
+        lambda x: (
+            x + rng.normal(size=x.shape).astype(x.dtype)
+            if np.issubdtype(x.dtype, np.floating)
+            else x
+        ),
+        snapshot(tree),
+    )
+
+
+@functools.cache
+def trained(name):
+    """A state as training might leave it, with what evaluates it."""
+    case, rng = CASES[name], np.random.default_rng(2)
+    sim = case.simulation(PLAIN)
+    state = sim.init(KEY)
+    state = state._replace(server=moved(state.server, rng), rows=moved(state.rows, rng))
+    clients = algorithms.pool(HELD_OUT) if case.is_pooled else HELD_OUT
+    found = evaluator(sim, make_model(), case.data(), whole=WHOLE, clients=clients)
+    return found, state, case
+
+
+SHARED = ("fedavg", "scaffold", "fedadam", "dp_sgd", "dp_fedavg")
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_servers_model_is_evaluated_on_the_whole_and_on_every_client(name):
+    found, state, _ = trained(name)
+    theta = theta_of(state.server.params)
+    whole = found.whole(state)
+    np.testing.assert_allclose((whole.loss, whole.accuracy), by_hand(theta, WHOLE.client(0)), 1e-5)
+    by_client = found.clients(state)
+    expected = [by_hand(theta, HELD_OUT.client(i)) for i in range(NUM_CLIENTS)]
+    losses, accuracies = np.transpose(expected)
+    np.testing.assert_allclose(by_client.client_loss, losses, rtol=1e-5)
+    np.testing.assert_allclose(by_client.client_accuracy, accuracies, rtol=1e-6)
+    np.testing.assert_array_equal(by_client.client_sizes, HELD_OUT.sizes)
+    pooled = by_hand(theta, HELD_OUT.examples)
+    np.testing.assert_allclose((by_client.loss, by_client.accuracy), pooled, rtol=1e-5)
+
+
+def test_the_pool_is_one_client():
+    found, state, _ = trained("centralized")
+    theta = theta_of(state.server.params)
+    by_client = found.clients(state)
+    assert by_client.client_loss.shape == (1,)
+    assert by_client.client_loss[0] == pytest.approx(by_hand(theta, HELD_OUT.examples)[0], rel=1e-5)
+
+
+def test_local_models_are_evaluated_each_on_its_own_client():
+    found, state, _ = trained("local_only")
+    assert found.whole is None, "no model stands for the whole population"
+    thetas = theta_of(state.rows)
+    assert len(np.unique(thetas, axis=0)) > 2
+    expected = [by_hand(thetas[i], HELD_OUT.client(i)) for i in range(NUM_CLIENTS)]
+    by_client = found.clients(state)
+    np.testing.assert_allclose(by_client.client_loss, np.transpose(expected)[0], rtol=1e-5)
+    np.testing.assert_allclose(by_client.client_accuracy, np.transpose(expected)[1], rtol=1e-6)
+
+
+def test_a_client_of_a_cluster_uses_the_model_that_fits_its_training_data():
+    """The choice reads training examples; the figures are of held-out ones."""
+    found, state, case = trained("ifca")
+    assert found.whole is None
+    train, thetas = case.data(), theta_of(state.server.models)
+    by_client = found.clients(state)
+    chosen = []
+    for i in range(NUM_CLIENTS):
+        losses = [by_hand(theta, train.client(i))[0] for theta in thetas]
+        chosen.append(0 if np.isnan(losses).all() else int(np.argmin(losses)))
+        expected = by_hand(thetas[chosen[-1]], HELD_OUT.client(i))
+        measured = by_client.client_loss[i], by_client.client_accuracy[i]
+        np.testing.assert_allclose(measured, expected, rtol=1e-5)
+    assert len(set(chosen)) > 1, "or the test sees no choice"
+
+
+def test_a_state_may_be_evaluated_again_and_again():
+    found, state, _ = trained("fedavg")
+    before = snapshot(state)
+    first, second = found.clients(state), found.clients(state)
+    np.testing.assert_array_equal(first.client_loss, second.client_loss)
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def build(**held_out):
+    model = make_model()
+    joined = sampling.participation(sampling.everybody(), NUM_CLIENTS)
+    algorithm = algorithms.fedavg(model, plain_trainer(model))
+    sim = simulation(algorithm, make_data(), joined, PLAIN)
+    return evaluator(sim, model, make_data(), **held_out)
+
+
+def test_there_is_nothing_to_evaluate_without_held_out_data():
+    assert build() == (None, None)
+    assert build(whole=WHOLE).clients is None
+    assert build(clients=HELD_OUT).whole is None
+
+
+def test_held_out_clients_must_be_the_ones_that_train():
+    wrong = FederatedData(HELD_OUT.examples, HELD_OUT.offsets[[0, 2, 3, 4, 5, 6]])
+    with pytest.raises(ValueError, match="clients must hold data of the 6 clients that train"):
+        build(clients=wrong)
