@@ -84,7 +84,8 @@ def per_example(
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
     plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
     frozen = [jax.lax.stop_gradient(leaf) for leaf in leaves]
-    shapes: list[Any] = [plan.closed.jaxpr.eqns[site.equation].outvars[0].aval for site in plan.sites]
+    equations = plan.closed.jaxpr.eqns
+    shapes: list[Any] = [equations[site.equation].outvars[0].aval for site in plan.sites]
     taps = [jnp.zeros(s.shape, s.dtype) for s in shapes]
 
     def tapped(taps, direct, example):
