@@ -272,7 +272,12 @@ def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str
     def by_client(value: Any) -> np.ndarray:
         return np.broadcast_to(np.asarray(value, dtype=np.float64), num_clients)
 
-    facts: dict[str, dict[str, Any]] = {"client": {"clip_norm": experiment.client_clip_norm}}
+    level = experiment.config.privacy.client
+    name = "initial_clip_norm" if level.adaptive_clipping else "clip_norm"
+    facts: dict[str, dict[str, Any]] = {"client": {name: experiment.client_clip_norm}}
+    if level.mechanism == "discrete_gaussian":
+        # Every client adds its share of the noise; no server sees a single contribution.
+        facts["client"]["trust"] = "secure_aggregation"
     if state.config.clip_norm is not None:
         facts["record"] = {
             "clip_norm_per_unit": by_client(state.config.clip_norm),

@@ -171,6 +171,34 @@ def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_
         assert epsilon[0] == pytest.approx(expected, rel=1e-6)
 
 
+MECHANISMS = {
+    "discrete": ("--privacy.client.mechanism=discrete_gaussian",),
+    "laplace": ("--privacy.client.mechanism=laplace",),
+    "adaptive": ("--privacy.client.adaptive_clipping=true",),
+    "correlated": (
+        "--privacy.client.mechanism=correlated_gaussian",
+        "--privacy.client.bands=2",
+        "--participation.sampler=min_separated",
+        "--participation.separation=2",
+        "--participation.cohort_size=1",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_on_clients_uses_its_budget_and_no_more(tmp_path, name):
+    folder = tmp_path / "run"
+    status, text = execute(folder, *SMALL, "--run.rounds=4", *DP_FEDAVG, *MECHANISMS[name])
+    assert status == 0 and "budget" not in text
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    assert read_json(folder, "summary.json")["rounds"] == 4
+    assert claim["epsilon"] <= 8 and claim["epsilon"] == pytest.approx(8, rel=1e-4)
+    shares_noise = name == "discrete"
+    assert claim["trusted"] == ("secure_aggregation" if shares_noise else "server")
+    assert ("initial_clip_norm" in claim) == (name == "adaptive")
+
+
 @pytest.mark.slow
 def test_a_capacity_is_accounted_as_truncated_sampling(tmp_path):
     folder = tmp_path / "run"

@@ -9,6 +9,7 @@ from run_folders import NOT_PRIVATE, SMALL, execute
 from fedjax_dp.cli import assemble, main, population
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli import run as running
+from fedjax_dp.cli.mechanism import rounded_up
 from fedjax_dp.data import datasets
 from fedjax_dp.engine import simulate
 
@@ -406,10 +407,10 @@ def test_runs_that_start_together_get_a_folder_each(monkeypatch, tmp_path):
 def test_calibrated_noise_is_never_rounded_down():
     rng = np.random.default_rng(0)
     exact = rng.uniform(0.3, 30.0, 1000)
-    together = assemble._rounded_up(exact)
-    one_by_one = [assemble._rounded_up(float(z)) for z in exact]
+    together = rounded_up(exact)
+    one_by_one = [rounded_up(float(z)) for z in exact]
     assert together.dtype == np.float32 and all(z.dtype == np.float32 for z in one_by_one)
     for rounded in (together, np.array(one_by_one)):
         assert np.all(rounded.astype(np.float64) >= exact)
         assert np.all(np.nextafter(rounded, np.float32(0)).astype(np.float64) < exact)
-    assert assemble._rounded_up(1.5) == 1.5
+    assert rounded_up(1.5) == 1.5
