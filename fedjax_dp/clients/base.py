@@ -15,7 +15,8 @@ from fedjax_dp.core.trees import PyTree
 class LocalConfig(NamedTuple):
     """The numbers of local training, each one scalar for everybody or `[num_clients]`.
 
-    They are traced: changing them never recompiles, and a sweep over them can be vmapped.
+    They are traced: a sweep over them never recompiles. A batch can become smaller than the largest
+    that a trainer was built with, not larger.
 
     Attributes:
       learning_rate: step size, at least 0; given to the optimiser factory.

@@ -139,8 +139,19 @@ def local_trainer(
 
         def step(carry):
             i, params, opt_state, sampler_state, stats = carry
+
+            def any_of(flag):
+                return client.widest((flag & (i < steps)).astype(jnp.int32)) > 0
+
             sampler_state, draw = sampler.draw(
-                sampler_state, batch_key, i, client.size, config.batch_size, client.limit, capacity
+                sampler_state,
+                batch_key,
+                i,
+                client.size,
+                config.batch_size,
+                client.limit,
+                capacity,
+                any_of,
             )
             count = jnp.sum(draw.is_real)
             # A client that has finished waits for those beside it: it must not ask for more passes.

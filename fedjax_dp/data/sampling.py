@@ -40,8 +40,10 @@ class Sampler(NamedTuple):
     Attributes:
       name: the term used in reports.
       init: `(limit) -> state` before the first draw; `limit` is the largest population.
-      draw: `(state, key, step, size, batch_size, limit, capacity) -> (state, Draw)`; `key` is the
-        same at every step, `size` and `batch_size` (the expected count) may be traced.
+      draw: `(state, key, step, size, batch_size, limit, capacity, any_of) -> (state, Draw)`;
+        `key` is the same at every step, `size` and `batch_size` (the expected count) may be
+        traced. `any_of` tells of a flag whether it is set for any draw that is computed side by
+        side with this one; it may be left out.
       capacity: `(limit, max_batch_size) -> int`, the number of slots that a draw needs.
       event: `(base, size, batch_size) -> DpEvent` of one draw with the base event behind it.
       nominal_size: `(size, batch_size) -> count`, the public number a draw is expected to hold.
@@ -50,6 +52,7 @@ class Sampler(NamedTuple):
         amplification by sampling has it; where false, only those drawn are charged.
       varies: whether the number drawn is random.
       separation: `(size, batch_size) -> steps` from one draw of a member to its next, at least.
+      min_drawn: `(size, batch_size) -> count`, the fewest members that a draw may hold.
     """
 
     name: str
@@ -62,10 +65,20 @@ class Sampler(NamedTuple):
     charges_everybody: bool
     varies: bool
     separation: Callable[[int, float], int] = lambda size, batch_size: 1
+    min_drawn: Callable[[int, float], int] = lambda size, batch_size: min(int(batch_size), size)
 
 
 def _ceil_div(size: Any, batch_size: Any) -> Any:
     return -(-size // batch_size)
+
+
+def _itself(flag: jax.Array) -> jax.Array:
+    return flag
+
+
+def _last_block(size: int, batch_size: float) -> int:
+    batch = min(int(batch_size), size)
+    return size % batch or batch
 
 
 def _no_state(limit: int) -> tuple[()]:
@@ -104,7 +117,7 @@ def poisson(capacity: int | None = None) -> Sampler:
     if capacity is not None:
         checks.whole("capacity", capacity)
 
-    def draw(state, key, step, size, batch_size, limit, capacity):
+    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         bits = jax.random.bits(fold(key, step), (limit,), jnp.uint32)
         rate = batch_size / jnp.maximum(size, 1)
         threshold = (jnp.minimum(rate, 0.999) * _RATE_MARGIN * 2.0**32).astype(jnp.uint32)
@@ -147,6 +160,7 @@ def poisson(capacity: int | None = None) -> Sampler:
         num_steps_per_epoch=_ceil_div,
         charges_everybody=True,
         varies=True,
+        min_drawn=lambda size, batch_size: 0,
     )
 
 
@@ -162,7 +176,7 @@ def fixed_size() -> Sampler:
     Source: Wang, Balle and Kasiviswanathan 2019.
     """
 
-    def draw(state, key, step, size, batch_size, limit, capacity):
+    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         bits = jax.random.bits(fold(key, step), (limit,), jnp.uint32)
         exists = jnp.arange(limit) < size
         order = jnp.where(exists, (bits >> 1).astype(jnp.int32), jnp.iinfo(jnp.int32).max)
@@ -194,7 +208,7 @@ def everybody() -> Sampler:
       The sampler; its event is the base event, without amplification.
     """
 
-    def draw(state, key, step, size, batch_size, limit, capacity):
+    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         del key, step, batch_size
         return state, _slots(jnp.arange(limit), jnp.minimum(size, limit), capacity)
 
@@ -218,7 +232,7 @@ def cyclic() -> Sampler:
       The sampler; only those drawn are charged, each with the base event, without amplification.
     """
 
-    def draw(state, key, step, size, batch_size, limit, capacity):
+    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         del key
         blocks = _ceil_div(jnp.maximum(size, 1), batch_size)
         first = (step % blocks) * batch_size
@@ -236,6 +250,7 @@ def cyclic() -> Sampler:
         charges_everybody=False,
         varies=False,
         separation=lambda size, batch_size: _ceil_div(size, int(batch_size)),
+        min_drawn=_last_block,
     )
 
 
@@ -256,7 +271,7 @@ def min_separated(separation: int) -> Sampler:
     """
     checks.whole("separation", separation)
 
-    def draw(state, key, step, size, batch_size, limit, capacity):
+    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         exists = jnp.arange(limit) < size
         last = jnp.iinfo(jnp.int32).max
 
@@ -281,6 +296,7 @@ def min_separated(separation: int) -> Sampler:
         charges_everybody=False,
         varies=False,
         separation=lambda size, batch_size: separation,
+        min_drawn=lambda size, batch_size: min(int(batch_size), size // separation),
     )
 
 
@@ -294,7 +310,7 @@ def shuffled() -> Sampler:
       The sampler.
     """
 
-    def draw(order, key, step, size, batch_size, limit, capacity):
+    def draw(order, key, step, size, batch_size, limit, capacity, any_of=_itself):
         steps = _ceil_div(jnp.maximum(size, 1), batch_size)
 
         def reshuffle():
@@ -302,7 +318,11 @@ def shuffled() -> Sampler:
             last = jnp.uint32(0xFFFFFFFF)
             return jnp.argsort(jnp.where(jnp.arange(limit) < size, bits, last)).astype(jnp.int32)
 
-        order = jax.lax.cond(step % steps == 0, reshuffle, lambda: order)
+        # Where clients are computed side by side, the sort runs if any of them starts an epoch:
+        # an unbatched condition stays a branch.
+        is_start = step % steps == 0
+        fresh = jax.lax.cond(any_of(is_start), reshuffle, lambda: order)
+        order = jnp.where(is_start, fresh, order)
         first = (step % steps) * batch_size
         rows = jnp.minimum(first + jnp.arange(capacity), limit - 1)
         return order, _slots(order[rows], jnp.clip(size - first, 0, batch_size), capacity)
@@ -358,6 +378,11 @@ class Participation(NamedTuple):
         )[1]
 
     @property
+    def min_drawn(self) -> int:
+        """Counts the clients that every round has at least."""
+        return self.sampler.min_drawn(self.num_clients, self.cohort_size)
+
+    @property
     def separation(self) -> int:
         """Counts the rounds from one participation of a client to its next, at least."""
         return self.sampler.separation(self.num_clients, self.cohort_size)
@@ -383,7 +408,7 @@ def participation(
     """Binds a sampler to a population of clients.
 
     Args:
-      sampler: `poisson()`, `fixed_size()`, `everybody()` or `cyclic()`.
+      sampler: `poisson()`, `fixed_size()`, `everybody()`, `cyclic()` or `min_separated(…)`.
       num_clients: the population.
       cohort_size: the number of clients a round, the expected one under Poisson sampling, in
         (0, num_clients]; everybody where it is None.

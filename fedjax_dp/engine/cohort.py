@@ -87,10 +87,10 @@ def draw_cohort(
 
 
 class HostCohorts:
-    """Gathers the examples of cohorts from host memory or disk into slabs of one size."""
+    """Gathers the examples of cohorts from host memory or disk into slabs of few sizes."""
 
     def __init__(self, data: FederatedData, capacity: int, placement: Any):
-        """Measures the slab.
+        """Measures the largest slab that can be needed.
 
         Args:
           data: the population.
@@ -100,24 +100,31 @@ class HostCohorts:
         self._data, self._placement = data, placement
         # No cohort can hold more rows than its largest possible members do together.
         largest = np.sort(data.sizes)[::-1][:capacity]
-        self._num_rows = max(1, int(largest.sum()))
+        self._most_rows = max(1, int(largest.sum()))
 
     def gather(self, cohort: Cohort) -> tuple[PyTree, Cohort]:
         """Reads a cohort's examples and puts them on the device.
 
+        The slab has the next power of two of the rows that the cohort really has, so that a round
+        is compiled for few sizes and moves little more than it reads.
+
         Args:
-          cohort: the cohort as it was drawn from the population.
+          cohort: the cohort as it was drawn from the population, on the host.
 
         Returns:
           The slab, each array `[rows, ...]`, and the cohort with `starts` that point into it.
         """
-        ids, is_real = np.asarray(cohort.ids), np.asarray(cohort.is_real)
-        part = self._data.select(ids[is_real])
-        starts = np.zeros(len(ids), np.int32)
-        starts[is_real] = part.offsets[:-1]
+        ids = cohort.ids[cohort.is_real]
+        sizes = self._data.sizes[ids]
+        ends = np.cumsum(sizes)
+        num_rows = int(sizes.sum())
+        slab_rows = min(self._most_rows, 1 << max(num_rows - 1, 0).bit_length())
+        starts = np.zeros(len(cohort.ids), np.int32)
+        starts[cohort.is_real] = ends - sizes
+        part = self._data.select(ids).examples if len(ids) else {}
         slab = {}
-        for name, array in part.examples.items():
-            slab[name] = np.zeros((self._num_rows, *array.shape[1:]), array.dtype)
-            slab[name][: len(array)] = array
-        moved = jax.device_put(slab, self._placement)
-        return moved, cohort._replace(starts=jax.device_put(starts, self._placement))
+        for name, array in self._data.examples.items():
+            slab[name] = np.zeros((slab_rows, *array.shape[1:]), array.dtype)
+            if len(ids):
+                slab[name][:num_rows] = part[name]
+        return jax.device_put((slab, cohort._replace(starts=starts)), self._placement)

@@ -67,22 +67,22 @@ class ExecutionConfig(NamedTuple):
             return jax.devices()[: self.devices]
         return list(self.devices)
 
-    def chunk(self, operations: Callable[[], float], slots_per_device: int) -> int:
+    def chunk(self, operations: Callable[[], float], clients_per_device: int) -> int:
         """Chooses the clients per chunk.
 
         Args:
           operations: counts the floating-point operations of one pass through a client's loop
             body; asked only where there is something to choose.
-          slots_per_device: cohort slots of one device; a chunk is never wider.
+          clients_per_device: expected clients of one device; a chunk is never wider.
 
         Returns:
           The number of clients that are vmapped together.
         """
         if self.clients_per_chunk != "auto":
-            return min(int(self.clients_per_chunk), slots_per_device)
+            return min(int(self.clients_per_chunk), clients_per_device)
         backend = jax.default_backend()
         fitting = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, operations())
-        return int(np.clip(fitting, 1, min(_WIDEST_CHUNK.get(backend, 256), slots_per_device)))
+        return int(np.clip(fitting, 1, min(_WIDEST_CHUNK.get(backend, 256), clients_per_device)))
 
     def is_resident(self, data: Any) -> bool:
         """Decides whether all examples live in device memory.

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.federated import FederatedData
@@ -98,7 +98,9 @@ def simulation(
     devices = execution.device_list()
     per_device = -(-participation.capacity // len(devices))
     limit = max(1, int(sizes.max()))
-    chunk = execution.chunk(partial(_operations_of_a_client, algorithm, data, limit), per_device)
+    # Slots may be many more than clients that are expected; a chunk is filled by the latter.
+    expected = max(1, round(participation.cohort_size / len(devices)))
+    chunk = execution.chunk(partial(_operations_of_a_client, algorithm, data, limit), expected)
     num_slots = -(-per_device // chunk) * chunk * len(devices)
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
     shape = RoundShape(limit=limit, chunk=chunk, mesh=mesh)
@@ -181,22 +183,30 @@ def simulation(
 
         def run_blocks(state, key, num_rounds):
             first, config = int(state.round), jax.tree.map(jnp.copy, state.config)
-            infos, ahead = [], host.gather(drawn(key, first, config, table))
-            for i in range(1, num_rounds + 1):
-                state, info = streamed_round(state, key, *ahead, np.int32(1))
+
+            def cohort_of(i):
+                return jax.device_get(drawn(key, first + i, config, table))
+
+            infos, slab = [], host.gather(cohort_of(0))
+            following = cohort_of(1) if num_rounds > 1 else None
+            for i in range(num_rounds):
+                state, info = streamed_round(state, key, *slab, np.int32(1))
                 infos.append((info, 1))
-                # The call above returns before the round is done: the next cohort is gathered
-                # from the host while it computes.
-                if i < num_rounds:
-                    ahead = host.gather(drawn(key, first + i, config, table))
+                # The call above returns before the round is done. Who comes next is known already,
+                # so that the rows are gathered while it computes; the draw after that waits for it.
+                if i + 1 < num_rounds:
+                    slab = host.gather(following)
+                if i + 2 < num_rounds:
+                    following = cohort_of(i + 2)
             return state, infos
 
         def compile_(state, key):
-            ahead = host.gather(drawn(key, int(state.round), state.config, table))
-            return streamed_round(state, key, *ahead, np.int32(0))[0]
+            slab = host.gather(jax.device_get(drawn(key, int(state.round), state.config, table)))
+            return streamed_round(state, key, *slab, np.int32(0))[0]
 
     def run(state, key, num_rounds=1):
         checks.whole("num_rounds", num_rounds)
+        _check_batch_size(algorithm, state.config)
         state, infos = run_blocks(placed(state), key, num_rounds)
         return state, _concatenate([_on_host(info, done) for info, done in infos])
 
@@ -212,6 +222,13 @@ def simulation(
     )
 
 
+def _check_batch_size(algorithm: FederatedAlgorithm, config: LocalConfig) -> None:
+    built, asked = algorithm.config.max_batch_size(), config.max_batch_size()
+    checks.require(
+        asked <= built, "state.config.batch_size", f"be at most {built}, as it was built", asked
+    )
+
+
 def _check_participation(algorithm: FederatedAlgorithm, participation: Participation) -> None:
     needed, kept = algorithm.aggregator.min_separation, participation.separation
     checks.require(
@@ -222,11 +239,11 @@ def _check_participation(algorithm: FederatedAlgorithm, participation: Participa
         f"{participation.sampler.name}, which keeps {kept}",
     )
     checks.require(
-        not (algorithm.aggregator.needs_fixed_cohort and participation.sampler.varies),
+        participation.min_drawn >= algorithm.aggregator.min_participants,
         "participation",
-        "draw a fixed number of clients, since each adds its share of the noise; the nearest valid "
-        "choices are fixed_size() and everybody()",
-        participation.sampler.name,
+        f"draw at least {algorithm.aggregator.min_participants} clients in every round, since each "
+        "adds its share of the noise; the nearest valid choices are everybody() and fixed_size()",
+        f"{participation.sampler.name}, which may draw {participation.min_drawn}",
     )
 
 

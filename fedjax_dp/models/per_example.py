@@ -8,6 +8,7 @@ weighted sum over examples is one pullback through the site for the whole batch.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -140,7 +141,7 @@ def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Pla
     for index, eqn in enumerate(flat.jaxpr.eqns):
         read = [v for v in eqn.invars if not isinstance(v, Literal)]
         owned = [v for v in read if v in owner]
-        if not owned:
+        if not owned or not _carries_gradient(eqn):
             continue
         if len(owned) == len(read) and len({owner[v] for v in owned}) == 1:
             owner.update(dict.fromkeys(eqn.outvars, owner[owned[0]]))
@@ -157,6 +158,10 @@ def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Pla
 
 def _may_be_site(eqn: JaxprEqn) -> bool:
     return len(eqn.outvars) == 1 and eqn.primitive.name not in _LOOPS_AND_RULES
+
+
+def _carries_gradient(eqn: JaxprEqn) -> bool:
+    return any(jnp.issubdtype(_dtype(v), jnp.inexact) for v in eqn.outvars)
 
 
 def _inlined(jaxpr: Jaxpr, consts: Any, args: Any) -> list[Any]:
@@ -259,7 +264,9 @@ def _at_site(
         return trees.at_least_float32(total)
 
     product = _product_form(plan, site, eqn)
-    if product is not None:
+    # The pullback of a whole batch sums in the type of what it pulls back.
+    is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
+    if product is not None and is_wide:
         rows_of, num_rows, inputs, outputs = product
         gram = 2 * num_rows**2 * (inputs + outputs)
         if num_rows == 1 or gram < 3 * _OPERATIONS_PER_FLOAT * inputs * outputs:
@@ -274,8 +281,13 @@ def _gram_norm(rows: jax.Array, cotangents: jax.Array) -> jax.Array:
     rows, cotangents = trees.at_least_float32(rows), trees.at_least_float32(cotangents)
     if rows.shape[0] == 1:
         return trees.l2_norm(rows) * trees.l2_norm(cotangents)
-    squared = jnp.sum((rows @ rows.T) * (cotangents @ cotangents.T))
-    return jnp.sqrt(jnp.maximum(squared, 0.0))
+    dot = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    squared = jnp.sum(dot(rows, rows.T) * dot(cotangents, cotangents.T))
+    reach = jnp.sum(jnp.linalg.norm(rows, axis=1) * jnp.linalg.norm(cotangents, axis=1))
+    # Terms may cancel. What rounding may have hidden is added: a norm may come out too large, never
+    # too small.
+    hidden = jnp.finfo(squared.dtype).eps * jnp.square(reach)
+    return jnp.sqrt(jnp.maximum(squared, 0.0) + hidden)
 
 
 def _product_form(
@@ -348,3 +360,7 @@ def _is_view(plan: _Plan, v: Any, site: _Site) -> bool:
 
 def _shape(v: Any) -> tuple[int, ...]:
     return tuple(v.aval.shape)
+
+
+def _dtype(v: Any) -> Any:
+    return v.aval.dtype

@@ -26,7 +26,8 @@ class Aggregator(NamedTuple):
       event: `(state) -> DpEvent` of one release on a given cohort, or None where no noise is added.
       min_separation: rounds that must lie between two participations of a client for the event to
         hold, from one to its next; 1 for noise that is drawn afresh each round.
-      needs_fixed_cohort: whether the event holds only if the number of participants is not random.
+      min_participants: how many clients must take part in every round for the event to hold, since
+        each adds its share of the noise.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -37,7 +38,7 @@ class Aggregator(NamedTuple):
     sensitivity: Callable[[PyTree], Any] | None = None
     event: Callable[[PyTree], Any] | None = None
     min_separation: int = 1
-    needs_fixed_cohort: bool = False
+    min_participants: int = 0
 
 
 def stateless(server: PyTree) -> tuple[()]:

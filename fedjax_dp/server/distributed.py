@@ -70,5 +70,5 @@ def discrete_mean(structure: PyTree, plan: distributed.Plan, cohort_size: int) -
         encode=encode,
         sensitivity=lambda state: sensitivity_of_sum(plan.l2_norm * plan.granularity),
         event=lambda state: mechanism.event(),
-        needs_fixed_cohort=plan.num_shares > 1,
+        min_participants=plan.num_shares if plan.num_shares > 1 else 0,
     )

@@ -105,7 +105,7 @@ def test_discrete_mean_has_the_planned_noise(targets, num_shares):
 
 def test_discrete_noise_needs_a_fixed_cohort(targets):
     plan = make_plan(DIMENSION, 1.0, 1.0, num_clients=6, bits=20)
-    with pytest.raises(ValueError, match="fixed number of clients"):
+    with pytest.raises(ValueError, match="draw at least 6 clients"):
         _simulation(targets, discrete_mean(STRUCTURE, plan, 6), sampling.poisson(), 6)
 
 
