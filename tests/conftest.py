@@ -27,3 +27,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for name in mark.args:
             if not datasets.status(name, _data_dir()).is_present:
                 pytest.skip(f"the files of {name} are not in {_data_dir()}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests of one algorithm together, which share what they compile.
+
+    Of use with several processes and `--dist loadgroup`.
+    """
+    for item in items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("name")
+        if name and item.path.parent.name in ("algorithms", "engine"):
+            item.add_marker(pytest.mark.xdist_group(f"algorithm {name}"))

@@ -437,7 +437,7 @@ def test_no_key_feeds_two_draws(monkeypatch):
     algorithm = dp_fedavg(
         model, trainer, clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
     )
-    data = make_data((3, 2, 4))
+    data = make_data((2, 0, 3))
     server = algorithm.init(jax.random.key(0))
     state = SimulationState(
         server, algorithm.aggregator.init(server), None, algorithm.config, jnp.int32(0)
@@ -466,9 +466,9 @@ def test_no_key_feeds_two_draws(monkeypatch):
             state, _ = run_round(
                 algorithm, RoundShape(4, 1, None), state, examples, cohort, jax.random.key(5)
             )
-    # Steps: ceil(3 / 2) + ceil(2 / 2) + ceil(4 / 2); two leaves; one central noise a round.
-    assert len(used["normal"]) == 2 * (5 * 2 + 2)
-    assert len(used["bits"]) == 2 * 5
+    # Steps: ceil(2 / 2) + 0 + ceil(3 / 2); two leaves; one central noise a round.
+    assert len(used["normal"]) == 2 * (3 * 2 + 2)
+    assert len(used["bits"]) == 2 * 3
     keys = used["normal"] + used["bits"]
     assert len(set(keys)) == len(keys)
 

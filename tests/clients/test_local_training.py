@@ -123,7 +123,7 @@ def test_micro_batches_change_nothing(sampler, is_private):
     make = dp_sgd_trainer if is_private else local_trainer
     results = [
         run(make(make_model(), config, sampler=sampler, micro_batch_size=micro), config)[1]
-        for micro in (None, 1, 3, 64)
+        for micro in (None, 3)
     ]
     for other in results[1:]:
         np.testing.assert_allclose(
