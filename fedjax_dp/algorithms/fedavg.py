@@ -58,7 +58,10 @@ def fedavg(
         return ClientOutput(result.delta, result.weight, row, result.metrics)
 
     def server_step(server, aggregate, round_index):
-        opt_state, params = apply_aggregate(optimizer, server.opt_state, server.params, aggregate)
+        is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
+        opt_state, params = apply_aggregate(
+            optimizer, server.opt_state, server.params, aggregate, is_buffer
+        )
         return ServerState(params, opt_state)
 
     return FederatedAlgorithm(

@@ -50,10 +50,20 @@ def scaffold(
     Returns:
       The algorithm; it keeps one control variate for each client.
 
+    Raises:
+      ValueError: for a number out of its range, or a trainer that does not take plain SGD steps.
+
     Source: Karimireddy and others 2020, algorithm 1.
     """
     checks.positive("server_learning_rate", server_learning_rate)
     checks.whole("num_clients", num_clients)
+    checks.require(
+        trainer.is_plain_sgd,
+        "trainer",
+        "take plain steps of `optax.sgd` and send its delta unchanged, since control variates are "
+        "computed from both",
+        "another optimiser or an update transform",
+    )
 
     def init(key):
         params = model.init(key)

@@ -105,6 +105,12 @@ def assemble(config: Config) -> Experiment:
         options=config.algorithm.options,
     )
     compiled = simulation(algorithm, train, participation, execution)
+    checks.require(
+        algorithm.model_of is not None or population.client_test is not None,
+        "data.client_test_share",
+        f"be above 0 for {algorithm.name}, which has no server model that the test set could judge",
+        config.data.client_test_share,
+    )
     evaluations = evaluator(
         compiled, model, train, whole=population.test, clients=population.client_test
     )
@@ -146,9 +152,10 @@ def _trainer(
         name = "poisson" if is_private else "shuffled"
     sampler = _SAMPLERS[name]()
 
-    def optimizer(learning_rate: Any) -> optax.GradientTransformation:
+    def configured(learning_rate: Any) -> optax.GradientTransformation:
         return OPTIMIZERS[section.optimizer](learning_rate, **section.optimizer_options)
 
+    optimizer = configured if section.optimizer_options else OPTIMIZERS[section.optimizer]
     numbers = LocalConfig(
         learning_rate=_numbers(section.learning_rate),
         batch_size=_numbers(section.batch_size),

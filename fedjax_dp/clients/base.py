@@ -154,6 +154,8 @@ class LocalTrainer(NamedTuple):
       num_steps: `(size, config) -> steps` of a client of that size.
       event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.
       is_private: whether every gradient is clipped by record and noised.
+      is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
+        client as it is; what control variates are computed from.
     """
 
     train: Callable[..., LocalResult]
@@ -161,3 +163,4 @@ class LocalTrainer(NamedTuple):
     num_steps: Callable[[Any, LocalConfig], Any]
     event: Callable[[int, LocalConfig], Any] | None
     is_private: bool
+    is_plain_sgd: bool = False

@@ -160,6 +160,13 @@ def local_trainer(
             gradient = rule.release(sums.gradient, count, config, fold(noise_key, i))
             gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
             updates, opt_state = opt.update(gradient, opt_state, sums.params)
+            if model.buffer_keys:
+                # Decay and proximal terms are for weights; buffers follow their own refreshing.
+                updates = jax.tree.map(
+                    lambda u, is_buffer: jnp.zeros_like(u) if is_buffer else u,
+                    updates,
+                    model.is_buffer(updates),
+                )
             params = optax.apply_updates(sums.params, updates)
             stats = {
                 "loss_sum": stats["loss_sum"] + sums.loss,
@@ -197,7 +204,10 @@ def local_trainer(
         one = sampler.event(rule.event(row), int(size), float(row.batch_size))
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
-    return LocalTrainer(train, config, num_steps, event if is_private else None, is_private)
+    is_plain_sgd = optimizer is optax.sgd and not update_transforms
+    return LocalTrainer(
+        train, config, num_steps, event if is_private else None, is_private, is_plain_sgd
+    )
 
 
 def _micro_batch_size(

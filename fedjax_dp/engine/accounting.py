@@ -49,32 +49,56 @@ class PrivacyAccounting:
           ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
             analysis.
         """
-        self._participation = simulation.participation
-        algorithm, num_clients = simulation.algorithm, simulation.participation.num_clients
-        self.ledgers: dict[str, Ledger] = {}
+        self._simulation, self._participation = simulation, simulation.participation
+        self._relation, self._accountant = relation, accountant
+        num_clients = simulation.participation.num_clients
+        num_units = {"client": 1 if self._charges_everybody else num_clients, "record": num_clients}
         # By unit, what a round costs: events, and the accounts that pay each.
         self._events: dict[str, list[tuple[Any, np.ndarray]]] = {}
+        self._read_events(state)
+        self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in self._events}
+
+    def _read_events(self, state: SimulationState) -> None:
+        """Reads off a state what a round costs, unless its numbers are those read before."""
+        algorithm = self._simulation.algorithm
+        events: dict[str, list[tuple[Any, np.ndarray]]] = {}
         if algorithm.aggregator.event is not None:
-            event = simulation.participation.event(algorithm.aggregator.event(state.aggregator))
-            num_units = 1 if self._charges_everybody else num_clients
-            self.ledgers["client"] = Ledger("client", relation, num_units)
-            self._events["client"] = [(event, np.arange(num_units))]
+            event = self._participation.event(algorithm.aggregator.event(state.aggregator))
+            num_units = 1 if self._charges_everybody else self._participation.num_clients
+            events["client"] = [(event, np.arange(num_units))]
         if algorithm.record_event is not None:
-            self.ledgers["record"] = Ledger("record", relation, num_clients)
-            self._events["record"] = _events_by_client(algorithm.record_event, simulation, state)
-        for unit, events in self._events.items():
-            _require_analysis([event for event, _ in events], unit, relation, accountant)
+            numbers = [np.asarray(x) for x in jax.tree.leaves(state.config)]
+            before = getattr(self, "_numbers", None)
+            is_same = before is not None and all(map(np.array_equal, before, numbers))
+            self._numbers = numbers
+            events["record"] = (
+                self._events["record"]
+                if is_same
+                else _events_by_client(algorithm.record_event, self._simulation, state)
+            )
+        for unit, priced in events.items():
+            if priced is not self._events.get(unit):
+                found = [event for event, _ in priced]
+                _require_analysis(found, unit, self._relation, self._accountant)
+        self._events = events
 
     @property
     def _charges_everybody(self) -> bool:
         return self._participation.sampler.charges_everybody
 
-    def charge(self, info: dict[str, np.ndarray]) -> None:
+    def charge(self, info: dict[str, np.ndarray], state: SimulationState | None = None) -> None:
         """Charges rounds that ran.
 
         Args:
           info: as `Simulation.run` returned it, for one or more rounds.
+          state: the state that it returned beside it, from which the numbers that ran are read. It
+            must be given where they were changed since the accounts were opened.
+
+        Raises:
+          ValueError: if what ran has no analysis.
         """
+        if state is not None:
+            self._read_events(state)
         participants = np.asarray(info["participants"])
         times = self._times(participants)
         for unit, ledger in self.ledgers.items():
@@ -193,14 +217,20 @@ class PrivacyAccounting:
 
 
 def _require_analysis(events: list[Any], unit: str, relation: str, accountant: str | None) -> None:
-    is_asked = accountant is None
+    asked: set[Any] = set()
     for event in events:
         trial = Ledger(unit, relation)
         trial.charge(event)
-        # A unit's events are of one kind, so that the first that costs something stands for all.
-        if not is_asked and trial.num_compositions.any():
-            trial.epsilon(0.5, str(accountant))
-            is_asked = True
+        # Whether there is an analysis depends on the kinds of event, not on their numbers.
+        kind = _kind(event)
+        if accountant is not None and kind not in asked and trial.num_compositions.any():
+            trial.epsilon(0.5, accountant)
+            asked.add(kind)
+
+
+def _kind(event: Any) -> tuple[Any, ...]:
+    inner = [event.event] if hasattr(event, "event") else list(getattr(event, "events", ()))
+    return (type(event), *map(_kind, inner))
 
 
 def _events_by_client(

@@ -114,17 +114,19 @@ class HostCohorts:
         Returns:
           The slab, each array `[rows, ...]`, and the cohort with `starts` that point into it.
         """
-        ids = cohort.ids[cohort.is_real]
+        is_real = np.asarray(cohort.is_real)
+        ids = np.asarray(cohort.ids)[is_real]
         sizes = self._data.sizes[ids]
         ends = np.cumsum(sizes)
         num_rows = int(sizes.sum())
         slab_rows = min(self._most_rows, 1 << max(num_rows - 1, 0).bit_length())
-        starts = np.zeros(len(cohort.ids), np.int32)
-        starts[cohort.is_real] = ends - sizes
+        starts = np.zeros(len(is_real), np.int32)
+        starts[is_real] = ends - sizes
         part = self._data.select(ids).examples if len(ids) else {}
         slab = {}
         for name, array in self._data.examples.items():
             slab[name] = np.zeros((slab_rows, *array.shape[1:]), array.dtype)
             if len(ids):
                 slab[name][:num_rows] = part[name]
-        return jax.device_put((slab, cohort._replace(starts=starts)), self._placement)
+        slab, starts_there = jax.device_put((slab, starts), self._placement)
+        return slab, cohort._replace(starts=starts_there)

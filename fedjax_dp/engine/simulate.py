@@ -188,7 +188,7 @@ def simulation(
                 return jax.device_get(drawn(key, first + i, config, table))
 
             infos, slab = [], host.gather(cohort_of(0))
-            following = cohort_of(1) if num_rounds > 1 else None
+            following = cohort_of(min(1, num_rounds - 1))
             for i in range(num_rounds):
                 state, info = streamed_round(state, key, *slab, np.int32(1))
                 infos.append((info, 1))

@@ -9,7 +9,11 @@ from fedjax_dp.core.trees import PyTree
 
 
 def apply_aggregate(
-    optimizer: optax.GradientTransformation, opt_state: Any, params: PyTree, aggregate: PyTree
+    optimizer: optax.GradientTransformation,
+    opt_state: Any,
+    params: PyTree,
+    aggregate: PyTree,
+    is_buffer: PyTree | None = None,
 ) -> tuple[Any, PyTree]:
     """Takes one server step along the aggregate.
 
@@ -18,6 +22,8 @@ def apply_aggregate(
       opt_state: its state.
       params: the server's parameters.
       aggregate: the aggregated delta, local minus server, the structure of the parameters.
+      is_buffer: marks leaves that are no weights, such as batch-norm statistics, to which the
+        aggregate is added as it is; a tree of bools, or None where there are none.
 
     Returns:
       The new optimiser state and parameters.
@@ -26,4 +32,6 @@ def apply_aggregate(
     """
     gradient = jax.tree.map(lambda a, p: (-a).astype(p.dtype), aggregate, params)
     updates, opt_state = optimizer.update(gradient, opt_state, params)
+    if is_buffer is not None:
+        updates = jax.tree.map(lambda u, g, plain: -g if plain else u, updates, gradient, is_buffer)
     return opt_state, optax.apply_updates(params, updates)

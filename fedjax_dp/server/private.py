@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import fold
@@ -151,7 +152,9 @@ def adaptive_gaussian_mean(
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, algorithm 1.
     """
-    multiplier = update_noise_multiplier(noise_multiplier, rule.count_stddev)
+    exact = update_noise_multiplier(noise_multiplier, rule.count_stddev)
+    # The state holds float32: rounded up, so that the event read off it is never the dearer one.
+    multiplier = float(np.nextafter(np.float32(exact), np.float32(np.inf)))
     mean = gaussian_mean(
         rule.initial_clip_norm, multiplier, rule.expected_count, per_layer=per_layer
     )
@@ -168,8 +171,11 @@ def adaptive_gaussian_mean(
         info |= {"clip_norm": state.clip_norm, "noised_unclipped_share": unclipped}
         return state._replace(clip_norm=clip_norm), aggregate, info
 
+    def of_round(state):
+        return (float(state.noise_multiplier) ** -2 + (2 * rule.count_stddev) ** -2) ** -0.5
+
     return mean._replace(
         contribute=contribute,
         combine=combine,
-        event=lambda state: mechanisms.gaussian(1.0, noise_multiplier).event(),
+        event=lambda state: mechanisms.gaussian(1.0, of_round(state)).event(),
     )
