@@ -75,14 +75,16 @@ def test_local_optimisers_come_by_name(tmp_path, optimizer):
     assert status == 0 and read_json(folder, "summary.json")["test_accuracy"] > 0.3
 
 
-def test_fairness_in_the_summary_is_that_of_the_last_evaluation(tmp_path):
+def test_the_last_round_is_evaluated_whatever_the_interval(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.unit=none", "--algorithm.name=fedavg", "--execution.clients_per_chunk=1")
+    words = (*words, "--run.rounds=5", "--run.evaluate_every=3")
     assert execute(folder, *SMALL, *words)[0] == 0
-    last, summary = metrics(folder)[-1], read_json(folder, "summary.json")
-    shared = set(last) & set(summary)
+    rows, summary = metrics(folder), read_json(folder, "summary.json")
+    assert [row["round"] for row in rows if "test_accuracy" in row] == [3, 5]
+    shared = set(rows[-1]) & set(summary)
     assert {"worst_client_accuracy", "accuracy_disparity", "client_accuracy_q50"} <= shared
-    assert all(last[name] == summary[name] for name in shared - {"padding_share"})
+    assert all(rows[-1][name] == summary[name] for name in shared - {"padding_share"})
     assert summary["accuracy_disparity"] == pytest.approx(
         summary["best_client_accuracy"] - summary["worst_client_accuracy"]
     )

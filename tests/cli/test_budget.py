@@ -62,6 +62,33 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
     assert again == 0 and read_json(folder, "summary.json")["rounds"] == allowed
 
 
+def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
+    """The run goes on until one more round might exceed the budget of one of its clients."""
+    folder, noise, budget = tmp_path / "run", 3.0, 1.5
+    words = (
+        f"--privacy.record.noise_multiplier={noise}",
+        f"--privacy.record.epsilon={budget}",
+        "--participation.sampler=poisson",
+        "--participation.cohort_size=1.5",
+    )
+    status, text = execute(folder, *SMALL, "--run.rounds=50", SEQUENTIAL, *words)
+    assert status == 0 and "one more would exceed the budget" in text
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    sizes = build_population(load(folder / "config.toml")).train.sizes
+    steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
+    taken_part = np.array(claim["num_compositions"]) / steps
+    after = [
+        epsilon_of(poisson(q, noise), n * (r + 1))
+        for q, n, r in zip(rates, steps, taken_part, strict=True)
+    ]
+    assert claim["epsilon"] <= budget < max(after)
+    one_after_another = min(
+        next(r for r in range(50) if epsilon_of(poisson(q, noise), n * (r + 1)) > budget)
+        for q, n in zip(rates, steps, strict=True)
+    )
+    assert read_json(folder, "summary.json")["rounds"] > one_after_another
+
+
 def test_a_budget_that_no_round_fits_trains_nothing(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.record.noise_multiplier=1.0", "--privacy.record.epsilon=0.01")

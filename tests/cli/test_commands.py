@@ -7,6 +7,7 @@ import urllib.request
 import dp_accounting
 import pytest
 from dp_accounting import pld, rdp
+from run_folders import NOT_PRIVATE, SMALL
 
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli import main
@@ -158,3 +159,14 @@ def test_report_needs_a_run(fedjax_dp, tmp_path):
     assert f"clients [0, 2]: {json.dumps(event)}" in output
     _, output, _ = fedjax_dp("privacy", "report", tmp_path, "--json")
     assert json.loads(output) == {"claims": [claim]}
+
+
+def test_a_run_gets_the_next_free_folder(fedjax_dp, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine-001").mkdir(parents=True)
+    words = ("--run.name=mine", "--execution.clients_per_chunk=1", "--run.rounds", 1)
+    status, output, _ = fedjax_dp("run", *SMALL[:1], *NOT_PRIVATE, *words)
+    assert status == 0 and "run folder: runs/mine-002" in output
+    summary = json.loads((tmp_path / "runs" / "mine-002" / "summary.json").read_text())
+    assert summary["name"] == "mine" and summary["rounds"] == 1
+    assert not any((tmp_path / "runs" / "mine-001").iterdir())

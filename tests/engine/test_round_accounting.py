@@ -244,6 +244,7 @@ def test_affordable_rounds_are_exact_at_the_boundary(unit, rounds, before):
         assert affordable({bounded: exact[bounded]}) == rounds
         assert affordable({bounded: exact[bounded] * (1 - 1e-7)}) == rounds - 1
         assert affordable({bounded: exact[bounded]}, rounds) == rounds
+        assert affordable({bounded: exact[bounded]}, rounds + 1) == rounds
         assert affordable({bounded: exact[bounded]}, rounds - 1) == rounds - 1
     generous = {u: 2 * exact[u] for u in units}
     for bounded in units:
