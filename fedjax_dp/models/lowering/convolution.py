@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import trees
+from fedjax_dp.models.lowering import winograd
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
 
-Dot = Callable[[jax.Array, jax.Array], jax.Array]
+Dot = Callable[..., jax.Array]
 
 
 def conv_general_dilated(
@@ -52,7 +53,7 @@ def conv_general_dilated(
     w = jnp.transpose(rhs, _kernel_last(dimension_numbers.rhs_spec))
     window = Window(w.shape[:-2], tuple(window_strides), tuple(rhs_dilation))
     dot = functools.partial(
-        _oriented_dot, precision=precision, preferred_element_type=preferred_element_type
+        _multiply, precision=precision, preferred_element_type=preferred_element_type
     )
     groups = feature_group_count
     if batch_group_count > 1:
@@ -118,7 +119,13 @@ def _convolve(
     window: Window,
     dot: Dot,
 ) -> jax.Array:
-    x, matrix = _pad(x, padding, lhs_dilation), w.reshape(-1, w.shape[-1])
+    x = _pad(x, padding, lhs_dilation)
+    is_exact = x.dtype in (jnp.float32, jnp.float64)
+    if window == Window((3, 3), (1, 1), (1, 1)) and is_exact and winograd.is_faster(x, w):
+        w, is_transposed = _orient(w)
+        return winograd.convolve(x, w, functools.partial(dot, is_transposed=is_transposed))
+    matrix, is_transposed = _orient(w.reshape(-1, w.shape[-1]))
+    dot = functools.partial(dot, is_transposed=is_transposed)
     if max(window.kernel) == 1 and max(window.strides) == 1:
         return dot(x, matrix)
     # Patches are many times as large as their source and quickly gathered again: the backward pass
@@ -144,8 +151,9 @@ def _convolve_dilated(
     reach = [(k - 1) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
     full = [(x.shape[1 + i] - 1) * lhs_dilation[i] + 1 + reach[i] for i in spatial]
     matrix = jnp.moveaxis(jnp.flip(w, tuple(spatial)), -2, 0).reshape(x.shape[-1], -1)
+    matrix, is_transposed = _orient(matrix)
     window = window._replace(strides=tuple(lhs_dilation))
-    out = scatter_patches(dot(x, matrix), window, tuple(full))
+    out = scatter_patches(dot(x, matrix, is_transposed=is_transposed), window, tuple(full))
     crop = [(low - r, high - r) for (low, high), r in zip(padding, reach, strict=True)]
     return _pad(out, crop, (1,) * len(crop))
 
@@ -163,24 +171,38 @@ def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> 
     return out.reshape(*out.shape[:-2], -1).astype(result_type)
 
 
-def _oriented_dot(
-    x: jax.Array, matrix: jax.Array, *, precision: Any, preferred_element_type: Any
-) -> jax.Array:
-    """Multiplies `[..., inputs]` by `[inputs, outputs]` with care for the gradient's layout.
+def _orient(matrices: jax.Array) -> tuple[jax.Array, bool]:
+    """Prepares matrices `[..., inputs, outputs]` for products whose gradients are fast.
 
-    The gradient of the matrix is a product of two tall matrices, and CPU libraries run it up to
+    The gradient of a matrix is a product of two tall matrices, and CPU libraries run it up to
     twice as fast if the smaller of `inputs` and `outputs` comes first in its result. Where that is
-    `outputs`, the matrix is transposed behind a barrier: its gradient then is computed transposed,
-    and the barrier, which is its own transpose, keeps the compiler from undoing that.
+    `outputs`, the matrices are transposed behind a barrier: their gradients then are computed
+    transposed, and the barrier, which is its own transpose, keeps the compiler from undoing that.
+
+    Returns:
+      The matrices, and whether they are transposed.
     """
-    inputs, outputs = matrix.shape
-    rows = x.reshape(math.prod(x.shape[:-1]), inputs)
-    if inputs >= outputs:
-        matrix = lax.optimization_barrier(matrix.T)
-        dims = (((1,), (1,)), ((), ()))
-    else:
-        dims = (((1,), (0,)), ((), ()))
+    inputs, outputs = matrices.shape[-2:]
+    if inputs < outputs:
+        return matrices, False
+    return lax.optimization_barrier(jnp.swapaxes(matrices, -1, -2)), True
+
+
+def _multiply(
+    x: jax.Array,
+    matrix: jax.Array,
+    *,
+    is_transposed: bool,
+    precision: Any,
+    preferred_element_type: Any,
+) -> jax.Array:
+    """Multiplies `[..., inputs]` by a matrix that `_orient` has prepared."""
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     out = lax.dot_general(
-        rows, matrix, dims, precision=precision, preferred_element_type=preferred_element_type
+        rows,
+        matrix,
+        (((1,), (1 if is_transposed else 0,)), ((), ())),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
     )
-    return out.reshape(*x.shape[:-1], outputs)
+    return out.reshape(*x.shape[:-1], out.shape[-1])
