@@ -173,3 +173,44 @@ def test_norms_and_sums_of_a_bfloat16_model_are_float32():
     result = per_example(loss_fn, narrow, _X)
     total = result.weighted_sum(jax.tree.map(jnp.ones_like, result.norms))
     assert {leaf.dtype for leaf in jax.tree.leaves((result.norms, total))} == {jnp.dtype("float32")}
+
+
+def test_a_gram_norm_is_never_too_small_when_terms_cancel():
+    """Rows that nearly cancel: what is clipped by the norm must not exceed the bound."""
+    rng = np.random.default_rng(5)
+    base = rng.normal(size=(1, 64)) * 200
+    x = np.concatenate([np.repeat(base, 15, 0), -15 * base + 0.01 * rng.normal(size=(1, 64))])
+    x = jnp.asarray(x + 1e-3 * rng.normal(size=x.shape), jnp.float32)
+    w = jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)
+
+    def loss_fn(p, example):
+        return jnp.sum((example @ p["w"]) @ jnp.ones((64, 1)))
+
+    result = jax.jit(lambda p, x: per_example(loss_fn, p, x).norms)({"w": w}, x[None])
+    exact = np.linalg.norm(np.asarray(x, np.float64).T @ np.ones((16, 64)))
+    assert float(result["w"][0]) >= exact * (1 - 1e-5)
+
+
+def test_the_sum_of_narrow_parameters_is_taken_in_float32():
+    """Adding one example of weight 1 moves the sum by that example's gradient, not by rounding."""
+    rng = np.random.default_rng(6)
+    narrow = {"w": jnp.asarray(rng.normal(size=(8, 4)), jnp.bfloat16)}
+    x = jnp.asarray(rng.normal(size=(200, 8)), jnp.bfloat16)
+
+    def loss_fn(p, example):
+        return jnp.sum((example[None] @ p["w"]).astype(jnp.float32))
+
+    @jax.jit
+    def total(weights):
+        return per_example(loss_fn, narrow, x).weighted_sum({"w": weights})["w"]
+
+    all_of_them, without = total(jnp.ones(200)), total(jnp.ones(200).at[0].set(0.0))
+    own = np.outer(np.asarray(x[0], np.float64), np.ones(4))
+    np.testing.assert_allclose(all_of_them - without, own, atol=1e-4)
+
+
+def test_a_parameter_that_is_compared_with_data():
+    def loss_fn(p, x):
+        return jnp.sum(jnp.where(x[:, :4] > p["b"], x[:, :4] * p["b"], 0.0)) + jnp.sum(p["w"])
+
+    _assert_same(loss_fn, _PARAMS, _X, 7)
