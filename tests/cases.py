@@ -378,6 +378,13 @@ def reference(name: str) -> Reference:
     return Reference(case, sim, key, initial, snapshot(final), info)
 
 
+def num_slab_sizes(sizes, participants) -> int:
+    """How many sizes of slab a streamed run needs: powers of two, up to the largest cohort."""
+    rows = [int(np.sum(np.asarray(sizes)[ids[ids >= 0]])) for ids in participants]
+    powers = {1 << max(0, n - 1).bit_length() for n in rows}
+    return len({min(p, int(np.sum(sizes))) for p in powers})
+
+
 def assert_same_state(actual, expected, atol):
     """Compares what algorithm, aggregator and clients keep; bit for bit where `atol` is 0."""
     for part in ("server", "aggregator", "rows", "round"):

@@ -21,10 +21,11 @@ def main(output: str, *jobs: str) -> None:
         key = jax.random.key(KEY)
         state, info = sim.run(sim.init(key), key, ROUNDS)
         # From host arrays, as after a checkpoint, the same program must take the state back.
-        sim.run(snapshot(state), key, 1)
+        _, more = sim.run(snapshot(state), key, 1)
         arrays[f"{job}/traces"] = np.int32(sim.num_traces())
         arrays[f"{job}/devices"] = np.int32(len(jax.tree.leaves(state.server)[0].devices()))
-        arrays[f"{job}/participants"] = info["num_participants"]
+        participants = [info["participants"], more["participants"]]
+        arrays[f"{job}/participants"] = np.concatenate(participants)
         for part in ("server", "rows"):
             for i, leaf in enumerate(jax.tree.leaves(getattr(snapshot(state), part))):
                 arrays[f"{job}/{part}/{i}"] = leaf

@@ -48,8 +48,8 @@ def test_placement_follows_size_and_disk(tmp_path):
     assert not ExecutionConfig().is_resident(FederatedData({"x": large}, np.array([0, 2**30])))
 
 
-@pytest.mark.parametrize("asked, given", [(1, 1), (4, 4), (100, 6), ("auto", None)])
-def test_chunks_are_no_wider_than_the_cohort(asked, given):
+@pytest.mark.parametrize("asked, given", [(1, 1), (2, 2), (100, 3), ("auto", None)])
+def test_chunks_are_no_wider_than_the_cohort_that_is_expected(asked, given):
     model = make_model()
     algorithm = fedavg(model, local_trainer(model, LocalConfig(batch_size=2)))
     participation = sampling.participation(sampling.poisson(), NUM_CLIENTS, 3)

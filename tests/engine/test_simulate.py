@@ -152,6 +152,17 @@ def test_what_does_not_fit_is_refused(change, message):
         )
 
 
+def test_batches_larger_than_the_program_was_built_for_are_refused():
+    sim, key = scalar_simulation(), jax.random.key(0)
+    state = sim.init(key)
+    smaller = state._replace(config=state.config._replace(batch_size=2.0))
+    state, _ = sim.run(smaller, key, 1)
+    larger = state._replace(config=state.config._replace(batch_size=4.0))
+    with pytest.raises(ValueError, match=r"state.config.batch_size must be at most 3"):
+        sim.run(larger, key, 1)
+    assert sim.num_traces() == 1
+
+
 @pytest.mark.parametrize("num_rounds", [0, -1, 1.5])
 def test_numbers_of_rounds_that_are_none_are_refused(num_rounds):
     ref = reference("fedavg")
