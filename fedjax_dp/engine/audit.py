@@ -31,7 +31,7 @@ class AuditRuns(NamedTuple):
 
     Attributes:
       planted: what was attacked.
-      scores: `[runs, canaries]`, higher where a canary was likelier included.
+      seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`.
       is_included: the auditor's coins, `[runs, canaries]`, bool.
       participants: clients of every round, -1 in empty slots, `[runs, rounds, slots]`.
       simulation: what was run.
@@ -39,7 +39,7 @@ class AuditRuns(NamedTuple):
     """
 
     planted: Planted
-    scores: np.ndarray
+    seen: np.ndarray
     is_included: np.ndarray
     participants: np.ndarray
     simulation: Simulation
@@ -98,7 +98,7 @@ def run_audit(
       execution: how the rounds are laid out, on one device that holds all examples.
 
     Returns:
-      Scores and coins, on the host.
+      What was seen, and the coins, on the host.
 
     Raises:
       ValueError: if an argument is not valid, or the population with its canaries has no privacy
@@ -126,10 +126,9 @@ def run_audit(
                     algorithm, participation, num_slots, 1, table, state.config, key, state.round
                 )
                 state, info = run_round(algorithm, shape, state, held, cohort, key)
-                return state, info["participants"]
+                return state, (planted.scores(state), info["participants"])
 
-            state, participants = jax.lax.scan(one_round, start, None, length=num_rounds)
-            return planted.scores(state), participants
+            return jax.lax.scan(one_round, start, None, length=num_rounds)[1]
 
         return jax.lax.map(one_run, (keys, coins), batch_size=min(runs_at_once, num_runs))
 
@@ -138,10 +137,10 @@ def run_audit(
     starts, sizes = data.offsets[:-1].astype(np.int32), data.sizes.astype(np.int32)
     table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
     keys = jax.random.split(run_key, num_runs)
-    scores, participants = attack(keys, is_included, start, examples, table)
+    sums, participants = attack(keys, is_included, start, examples, table)
     return AuditRuns(
         planted,
-        np.asarray(scores, np.float64),
+        np.diff(np.asarray(sums, np.float64), axis=1, prepend=0.0),
         np.asarray(is_included),
         np.asarray(participants),
         sim,
@@ -155,12 +154,14 @@ def audit(
     *,
     accountant: str = "rdp",
     confidence: float = 0.95,
+    audited_run: int = 0,
 ) -> list[AuditResult]:
     """Computes what the runs prove, by every method that is valid for them.
 
-    The first run's canaries together are audited in one run; the first canary over all runs by a
+    One run's canaries together are audited in one run; the first canary over all runs by a
     threshold on its score, at the δ given and at 0.1, and, where the ledger holds nothing but
-    Gaussian releases without sampling, as a Gaussian mechanism.
+    Gaussian releases without sampling, as a Gaussian mechanism. How rounds are added up to a score
+    is learned from other runs than those that prove something, where there are enough.
 
     Guarantee: where nothing is wrong, any of the bounds exceeds its claim in at most
     `1 − confidence` of all audits; the bounds share what may go wrong.
@@ -170,6 +171,7 @@ def audit(
       dp_delta: δ in (0, 1).
       accountant: as for `Ledger.epsilon`.
       confidence: of all results together, in (0, 1).
+      audited_run: which run is audited alone.
 
     Returns:
       The results.
@@ -179,12 +181,16 @@ def audit(
     """
     checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
     checks.require(0 < dp_delta < 1, "dp_delta", "lie in (0, 1)", dp_delta)
-    num_runs, num_canaries = runs.scores.shape
+    num_runs, _, num_canaries = runs.seen.shape
+    checks.require(
+        0 <= audited_run < num_runs, "audited_run", f"lie in [0, {num_runs})", audited_run
+    )
     claims: list[tuple[Ledger, np.ndarray]] = []
     plans: list[tuple[str, float, int]] = []
     if num_canaries > 1:
+        only = slice(audited_run, audited_run + 1)
+        claims.append(_claim(runs, runs.participants[only], runs.planted.owners))
         plans.append(("one_run", dp_delta, 0))
-        claims.append(_claim(runs, runs.participants[:1], runs.planted.owners))
     if num_runs >= _FEWEST_RUNS:
         claims.append(_claim(runs, runs.participants, runs.planted.owners[:1]))
         at = len(claims) - 1
@@ -196,8 +202,10 @@ def audit(
     for method, delta, at in plans:
         ledger, accounts = claims[at]
         claimed = float(ledger.epsilon(delta, accountant)[accounts].max())
-        bound = _bound(runs, method, delta, each)
-        used = (1, num_canaries) if method == "one_run" else (num_runs, 1)
+        if method == "one_run":
+            bound, used = _one_run_bound(runs, audited_run, delta, each), (1, num_canaries)
+        else:
+            bound, used = _many_runs_bound(runs, method, delta, each), (num_runs, 1)
         results.append(
             AuditResult(
                 runs.planted.unit, method, delta, bound.epsilon, claimed, bound.confidence, *used
@@ -206,14 +214,32 @@ def audit(
     return results
 
 
-def _bound(runs: AuditRuns, method: str, dp_delta: float, confidence: float) -> LowerBound:
-    if method == "one_run":
-        return auditing.one_run_bound(
-            runs.scores[0], runs.is_included[0], dp_delta, confidence=confidence
-        )
-    scores, included = runs.scores[:, 0], runs.is_included[:, 0]
+def _direction(runs: AuditRuns, learned: np.ndarray) -> np.ndarray:
+    """Learns from all canaries of some runs how rounds add up to a score."""
+    by_canary = np.moveaxis(runs.seen[learned], 1, 2)
+    included = runs.is_included[learned]
+    return auditing.linear_direction(by_canary[included], by_canary[~included])
+
+
+def _one_run_bound(
+    runs: AuditRuns, audited_run: int, dp_delta: float, confidence: float
+) -> LowerBound:
+    others = np.arange(len(runs.seen)) != audited_run
+    scores = _direction(runs, others) @ runs.seen[audited_run]
+    included = runs.is_included[audited_run]
+    return auditing.one_run_bound(scores, included, dp_delta, confidence=confidence)
+
+
+def _many_runs_bound(
+    runs: AuditRuns, method: str, dp_delta: float, confidence: float
+) -> LowerBound:
     bound = {"threshold": auditing.threshold_bound, "gaussian": auditing.gaussian_bound}[method]
-    return bound(scores[included], scores[~included], dp_delta, confidence=confidence)
+    included = runs.is_included[:, 0]
+    (inside,), (outside,) = np.nonzero(included), np.nonzero(~included)
+    # The bound chooses its threshold on every second run of a kind: on these it may learn too.
+    learned = np.concatenate([inside[::2], outside[::2]])
+    scores = runs.seen[:, :, 0] @ _direction(runs, learned)
+    return bound(scores[inside], scores[outside], dp_delta, confidence=confidence)
 
 
 def _claim(

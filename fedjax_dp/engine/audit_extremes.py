@@ -11,7 +11,7 @@ from fedjax_dp.core.trees import PyTree
 _VALUES = (0.0, 1e-30, 1e30, -1e30, np.nan, np.inf, -np.inf)
 # Rows that nearly cancel: how large they are, and what share of that is left of their sum.
 _SIZES = (1.0, 1e3, 1e6)
-_SHARES = (0.0, 1e-4, 3e-4, 1e-3, 3e-3)
+_SHARES = (0.0, 1e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3)
 
 
 def extreme_records(

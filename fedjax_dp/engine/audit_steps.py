@@ -148,7 +148,7 @@ def check_cohort(
     bound = float(getattr(sensitivity, "contribution", sensitivity)) * (1 + ROUNDING)
     structure = _update_structure(algorithm, data, state)
     ordinary = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
-    num_clients = data.num_clients if aggregator.needs_fixed_cohort else _COHORT
+    num_clients = data.num_clients if aggregator.min_participants > 0 else _COHORT
     run = _round_of(algorithm, ordinary, min(data.num_clients, num_clients))
     release = jax.jit(lambda *arguments: run(*arguments)[0])
     stated = jax.jit(lambda *arguments: run(*arguments)[1].get("noise_stddev"))
@@ -180,7 +180,7 @@ def check_cohort(
             noise.against("noise of a round", float(stddev), leaves, may_exceed=may_exceed)
         )
     results.append(noise.same_as("noise with and without a client", quiet))
-    if not aggregator.needs_fixed_cohort:
+    if not aggregator.min_participants > 0:
         empty_slot = release(state, ordinary, 1.0, False, key)
         gap = distance(empty_slot, without)
         results.append(StepCheck("round with an empty slot and with NaN", gap, 0.0))

@@ -179,6 +179,35 @@ def gaussian_epsilon(mu: float, dp_delta: float) -> float:
     return float(optimize.brentq(excess, 0.0, largest, xtol=1e-12))
 
 
+def linear_direction(inside: ArrayLike, outside: ArrayLike) -> np.ndarray:
+    """Learns how to add several observations of a canary up to one score (Fisher's discriminant).
+
+    It must be learned from other runs than those that a bound is made from.
+
+    Args:
+      inside: `[samples, observations]` of canaries that were included.
+      outside: `[samples, observations]` of canaries that were not.
+
+    Returns:
+      The weights, `[observations]`, of unit length; equal ones where there are fewer than twenty
+      samples an observation on a side, which would teach noise.
+    """
+    sides = np.asarray(inside, float), np.asarray(outside, float)
+    size = sides[0].shape[1]
+    equal = np.full(size, size**-0.5)
+    if min(len(side) for side in sides) < 20 * size:
+        return equal
+    means = [side.mean(axis=0) for side in sides]
+    centred = np.concatenate([side - mean for side, mean in zip(sides, means, strict=True)])
+    scatter = centred.T @ centred / len(centred)
+    ridge = 1e-6 * np.trace(scatter) / size
+    if ridge == 0:
+        return equal
+    weights = np.linalg.solve(scatter + ridge * np.eye(size), means[0] - means[1])
+    length = np.linalg.norm(weights)
+    return weights / length if length > 0 else equal
+
+
 def _split_bound(
     scores_in: ArrayLike,
     scores_out: ArrayLike,

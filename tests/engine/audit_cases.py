@@ -1,0 +1,126 @@
+"""A small problem for audits, and every algorithm that claims privacy on it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms import pool, registry
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.audit_clients import plant_clients
+from fedjax_dp.engine.audit_records import plant_records
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.private import gaussian_mean
+
+NUM_FEATURES = 60
+NUM_CLIENTS = 4
+SIZE = 8
+NOISE_MULTIPLIER = 1.0
+DP_DELTA = 1e-5
+
+EVERYBODY = sampling.everybody()
+POISSON = sampling.poisson()
+# One client at a time compiles fastest.
+EXECUTION = ExecutionConfig(clients_per_chunk=1)
+
+
+@functools.cache
+def data() -> FederatedData:
+    rng = np.random.default_rng(0)
+    return FederatedData.from_clients(
+        [
+            {
+                "x": rng.normal(size=(SIZE, NUM_FEATURES)).astype(np.float32),
+                "y": rng.integers(0, 2, SIZE).astype(np.float32),
+            }
+            for _ in range(NUM_CLIENTS)
+        ]
+    )
+
+
+def model() -> Model:
+    return Model.from_functions(
+        lambda key: {"b": jnp.zeros(()), "w": jnp.zeros(NUM_FEATURES)},
+        lambda params, x: x @ params["w"] + params["b"],
+        loss="sigmoid_binary_cross_entropy",
+        name="logistic",
+    )
+
+
+NUMBERS = LocalConfig(
+    learning_rate=0.1,
+    batch_size=6.0,
+    num_steps=1,
+    clip_norm=0.5,
+    noise_multiplier=NOISE_MULTIPLIER,
+)
+
+
+def private_trainer(model, sampler=POISSON, **options):
+    return dp_sgd_trainer(model, NUMBERS, sampler=sampler, **options)
+
+
+def plain_trainer(model):
+    numbers = NUMBERS._replace(batch_size=4, clip_norm=None, noise_multiplier=None)
+    return local_trainer(model, numbers)
+
+
+def mean(noise_multiplier=NOISE_MULTIPLIER):
+    return gaussian_mean(0.5, noise_multiplier, NUM_CLIENTS / 2)
+
+
+def private_pairs() -> list[tuple[str, str]]:
+    """All algorithms of the registry with each unit of privacy that they claim."""
+    return [
+        (name, unit)
+        for name, entry in registry.ALGORITHMS.items()
+        for unit in ("client", "record")
+        if unit in entry.units or "both" in entry.units
+    ]
+
+
+def build(name, model, unit, trainer=None, aggregator=None):
+    """Builds an algorithm of the registry with one unit protected, or both where it must be."""
+    offered = registry.ALGORITHMS[name].units
+    unit = unit if unit in offered else "both"
+    is_private = unit in ("record", "both")
+    trainer = trainer or (private_trainer(model) if is_private else plain_trainer(model))
+    if unit in ("client", "both"):
+        aggregator = aggregator or mean()
+    return registry.build(
+        name,
+        model,
+        trainer,
+        num_clients=NUM_CLIENTS,
+        unit=unit,
+        aggregator=aggregator,
+        options=_OPTIONS.get(name, {}),
+    )
+
+
+# Options that have no default.
+_OPTIONS: dict[str, dict] = {}
+
+
+def plant(name, unit, num_canaries, participation=None, **parts):
+    """Plants canaries in an algorithm of the registry."""
+    store = pool(data()) if name == "centralized" else data()
+    sampler = EVERYBODY if unit == "record" else POISSON
+    cohort = store.num_clients / (1 if unit == "record" else 2)
+    participation = participation or sampling.participation(sampler, store.num_clients, cohort)
+    rng = np.random.default_rng(0)
+    if unit == "client":
+        algorithm = build(name, model(), unit, **parts)
+        return plant_clients(algorithm, store, participation, num_canaries, rng)
+    make = functools.partial(build, name, unit=unit, **parts)
+    return plant_records(make, model(), store, participation, num_canaries, rng)
+
+
+def state_of(algorithm, store, participation):
+    return simulation(algorithm, store, participation, EXECUTION).init(jax.random.key(0))

@@ -1,0 +1,336 @@
+"""Canary audits: quiet where privacy is as claimed, loud where noise or sampler are not."""
+
+import functools
+
+import audit_cases as cases
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp.algorithms import fedavg
+from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.audit import AuditResult, audit, run_audit
+from fedjax_dp.engine.audit_canaries import MARK
+from fedjax_dp.engine.audit_clients import plant_clients
+from fedjax_dp.engine.audit_records import plant_records
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.privacy import mechanisms
+from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.auditing import linear_direction
+from fedjax_dp.server.private import private_mean
+
+NUM_SEEDS = 20
+NUM_ROUNDS = 4
+QUICK = [
+    ("dp_fedavg", "client"),
+    ("dp_sgd", "record"),
+    ("scaffold", "record"),
+    ("local_only", "record"),
+]
+
+
+def run(planted, num_runs, num_rounds=NUM_ROUNDS, key=0, **options):
+    return run_audit(
+        planted, jax.random.key(key), num_runs, num_rounds, execution=cases.EXECUTION, **options
+    )
+
+
+@functools.cache
+def runs_of(name, unit, num_canaries, num_runs):
+    return run(cases.plant(name, unit, num_canaries), num_runs)
+
+
+def results_of(runs):
+    """Audits all runs together, and each of the first runs on its own."""
+    alone = [audit(runs, cases.DP_DELTA, audited_run=i)[0] for i in range(NUM_SEEDS)]
+    assert {result.method for result in alone} == {"one_run"}
+    return alone + audit(runs, cases.DP_DELTA)[1:]
+
+
+def require_quiet_but_awake(runs):
+    """No bound beyond its claim, and a signal that an audit could have found."""
+    broken = [result for result in results_of(runs) if result.is_violated]
+    assert not broken, broken
+    half = len(runs.seen) // 2
+    by_canary = np.moveaxis(runs.seen, 1, 2)
+    learned, included = by_canary[:half], runs.is_included[:half]
+    direction = linear_direction(learned[included], learned[~included])
+    scores, included = by_canary[half:] @ direction, runs.is_included[half:]
+    gap = scores[included].mean() - scores[~included].mean()
+    assert gap > 5 * scores.std() / np.sqrt(included.sum())
+
+
+@pytest.mark.parametrize(("name", "unit"), QUICK)
+def test_no_lower_bound_exceeds_what_is_claimed(name, unit):
+    require_quiet_but_awake(runs_of(name, unit, 40, 200))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "unit"), cases.private_pairs())
+def test_no_lower_bound_of_any_algorithm_exceeds_what_is_claimed(name, unit):
+    require_quiet_but_awake(run(cases.plant(name, unit, 60), 2000, key=1))
+
+
+def test_every_algorithm_that_claims_privacy_is_audited():
+    assert set(QUICK) <= set(cases.private_pairs())
+    assert len(cases.private_pairs()) >= 17
+
+
+def half_the_noise(clip_norm, noise_multiplier):
+    """States the noise that it should add, and adds half of it."""
+    quiet = mechanisms.gaussian(clip_norm, noise_multiplier / 2)
+    return mechanisms.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
+
+
+def violations(planted, num_runs=1000, num_rounds=NUM_ROUNDS) -> list[AuditResult]:
+    """What the audit finds beyond the tightest claim that there is."""
+    runs = run(planted, num_runs, num_rounds, key=2)
+    return [r for r in audit(runs, cases.DP_DELTA, accountant="pld") if r.is_violated]
+
+
+def everybody_takes_part():
+    return sampling.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
+
+
+def plant_one_record(trainer_of):
+    return plant_records(
+        lambda model: cases.build("dp_sgd", model, "record", trainer_of(model)),
+        cases.model(),
+        cases.data(),
+        everybody_takes_part(),
+        1,
+        np.random.default_rng(0),
+    )
+
+
+honest = pytest.param(mechanisms.gaussian, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("make", [half_the_noise, honest])
+def test_half_the_noise_on_updates_is_found(make):
+    aggregator = private_mean(make, 0.5, 2.0, 2.0)
+    participation = everybody_takes_part()
+    planted = cases.plant("dp_fedavg", "client", 1, participation, aggregator=aggregator)
+    found = {result.method for result in violations(planted)}
+    assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
+
+
+@pytest.mark.parametrize("make", [half_the_noise, honest])
+def test_half_the_noise_on_gradients_is_found(make):
+    numbers = cases.NUMBERS._replace(noise_multiplier=2.0)
+
+    def trainer_of(model):
+        rule = clipped(model, make_mechanism=make)
+        return local_trainer(model, numbers, sampler=cases.EVERYBODY, gradient_rule=rule)
+
+    found = {result.method for result in violations(plant_one_record(trainer_of))}
+    assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
+
+
+def test_everybody_drawn_where_poisson_sampling_is_accounted_is_found():
+    # A mechanism that is told a rate of 1/4 and is given everybody.
+    swapped = cases.POISSON._replace(draw=sampling.everybody().draw)
+    participation = sampling.participation(swapped, cases.NUM_CLIENTS, 1)
+    assert violations(cases.plant("dp_fedavg", "client", 1, participation), num_runs=600)
+
+
+def test_fixed_batches_where_poisson_sampling_is_accounted_are_found():
+    # The same two records at every step, of which the canary, the last of its client, is one.
+    def draw(state, key, step, size, batch_size, limit, capacity):
+        slots = jnp.arange(capacity)
+        return state, sampling.Draw(jnp.maximum(size - 1 - slots, 0), slots < 2, jnp.int32(0))
+
+    swapped = cases.POISSON._replace(draw=draw)
+    numbers = cases.NUMBERS._replace(batch_size=2.0)
+
+    def trainer_of(model):
+        return local_trainer(model, numbers, sampler=swapped, gradient_rule=clipped(model))
+
+    assert violations(plant_one_record(trainer_of), num_rounds=8)
+
+
+def test_replacing_a_canary_moves_scores_twice_as_far_and_is_accounted():
+    planted = plant_clients(
+        cases.build("dp_fedavg", cases.model(), "client"),
+        cases.data(),
+        everybody_takes_part(),
+        10,
+        np.random.default_rng(0),
+        relation="replace_one",
+    )
+    runs = run(planted, 100, 1)
+    scores = runs.seen[:, 0]
+    gap = scores[runs.is_included].mean() - scores[~runs.is_included].mean()
+    # A contribution of ±0.5 is divided by the expected cohort of 2; the noise of each mean of about
+    # 500 scores is 0.25/√500.
+    assert gap == pytest.approx(0.5, abs=5 * 0.25 * np.sqrt(2 / 500))
+    results = audit(runs, cases.DP_DELTA, accountant="pld")
+    # Twice the distance at the same noise.
+    expected = dp_accounting.get_epsilon_gaussian(0.5, cases.DP_DELTA)
+    assert results[0].epsilon_claimed == pytest.approx(expected, rel=1e-3)
+    assert not any(result.is_violated for result in results)
+
+
+def test_planted_clients_are_the_last_and_send_one_clipped_entry_each():
+    planted = cases.plant("dp_fedavg", "client", 5)
+    assert planted.data.num_clients == cases.NUM_CLIENTS + 5
+    assert planted.participation.num_clients == cases.NUM_CLIENTS + 5
+    assert planted.participation.cohort_size / planted.participation.num_clients == 0.5
+    np.testing.assert_array_equal(planted.owners, cases.NUM_CLIENTS + np.arange(5))
+    np.testing.assert_array_equal(
+        planted.data.examples[MARK], [-1] * cases.data().num_examples + [0, 1, 2, 3, 4]
+    )
+    np.testing.assert_array_equal(planted.data.sizes[-5:], 1)
+
+
+def test_without_noise_a_score_is_the_clipped_contribution_and_nothing_without_the_canary():
+    algorithm = fedavg(cases.model(), cases.plain_trainer(cases.model()), aggregator=cases.mean(0))
+    # Clients that send nothing of their own: what is left is the canaries'.
+    silent = algorithm._replace(
+        client=lambda *arguments: (
+            lambda out: out._replace(update=jax.tree.map(jnp.zeros_like, out.update))
+        )(algorithm.client(*arguments))
+    )
+    planted = plant_clients(
+        silent, cases.data(), everybody_takes_part(), 8, np.random.default_rng(0)
+    )
+    runs = run(planted, 3, 2)
+    expected = np.where(runs.is_included, 0.5 / 2.0, 0.0)
+    np.testing.assert_allclose(runs.seen[:, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(runs.seen[:, 1], expected, atol=1e-6)
+    assert np.isinf(audit(runs, cases.DP_DELTA)[0].epsilon_claimed)
+
+
+def test_without_noise_a_records_score_is_its_clipped_gradient():
+    numbers = cases.NUMBERS._replace(noise_multiplier=0.0)
+
+    def make(model):
+        # One layer holds all canaries, ordinary records have no gradient of their own.
+        frozen = model._replace(
+            loss_fn=lambda outputs, batch: jnp.where(
+                batch[MARK] == -1, 0.0, model.loss_fn(outputs, batch)
+            )
+        )
+        trainer = local_trainer(
+            frozen, numbers, sampler=cases.EVERYBODY, gradient_rule=clipped(frozen)
+        )
+        return cases.build("dp_sgd", frozen, "record", trainer)
+
+    planted = plant_records(
+        make, cases.model(), cases.data(), everybody_takes_part(), 9, np.random.default_rng(0)
+    )
+    np.testing.assert_array_equal(planted.data.sizes, [11, 10, 10, 10])
+    runs = run(planted, 3, 2)
+    # Learning rate times clip norm over the size of the client's batch, in each of two rounds.
+    step = 0.1 * 0.5 / planted.data.sizes[planted.owners]
+    for seen in np.moveaxis(runs.seen, 1, 0):
+        np.testing.assert_allclose(seen, step * runs.is_included, atol=1e-7)
+
+
+def test_an_ordinary_run_of_the_engine_gives_the_same_scores():
+    runs = runs_of("dp_sgd", "record", 40, 200)
+    planted = runs.planted
+    _, init_key, run_key = jax.random.split(jax.random.key(0), 3)
+    marks = np.asarray(planted.marks(jnp.asarray(runs.is_included[1])))
+    data = FederatedData(planted.data.examples | {MARK: marks}, planted.data.offsets)
+    sim = simulation(planted.algorithm, data, planted.participation, cases.EXECUTION)
+    state, _ = sim.run(sim.init(init_key), jax.random.split(run_key, 200)[1], NUM_ROUNDS)
+    total = runs.seen[1].sum(axis=0)
+    np.testing.assert_allclose(planted.scores(state), total, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_are_the_runs_one_by_one():
+    one_by_one = runs_of("dp_fedavg", "client", 40, 200)
+    together = run(one_by_one.planted, 200, runs_at_once=64)
+    np.testing.assert_allclose(one_by_one.seen, together.seen, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(one_by_one.participants, together.participants)
+
+
+def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
+    runs = runs_of("dp_sgd", "record", 40, 200)
+    times = np.arange(200) % 4
+    first = runs.planted.owners[0]
+    drawn = np.arange(NUM_ROUNDS) < times[:, None]
+    participants = np.where(drawn[:, :, None], first, runs.planted.owners[1])
+    changed = runs._replace(participants=participants)
+    [claim] = [
+        result.epsilon_claimed
+        for result in audit(changed, cases.DP_DELTA)
+        if result.method == "threshold" and result.dp_delta == cases.DP_DELTA
+    ]
+    ledger = Ledger("record")
+    event = dp_accounting.PoissonSampledDpEvent(6 / 18, dp_accounting.GaussianDpEvent(1.0))
+    ledger.charge(event, count=3)
+    assert claim == pytest.approx(ledger.epsilon(cases.DP_DELTA)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("plant", "match"),
+    [
+        (lambda: cases.plant("dp_fedavg", "client", 500), "num_canaries must be at most 61"),
+        (lambda: cases.plant("dp_sgd", "record", 0), "num_canaries must be an integer"),
+        (
+            lambda: plant_clients(
+                fedavg(cases.model(), cases.plain_trainer(cases.model())),
+                cases.data(),
+                everybody_takes_part(),
+                1,
+                np.random.default_rng(0),
+            ),
+            "algorithm must claim privacy for clients",
+        ),
+        (
+            lambda: plant_records(
+                lambda m: fedavg(m, cases.plain_trainer(m)),
+                cases.model(),
+                cases.data(),
+                everybody_takes_part(),
+                1,
+                np.random.default_rng(0),
+            ),
+            "algorithm must claim privacy for records",
+        ),
+        (
+            lambda: run_audit(cases.plant("dp_sgd", "record", 1), jax.random.key(0), 0, 1),
+            "num_runs must be an integer",
+        ),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(plant, match):
+    with pytest.raises(ValueError, match=match):
+        plant()
+
+
+def test_audits_share_what_may_go_wrong():
+    results = audit(runs_of("dp_sgd", "record", 40, 200), 1e-5, confidence=0.9)
+    assert [r.method for r in results] == ["one_run", "threshold", "threshold"]
+    assert all(r.confidence == pytest.approx(1 - 0.1 / 3) for r in results)
+    assert {r.unit for r in results} == {"record"}
+
+
+def test_a_score_is_never_learned_from_the_runs_that_prove_something():
+    # Runs that may be learned from show canaries in the first round, all others in the second.
+    runs = runs_of("dp_sgd", "record", 40, 200)
+    seen = np.random.default_rng(0).normal(size=runs.seen.shape)
+    included = runs.is_included
+    learned = np.zeros(200, bool)
+    for side in (included[:, 0], ~included[:, 0]):
+        learned[np.nonzero(side)[0][::2]] = True
+    shown = 8.0 * included
+    split = seen.copy()
+    split[learned, 0] += shown[learned]
+    split[~learned, 1] += shown[~learned]
+    for result in audit(runs._replace(seen=split), cases.DP_DELTA):
+        assert result.method == "one_run" or result.epsilon_lower == 0
+    alone = seen.copy()
+    alone[0, 1] += shown[0]
+    alone[1:, 0] += shown[1:]
+    assert audit(runs._replace(seen=alone), cases.DP_DELTA)[0].epsilon_lower < 0.1
+    seen[:, 0] += shown
+    assert min(r.epsilon_lower for r in audit(runs._replace(seen=seen), cases.DP_DELTA)) > 1.5
