@@ -378,11 +378,12 @@ def reference(name: str) -> Reference:
     return Reference(case, sim, key, initial, snapshot(final), info)
 
 
-def num_slab_sizes(sizes, participants) -> int:
-    """How many sizes of slab a streamed run needs: powers of two, up to the largest cohort."""
-    rows = [int(np.sum(np.asarray(sizes)[ids[ids >= 0]])) for ids in participants]
-    powers = {1 << max(0, n - 1).bit_length() for n in rows}
-    return len({min(p, int(np.sum(sizes))) for p in powers})
+def num_slab_sizes(sim: Simulation, participants) -> int:
+    """How many sizes of slab a streamed run needs: twice the expected rows, or powers of two."""
+    sizes = np.asarray(sim.sizes)
+    rows = [int(np.sum(sizes[ids[ids >= 0]])) for ids in participants]
+    rows_at_least = int(np.ceil(2 * sim.participation.cohort_size * sizes.mean()))
+    return len({1 << (max(n, rows_at_least) - 1).bit_length() for n in rows})
 
 
 def assert_same_state(actual, expected, atol):

@@ -89,24 +89,27 @@ def draw_cohort(
 class HostCohorts:
     """Gathers the examples of cohorts from host memory or disk into slabs of few sizes."""
 
-    def __init__(self, data: FederatedData, capacity: int, placement: Any):
-        """Measures the largest slab that can be needed.
+    def __init__(self, data: FederatedData, participation: Participation, placement: Any):
+        """Measures the slab that nearly every cohort fits into.
 
         Args:
           data: the population.
-          capacity: the largest number of clients in a cohort.
+          participation: who joins a round.
           placement: the device or sharding that slabs go to.
         """
         self._data, self._placement = data, placement
         # No cohort can hold more rows than its largest possible members do together.
-        largest = np.sort(data.sizes)[::-1][:capacity]
+        largest = np.sort(data.sizes)[::-1][: participation.capacity]
         self._most_rows = max(1, int(largest.sum()))
+        expected = participation.cohort_size * data.num_examples / data.num_clients
+        self._usual_rows = min(self._most_rows, _power_of_two(2 * expected))
 
     def gather(self, cohort: Cohort) -> tuple[PyTree, Cohort]:
         """Reads a cohort's examples and puts them on the device.
 
-        The slab has the next power of two of the rows that the cohort really has, so that a round
-        is compiled for few sizes and moves little more than it reads.
+        The slab has room for twice the expected rows, or for the next power of two where a cohort
+        needs more, so that a round is compiled once or for very few sizes and no slab is as large
+        as the population because a sampler might draw all of it.
 
         Args:
           cohort: the cohort as it was drawn from the population, on the host.
@@ -119,7 +122,7 @@ class HostCohorts:
         sizes = self._data.sizes[ids]
         ends = np.cumsum(sizes)
         num_rows = int(sizes.sum())
-        slab_rows = min(self._most_rows, 1 << max(num_rows - 1, 0).bit_length())
+        slab_rows = max(self._usual_rows, min(self._most_rows, _power_of_two(num_rows)))
         starts = np.zeros(len(is_real), np.int32)
         starts[is_real] = ends - sizes
         part = self._data.select(ids).examples if len(ids) else {}
@@ -130,3 +133,7 @@ class HostCohorts:
                 slab[name][:num_rows] = part[name]
         slab, starts_there = jax.device_put((slab, starts), self._placement)
         return slab, cohort._replace(starts=starts_there)
+
+
+def _power_of_two(rows: float) -> int:
+    return 1 << max(int(np.ceil(rows)) - 1, 0).bit_length()

@@ -174,7 +174,7 @@ def simulation(
             return resident_rounds(state, key, examples, table, np.int32(0))[0]
 
     else:
-        host = HostCohorts(data, participation.capacity, placement)
+        host = HostCohorts(data, participation, placement)
         drawn = jax.jit(draw)
 
         @partial(jax.jit, donate_argnums=0)

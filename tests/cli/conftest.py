@@ -2,17 +2,45 @@
 
 import os
 import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import pytest
 
 
 @pytest.fixture(scope="session")
-def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder that all processes of a session of tests see."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    return str(pathlib.Path(folder) / "compiled")
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def compilation_cache(shared_folder: pathlib.Path) -> str:
+    return str(shared_folder / "compiled")
+
+
+@pytest.fixture(scope="session")
+def once(shared_folder: pathlib.Path) -> Callable[[str, Callable[[pathlib.Path], None]], Any]:
+    """Lets one process of a session fill a folder, and the others wait for it."""
+
+    def fill(name: str, build: Callable[[pathlib.Path], None]) -> pathlib.Path:
+        folder, done = shared_folder / name, shared_folder / f"{name} is done"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            until = time.monotonic() + 300
+            while not done.exists():
+                assert time.monotonic() < until, f"another process did not fill {folder}"
+                time.sleep(0.1)
+        else:
+            build(folder)
+            done.touch()
+        return folder
+
+    return fill
 
 
 @pytest.fixture(scope="session", autouse=True)

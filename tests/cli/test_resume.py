@@ -72,11 +72,13 @@ def _no_pictures(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plots, "save", lambda figure, path: None)
-        assert execute(folder, *WORDS)[0] == 0
+def uninterrupted(once):
+    def build(folder):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(plots, "save", lambda figure, path: None)
+            assert execute(folder / "run", *WORDS)[0] == 0
+
+    folder = once("uninterrupted", build) / "run"
     rounds = [row["round"] for row in metrics(folder)]
     assert rounds == list(range(1, ROUNDS + 1))
     return folder
@@ -128,6 +130,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_half_written_is_ignored(uninterrupted, tmp_path, compilation_cache):
     folder = tmp_path / "run"
     process = start(folder, 2 * EVERY, compilation_cache, _HALF_WRITTEN)

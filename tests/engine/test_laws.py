@@ -59,7 +59,7 @@ def test_layout_changes_nothing(name, layout):
         np.testing.assert_array_equal(info[kind], ref.info[kind])
     np.testing.assert_allclose(info["train_loss"], ref.info["train_loss"], rtol=1e-5, atol=1e-6)
     is_streamed = LAYOUTS[layout].placement == "host"
-    shapes = num_slab_sizes(sim.sizes, info["participants"]) if is_streamed else 1
+    shapes = num_slab_sizes(sim, info["participants"]) if is_streamed else 1
     assert sim.num_traces() == shapes
 
 
