@@ -2,13 +2,12 @@
 
 An equation of the traced loss that reads one parameter and data is a *site*. One backward pass
 gives the cotangent at every site's output; together with the site's data operands it is all that
-the gradient of any example is made of. Norms then come from the cheaper of two forms, and a
-weighted sum over examples is one pullback through the site for the whole batch.
+the gradient of any example is made of. Where that is one outer product, as in a dense layer, its
+norm is that of its factors, and the weighted sum over examples is one pullback for the batch.
 """
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +20,6 @@ from fedjax_dp.core.trees import PyTree
 _INLINED = ("jit", "pjit", "closed_call", "core_call")
 _VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
 _LOOPS_AND_RULES = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
-
-# What moving one float costs, in floating-point operations; measured on a CPU, where it matters.
-_OPERATIONS_PER_FLOAT = 12
 
 
 class PerExample(NamedTuple):
@@ -77,8 +73,8 @@ def per_example(
     Returns:
       The result; `weighted_sum` may be called inside the same trace.
 
-    Source: norms of rank-one gradients from Goodfellow 2015; Gram form and reuse of the backward
-    pass from Li and others 2022 and Bu and others 2023 (book-keeping).
+    Source: norms of rank-one gradients from Goodfellow 2015; reuse of the backward pass from Bu and
+    others 2023 (book-keeping).
     """
     leaves, structure = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
@@ -267,36 +263,26 @@ def _at_site(
     # The pullback of a whole batch sums in the type of what it pulls back.
     is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
     if product is not None and is_wide:
-        rows_of, num_rows, inputs, outputs = product
-        gram = 2 * num_rows**2 * (inputs + outputs)
-        if num_rows == 1 or gram < 3 * _OPERATIONS_PER_FLOAT * inputs * outputs:
-            flat = cotangents.reshape(cotangents.shape[0], num_rows, outputs)
-            return jax.vmap(_gram_norm)(jax.vmap(rows_of)(*data), flat), summed
+        rows_of, num_rows, outputs = product
+        # The norm of one outer product is that of its factors. With several rows there is a form
+        # without the gradient too, by Gram matrices, but where rows cancel it loses half of the
+        # digits, and a norm that comes out too small lets a record through unclipped.
+        if num_rows == 1:
+            flat = cotangents.reshape(cotangents.shape[0], outputs)
+            rows = jax.vmap(rows_of)(*data).reshape(cotangents.shape[0], -1)
+            return _norms(rows) * _norms(flat), summed
     gradients = jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents)
     return _norms(gradients), _sum_of(gradients)
 
 
-def _gram_norm(rows: jax.Array, cotangents: jax.Array) -> jax.Array:
-    """Computes the norm of `rowsᵀ · cotangents` without forming it."""
-    rows, cotangents = trees.at_least_float32(rows), trees.at_least_float32(cotangents)
-    if rows.shape[0] == 1:
-        return trees.l2_norm(rows) * trees.l2_norm(cotangents)
-    dot = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    squared = jnp.sum(dot(rows, rows.T) * dot(cotangents, cotangents.T))
-    reach = jnp.sum(jnp.linalg.norm(rows, axis=1) * jnp.linalg.norm(cotangents, axis=1))
-    # Terms may cancel. What rounding may have hidden is added: a norm may come out too large, never
-    # too small.
-    hidden = jnp.finfo(squared.dtype).eps * jnp.square(reach)
-    return jnp.sqrt(jnp.maximum(squared, 0.0) + hidden)
-
-
 def _product_form(
     plan: _Plan, site: _Site, eqn: JaxprEqn
-) -> tuple[Callable[..., jax.Array], int, int, int] | None:
+) -> tuple[Callable[..., jax.Array], int, int] | None:
     """Recognises a site that multiplies rows of data by a view of its parameter.
 
     Returns:
-      `(data) -> rows [num_rows, inputs]`, and the three sizes; None for any other site.
+      `(data) -> rows [num_rows, inputs]`, their number, and that of outputs; None for any other
+      site.
     """
     if not _is_view(plan, eqn.invars[site.position], site):
         return None
@@ -336,7 +322,7 @@ def _product_form(
 
 def _rows_of_dot(
     eqn: JaxprEqn, weights: Any, operand: Callable[..., jax.Array]
-) -> tuple[Callable[..., jax.Array], int, int, int] | None:
+) -> tuple[Callable[..., jax.Array], int, int] | None:
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     x, w = eqn.invars
     x_shape, w_shape = _shape(x), _shape(w)
@@ -345,7 +331,7 @@ def _rows_of_dot(
         return None
     inputs, outputs = w_shape[right[0]], w_shape[1 - right[0]]
     num_rows = math.prod(x_shape[:-1])
-    return lambda *data: operand(*data).reshape(num_rows, inputs), num_rows, inputs, outputs
+    return lambda *data: operand(*data).reshape(num_rows, inputs), num_rows, outputs
 
 
 def _is_view(plan: _Plan, v: Any, site: _Site) -> bool:

@@ -175,7 +175,7 @@ def test_norms_and_sums_of_a_bfloat16_model_are_float32():
     assert {leaf.dtype for leaf in jax.tree.leaves((result.norms, total))} == {jnp.dtype("float32")}
 
 
-def test_a_gram_norm_is_never_too_small_when_terms_cancel():
+def test_a_norm_is_never_too_small_when_terms_cancel():
     """Rows that nearly cancel: what is clipped by the norm must not exceed the bound."""
     rng = np.random.default_rng(5)
     base = rng.normal(size=(1, 64)) * 200
