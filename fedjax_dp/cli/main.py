@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_dp.cli import bench, data, privacy
+from fedjax_dp.cli import audit, bench, data, privacy
 from fedjax_dp.core import checks
 
 app = typer.Typer(
@@ -73,6 +73,7 @@ def run(
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 app.command("bench")(bench.command)
+app.command("audit", context_settings=_ANY_OPTION)(audit.command)
 
 
 def main() -> None:

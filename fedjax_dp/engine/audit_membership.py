@@ -18,6 +18,7 @@ from fedjax_dp.models.base import Model
 
 _FALSE_POSITIVE_RATE = 0.01
 _BLOCK = 512
+_SMALLEST_LOSS = 1e-6
 
 
 class MembershipResult(NamedTuple):
@@ -91,8 +92,9 @@ def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -
       examples: named arrays `[examples, ...]`.
 
     Returns:
-      Features, `[examples, features]`: the outputs, largest first where an example has a row of
-      them and no more than that, and the loss; not finite values are cut off.
+      Features, `[examples, features]`: the loss and its logarithm, in which examples that were
+      learned by heart stand apart, and the outputs, largest first where an example has a row of
+      them and no more than that; not finite values are cut off.
     """
 
     @jax.jit
@@ -105,7 +107,8 @@ def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -
     for first in range(0, size, _BLOCK):
         batch = {k: np.asarray(v[first : first + _BLOCK]) for k, v in examples.items()}
         outputs, losses = (np.asarray(part, float) for part in of_block(params, batch))
-        columns = [losses.reshape(-1, 1)]
+        losses = losses.reshape(-1, 1)
+        columns = [losses, np.log(np.abs(losses) + _SMALLEST_LOSS)]
         if outputs.ndim <= 2:
             columns.append(-np.sort(-outputs.reshape(len(outputs), -1), axis=1))
         parts.append(np.concatenate(columns, axis=1))
