@@ -107,7 +107,7 @@ def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -
     for first in range(0, size, _BLOCK):
         batch = {k: np.asarray(v[first : first + _BLOCK]) for k, v in examples.items()}
         outputs, losses = (np.asarray(part, float) for part in of_block(params, batch))
-        losses = losses.reshape(-1, 1)
+        losses = np.nan_to_num(losses.reshape(-1, 1))
         columns = [losses, np.log(np.abs(losses) + _SMALLEST_LOSS)]
         if outputs.ndim <= 2:
             columns.append(-np.sort(-outputs.reshape(len(outputs), -1), axis=1))
