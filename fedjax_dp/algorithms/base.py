@@ -26,6 +26,40 @@ class ClientOutput(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
+class Stages(NamedTuple):
+    """The kinds of round of an algorithm that changes its ways in the course of a run.
+
+    Which kind a round is, is traced data: going from one to the next compiles nothing.
+
+    Attributes:
+      of: `(server, round) -> int32`, the kind of that round; both count from 0. It must be
+        right for the round that the server's state stands before, and for later ones it must
+        foresee no less cost than any course that the run may take.
+      record_events: for each kind, `(size, config) -> DpEvent` of what one record of a
+        participating client pays in such a round; empty where nothing is claimed for records.
+    """
+
+    of: Callable[[PyTree, Any], Any]
+    record_events: tuple[Callable[[int, LocalConfig], Any], ...] = ()
+
+
+class HostStep(NamedTuple):
+    """Work on the host between two rounds, such as fitting a mixture with a library.
+
+    The engine takes it as the last part of its round: a state that `Simulation.run` returns, or
+    that a checkpoint holds, has it behind it.
+
+    Attributes:
+      after: how many rounds are done when it runs, at least 1.
+      step: `(server, rows, key) -> (server, rows)` on NumPy arrays, of unchanged structure, shapes
+        and types, and a function of its arguments alone; the key is used for nothing else. What it
+        reads must be private already: no event is charged.
+    """
+
+    after: int
+    step: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree]]
+
+
 class FederatedAlgorithm(NamedTuple):
     """Declares a federated algorithm; the engine compiles its round.
 
@@ -47,6 +81,11 @@ class FederatedAlgorithm(NamedTuple):
       record_event: `(size, config) -> DpEvent` of what one record of a participating client pays in
         a round; None where nothing is claimed for records.
       sends_updates: whether anything leaves a client at all.
+      stages: the kinds of round, where they differ in what is charged; `record_event` then is that
+        of local training alone.
+      host_steps: what is done on the host between rounds.
+      not_covered: what leaves a client without any protection, in words that a privacy statement
+        repeats; None where the events cover everything that is sent.
     """
 
     name: str
@@ -61,3 +100,6 @@ class FederatedAlgorithm(NamedTuple):
     personal_model_of: Callable[..., PyTree] | None = None
     record_event: Callable[[int, LocalConfig], Any] | None = None
     sends_updates: bool = True
+    stages: Stages | None = None
+    host_steps: tuple[HostStep, ...] = ()
+    not_covered: str | None = None

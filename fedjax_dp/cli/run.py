@@ -204,7 +204,7 @@ def _rows(
     rows, accountant = [], experiment.config.privacy.accountant
     num_rounds = len(info["participants"])
     for i in range(num_rounds):
-        accounting.charge({"participants": info["participants"][i : i + 1]}, state)
+        accounting.charge({name: value[i : i + 1] for name, value in info.items()}, state)
         # PLD takes seconds for each distinct history: it is asked once a checkpoint.
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0

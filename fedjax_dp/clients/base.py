@@ -92,6 +92,7 @@ class ClientData:
       index: the client's index in the population, int32.
       limit: the largest size in the population; static.
       chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
+      round: rounds done before this one, int32.
     """
 
     examples: PyTree
@@ -100,6 +101,7 @@ class ClientData:
     index: jax.Array
     limit: int = flax.struct.field(pytree_node=False)
     chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
+    round: jax.typing.ArrayLike = 0
 
     def gather(self, indices: jax.Array) -> PyTree:
         """Reads some of the client's examples.
@@ -148,8 +150,9 @@ class LocalTrainer(NamedTuple):
     """One client's work as a pure function, with what the accounting must know of it.
 
     Attributes:
-      train: `(start, client, config, key, *, gradient_transform) -> LocalResult`; the optional
-        Optax transform sees every gradient before the optimiser does.
+      train: `(start, client, config, key, *, gradient_transform, update_transform) ->
+        LocalResult`; the optional Optax transform sees every gradient before the optimiser does,
+        the optional update transform comes behind those of the trainer.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.

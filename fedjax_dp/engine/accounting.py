@@ -1,20 +1,63 @@
 """Tells the ledgers what ran: the bridge from a simulation's rounds to its privacy accounts."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.simulate import Simulation
 from fedjax_dp.privacy.accounting import Ledger
 
 # A budget that was calibrated to the last bit must not fail on the last bit.
 _SLACK = 1e-9
+
+
+# What a round costs: events, and the accounts that pay each.
+_Prices: TypeAlias = list[tuple[Any, np.ndarray]]
+
+
+def record_events_of(algorithm: FederatedAlgorithm) -> tuple[Callable[..., Any], ...]:
+    """Lists what a record pays for each kind of round.
+
+    Args:
+      algorithm: the declaration.
+
+    Returns:
+      `(size, config) -> DpEvent` by stage, a single one where rounds are all of a kind; empty where
+      nothing is claimed for records.
+    """
+    if algorithm.stages is not None and algorithm.stages.record_events:
+        return algorithm.stages.record_events
+    return () if algorithm.record_event is None else (algorithm.record_event,)
+
+
+def stages_of(
+    algorithm: FederatedAlgorithm, server: PyTree, first_round: int, num_rounds: int
+) -> np.ndarray:
+    """Foresees the kinds of rounds to come.
+
+    Args:
+      algorithm: the declaration.
+      server: the server's state before them.
+      first_round: rounds done, at least 0.
+      num_rounds: how many rounds are asked for, at least 0.
+
+    Returns:
+      `[num_rounds]`, int32; zeros where rounds are all of a kind.
+    """
+    stages = algorithm.stages
+    if stages is None or num_rounds == 0:
+        return np.zeros(num_rounds, np.int32)
+    rounds = first_round + np.arange(num_rounds)
+    return np.asarray(jax.vmap(lambda r: stages.of(server, r))(rounds), np.int32)
 
 
 class PrivacyAccounting:
@@ -53,20 +96,21 @@ class PrivacyAccounting:
         self._relation, self._accountant = relation, accountant
         num_clients = simulation.participation.num_clients
         num_units = {"client": 1 if self._charges_everybody else num_clients, "record": num_clients}
-        # By unit, what a round costs: events, and the accounts that pay each.
-        self._events: dict[str, list[tuple[Any, np.ndarray]]] = {}
+        # By unit and kind of round, what it costs: events, and the accounts that pay each.
+        self._events: dict[str, list[_Prices]] = {}
         self._read_events(state)
         self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in self._events}
 
     def _read_events(self, state: SimulationState) -> None:
         """Reads off a state what a round costs, unless its numbers are those read before."""
         algorithm = self._simulation.algorithm
-        events: dict[str, list[tuple[Any, np.ndarray]]] = {}
+        events: dict[str, list[_Prices]] = {}
         if algorithm.aggregator.event is not None:
             event = self._participation.event(algorithm.aggregator.event(state.aggregator))
             num_units = 1 if self._charges_everybody else self._participation.num_clients
-            events["client"] = [(event, np.arange(num_units))]
-        if algorithm.record_event is not None:
+            events["client"] = [[(event, np.arange(num_units))]]
+        record_events = record_events_of(algorithm)
+        if record_events:
             numbers = [np.asarray(x) for x in jax.tree.leaves(state.config)]
             before = getattr(self, "_numbers", None)
             is_same = before is not None and all(map(np.array_equal, before, numbers))
@@ -74,11 +118,11 @@ class PrivacyAccounting:
             events["record"] = (
                 self._events["record"]
                 if is_same
-                else _events_by_client(algorithm.record_event, self._simulation, state)
+                else [_events_by_client(e, self._simulation, state) for e in record_events]
             )
         for unit, priced in events.items():
             if priced is not self._events.get(unit):
-                found = [event for event, _ in priced]
+                found = [event for prices in priced for event, _ in prices]
                 _require_analysis(found, unit, self._relation, self._accountant)
         self._events = events
 
@@ -100,17 +144,26 @@ class PrivacyAccounting:
         if state is not None:
             self._read_events(state)
         participants = np.asarray(info["participants"])
-        times = self._times(participants)
+        stages = np.asarray(info.get("stage", np.zeros(len(participants), np.int32)))
         for unit, ledger in self.ledgers.items():
-            if unit == "client" and self._charges_everybody:
-                times_of_unit = np.array([len(participants)])
+            everybody = unit == "client" and self._charges_everybody
+            self._charge(unit, ledger, stages, None if everybody else participants)
+
+    def _charge(
+        self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
+    ) -> None:
+        """Charges rounds of these kinds to those who took part, or to everybody without cohorts."""
+        for stage, prices in _by_stage(self._events[unit], stages):
+            is_charged = np.full(len(stages), True) if stage is None else stages == stage
+            if cohorts is None:
+                times = np.full(ledger.num_units, np.sum(is_charged))
             else:
-                times_of_unit = times
-            for event, accounts in self._events[unit]:
-                paid = accounts[times_of_unit[accounts] > 0]
+                times = self._times(cohorts[is_charged])
+            for event, accounts in prices:
+                paid = accounts[times[accounts] > 0]
                 # An event that nobody paid for would be an entry without units.
                 if len(paid):
-                    ledger.charge(event, units=paid, count=times_of_unit[paid])
+                    ledger.charge(event, units=paid, count=times[paid])
 
     def _times(self, participants: np.ndarray) -> np.ndarray:
         """Counts the rounds of each client, `[num_clients]`; empty slots hold -1."""
@@ -147,13 +200,13 @@ class PrivacyAccounting:
         if not bounded or num_rounds == 0:
             return num_rounds
         cohorts = None if self._charges_everybody else self._cohorts(state, key, num_rounds)
+        stages = stages_of(self._simulation.algorithm, state.server, int(state.round), num_rounds)
 
         def exceeds(count: int) -> bool:
             for unit in bounded:
                 after = self.ledgers[unit].copy()
-                for event, accounts in self._events[unit]:
-                    times = count if cohorts is None else self._times(cohorts[:count])[accounts]
-                    after.charge(event, units=accounts, count=times)
+                drawn = None if cohorts is None else cohorts[:count]
+                self._charge(unit, after, stages[:count], drawn)
                 budget = np.asarray(epsilon[unit], dtype=np.float64) * (1 + _SLACK)
                 if np.any(after.epsilon(dp_delta[unit], accountant) > budget):
                     return True
@@ -214,6 +267,13 @@ class PrivacyAccounting:
             sorted(saved),
         )
         self.ledgers = {unit: Ledger.from_json(json.dumps(v)) for unit, v in saved.items()}
+
+
+def _by_stage(priced: list[_Prices], stages: np.ndarray) -> list[tuple[int | None, _Prices]]:
+    """Pairs the stages that occur with their prices; None where all rounds cost the same."""
+    if len(priced) == 1:
+        return [(None, priced[0])]
+    return [(int(stage), priced[stage]) for stage in np.unique(stages)]
 
 
 def _require_analysis(events: list[Any], unit: str, relation: str, accountant: str | None) -> None:

@@ -131,13 +131,29 @@ def through(
       row_of: from a client's watched row to the algorithm's own.
 
     Returns:
-      The fields `model_of`, `init_row` and `personal_model_of` for the watched declaration.
+      The fields `model_of`, `init_row`, `personal_model_of` and `stages` for the watched
+      declaration.
+
+    Raises:
+      ValueError: for an algorithm that works on the host between rounds, whose state cannot be
+        watched.
     """
+    checks.require(
+        not algorithm.host_steps,
+        "algorithm",
+        "stay on the device between rounds to be audited",
+        algorithm.name,
+    )
+    stages = algorithm.stages
+    if stages is not None:
+        kind_of = stages.of
+        stages = stages._replace(of=lambda server, r: kind_of(server_of(server), r))
     model_of, init_row = algorithm.model_of, algorithm.init_row
     personal = algorithm.personal_model_of
     return {
         "model_of": None if model_of is None else lambda server: model_of(server_of(server)),
         "init_row": None if init_row is None else lambda server: init_row(server_of(server)),
+        "stages": stages,
         "personal_model_of": None
         if personal is None
         else lambda server, row, client: personal(server_of(server), row_of(row), client),

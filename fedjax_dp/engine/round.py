@@ -79,8 +79,8 @@ def run_round(
       key: the root key of the run, the same every round.
 
     Returns:
-      The state after the round and its info: scalars, `update_norm_quantiles` and `participants`
-      (client indices, -1 in empty slots).
+      The state after the round and its info: scalars, `update_norm_quantiles`, `participants`
+      (client indices, -1 in empty slots), and `stage` where the algorithm has kinds of round.
     """
 
     if shape.mesh is None:
@@ -115,6 +115,8 @@ def run_round(
         num_clients = jax.tree.leaves(rows)[0].shape[0]
         target = jnp.where(contributes, cohort.ids, num_clients)
         rows = jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), rows, slots.row)
+    if algorithm.stages is not None:
+        info = info | {"stage": jnp.int32(algorithm.stages.of(state.server, state.round))}
     after = SimulationState(server, aggregator, rows, state.config, state.round + 1)
     return after, info | _round_info(shape, cohort, contributes, slots.metrics)
 
@@ -137,7 +139,9 @@ def _run_slots(
     chunk_axis = _CHUNK_AXIS if chunk > 1 else None
 
     def one_client(index, start, size, is_real):
-        client = ClientData(examples, start, size, index, limit=shape.limit, chunk_axis=chunk_axis)
+        client = ClientData(
+            examples, start, size, index, shape.limit, chunk_axis, round=state.round
+        )
         row = None if state.rows is None else trees.take(state.rows, index)
         client_key = fold(key, Purpose.CLIENT, state.round, index)
         output = algorithm.client(state.server, row, client, state.config.row(index), client_key)

@@ -11,7 +11,7 @@ from chex import PRNGKey
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep
 from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
@@ -89,6 +89,8 @@ def simulation(
         data.num_examples,
     )
     algorithm.config.validate(data.num_clients)
+    for step in algorithm.host_steps:
+        checks.whole("host_steps.after", step.after)
     if algorithm.aggregator.event is not None:
         # Asked for now, so that a combination without an analysis is refused before any work.
         server = jax.eval_shape(algorithm.init, jax.random.key(0))
@@ -207,8 +209,13 @@ def simulation(
     def run(state, key, num_rounds=1):
         checks.whole("num_rounds", num_rounds)
         _check_batch_size(algorithm, state.config)
-        state, infos = run_blocks(placed(state), key, num_rounds)
-        return state, _concatenate([_on_host(info, done) for info, done in infos])
+        state, infos = placed(state), []
+        for block, steps in _blocks(algorithm, state, num_rounds):
+            state, more = run_blocks(state, key, block)
+            infos += [_on_host(info, done) for info, done in more]
+            for step in steps:
+                state = placed(_after_host_step(step, state, key))
+        return state, _concatenate(infos)
 
     return Simulation(
         init=init,
@@ -220,6 +227,37 @@ def simulation(
         shape=shape,
         num_traces=lambda: traces,
     )
+
+
+def _blocks(
+    algorithm: FederatedAlgorithm, state: SimulationState, num_rounds: int
+) -> list[tuple[int, list[HostStep]]]:
+    """Splits rounds where work on the host comes between them."""
+    if not algorithm.host_steps:
+        return [(num_rounds, [])]
+    first = int(state.round)
+    last = first + num_rounds
+    ends = sorted({s.after for s in algorithm.host_steps if first < s.after <= last} | {last})
+    return [
+        (end - start, [s for s in algorithm.host_steps if s.after == end])
+        for start, end in zip([first, *ends[:-1]], ends, strict=True)
+    ]
+
+
+def _after_host_step(step: HostStep, state: SimulationState, key: PRNGKey) -> SimulationState:
+    before = jax.device_get((state.server, state.rows))
+    server, rows = step.step(before[0], before[1], fold(key, Purpose.SERVER, step.after))
+    kinds = [
+        jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t)
+        for t in (before, (server, rows))
+    ]
+    checks.require(
+        kinds[0] == kinds[1],
+        f"the host step after round {step.after}",
+        f"keep structure, shapes and types {kinds[0]}",
+        kinds[1],
+    )
+    return state._replace(server=server, rows=rows)
 
 
 def _check_batch_size(algorithm: FederatedAlgorithm, config: LocalConfig) -> None:

@@ -1,0 +1,122 @@
+"""Noise multipliers from budgets, for whole runs whose rounds are of several kinds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.core import checks
+from fedjax_dp.engine.accounting import record_events_of
+from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
+
+
+def run_event(
+    algorithm: FederatedAlgorithm, size: int, config: LocalConfig, num_rounds: int
+) -> dp_accounting.DpEvent:
+    """Composes what one record pays in a run in which its client joins every round.
+
+    Args:
+      algorithm: the declaration.
+      size: examples of the client, at least 0.
+      config: the client's numbers, scalars.
+      num_rounds: rounds of the run, at least 1.
+
+    Returns:
+      The event of training and of all else that is charged, such as private selections.
+
+    Raises:
+      ValueError: if nothing is claimed for records.
+    """
+    return _composed(_priced_stages(algorithm, num_rounds), size, config)
+
+
+def _priced_stages(
+    algorithm: FederatedAlgorithm, num_rounds: int
+) -> list[tuple[Callable[..., Any], int]]:
+    """Pairs the event of each kind of round with how many rounds of it a run has."""
+    checks.whole("num_rounds", num_rounds)
+    events = record_events_of(algorithm)
+    checks.require(bool(events), "algorithm", "claim privacy for records", algorithm.name)
+    stages = algorithm.stages
+    if stages is None or len(events) == 1:
+        return [(events[0], num_rounds)]
+
+    @jax.jit
+    def initial_stages(key: Any) -> Any:
+        # Compiled, so that models which the stages do not depend on are never made.
+        server = algorithm.init(key)
+        return jax.vmap(lambda r: stages.of(server, r))(jnp.arange(num_rounds))
+
+    kinds, counts = np.unique(np.asarray(initial_stages(jax.random.key(0))), return_counts=True)
+    return [(events[kind], int(count)) for kind, count in zip(kinds, counts, strict=True)]
+
+
+def _composed(
+    priced: list[tuple[Callable[..., Any], int]], size: int, config: LocalConfig
+) -> dp_accounting.DpEvent:
+    return dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(event(size, config), n) for event, n in priced]
+    )
+
+
+def calibrate(
+    algorithm: FederatedAlgorithm,
+    sizes: np.ndarray,
+    epsilon: Any,
+    dp_delta: float,
+    num_rounds: int,
+    *,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+) -> FederatedAlgorithm:
+    """Gives every client the noise multiplier that spends its budget over a whole run.
+
+    One multiplier a client covers all rounds: those of other batch sizes and those with private
+    selections are composed with the rest and converted to ε once.
+
+    Guarantee: ε of each client after `num_rounds` rounds is at most its budget.
+
+    Args:
+      algorithm: a declaration that claims privacy for records.
+      sizes: examples of each client, `[num_clients]`.
+      epsilon: budgets, above 0; a scalar or `[num_clients]`.
+      dp_delta: δ in (0, 1).
+      num_rounds: rounds of the run, at least 1.
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one".
+
+    Returns:
+      The same declaration with `config.noise_multiplier` of `[num_clients]`, float32, rounded up.
+
+    Raises:
+      ValueError: if nothing is claimed for records, or a budget cannot be reached.
+
+    Source: `clustered_dp` sections 4 and 5.
+    """
+    algorithm.config.validate(len(sizes))
+    priced = _priced_stages(algorithm, num_rounds)
+    targets = np.broadcast_to(np.asarray(epsilon, np.float64), np.shape(sizes))
+    found: dict[Any, float] = {}
+    noise = np.ones(len(sizes), np.float32)
+    host = jax.tree.map(np.asarray, algorithm.config)
+    for client, (size, target) in enumerate(zip(sizes, targets, strict=True)):
+        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host)
+        numbers = row._replace(noise_multiplier=None)
+        facts = (int(size), float(target), *(float(x) for x in jax.tree.leaves(numbers)))
+        if facts not in found:
+            found[facts] = 1.0
+            if size > 0:
+
+                def whole_run(z: float, size: int = int(size), row: LocalConfig = row) -> Any:
+                    return _composed(priced, size, row._replace(noise_multiplier=z))
+
+                found[facts] = calibrate_noise_multiplier(
+                    whole_run, float(target), dp_delta, accountant=accountant, relation=relation
+                )
+        noise[client] = np.nextafter(np.float32(found[facts]), np.float32(np.inf))
+    return algorithm._replace(config=algorithm.config._replace(noise_multiplier=noise))
