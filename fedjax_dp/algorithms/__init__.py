@@ -1,25 +1,42 @@
 """Algorithms: one file a method, each a declaration of pure functions."""
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, HostStep, Stages
+from fedjax_dp.algorithms.blur_lus import blur_lus
 from fedjax_dp.algorithms.centralized import centralized, pool
 from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
+from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
+from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
 from fedjax_dp.algorithms.local_only import local_only
+from fedjax_dp.algorithms.minimum_epsilon import minimum_epsilon, smallest_budget
+from fedjax_dp.algorithms.mr_mtl import mr_mtl
+from fedjax_dp.algorithms.noise_oracle import noise_oracle
+from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
+from fedjax_dp.algorithms.pfa import pfa, public_clients
+from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
+from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
+from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.algorithms.registry import ALGORITHMS, build
+from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
+from fedjax_dp.algorithms.weiavg import weiavg
 
 __all__ = [
     "ALGORITHMS",
     "ClientOutput",
     "FederatedAlgorithm",
+    "HostStep",
+    "Stages",
+    "blur_lus",
     "build",
     "centralized",
     "dp_fedavg",
     "dp_sgd",
+    "f_cdpfl",
     "fedadagrad",
     "fedadam",
     "fedavg",
@@ -27,7 +44,20 @@ __all__ = [
     "fedprox",
     "fedyogi",
     "ifca",
+    "km_cdpfl",
     "local_only",
+    "minimum_epsilon",
+    "mr_mtl",
+    "noise_oracle",
+    "o_dpcfl",
+    "pfa",
     "pool",
+    "public_clients",
+    "r_dpcfl",
+    "rc_dpfl",
+    "record_dp_fedavg",
+    "robust_hdp",
     "scaffold",
+    "smallest_budget",
+    "weiavg",
 ]

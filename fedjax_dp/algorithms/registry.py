@@ -5,15 +5,30 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.blur_lus import blur_lus
 from fedjax_dp.algorithms.centralized import centralized
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
+from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
+from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
 from fedjax_dp.algorithms.local_only import local_only
+from fedjax_dp.algorithms.minimum_epsilon import minimum_epsilon, smallest_budget
+from fedjax_dp.algorithms.mr_mtl import mr_mtl
+from fedjax_dp.algorithms.noise_oracle import noise_oracle
+from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
+from fedjax_dp.algorithms.pfa import pfa
+from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
+from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
+from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
+from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
+from fedjax_dp.algorithms.weiavg import weiavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
 from fedjax_dp.models.base import Model
@@ -26,10 +41,13 @@ class Entry(NamedTuple):
     Attributes:
       factory: `(model, trainer, …) -> FederatedAlgorithm`.
       units: the choices of privacy that it can be given, of "none", "record", "client", "both".
+      budgets: from the clients' own budgets of ε, `[clients]`, to those that their records' noise
+        is calibrated to; None where these are the same.
     """
 
     factory: Callable[..., FederatedAlgorithm]
     units: tuple[str, ...]
+    budgets: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 _ANY = ("none", "record", "client", "both")
@@ -45,13 +63,26 @@ ALGORITHMS: Mapping[str, Entry] = {
     "ifca": Entry(ifca, ("none",)),
     # By name the private mean is built from the configuration; this is what `dp_fedavg` is.
     "dp_fedavg": Entry(partial(fedavg, name="dp_fedavg"), ("client", "both")),
+    "blur_lus": Entry(blur_lus, _ANY),
     "dp_sgd": Entry(dp_sgd, ("record", "both")),
+    "record_dp_fedavg": Entry(record_dp_fedavg, ("record",)),
+    "minimum_epsilon": Entry(minimum_epsilon, ("record",), budgets=smallest_budget),
+    "weiavg": Entry(weiavg, ("record",)),
+    "pfa": Entry(pfa, ("record",)),
+    "robust_hdp": Entry(robust_hdp, ("record",)),
+    "noise_oracle": Entry(noise_oracle, ("record",)),
     "local_only": Entry(local_only, ("none", "record")),
+    "r_dpcfl": Entry(r_dpcfl, ("record",)),
+    "rc_dpfl": Entry(rc_dpfl, ("record",)),
+    "f_cdpfl": Entry(f_cdpfl, ("record",)),
+    "km_cdpfl": Entry(km_cdpfl, ("none", "record")),
+    "o_dpcfl": Entry(o_dpcfl, ("none", "record")),
+    "mr_mtl": Entry(mr_mtl, ("none", "record")),
     "centralized": Entry(centralized, ("none", "record")),
 }
 
 # Set by the run, or values that a configuration file cannot hold.
-_NOT_OPTIONS = {"name", "aggregator", "server_optimizer", "num_clients"}
+_NOT_OPTIONS = {"name", "aggregator", "server_optimizer", "num_clients", "num_rounds"}
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -78,8 +109,10 @@ def build(
     trainer: LocalTrainer,
     *,
     num_clients: int,
+    num_rounds: int = 1,
     unit: str = "none",
     aggregator: Aggregator | None = None,
+    epsilon: np.ndarray | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> FederatedAlgorithm:
     """Builds an algorithm by name.
@@ -89,8 +122,11 @@ def build(
       model: what is trained.
       trainer: local training; private exactly if the unit is "record" or "both".
       num_clients: the population.
+      num_rounds: rounds of the whole run, for algorithms whose ways depend on it.
       unit: what is to be protected: "none", "record", "client" or "both".
       aggregator: the private mean, if clients are protected; the algorithm's own where None.
+      epsilon: the budgets that clients declare, `[num_clients]`, where records are protected to
+        some; the option `declared_epsilon` comes first.
       options: options of the algorithm, see `options_of`.
 
     Returns:
@@ -114,6 +150,10 @@ def build(
     parameters = inspect.signature(entry.factory).parameters
     if "num_clients" in parameters:
         options["num_clients"] = num_clients
+    if "declared_epsilon" in parameters:
+        options.setdefault("declared_epsilon", epsilon)
+    if "num_rounds" in parameters:
+        options["num_rounds"] = num_rounds
     if aggregator is not None:
         options["aggregator"] = aggregator
     return entry.factory(model, trainer, **options)

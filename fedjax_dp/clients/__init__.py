@@ -2,9 +2,17 @@
 
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalResult, LocalTrainer
 from fedjax_dp.clients.gradients import GradientRule, clipped, plain
-from fedjax_dp.clients.regularizers import proximal, shift
-from fedjax_dp.clients.selection import mean_loss
+from fedjax_dp.clients.regularizers import blur, proximal, shift, towards
+from fedjax_dp.clients.selection import (
+    Choice,
+    exact_choice,
+    mean_accuracy,
+    mean_clipped_loss,
+    mean_loss,
+    private_choice,
+)
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.sparsification import sparsify
 from fedjax_dp.clients.transforms import (
     UpdateContext,
     add_client_noise,
@@ -15,6 +23,7 @@ from fedjax_dp.clients.transforms import (
 )
 
 __all__ = [
+    "Choice",
     "ClientData",
     "GradientRule",
     "LocalConfig",
@@ -22,15 +31,22 @@ __all__ = [
     "LocalTrainer",
     "UpdateContext",
     "add_client_noise",
+    "blur",
     "cast",
     "clip_update",
     "clipped",
     "dp_sgd_trainer",
+    "exact_choice",
     "keep_largest",
     "local_trainer",
+    "mean_accuracy",
+    "mean_clipped_loss",
     "mean_loss",
     "plain",
+    "private_choice",
     "proximal",
     "scale_update",
     "shift",
+    "sparsify",
+    "towards",
 ]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 
 
@@ -43,6 +43,58 @@ def proximal(strength: float) -> optax.GradientTransformation:
         return pulled, state
 
     return optax.GradientTransformation(AnchorState, update)
+
+
+def blur(strength: float, radius: float) -> optax.GradientTransformation:
+    """Adds the gradient of `strength / 2 * max(0, ‖w − w₀‖² − radius²)`: BLUR.
+
+    Inside the ball around the start it does nothing, on its sphere neither; outside it pulls as
+    `proximal` does, so that fewer updates are longer than the clip norm. It reads parameters only:
+    behind clipped and noised gradients it is post-processing and costs no privacy.
+
+    Args:
+      strength: λ, at least 0; plain SGD needs it below 1 / learning rate.
+      radius: S, the clip norm of the update, at least 0; 0 is `proximal(strength)`, infinity leaves
+        gradients as they are.
+
+    Returns:
+      The transform.
+
+    Source: Cheng and others 2022, equation 7; `user_level_dp` section 3.
+    """
+    checks.non_negative("strength", strength)
+    checks.require(radius >= 0, "radius", "be at least 0", radius)
+
+    def update(gradient, state, params):
+        moved = trees.subtract(params, state.anchor)
+        pull = jnp.where(trees.l2_norm(moved) > radius, strength, 0.0)
+        pulled = jax.tree.map(lambda g, m: (g + pull * m).astype(g.dtype), gradient, moved)
+        return pulled, state
+
+    return optax.GradientTransformation(AnchorState, update)
+
+
+def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
+    """Adds the gradient of `strength / 2 * ‖w − anchor‖²`, with an anchor from elsewhere.
+
+    It reads parameters only, as `proximal` does.
+
+    Args:
+      anchor: the structure of the parameters; traced arrays are welcome.
+      strength: the weight of the term, at least 0.
+
+    Returns:
+      The transform.
+
+    Source: Liu and others 2022 (MR-MTL), equation 2.
+    """
+    checks.non_negative("strength", strength)
+
+    def update(gradient, state, params):
+        pulled = jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
+        return pulled, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def shift(direction: PyTree) -> optax.GradientTransformation:

@@ -1,11 +1,22 @@
 """How well a model fits a client's data, for clients that choose among models."""
 
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
 import jax
 import jax.numpy as jnp
+from chex import PRNGKey
+from dp_accounting import ComposedDpEvent, DpEvent
 
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.selection import select, selection_event
+
+RecordEvent: TypeAlias = Callable[[int, LocalConfig], DpEvent]
+
+SCORES = ("accuracy", "loss")
 
 
 def mean_loss(
@@ -22,12 +33,168 @@ def mean_loss(
     Returns:
       A float32 scalar; 0 for a client without examples. Not private.
     """
+    return _mean(lambda batch: model.losses(params, batch)[0], client, block_size)
+
+
+def mean_accuracy(
+    model: Model, params: PyTree, client: ClientData, *, block_size: int = 128
+) -> jax.Array:
+    """Computes a model's share of correct predictions over a client's examples.
+
+    Guarantee: every example counts for at most one, so that replacing one of n moves the result by
+    at most 1/n, and adding or removing one by at most 1/n of the larger n.
+
+    Args:
+      model: a model with an accuracy.
+      params: its parameters.
+      client: the client's data.
+      block_size: examples that are computed at once; bounds memory, changes nothing else.
+
+    Returns:
+      A float32 scalar in [0, 1]; 0 for a client without examples. Not private.
+    """
+    correct_fn = model.correct_fn
+    assert correct_fn is not None
+
+    def correct(batch):
+        outputs, _ = model.apply(params, batch["x"])
+        return jnp.clip(jnp.nan_to_num(correct_fn(outputs, batch)[0]), 0.0, 1.0)
+
+    return _mean(correct, client, block_size)
+
+
+def mean_clipped_loss(
+    model: Model, params: PyTree, client: ClientData, bound: float, *, block_size: int = 128
+) -> jax.Array:
+    """Computes the mean of a client's losses, each of them clipped on its own.
+
+    Guarantee: replacing one of n examples moves the result by at most `bound / n`; clipping the
+    mean instead would leave it unbounded.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      client: the client's data.
+      bound: the largest loss that counts, above 0.
+      block_size: examples that are computed at once; bounds memory, changes nothing else.
+
+    Returns:
+      A float32 scalar in [0, bound]; 0 for a client without examples. Not private.
+    """
+
+    def clipped(batch):
+        losses, _ = model.losses(params, batch)
+        return jnp.clip(jnp.where(jnp.isnan(losses), bound, losses), 0.0, bound)
+
+    return _mean(clipped, client, block_size)
+
+
+def _mean(
+    values_of: Callable[[PyTree], jax.Array], client: ClientData, block_size: int
+) -> jax.Array:
     block = min(block_size, client.limit)
 
     def body(i, total):
         rows = i * block + jnp.arange(block)
-        losses, _ = model.losses(params, client.gather(rows))
-        return total + jnp.sum(jnp.where(rows < client.size, losses, 0.0))
+        values = values_of(client.gather(rows))
+        return total + jnp.sum(jnp.where(rows < client.size, values, 0.0))
 
     total = jax.lax.fori_loop(0, -(-client.size // block), body, jnp.float32(0))
     return total / jnp.maximum(client.size, 1)
+
+
+class Choice(NamedTuple):
+    """How a client chooses one of several models by its own data.
+
+    Attributes:
+      of: `(key, models, client, is_offered) -> index`; `is_offered` is `[models]`, bool.
+      event: `() -> DpEvent` of one choice, or None where it is exact and covered by nothing.
+    """
+
+    of: Callable[[PRNGKey, PyTree, ClientData, jax.Array], jax.Array]
+    event: Callable[[], DpEvent] | None
+
+
+def trained_and_chosen(train_event: RecordEvent, choice: Choice) -> RecordEvent:
+    """Adds the cost of a choice to that of local training.
+
+    Args:
+      train_event: `(size, config) -> DpEvent` of local training.
+      choice: how a model is chosen.
+
+    Returns:
+      `(size, config) -> DpEvent` of both; of training alone where the choice is exact, or where the
+      client has no data.
+    """
+    price = choice.event
+    if price is None:
+        return train_event
+
+    def event(size, config):
+        trained = train_event(size, config)
+        return trained if size == 0 else ComposedDpEvent([trained, price()])
+
+    return event
+
+
+def exact_choice(model: Model) -> Choice:
+    """Takes the model of smallest exact training loss; nothing protects the choice.
+
+    Args:
+      model: what is trained.
+
+    Returns:
+      The choice.
+
+    Source: Ghosh and others 2020, algorithm 1; RC-DPFL, algorithm 1.
+    """
+
+    def choose(key, models, client, is_offered):
+        del key
+        losses = jax.lax.map(lambda params: mean_loss(model, params, client), models)
+        return jnp.argmin(jnp.where(is_offered, losses, jnp.inf)).astype(jnp.int32)
+
+    return Choice(choose, None)
+
+
+def private_choice(
+    model: Model, epsilon: float, *, score: str = "accuracy", loss_bound: float = 5.0
+) -> Choice:
+    """Takes a model of good training accuracy or loss by the exponential mechanism.
+
+    Guarantee: unit of privacy is one record of the client; ε-DP and ε²/8-zCDP under add/remove and
+    under replace-one, since the sensitivity `1/(n - 1)`, or `loss_bound/(n - 1)`, bounds both; n,
+    the client's number of examples, is public.
+
+    Args:
+      model: what is trained.
+      epsilon: ε of one choice, above 0.
+      score: "accuracy", or "loss" for minus the mean of clipped losses.
+      loss_bound: the largest loss that counts, above 0.
+
+    Returns:
+      The choice.
+
+    Raises:
+      ValueError: for numbers out of range, or accuracy of a model that has none.
+
+    Source: Liu and others 2022, section 5; `clustered_dp` section 5.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.positive("loss_bound", loss_bound)
+    checks.one_of("score", score, SCORES)
+    has_accuracy = score == "loss" or model.correct_fn is not None
+    checks.require(has_accuracy, "score", "be 'loss' for a model without accuracy", score)
+
+    def score_of(params, client):
+        if score == "accuracy":
+            return mean_accuracy(model, params, client)
+        return -mean_clipped_loss(model, params, client, loss_bound)
+
+    def choose(key, models, client, is_offered):
+        scores = jax.lax.map(lambda params: score_of(params, client), models)
+        bound = 1.0 if score == "accuracy" else loss_bound
+        sensitivity = bound / jnp.maximum(client.size - 1, 1)
+        return select(key, scores, epsilon, sensitivity, is_offered=is_offered)
+
+    return Choice(choose, lambda: selection_event(epsilon))

@@ -11,7 +11,14 @@ from fedjax_dp.privacy.events import DpEvent
 Scalar = jax.typing.ArrayLike
 
 
-def select(key: PRNGKey, scores: jax.Array, epsilon: Scalar, sensitivity: Scalar) -> jax.Array:
+def select(
+    key: PRNGKey,
+    scores: jax.Array,
+    epsilon: Scalar,
+    sensitivity: Scalar,
+    *,
+    is_offered: jax.Array | None = None,
+) -> jax.Array:
     """Chooses an index with probability proportional to `exp(ε·score/(2·sensitivity))`.
 
     Adds Gumbel noise of scale `2·sensitivity/ε` to the scores and takes the largest.
@@ -25,6 +32,8 @@ def select(key: PRNGKey, scores: jax.Array, epsilon: Scalar, sensitivity: Scalar
       epsilon: at least 0; may be traced. 0 chooses uniformly, inf takes the best (ties at
         random). A traced value below 0 or nan counts as 0.
       sensitivity: above 0, in units of the scores; may be traced.
+      is_offered: `[choices]`, bool, which of them may be chosen; must not depend on the data. All
+        where None.
 
     Returns:
       The index, int32.
@@ -35,10 +44,13 @@ def select(key: PRNGKey, scores: jax.Array, epsilon: Scalar, sensitivity: Scalar
     scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
     scores = jnp.clip(scores, jnp.finfo(jnp.float32).min / 4, jnp.finfo(jnp.float32).max / 4)
     epsilon = jnp.where(jnp.asarray(epsilon) > 0, epsilon, 0.0)
-    behind = scores - jnp.max(scores)
+    if is_offered is None:
+        is_offered = jnp.ones(scores.shape, bool)
+    behind = scores - jnp.max(scores, where=is_offered, initial=jnp.finfo(jnp.float32).min)
     # Multiplying instead of dividing the noise keeps both ends, ε = 0 and ε = inf, defined.
     logits = jnp.where((behind == 0) | (epsilon == 0), 0.0, behind * epsilon / (2 * sensitivity))
-    return jnp.argmax(logits + jax.random.gumbel(key, scores.shape)).astype(jnp.int32)
+    noisy = logits + jax.random.gumbel(key, scores.shape)
+    return jnp.argmax(jnp.where(is_offered, noisy, -jnp.inf)).astype(jnp.int32)
 
 
 def selection_event(epsilon: float) -> DpEvent:

@@ -1,8 +1,16 @@
 """Aggregators and server steps."""
 
 from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.clustering import (
+    ClusterAggregate,
+    ClusterUpdate,
+    Similarity,
+    mean_per_cluster,
+    similarity_of,
+)
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.kmeans import Clusters, kmeans
 from fedjax_dp.server.mean import (
     ModelChoice,
     mean_per_model,
@@ -11,6 +19,19 @@ from fedjax_dp.server.mean import (
     uniform_mean,
     weighted_mean,
 )
+from fedjax_dp.server.mixture import (
+    Mixture,
+    fit_best_mixture,
+    fit_mixture,
+    num_soft_rounds,
+    principal_features,
+)
+from fedjax_dp.server.noise_aware import (
+    NamedUpdate,
+    inverse_noise_weights,
+    noise_aware_mean,
+    weighted_by_client,
+)
 from fedjax_dp.server.optimizers import apply_aggregate
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
@@ -18,21 +39,49 @@ from fedjax_dp.server.private import (
     laplace_mean,
     private_mean,
 )
+from fedjax_dp.server.projected import projected_mean
+from fedjax_dp.server.robust_pca import (
+    Decomposition,
+    NoiseEstimate,
+    estimate_noise,
+    principal_component_pursuit,
+)
 
 __all__ = [
     "Aggregator",
+    "ClusterAggregate",
+    "ClusterUpdate",
+    "Clusters",
+    "Decomposition",
+    "Mixture",
     "ModelChoice",
+    "NamedUpdate",
+    "NoiseEstimate",
+    "Similarity",
     "adaptive_gaussian_mean",
     "apply_aggregate",
     "correlated_gaussian_mean",
     "discrete_mean",
+    "estimate_noise",
+    "fit_best_mixture",
+    "fit_mixture",
     "gaussian_mean",
+    "inverse_noise_weights",
+    "kmeans",
     "laplace_mean",
+    "mean_per_cluster",
     "mean_per_model",
+    "noise_aware_mean",
+    "num_soft_rounds",
     "per_part",
+    "principal_component_pursuit",
+    "principal_features",
     "private_mean",
+    "projected_mean",
     "scaled_sum",
+    "similarity_of",
     "stateless",
     "uniform_mean",
+    "weighted_by_client",
     "weighted_mean",
 ]

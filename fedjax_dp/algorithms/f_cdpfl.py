@@ -1,0 +1,137 @@
+"""f-CDPFL: IFCA with DP-SGD at the clients, which choose their cluster by their own data."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Stages
+from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.selection import exact_choice, private_choice, trained_and_chosen
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import ModelChoice, mean_per_model
+
+_SELECT, _FROZEN = 0, 1
+
+
+class ServerState(NamedTuple):
+    """The models of all clusters.
+
+    Attributes:
+      models: parameters, `[models, ...]`.
+    """
+
+    models: PyTree
+
+
+def f_cdpfl(
+    model: Model,
+    trainer: LocalTrainer,
+    num_rounds: int,
+    *,
+    num_models: int,
+    selection: str = "private",
+    selection_epsilon: float = 0.15,
+    num_selections: int = -1,
+    score: str = "accuracy",
+    loss_bound: float = 5.0,
+    is_weighted: bool = False,
+    is_identical_start: bool = False,
+) -> FederatedAlgorithm:
+    """Declares IFCA under record-level privacy.
+
+    Clients choose among the server's models by their own training data, train the chosen one by
+    DP-SGD, and each model moves by the mean of its clients' updates. Private choices are made in
+    the first rounds only, after which clients stay where they are; exact ones in every round.
+
+    Guarantee: unit of privacy is one record of one client; training and private choices are
+    composed jointly. With `selection="exact"` the choices are not covered, and the declaration says
+    so.
+
+    Args:
+      model: what is trained.
+      trainer: a private trainer.
+      num_rounds: rounds of the whole run (E), at least 1.
+      num_models: number of clusters (M), at least 1.
+      selection: "private" by the exponential mechanism, or "exact" by loss.
+      selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
+      num_selections: rounds with a choice; ⌊E/10⌋, or all if choices are exact, where it is -1.
+      score: what a private choice looks at, "accuracy" or "loss".
+      loss_bound: the largest loss of one example that counts.
+      is_weighted: weight clients by their number of examples within a cluster.
+      is_identical_start: start all models alike, so that chance alone tells the first clusters.
+
+    Returns:
+      The algorithm; a client's row is the index of the model that it last trained.
+
+    Raises:
+      ValueError: for a trainer that is not private, or numbers out of range.
+
+    Source: Ghosh and others 2020, algorithm 1; f-CDPFL of "Mitigating Disparate Impact of
+      Differential Privacy in Federated Learning through Robust Clustering".
+    """
+    checks.whole("num_rounds", num_rounds)
+    checks.whole("num_models", num_models)
+    checks.whole("num_selections", num_selections, at_least=-1)
+    checks.one_of("selection", selection, ("private", "exact"))
+    train_event = trainer.event
+    checks.require(
+        trainer.is_private and train_event is not None,
+        "trainer",
+        "clip and noise every record's gradient",
+        trainer.is_private,
+    )
+    assert train_event is not None
+    is_exact = selection == "exact"
+    if num_selections < 0:
+        num_selections = num_rounds if is_exact else num_rounds // 10
+    choice = (
+        exact_choice(model)
+        if is_exact
+        else private_choice(model, selection_epsilon, score=score, loss_bound=loss_bound)
+    )
+    is_offered = jnp.ones(num_models, bool)
+
+    def init(key):
+        if is_identical_start:
+            keys = jnp.stack([key] * num_models)
+        else:
+            keys = jax.random.split(key, num_models)
+        return ServerState(jax.vmap(model.init)(keys))
+
+    def stage_of(server, round_index):
+        return jnp.where(round_index < num_selections, _SELECT, _FROZEN).astype(jnp.int32)
+
+    def client(server, row, client, config, key):
+        chosen = jax.lax.cond(
+            (stage_of(server, client.round) == _SELECT) & (client.size > 0),
+            lambda: choice.of(fold(key, Purpose.SELECTION), server.models, client, is_offered),
+            lambda: row,
+        )
+        result = trainer.train(trees.take(server.models, chosen), client, config, key)
+        weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        update = ModelChoice(chosen, result.delta)
+        return ClientOutput(update, weight, chosen, result.metrics)
+
+    return FederatedAlgorithm(
+        name="f_cdpfl",
+        init=init,
+        client=client,
+        aggregator=mean_per_model(num_models, is_weighted=True),
+        server_step=lambda server, aggregate, round_index: ServerState(
+            optax.apply_updates(server.models, aggregate)
+        ),
+        config=trainer.config,
+        model_of=None,
+        init_row=lambda server: jnp.int32(0),
+        personal_model_of=lambda server, row, client: trees.take(server.models, row),
+        num_steps=trainer.num_steps,
+        record_event=trainer.event,
+        stages=Stages(stage_of, (trained_and_chosen(train_event, choice), train_event)),
+        not_covered=NOT_COVERED if is_exact else None,
+    )

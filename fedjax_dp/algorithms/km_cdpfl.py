@@ -1,0 +1,165 @@
+"""KM-CDPFL: clients are clustered anew in every round, by k-means on their noisy updates."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.clustering import ClusterUpdate, means_of, similarity_of
+from fedjax_dp.server.kmeans import kmeans
+
+
+class ServerState(NamedTuple):
+    """The models of all clusters, and who is where.
+
+    Attributes:
+      models: parameters, `[models, ...]`.
+      clusters: the cluster that each client fell into last, `[clients]`, int32.
+    """
+
+    models: PyTree
+    clusters: jax.Array
+
+
+class RoundOfClusters(NamedTuple):
+    """What a round's clustering amounts to.
+
+    Attributes:
+      delta: mean update of each new cluster, `[models, ...]`.
+      origin: which share of a new cluster's clients trained each model, `[models, models]`; rows of
+        empty clusters are 0.
+      clusters: the new cluster of each client, `[clients]`, int32; -1 for those who sat it out.
+    """
+
+    delta: PyTree
+    origin: jax.Array
+    clusters: jax.Array
+
+
+def km_cdpfl(
+    model: Model,
+    trainer: LocalTrainer,
+    num_clients: int,
+    *,
+    num_models: int,
+    num_restarts: int = 10,
+) -> FederatedAlgorithm:
+    """Declares myopic clustering: every round's updates decide who shares a model in the next.
+
+    The new model of a cluster is the mean of what its clients ended the round with. A new cluster
+    takes the place of the old one whose model is nearest to its own, so that clusters keep their
+    identity as far as they can; a place that no cluster takes keeps its model.
+
+    Guarantee: that of the trainer: what clients send is private already, and clustering it costs
+    nothing more.
+
+    Args:
+      model: what is trained.
+      trainer: local training; a private one makes this KM-CDPFL.
+      num_clients: the population, at least 1.
+      num_models: number of clusters (M), at least 1.
+      num_restarts: restarts of k-means, at least 1.
+
+    Returns:
+      The algorithm; all models start alike and clients use the model of their last cluster.
+
+    Source: KM-CDPFL of "Mitigating Disparate Impact of Differential Privacy in Federated Learning
+      through Robust Clustering"; the identity of clusters is our resolution.
+    """
+    checks.whole("num_clients", num_clients)
+    checks.whole("num_models", num_models)
+    checks.whole("num_restarts", num_restarts)
+
+    def init(key):
+        start = model.init(key)
+        models = jax.tree.map(lambda p: jnp.broadcast_to(p, (num_models, *p.shape)), start)
+        return ServerState(models, jnp.zeros(num_clients, jnp.int32))
+
+    def client(server, row, client, config, key):
+        own = server.clusters[client.index]
+        result = trainer.train(trees.take(server.models, own), client, config, key)
+        update = ClusterUpdate(client.index, own, result.delta)
+        return ClientOutput(update, (result.weight > 0).astype(jnp.float32), row, result.metrics)
+
+    def combine(state, total, key):
+        (update, weight), contributes = total
+        is_real = contributes & (weight > 0)
+        found = kmeans(
+            key,
+            similarity_of(update.delta, is_real).scatter,
+            is_real,
+            num_models,
+            num_restarts=num_restarts,
+        )
+        weight = is_real.astype(jnp.float32)
+        delta, count = means_of(update.delta, found.assignment, weight, num_models)
+        origin, _ = means_of(
+            jax.nn.one_hot(update.model, num_models), found.assignment, weight, num_models
+        )
+        ids = jnp.where(is_real, update.client, num_clients)
+        clusters = jnp.full(num_clients, -1).at[ids].set(found.assignment, mode="drop")
+        return state, RoundOfClusters(delta, origin, clusters), {"weight_per_model": count}
+
+    def server_step(server, aggregate: RoundOfClusters, round_index):
+        def moved(p, d):
+            start = jnp.tensordot(aggregate.origin, p.astype(jnp.float32), 1)
+            return start + d
+
+        new = jax.tree.map(moved, server.models, aggregate.delta)
+        is_taken = jnp.sum(aggregate.origin, axis=1) > 0
+        place = _nearest_places(_distances(new, server.models), is_taken)
+        target = jnp.where(is_taken, place, num_models)
+        models = jax.tree.map(
+            lambda p, n: p.at[target].set(n.astype(p.dtype), mode="drop"), server.models, new
+        )
+        clusters = jnp.where(
+            aggregate.clusters >= 0, place[aggregate.clusters], server.clusters
+        ).astype(jnp.int32)
+        return ServerState(models, clusters)
+
+    return FederatedAlgorithm(
+        name="km_cdpfl",
+        init=init,
+        client=client,
+        aggregator=Aggregator(
+            stateless, lambda state, update, weight: (update, weight), combine, is_stacked=True
+        ),
+        server_step=server_step,
+        config=trainer.config,
+        model_of=None,
+        personal_model_of=lambda server, row, client: trees.take(
+            server.models, server.clusters[client.index]
+        ),
+        num_steps=trainer.num_steps,
+        record_event=trainer.event,
+    )
+
+
+def _distances(a: PyTree, b: PyTree) -> jax.Array:
+    """Squared distances between two stacks of models, `[models, models]`."""
+    total = jnp.float32(0)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = (v.reshape(v.shape[0], -1).astype(jnp.float32) for v in (x, y))
+        total = total + jax.lax.map(lambda row, y=y: jnp.sum(jnp.square(row - y), axis=1), x)
+    return total
+
+
+def _nearest_places(distances: jax.Array, is_taken: jax.Array) -> jax.Array:
+    """Gives each new cluster an old place of its own, the closest pair first, `[models]`."""
+    num_models = distances.shape[0]
+
+    def take(_, carry):
+        left, place = carry
+        new, old = jnp.divmod(jnp.argmin(left), num_models)
+        left = left.at[new, :].set(jnp.inf).at[:, old].set(jnp.inf)
+        return left, place.at[new].set(old.astype(jnp.int32))
+
+    left = jnp.where(is_taken[:, None], distances, jnp.inf)
+    place = jnp.zeros(num_models, jnp.int32)
+    return jax.lax.fori_loop(0, jnp.sum(is_taken), take, (left, place))[1]

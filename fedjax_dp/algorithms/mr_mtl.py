@@ -1,0 +1,78 @@
+"""MR-MTL: every client keeps its own model, drawn towards the mean of all."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.regularizers import towards
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import scaled_sum
+
+
+class ServerState(NamedTuple):
+    """The mean of all clients' models, and what they start from.
+
+    Attributes:
+      mean: parameters, the plain average over the population.
+      start: the common start.
+    """
+
+    mean: PyTree
+    start: PyTree
+
+
+def mr_mtl(
+    model: Model, trainer: LocalTrainer, num_clients: int, *, strength: float = 1.0
+) -> FederatedAlgorithm:
+    """Declares mean-regularised multi-task learning.
+
+    A client minimises its own loss plus `strength/2 ‖θ_i − θ̄‖²` from where it left its model. The
+    pull towards the mean is added to the gradient after clipping and noise: it reads what the
+    client sent before and costs no privacy. Without it this is local training.
+
+    Guarantee: that of the trainer.
+
+    Args:
+      model: what is trained.
+      trainer: local training; a private one makes this MR-MTL under record-level privacy.
+      num_clients: the population, at least 1.
+      strength: λ, at least 0.
+
+    Returns:
+      The algorithm; a client's row is its own model.
+
+    Source: Liu and others 2022, algorithm 1; where the pull is added is our resolution.
+    """
+    checks.whole("num_clients", num_clients)
+    checks.non_negative("strength", strength)
+
+    def init(key):
+        start = model.init(key)
+        return ServerState(start, start)
+
+    def client(server, own, client, config, key):
+        pull = towards(server.mean, strength)
+        result = trainer.train(own, client, config, key, gradient_transform=pull)
+        return ClientOutput(result.delta, jnp.float32(1), result.params, result.metrics)
+
+    def server_step(server, aggregate, round_index):
+        return server._replace(mean=optax.apply_updates(server.mean, aggregate))
+
+    return FederatedAlgorithm(
+        name="mr_mtl",
+        init=init,
+        client=client,
+        aggregator=scaled_sum(num_clients),
+        server_step=server_step,
+        config=trainer.config,
+        model_of=lambda server: server.mean,
+        init_row=lambda server: server.start,
+        personal_model_of=lambda server, own, client: own,
+        num_steps=trainer.num_steps,
+        record_event=trainer.event,
+    )

@@ -1,0 +1,95 @@
+"""O-DPCFL: the oracle that knows everybody's cluster from the start."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import ModelChoice, mean_per_model
+
+
+class ServerState(NamedTuple):
+    """The models of all clusters.
+
+    Attributes:
+      models: parameters, `[models, ...]`.
+    """
+
+    models: PyTree
+
+
+def o_dpcfl(
+    model: Model,
+    trainer: LocalTrainer,
+    num_clients: int,
+    *,
+    clusters: Sequence[int],
+    is_weighted: bool = False,
+) -> FederatedAlgorithm:
+    """Declares one federation for each true cluster, the reference for all clustered methods.
+
+    Nothing is chosen and nothing is spent on choosing: with a private trainer the whole budget goes
+    into training.
+
+    Args:
+      model: what is trained.
+      trainer: local training.
+      num_clients: the population.
+      clusters: the cluster of each client, from 0, `[num_clients]`; taken as public.
+      is_weighted: weight clients by their number of examples within a cluster.
+
+    Returns:
+      The algorithm; all models start alike.
+
+    Raises:
+      ValueError: if a client has no cluster.
+
+    Source: O-CDPFL of "Mitigating Disparate Impact of Differential Privacy in Federated Learning
+      through Robust Clustering".
+    """
+    checks.require(
+        len(clusters) == num_clients and all(int(c) == c and c >= 0 for c in clusters),
+        "clusters",
+        f"hold a whole number from 0 for each of the {num_clients} clients",
+        clusters,
+    )
+    num_models = int(max(clusters)) + 1
+    table = np.asarray(clusters, np.int32)
+
+    def init(key):
+        start = model.init(key)
+        return ServerState(
+            jax.tree.map(lambda p: jnp.broadcast_to(p, (num_models, *p.shape)), start)
+        )
+
+    def own_model(server, client):
+        return trees.take(server.models, jnp.asarray(table)[client.index])
+
+    def client(server, row, client, config, key):
+        result = trainer.train(own_model(server, client), client, config, key)
+        weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        update = ModelChoice(jnp.asarray(table)[client.index], result.delta)
+        return ClientOutput(update, weight, row, result.metrics)
+
+    return FederatedAlgorithm(
+        name="o_dpcfl",
+        init=init,
+        client=client,
+        aggregator=mean_per_model(num_models, is_weighted=True),
+        server_step=lambda server, aggregate, round_index: ServerState(
+            optax.apply_updates(server.models, aggregate)
+        ),
+        config=trainer.config,
+        model_of=None,
+        personal_model_of=lambda server, row, client: own_model(server, client),
+        num_steps=trainer.num_steps,
+        record_event=trainer.event,
+    )

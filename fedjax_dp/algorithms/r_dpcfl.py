@@ -1,0 +1,279 @@
+"""R-DPCFL: clusters found from one quiet round, followed softly, then chosen privately."""
+
+import enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, HostStep, Stages
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.selection import (
+    Choice,
+    exact_choice,
+    private_choice,
+    trained_and_chosen,
+)
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.clustering import (
+    ClusterAggregate,
+    ClusterUpdate,
+    Similarity,
+    mean_per_cluster,
+    nobody,
+)
+from fedjax_dp.server.mixture import (
+    fit_best_mixture,
+    fit_mixture,
+    num_soft_rounds,
+    principal_features,
+)
+
+NOT_COVERED = (
+    "which cluster a client chose, by exact loss on its data: the ε stated here is that of its "
+    "updates alone"
+)
+
+
+class Stage(enum.IntEnum):
+    """The kinds of round.
+
+    Attributes:
+      FIRST: one step on the whole data, whose updates are clustered and then discarded.
+      SOFT: clients draw their cluster from the mixture.
+      SELECT: clients choose their cluster by their own data.
+      FROZEN: clients stay in the cluster that they chose last.
+    """
+
+    FIRST = 0
+    SOFT = 1
+    SELECT = 2
+    FROZEN = 3
+
+
+class ServerState(NamedTuple):
+    """The models of all clusters, and what the first round told about the clients.
+
+    Attributes:
+      models: parameters, `[models, ...]`; those beyond `num_models` are never trained.
+      similarity: inner products of the first round's updates.
+      features: of those updates, `[clients, features]`.
+      means: of the mixture's components, `[models, features]`.
+      radii: of the mixture's components, `[models]`.
+      responsibilities: chance of each client to belong to each cluster, `[clients, models]`.
+      separation: the smallest separation score of two clusters (MSS), float32.
+      overlap: the largest overlap of two clusters (MPO), float32.
+      num_models: how many clusters there are (M), int32.
+      soft_rounds: the last round of soft clustering (E_c), rounds counting from 1, int32.
+    """
+
+    models: PyTree
+    similarity: Similarity
+    features: Any
+    means: Any
+    radii: Any
+    responsibilities: Any
+    separation: Any
+    overlap: Any
+    num_models: Any
+    soft_rounds: Any
+
+
+def r_dpcfl(
+    model: Model,
+    trainer: LocalTrainer,
+    num_clients: int,
+    num_rounds: int,
+    *,
+    num_models: int = 0,
+    max_models: int = 10,
+    selection: str = "private",
+    selection_epsilon: float = 0.15,
+    num_selections: int = -1,
+    score: str = "accuracy",
+    loss_bound: float = 5.0,
+    num_components: int = 2,
+    features: str = "centred",
+    fixed_soft_rounds: int = -1,
+    is_weighted: bool = False,
+    name: str = "r_dpcfl",
+) -> FederatedAlgorithm:
+    """Declares R-DPCFL: private clustered federated learning that is robust to its own noise.
+
+    In the first round every client takes each step on all of its data, which makes the noise in its
+    update small enough to cluster by. A mixture of Gaussians on the updates' principal components
+    gives the chance of each client to belong to each cluster; until round E_c clients draw their
+    cluster from it. Then they choose by their own training data, in a tenth of all rounds, and stay
+    where they are. The surer the mixture, the larger E_c.
+
+    Guarantee: unit of privacy is one record of one client; the relation is that of the trainer's
+    event, and private choices hold under both. A round is charged as what it was (`Stage`), so that
+    the whole batch of the first round, the batches after it and the choices are composed jointly.
+    With `selection="exact"` the choices are not covered, and the declaration says so.
+
+    Args:
+      model: what is trained.
+      trainer: a private trainer whose sampler draws a random number, such as `dp_sgd_trainer`.
+      num_clients: the population, at least 1.
+      num_rounds: rounds of the whole run (E), at least 1.
+      num_models: number of clusters (M); 0 takes the one whose mixture is separated best.
+      max_models: the largest M that is tried where M is not given.
+      selection: "private" by the exponential mechanism, or "exact".
+      selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
+      num_selections: rounds with a choice; ⌊E/10⌋ where it is -1.
+      score: what a private choice looks at, "accuracy" or "loss".
+      loss_bound: the largest loss of one example that counts.
+      num_components: principal components that are clustered.
+      features: "centred", or "authors" for the published code's projection.
+      fixed_soft_rounds: E_c where it is not to follow from the mixture; -1 where it is.
+      is_weighted: weight clients by their number of examples within a cluster.
+      name: the name in reports.
+
+    Returns:
+      The algorithm; a client's row is the index of the model that it last trained.
+
+    Raises:
+      ValueError: for a trainer that does not fit, or numbers out of range.
+
+    Source: "Differentially Private Clustered Federated Learning", algorithm 1.
+    """
+    checks.whole("num_clients", num_clients)
+    checks.whole("num_rounds", num_rounds)
+    checks.whole("num_models", num_models, at_least=0)
+    checks.whole("max_models", max_models)
+    checks.whole("num_components", num_components)
+    checks.whole("num_selections", num_selections, at_least=-1)
+    checks.whole("fixed_soft_rounds", fixed_soft_rounds, at_least=-1)
+    checks.one_of("selection", selection, ("private", "exact"))
+    train_event = trainer.event
+    checks.require(
+        trainer.is_private and train_event is not None,
+        "trainer",
+        "clip and noise every record's gradient",
+        trainer.is_private,
+    )
+    assert train_event is not None
+    capacity = num_models or max_models
+    is_exact = selection == "exact"
+    if num_selections < 0:
+        num_selections = num_rounds if is_exact else num_rounds // 10
+    choice: Choice = (
+        exact_choice(model)
+        if is_exact
+        else private_choice(model, selection_epsilon, score=score, loss_bound=loss_bound)
+    )
+
+    def init(key):
+        start = model.init(key)
+        models = jax.tree.map(lambda p: jnp.broadcast_to(p, (capacity, *p.shape)), start)
+        return ServerState(
+            models=models,
+            similarity=nobody(num_clients),
+            features=jnp.zeros((num_clients, num_components)),
+            means=jnp.zeros((capacity, num_components)),
+            radii=jnp.zeros(capacity),
+            responsibilities=jnp.full((num_clients, capacity), 1 / capacity),
+            separation=jnp.float32(0),
+            overlap=jnp.float32(1),
+            num_models=jnp.int32(capacity),
+            soft_rounds=jnp.int32(0),
+        )
+
+    def stage_of(server, round_index):
+        """Before the mixture is known it foresees choices at once, which costs as much as later."""
+        e = round_index + 1
+        first_selection = jnp.maximum(server.soft_rounds + 1, 2)
+        stage = jnp.where(e < first_selection, Stage.SOFT, Stage.SELECT)
+        stage = jnp.where(e >= first_selection + num_selections, Stage.FROZEN, stage)
+        return jnp.where(e == 1, Stage.FIRST, stage).astype(jnp.int32)
+
+    def full_batch(size, config):
+        return config._replace(batch_size=jnp.maximum(size, 1.0))
+
+    def client(server, row, client, config, key):
+        stage = stage_of(server, client.round)
+        own_key = fold(key, Purpose.SELECTION)
+        chances = jnp.log(server.responsibilities[client.index])
+        is_offered = jnp.arange(capacity) < server.num_models
+        chosen = jax.lax.switch(
+            jnp.where(client.size > 0, stage, Stage.FROZEN),
+            [
+                lambda: row,
+                lambda: jax.random.categorical(own_key, chances).astype(jnp.int32),
+                lambda: choice.of(own_key, server.models, client, is_offered),
+                lambda: row,
+            ],
+        )
+        whole = full_batch(client.size.astype(jnp.float32), config).batch_size
+        batch = jnp.where(stage == Stage.FIRST, whole, config.batch_size)
+        start = trees.take(server.models, chosen)
+        result = trainer.train(start, client, config._replace(batch_size=batch), key)
+        weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        update = ClusterUpdate(client.index, chosen, result.delta)
+        return ClientOutput(update, weight, chosen, result.metrics)
+
+    def server_step(server, aggregate: ClusterAggregate, round_index):
+        is_first = round_index == 0
+        moved = optax.apply_updates(server.models, aggregate.mean)
+        return server._replace(
+            models=trees.where(is_first, server.models, moved),
+            similarity=trees.where(is_first, aggregate.similarity, server.similarity),
+        )
+
+    def cluster(server: ServerState, rows, key):
+        """Fits the mixture to the updates of the first round."""
+        seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
+        is_seen = np.asarray(server.similarity.is_seen)
+        found = principal_features(server.similarity, num_components)
+        seen = found[is_seen]
+        server = server._replace(features=np.float32(found))
+        if len(seen) < 2:
+            return server, rows
+        if num_models:
+            mixture = fit_mixture(seen, min(num_models, len(seen)), seed)
+        else:
+            candidates = range(2, max(2, min(max_models, len(seen) - 1)) + 1)
+            mixture = fit_best_mixture(seen, candidates, seed)
+        count = len(mixture.means)
+        responsibilities = np.zeros((num_clients, capacity), np.float32)
+        responsibilities[:, :count] = 1 / count
+        responsibilities[is_seen, :count] = mixture.responsibilities
+        means, radii = np.zeros_like(server.means), np.zeros_like(server.radii)
+        means[:count], radii[:count] = mixture.means, mixture.radii
+        soft_rounds = num_soft_rounds(mixture.overlap, num_rounds)
+        return server._replace(
+            means=means,
+            radii=radii,
+            responsibilities=responsibilities,
+            separation=np.float32(mixture.separation),
+            overlap=np.float32(mixture.overlap),
+            num_models=np.int32(count),
+            soft_rounds=np.int32(soft_rounds if fixed_soft_rounds < 0 else fixed_soft_rounds),
+        ), rows
+
+    select_event = trained_and_chosen(train_event, choice)
+
+    def first_event(size, config):
+        return train_event(size, config._replace(batch_size=max(size, 1)))
+
+    return FederatedAlgorithm(
+        name=name,
+        init=init,
+        client=client,
+        aggregator=mean_per_cluster(capacity, num_clients, features=features),
+        server_step=server_step,
+        config=trainer.config,
+        model_of=None,
+        init_row=lambda server: jnp.int32(0),
+        personal_model_of=lambda server, row, client: trees.take(server.models, row),
+        num_steps=trainer.num_steps,
+        record_event=trainer.event,
+        stages=Stages(stage_of, (first_event, train_event, select_event, train_event)),
+        host_steps=(HostStep(1, cluster),),
+        not_covered=NOT_COVERED if is_exact else None,
+    )

@@ -1,0 +1,65 @@
+"""RC-DPFL: the earlier form of R-DPCFL, with a known number of clusters and exact choices."""
+
+from typing import Any
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks
+from fedjax_dp.models.base import Model
+
+
+def rc_dpfl(
+    model: Model,
+    trainer: LocalTrainer,
+    num_clients: int,
+    num_rounds: int,
+    *,
+    num_models: int,
+    soft_share: float = 0.5,
+    num_components: int = 2,
+    features: str = "centred",
+    **options: Any,
+) -> FederatedAlgorithm:
+    """Declares RC-DPFL: a mixture on the first round's updates, then exact choices by loss.
+
+    What differs from R-DPCFL: the number of clusters is given, the change from soft to hard
+    clusters comes after a fixed share of the rounds, clients choose the model of smallest exact
+    training loss in every round after it, and a cluster's mean is weighted by size.
+
+    Guarantee: that of DP-SGD for the updates alone. The choices read the data without noise and are
+    not covered; the declaration says so.
+
+    Args:
+      model: what is trained.
+      trainer: as for `r_dpcfl`.
+      num_clients: the population, at least 1.
+      num_rounds: rounds of the whole run (E), at least 1.
+      num_models: number of clusters (M), at least 1.
+      soft_share: the share of rounds with soft clusters, in [0, 1]; the paper gives no value.
+      num_components: principal components that are clustered.
+      features: as for `r_dpcfl`.
+      **options: further options of `r_dpcfl`.
+
+    Returns:
+      The algorithm.
+
+    Source: "Mitigating Disparate Impact of Differential Privacy in Federated Learning through
+      Robust Clustering", algorithm 1.
+    """
+    checks.whole("num_models", num_models)
+    checks.probability("soft_share", soft_share, allow_zero=True)
+    return r_dpcfl(
+        model,
+        trainer,
+        num_clients,
+        num_rounds,
+        num_models=num_models,
+        selection="exact",
+        fixed_soft_rounds=int(soft_share * num_rounds),
+        num_components=num_components,
+        features=features,
+        is_weighted=True,
+        name="rc_dpfl",
+        **options,
+    )

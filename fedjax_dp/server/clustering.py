@@ -1,0 +1,170 @@
+"""Updates of clients in clusters: a mean for each cluster's model, and who is like whom."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.server.base import Aggregator, stateless
+
+FEATURES = ("centred", "authors")
+
+
+class ClusterUpdate(NamedTuple):
+    """What a client of a clustered algorithm sends.
+
+    Attributes:
+      client: its index in the population, int32.
+      model: which of the server's models it trained, int32.
+      delta: its update.
+    """
+
+    client: jax.Array
+    model: jax.Array
+    delta: PyTree
+
+
+class Similarity(NamedTuple):
+    """Inner products of the clients' updates, all that principal components need of them.
+
+    Attributes:
+      scatter: of the updates that the components are found from, `[clients, clients]`.
+      cross: of the updates that are projected, rows, with those, columns, `[clients, clients]`.
+      is_seen: whose updates are in it, `[clients]`, bool; the others' rows and columns are 0.
+    """
+
+    scatter: jax.Array
+    cross: jax.Array
+    is_seen: jax.Array
+
+
+class ClusterAggregate(NamedTuple):
+    """What a round of a clustered algorithm amounts to.
+
+    Attributes:
+      mean: for each model the mean update of those who trained it, `[models, ...]`; zero for a
+        model that nobody trained.
+      similarity: of the round's updates.
+    """
+
+    mean: PyTree
+    similarity: Similarity
+
+
+def nobody(num_clients: int) -> Similarity:
+    """Gives the similarity of a round in which nobody took part.
+
+    Args:
+      num_clients: the population, at least 1.
+
+    Returns:
+      Zeros.
+    """
+    zeros = jnp.zeros((num_clients, num_clients), jnp.float32)
+    return Similarity(zeros, zeros, jnp.zeros(num_clients, bool))
+
+
+def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centred") -> Similarity:
+    """Computes the inner products of updates, so that nothing larger than them has to be kept.
+
+    "centred" subtracts the mean update. "authors" repeats the published code: components are found
+    from updates whose every coordinate is centred and divided by its standard deviation, but the
+    updates as they are get projected.
+
+    Args:
+      deltas: `[slots, ...]`.
+      is_real: which slots hold an update, `[slots]`, bool.
+      features: "centred" or "authors".
+
+    Returns:
+      The similarity by slot.
+
+    Source: `clustered_dp` section 3.
+    """
+    count = jnp.maximum(jnp.sum(is_real), 1)
+    num_slots = is_real.shape[0]
+    scatter = cross = jnp.zeros((num_slots, num_slots), jnp.float32)
+    for leaf in jax.tree.leaves(deltas):
+        flat = trees.at_least_float32(leaf).reshape(num_slots, -1)
+        flat = jnp.where(is_real[:, None], flat, 0.0)
+        centred = jnp.where(is_real[:, None], flat - jnp.sum(flat, axis=0) / count, 0.0)
+        if features == "authors":
+            stddev = jnp.sqrt(jnp.sum(jnp.square(centred), axis=0) / count)
+            scaled = centred / jnp.where(stddev > 0, stddev, 1.0)
+            scatter = scatter + _inner(scaled, scaled)
+            cross = cross + _inner(flat, scaled)
+        else:
+            scatter = scatter + _inner(centred, centred)
+    if features == "centred":
+        cross = scatter
+    return Similarity(scatter, cross, is_real)
+
+
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.dot(a, b.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "centred") -> Aggregator:
+    """Averages, for each server model, the updates of its clients, and compares all updates.
+
+    Args:
+      num_models: how many server models there are, at least 1.
+      num_clients: the population, at least 1.
+      features: as for `similarity_of`.
+
+    Returns:
+      The stacked aggregator of `ClusterUpdate`; its aggregate is a `ClusterAggregate`. A client of
+      weight 0 counts for nothing.
+    """
+    checks.whole("num_models", num_models)
+    checks.whole("num_clients", num_clients)
+    checks.one_of("features", features, FEATURES)
+
+    def combine(state, total, key):
+        (update, weight), contributes = total
+        is_real = contributes & (weight > 0)
+        mean, per_model = means_of(update.delta, update.model, weight * is_real, num_models)
+        found = similarity_of(update.delta, is_real, features=features)
+        ids = jnp.where(is_real, update.client, num_clients)
+        # Slots come in any order; what is kept goes by client.
+        there = (ids[:, None], ids[None, :])
+        empty = nobody(num_clients)
+        similarity = Similarity(
+            empty.scatter.at[there].set(found.scatter, mode="drop"),
+            empty.cross.at[there].set(found.cross, mode="drop"),
+            empty.is_seen.at[ids].set(True, mode="drop"),
+        )
+        return state, ClusterAggregate(mean, similarity), {"weight_per_model": per_model}
+
+    return Aggregator(
+        stateless, lambda state, update, weight: (update, weight), combine, is_stacked=True
+    )
+
+
+def means_of(
+    deltas: PyTree, cluster: jax.Array, weight: jax.Array, num_clusters: int
+) -> tuple[PyTree, jax.Array]:
+    """Averages stacked updates by cluster.
+
+    Args:
+      deltas: `[slots, ...]`.
+      cluster: the cluster of each slot, `[slots]`, int32.
+      weight: `[slots]`, at least 0; 0 in slots that count for nothing.
+      num_clusters: how many clusters there are.
+
+    Returns:
+      Means, `[clusters, ...]`, zero for a cluster without weight, and the weight of each cluster.
+    """
+    share = jax.nn.one_hot(cluster, num_clusters) * weight[:, None]
+    total = jnp.sum(share, axis=0)
+    share = share / jnp.where(total > 0, total, 1.0)
+
+    def mean(leaf):
+        flat = trees.at_least_float32(leaf).reshape(leaf.shape[0], -1)
+        flat = jnp.where(weight[:, None] > 0, flat, 0.0)
+        summed = jnp.dot(share.T, flat, precision=jax.lax.Precision.HIGHEST)
+        return summed.reshape(num_clusters, *leaf.shape[1:])
+
+    return jax.tree.map(mean, deltas), total

@@ -1,0 +1,167 @@
+"""Soft clusters of clients: principal components of their updates, and a mixture of Gaussians."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.mixture import GaussianMixture
+
+from fedjax_dp.core import checks
+from fedjax_dp.privacy.noise_levels import overlap, separation_scores
+from fedjax_dp.server.clustering import Similarity
+
+# Features are rounded, so that a difference in the last bits of the updates, as between two ways to
+# lay out a round, does not end in other clusters.
+_DECIMALS = 4
+_NUM_RESTARTS = 10
+_TOLERANCE = 1e-6
+_MAX_ITERATIONS = 1000
+
+
+class Mixture(NamedTuple):
+    """A fitted mixture of spherical Gaussians.
+
+    Attributes:
+      means: `[clusters, features]`.
+      radii: standard deviation of one coordinate in each cluster, `[clusters]`.
+      responsibilities: chance of each client to belong to each cluster under equal prior chances,
+        `[clients, clusters]`.
+      separation: the smallest separation score of two clusters (MSS); infinite for one cluster.
+      overlap: the largest overlap of two clusters (MPO), in [0, 1]; 0 for one cluster.
+      num_iterations: steps of expectation-maximisation in the best restart.
+    """
+
+    means: np.ndarray
+    radii: np.ndarray
+    responsibilities: np.ndarray
+    separation: float
+    overlap: float
+    num_iterations: int
+
+
+def principal_features(similarity: Similarity, num_components: int = 2) -> np.ndarray:
+    """Projects the clients' updates on their principal components, each scaled to [0, 1].
+
+    The components come from the clients' inner products alone: of n updates of p parameters they
+    are the leading eigenvectors of an n by n matrix.
+
+    Args:
+      similarity: inner products of the updates.
+      num_components: how many components are kept, at least 1.
+
+    Returns:
+      `[clients, components]`, float64; 0 for clients that were not seen, and for a component that
+      tells nobody from anybody.
+
+    Source: `clustered_dp` section 3.
+    """
+    checks.whole("num_components", num_components)
+    is_seen = np.asarray(similarity.is_seen)
+    scatter = np.asarray(similarity.scatter, np.float64)[np.ix_(is_seen, is_seen)]
+    cross = np.asarray(similarity.cross, np.float64)[np.ix_(is_seen, is_seen)]
+    features = np.zeros((len(is_seen), num_components))
+    if len(scatter) < 2:
+        return features
+    values, vectors = np.linalg.eigh((scatter + scatter.T) / 2)
+    kept = np.argsort(values)[::-1][:num_components]
+    # Component k is Dᵀu/√λ for the updates D; an eigenvector has no sign of its own.
+    largest = np.argmax(np.abs(vectors[:, kept]), axis=0)
+    signs = np.sign(vectors[largest, kept])
+    norms = np.sqrt(np.maximum(values[kept], 0))
+    is_used = norms > 1e-6 * norms.max(initial=0.0)
+    projected = cross @ (vectors[:, kept] * signs) / np.where(is_used, norms, 1.0)
+    low, high = projected.min(axis=0), projected.max(axis=0)
+    spread = np.where(is_used & (high > low), high - low, np.inf)
+    features[is_seen, : len(kept)] = np.round((projected - low) / spread, _DECIMALS)
+    return features
+
+
+def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
+    """Fits a mixture of spherical Gaussians, each with a variance of its own.
+
+    Args:
+      features: `[clients, features]`, at least as many clients as clusters.
+      num_clusters: at least 1.
+      seed: of the restarts, from 0 to 2^32 - 1.
+
+    Returns:
+      The mixture; its components are ordered by their means.
+
+    Raises:
+      ValueError: if there are fewer clients than clusters.
+
+    Source: `clustered_dp` sections 3 and 4.
+    """
+    features = np.asarray(features, np.float64)
+    checks.whole("num_clusters", num_clusters)
+    checks.require(
+        len(features) >= max(2, num_clusters),
+        "features",
+        f"hold at least {max(2, num_clusters)} clients",
+        features.shape,
+    )
+    model = GaussianMixture(
+        num_clusters,
+        covariance_type="spherical",
+        tol=_TOLERANCE,
+        max_iter=_MAX_ITERATIONS,
+        n_init=_NUM_RESTARTS,
+        init_params="k-means++",
+        random_state=seed,
+    ).fit(features)
+    order = np.lexsort(model.means_.T[::-1])
+    # How many clients a cluster has says nothing of whom it is likely to have.
+    model.weights_ = np.full(num_clusters, 1 / num_clusters)
+    responsibilities = model.predict_proba(features)[:, order]
+    means, radii = model.means_[order], np.sqrt(model.covariances_[order])
+    separation = math.inf
+    if num_clusters > 1:
+        separation = float(np.min(separation_scores(means, radii)))
+    return Mixture(
+        means,
+        radii,
+        responsibilities,
+        separation,
+        float(overlap(separation)),
+        int(model.n_iter_),
+    )
+
+
+def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) -> Mixture:
+    """Fits mixtures of several sizes and keeps the one whose clusters stand farthest apart.
+
+    Args:
+      features: `[clients, features]`.
+      candidates: numbers of clusters, each at least 2 and at most the number of clients.
+      seed: as for `fit_mixture`.
+
+    Returns:
+      The mixture of largest smallest separation score (MSS).
+
+    Raises:
+      ValueError: if there is no candidate.
+
+    Source: `clustered_dp` section 2 (choice of M).
+    """
+    checks.require(len(candidates) > 0, "candidates", "name a number of clusters", candidates)
+    fits = [fit_mixture(features, m, seed) for m in candidates]
+    return max(fits, key=lambda mixture: mixture.separation)
+
+
+def num_soft_rounds(largest_overlap: float, num_rounds: int) -> int:
+    """Counts the rounds in which clients follow the mixture, before they go by their own data.
+
+    Args:
+      largest_overlap: MPO, in [0, 1].
+      num_rounds: E, rounds of the run, at least 1.
+
+    Returns:
+      `E_c = ⌊(1 − MPO) E / 2⌋`.
+
+    Source: `clustered_dp` section 4.
+    """
+    checks.probability("largest_overlap", largest_overlap, allow_zero=True)
+    checks.whole("num_rounds", num_rounds)
+    return math.floor((1 - largest_overlap) * num_rounds / 2)
