@@ -23,6 +23,7 @@ from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import Simulation, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.private import gaussian_mean
 
 ROUNDS = 3
 KEY = 3
@@ -209,6 +210,13 @@ def _dp_fedavg(clip_norm, noise_multiplier, *, is_private=False):
     return expect
 
 
+def _blur_lus(run: Run):
+    layers = (slice(0, 1), slice(1, 1 + NUM_FEATURES))
+    train = federated.blur_lus(run.clients, run.replay, SETTINGS, 0.5, 0.2, 0.4, layers)
+    theta = theta_of(run.initial.server.params)
+    return {"params": federated.dp_fedavg(theta, run.replay, ROUNDS, train, 0.2, 0.8, COHORT)}
+
+
 def _median(run: Run):
     train = federated.local_sgd(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.params)
@@ -311,6 +319,19 @@ _CASES = (
         algorithms.dp_fedavg,
         lambda m: algorithms.dp_fedavg(m, plain_trainer(m), **_CENTRAL),
         _dp_fedavg(0.2, 0.8),
+        _params,
+    ),
+    Case(
+        "blur_lus",
+        algorithms.blur_lus,
+        lambda m: algorithms.blur_lus(
+            m,
+            plain_trainer(m),
+            strength=0.5,
+            sparsity=0.4,
+            aggregator=gaussian_mean(0.2, 0.8, COHORT),
+        ),
+        _blur_lus,
         _params,
     ),
     Case(

@@ -99,7 +99,15 @@ def local_trainer(
             steps = jnp.ceil(per_epoch * jnp.asarray(row.num_epochs, jnp.float32))
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
 
-    def train(start, client: ClientData, config: LocalConfig, key, *, gradient_transform=None):
+    def train(
+        start,
+        client: ClientData,
+        config: LocalConfig,
+        key,
+        *,
+        gradient_transform=None,
+        update_transform=None,
+    ):
         capacity = sampler.capacity(client.limit, max_batch_size)
         micro = _micro_batch_size(micro_batch_size, sampler, model, capacity)
         num_micro = -(-capacity // micro)
@@ -138,7 +146,7 @@ def local_trainer(
             return jax.lax.fori_loop(0, passes, body, zeros._replace(params=params))
 
         def step(carry):
-            i, params, opt_state, sampler_state, stats = carry
+            i, params, opt_state, sampler_state, stats, _ = carry
 
             def any_of(flag):
                 return client.widest((flag & (i < steps)).astype(jnp.int32)) > 0
@@ -176,7 +184,7 @@ def local_trainer(
                 + micro * client.widest(jnp.asarray(passes, jnp.int32)),
                 "overflow": stats["overflow"] + draw.overflow,
             }
-            return i + 1, params, opt_state, sampler_state, stats
+            return i + 1, params, opt_state, sampler_state, stats, gradient
 
         stats = {
             "loss_sum": jnp.float32(0),
@@ -185,14 +193,17 @@ def local_trainer(
             "num_computed": jnp.int32(0),
             "overflow": jnp.int32(0),
         }
-        carry = (jnp.int32(0), start, opt.init(start), sampler.init(client.limit), stats)
-        _, params, _, _, stats = jax.lax.while_loop(lambda c: c[0] < steps, step, carry)
+        # Nobody pays for the last gradient where no transform reads it: it is then dead code.
+        still = trees.zeros_like(start)
+        carry = (jnp.int32(0), start, opt.init(start), sampler.init(client.limit), stats, still)
+        _, params, _, _, stats, last = jax.lax.while_loop(lambda c: c[0] < steps, step, carry)
 
         delta = trees.subtract(params, start)
-        for i, transform in enumerate(update_transforms):
+        transforms = (*update_transforms, *([update_transform] if update_transform else []))
+        for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.
             transform_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
-            delta = transform(delta, UpdateContext(params, client, config, transform_key))
+            delta = transform(delta, UpdateContext(params, last, client, config, transform_key))
         metrics = stats | {"update_norm": trees.l2_norm(delta)}
         return LocalResult(delta, params, client.size.astype(jnp.float32), steps, metrics)
 

@@ -18,12 +18,15 @@ class UpdateContext(NamedTuple):
 
     Attributes:
       params: the local parameters at the end of training.
+      gradient: the gradient of the last step as it was released, noised where training is private;
+        zeros where no step was taken.
       client: the client's data.
       config: the client's numbers.
       key: a key of the round, the client and the transform's place in the chain.
     """
 
     params: PyTree
+    gradient: PyTree
     client: ClientData
     config: LocalConfig
     key: PRNGKey
@@ -71,12 +74,28 @@ def keep_largest(share: float) -> UpdateTransform:
     checks.probability("share", share)
 
     def sparsify(x: jax.Array) -> jax.Array:
-        flat = x.reshape(-1)
-        count = max(1, round(share * flat.size))
-        kept = jax.lax.top_k(jnp.abs(flat), count)[1]
-        return jnp.zeros_like(flat).at[kept].set(flat[kept]).reshape(x.shape)
+        return jnp.where(mask_of_largest(jnp.abs(x), share), x, 0)
 
     return lambda delta, context: jax.tree.map(sparsify, delta)
+
+
+def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
+    """Marks the entries of largest score.
+
+    Args:
+      scores: any shape; NaN counts as the least.
+      share: the share of entries to mark, in (0, 1]; at least one is.
+
+    Returns:
+      Bools of the same shape, exactly `max(1, round(share * size))` of them true; of equal scores
+      the first in order.
+    """
+    flat = jnp.where(jnp.isnan(scores), -jnp.inf, scores).reshape(-1)
+    count = max(1, round(share * flat.size))
+    least = jax.lax.top_k(flat, count)[0][-1]
+    above, tied = flat > least, flat == least
+    room = count - jnp.sum(above)
+    return (above | (tied & (jnp.cumsum(tied) <= room))).reshape(scores.shape)
 
 
 def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:

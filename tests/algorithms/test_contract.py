@@ -21,7 +21,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
 
 FEDERATED = [name for name in CASES if not CASES[name].is_pooled]
-CLIENT_LEVEL = ["dp_fedavg", "dp_both"]
+CLIENT_LEVEL = ["dp_fedavg", "dp_both", "blur_lus"]
 # What a trainer clips by example never sends an update that is not finite.
 UNCLIPPED = [name for name in FEDERATED if not CASES[name].is_private]
 CLIP_NORM, MULTIPLIER = 0.2, 0.8

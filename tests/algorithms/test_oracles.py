@@ -54,7 +54,7 @@ def without_noise(initial):
     return initial._replace(config=config, aggregator=aggregator)
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "dp_fedavg", "dp_both"])
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_fedavg", "dp_both", "blur_lus"])
 def test_private_algorithms_agree_with_numpy_without_noise(name, monkeypatch):
     ref = reference(name)
     final, _ = ref.sim.run(without_noise(ref.initial), ref.key, ROUNDS)

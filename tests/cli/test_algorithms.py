@@ -8,7 +8,7 @@ from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.io import plots
 
 # A unit of privacy for each: none where the algorithm offers that, else the first that it has.
-UNITS = {"dp_fedavg": "client", "dp_sgd": "record"}
+UNITS = {"dp_fedavg": "client", "blur_lus": "client", "dp_sgd": "record"}
 NEEDED = {"ifca": ("--algorithm.options.num_models=2",)}
 # Only what a client would use itself can be evaluated: there is no model of the whole.
 WITHOUT_SERVER_MODEL = ("ifca", "local_only")

@@ -14,7 +14,7 @@ from fedjax_dp.clients import (
     scale_update,
 )
 
-CONTEXT = UpdateContext(None, None, None, jax.random.key(0))
+CONTEXT = UpdateContext(None, None, None, None, jax.random.key(0))
 DELTA = {"a": jnp.array([[3.0, -1.0], [0.5, -4.0]]), "b": jnp.array([2.0])}
 
 

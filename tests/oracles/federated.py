@@ -5,14 +5,39 @@ import numpy as np
 from oracles import local, logistic
 
 
-def local_sgd(clients, replay, settings, *, mu=0.0):
+def local_sgd(clients, replay, settings, *, mu=0.0, radius=-1.0):
     """One client's plain local training as `train(start, round, client, shift) -> theta`."""
 
     def train(start, round_index, i, shift=0.0):
         x, y = clients[i]
         steps = local.num_steps(len(y), settings.batch_size[i], settings.num_epochs[i])
         batches = replay.batches(round_index, i, steps)
-        return local.sgd(start, x, y, batches, settings.learning_rate[i], mu=mu, shift=shift)
+        rate = settings.learning_rate[i]
+        return local.sgd(start, x, y, batches, rate, mu=mu, shift=shift, radius=radius)
+
+    return train
+
+
+def blur_lus(clients, replay, settings, strength, radius, sparsity, layers):
+    """One client's training with BLUR, then LUS on each of `layers`, slices of the parameters.
+
+    Cheng and others 2022, algorithm 2: the gradient at the final model over all of the data.
+    """
+    inner = local_sgd(clients, replay, settings, mu=strength, radius=radius)
+
+    def train(start, round_index, i):
+        x, y = clients[i]
+        theta = inner(start, round_index, i)
+        if len(y) == 0:
+            return theta
+        delta = theta - start
+        cost = np.abs(logistic.gradients(theta, x, y).mean(axis=0) * delta)
+        sparse = np.zeros_like(delta)
+        for layer in layers:
+            count = max(1, round((1 - sparsity) * len(cost[layer])))
+            kept = np.arange(len(cost))[layer][np.argsort(-cost[layer], kind="stable")[:count]]
+            sparse[kept] = delta[kept]
+        return start + sparse
 
     return train
 

@@ -13,14 +13,18 @@ def num_steps(size, batch_size, epochs):
     return math.ceil(math.ceil(size / batch_size) * epochs)
 
 
-def sgd(start, x, y, batches, learning_rate, *, mu=0.0, shift=0.0):
-    """Plain SGD on the mean loss of each batch, with a proximal term and a fixed direction."""
+def sgd(start, x, y, batches, learning_rate, *, mu=0.0, shift=0.0, radius=-1.0):
+    """Plain SGD on the mean loss of each batch, with a proximal term and a fixed direction.
+
+    The proximal term acts beyond `radius` only, as that of BLUR does.
+    """
     theta = start.copy()
     for rows in batches:
         gradient = np.zeros_like(theta)
         if len(rows):
             gradient = logistic.gradients(theta, x[rows], y[rows]).mean(axis=0)
-        theta -= learning_rate * (gradient + mu * (theta - start) + shift)
+        pull = mu * (theta - start) * (np.linalg.norm(theta - start) > radius)
+        theta -= learning_rate * (gradient + pull + shift)
     return theta
 
 

@@ -1,0 +1,99 @@
+"""DP-FedAvg with BLUR and LUS: local training that fits its update to the clip norm."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.regularizers import blur
+from fedjax_dp.clients.sparsification import sparsify
+from fedjax_dp.core import checks
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator
+
+SERVERS: Mapping[str, Callable[..., FederatedAlgorithm]] = {
+    "fedavg": fedavg,
+    "fedavgm": fedavgm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+}
+
+
+def blur_lus(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    strength: float = 0.4,
+    sparsity: float = 0.7,
+    radius: float | None = None,
+    score: str = "cost",
+    server: str = "fedavg",
+    server_options: Mapping[str, Any] = {},
+    aggregator: Aggregator | None = None,
+) -> FederatedAlgorithm:
+    """Declares federated averaging whose clients train with BLUR and send what LUS keeps.
+
+    BLUR pulls local models back into the ball that the clip norm allows; LUS shortens the update by
+    what costs the client least. Clipping then takes less away, so that a smaller clip norm, and
+    with it less noise, serves. Either is off at 0.
+
+    Guarantee: that of the aggregator and of the trainer, unchanged: both parts happen at the client
+    before clipping.
+
+    Args:
+      model: what is trained.
+      trainer: local training; with plain SGD `strength` times the learning rate must be below 1.
+      strength: λ of BLUR, at least 0.
+      sparsity: c of LUS, the share of each layer's entries to drop, in [0, 1).
+      radius: S of BLUR; the aggregator's own bound on an update where it is None, at the start of
+        the run where that bound adapts.
+      score: what LUS keeps, see `sparsify`; behind a private trainer not "cost", which reads
+        records without noise.
+      server: whose server step is taken, "fedavg", "fedavgm", "fedadam", "fedyogi" or
+        "fedadagrad".
+      server_options: options of that algorithm, such as its learning rate.
+      aggregator: how updates are combined; `gaussian_mean` makes this the paper's algorithm.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: for a number out of range, an unknown server, or a score that would leak.
+
+    Source: Cheng and others 2022, algorithm 2; `user_level_dp` sections 3 to 5.
+    """
+    checks.one_of("server", server, SERVERS)
+    checks.require(
+        not (trainer.is_private and sparsity > 0 and score == "cost"),
+        "score",
+        "be 'cost_of_last_step' or 'magnitude' behind a private trainer, since 'cost' reads "
+        "records without noise",
+        score,
+    )
+    if trainer.is_plain_sgd:
+        largest = float(np.max(np.asarray(trainer.config.learning_rate)))
+        rule = f"be below 1 / learning_rate, which is {largest:g} at most"
+        checks.require(strength * largest < 1, "strength", rule, strength)
+    pull = blur(strength, _bound(aggregator) if radius is None else radius) if strength else None
+    keep = sparsify(model, sparsity, score=score) if sparsity else None
+
+    def client(server, row, client, config, key):
+        result = trainer.train(
+            server.params, client, config, key, gradient_transform=pull, update_transform=keep
+        )
+        return ClientOutput(result.delta, result.weight, row, result.metrics)
+
+    base = SERVERS[server](model, trainer, aggregator=aggregator, **server_options)
+    return base._replace(name="blur_lus", client=client)
+
+
+def _bound(aggregator: Aggregator | None) -> float:
+    is_bounded = aggregator is not None and aggregator.sensitivity is not None
+    rule = "be given where no aggregator bounds an update"
+    checks.require(is_bounded, "radius", rule, None)
+    return float(aggregator.sensitivity(aggregator.init(None)).l2)  # type: ignore

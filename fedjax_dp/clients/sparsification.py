@@ -1,0 +1,95 @@
+"""Local update sparsification: a client keeps the part of its update that its own loss needs."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.transforms import UpdateTransform, keep_largest, mask_of_largest
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+
+SCORES = ("cost", "cost_of_last_step", "magnitude")
+
+
+def sparsify(model: Model, sparsity: float, *, score: str = "cost") -> UpdateTransform:
+    """Zeroes the entries of an update that the client would miss least: LUS.
+
+    The cost of an entry is `|∂f/∂w · Δw|`, what undoing it would change in the client's own loss,
+    to first order. In every layer (each parameter tensor) the costliest entries stay.
+
+    The choice reads the client's data and is never sent: noise must lie on all entries. Behind
+    private training "cost" would read records without noise; the two others are post-processing of
+    what was released.
+
+    Args:
+      model: the model; buffers, such as batch-norm statistics, are left as they are.
+      sparsity: c, the share of entries to drop in each layer, in [0, 1); at least one stays. 0
+        leaves the update as it is.
+      score: "cost" takes the gradient of the mean loss over all of the client's data at its final
+        model, "cost_of_last_step" the gradient of the last local step, which was taken just before
+        that model, and "magnitude" ignores gradients.
+
+    Returns:
+      The transform. It keeps exactly `max(1, round((1 − c) · size))` entries of each layer; of
+      equal ones the first in order.
+
+    Raises:
+      ValueError: for a number or a name that is out of range.
+
+    Source: Cheng and others 2022, section 4.2; `user_level_dp` section 4.
+    """
+    checks.require(0 <= sparsity < 1, "sparsity", "lie in [0, 1)", sparsity)
+    checks.one_of("score", score, SCORES)
+    if sparsity == 0:
+        return lambda delta, context: delta
+    share = 1 - sparsity
+
+    def transform(delta, context):
+        if score == "magnitude":
+            kept = keep_largest(share)(delta, context)
+        else:
+            gradient = context.gradient
+            if score == "cost":
+                gradient = mean_gradient(model, context.params, context.client)
+            kept = jax.tree.map(
+                lambda g, d: jnp.where(mask_of_largest(jnp.abs(g * d), share), d, 0),
+                gradient,
+                delta,
+            )
+        is_buffer = model.is_buffer(delta)
+        return jax.tree.map(lambda d, k, whole: d if whole else k, delta, kept, is_buffer)
+
+    return transform
+
+
+def mean_gradient(
+    model: Model, params: PyTree, client: ClientData, *, block_size: int = 128
+) -> PyTree:
+    """Computes the gradient of a client's mean loss over all of its data, without dropout.
+
+    Args:
+      model: the model.
+      params: where the gradient is taken.
+      client: the client's data.
+      block_size: examples that are computed at once; bounds memory, changes nothing else.
+
+    Returns:
+      The gradient, float32 or better; zeros for a client without examples. Not private.
+    """
+    block = min(block_size, client.limit)
+
+    def body(i, total):
+        rows = i * block + jnp.arange(block)
+        is_real = rows < client.size
+        batch = client.gather(rows)
+
+        def loss(p):
+            return jnp.sum(model.losses(p, batch, mask=is_real)[0])
+
+        return trees.add(total, jax.tree.map(trees.at_least_float32, jax.grad(loss)(params)))
+
+    zeros = jax.tree.map(lambda p: trees.at_least_float32(jnp.zeros_like(p)), params)
+    num_blocks = client.widest(-(-client.size // block))
+    total = jax.lax.fori_loop(0, num_blocks, body, zeros)
+    return trees.scale(total, 1.0 / jnp.maximum(client.size, 1))
