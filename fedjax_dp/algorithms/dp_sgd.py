@@ -1,15 +1,26 @@
 """DP-SGD at the clients: a record of one client is the unit of privacy."""
 
+from collections.abc import Callable
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
 from fedjax_dp.core import checks
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.noise_aware import NamedUpdate
 
 
-def dp_sgd(model: Model, trainer: LocalTrainer, **options: Any) -> FederatedAlgorithm:
+def dp_sgd(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    weight_of: Callable[[ClientData, LocalConfig], jax.Array] | None = None,
+    **options: Any,
+) -> FederatedAlgorithm:
     """Declares FedAvg whose clients run DP-SGD, each to its own budget.
 
     Nobody but the client is trusted: the noise is in every local step, so that what leaves the
@@ -22,6 +33,8 @@ def dp_sgd(model: Model, trainer: LocalTrainer, **options: Any) -> FederatedAlgo
     Args:
       model: what is trained.
       trainer: a private trainer, such as `dp_sgd_trainer` builds.
+      weight_of: another weight than the size, at least 0, of a client that has examples; updates
+        then carry their client's name, for an aggregator of `server.noise_aware`.
       **options: further options of `fedavg`.
 
     Returns:
@@ -35,4 +48,13 @@ def dp_sgd(model: Model, trainer: LocalTrainer, **options: Any) -> FederatedAlgo
     checks.require(
         trainer.is_private, "trainer", "clip and noise every record's gradient", trainer.is_private
     )
-    return fedavg(model, trainer, name="dp_sgd", **options)
+    algorithm = fedavg(model, trainer, name="dp_sgd", **options)
+    if weight_of is None:
+        return algorithm
+
+    def client(server, row, client, config, key):
+        output = algorithm.client(server, row, client, config, key)
+        weight = jnp.where(client.size > 0, weight_of(client, config), 0.0)
+        return output._replace(update=NamedUpdate(client.index, output.update), weight=weight)
+
+    return algorithm._replace(client=client)

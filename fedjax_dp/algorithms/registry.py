@@ -82,7 +82,7 @@ ALGORITHMS: Mapping[str, Entry] = {
 }
 
 # Set by the run, or values that a configuration file cannot hold.
-_NOT_OPTIONS = {"name", "aggregator", "server_optimizer", "num_clients", "num_rounds"}
+_NOT_OPTIONS = {"name", "aggregator", "server_optimizer", "num_clients", "num_rounds", "weight_of"}
 
 
 def options_of(name: str) -> dict[str, Any]:

@@ -42,6 +42,27 @@ def positive(argument: str, value: Any) -> None:
     require(_all(value, lambda a: np.isfinite(a) & (a > 0)), argument, "be positive", value)
 
 
+def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np.ndarray:
+    """Requires one finite number above zero for each client.
+
+    Args:
+      argument: the name to put into the error.
+      values: what was given.
+      num_clients: how many there must be.
+
+    Returns:
+      The numbers, `[num_clients]`, float32.
+
+    Raises:
+      ValueError: if they are missing, not positive, or not one for each client.
+    """
+    shape = None if values is None else np.shape(values)
+    rule = f"have one number for each of the {num_clients} clients"
+    require(shape == (num_clients,), argument, rule, values)
+    positive(argument, values)
+    return np.asarray(values, np.float32)
+
+
 def non_negative(argument: str, value: Any) -> None:
     """Requires a finite number of at least zero, or an array of them.
 

@@ -13,8 +13,8 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 
 MODES = ("fixed", "inexact")
-# Of the inexact mode: how fast the penalty grows, and how far. What grows faster, or starts from the
-# penalty of the fixed mode, stops far from the minimum where the noise is dense.
+# Of the inexact mode: how fast the penalty grows, and how far. What grows faster, or starts from
+# the penalty of the fixed mode, stops far from the minimum where the noise is dense.
 _GROWTH, _LARGEST_GROWTH = 1.2, 1e7
 # Products of updates are summed over millions of parameters: no shorter floats inside.
 _EXACT = jax.lax.Precision.HIGHEST

@@ -1,0 +1,49 @@
+"""Minimum-ε: everybody trains to the smallest budget of all."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.models.base import Model
+
+
+def minimum_epsilon(
+    model: Model, trainer: LocalTrainer, *, num_clients: int, is_weighted: bool = True
+) -> FederatedAlgorithm:
+    """Declares DPFedAvg for clients that were all calibrated to the smallest budget.
+
+    The server does what it does in `record_dp_fedavg`; the difference is in the noise that the
+    trainer was given, see `smallest_budget`.
+
+    Guarantee: as `dp_sgd`.
+
+    Args:
+      model: what is trained.
+      trainer: a private trainer, each client's noise multiplier calibrated to the smallest budget.
+      num_clients: the population, at least 1.
+      is_weighted: weigh clients by their number of examples N_i instead of equally.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: if the trainer is not private.
+
+    Source: Malekmohammadi and others 2024, section 3.3.
+    """
+    algorithm = record_dp_fedavg(model, trainer, num_clients=num_clients, is_weighted=is_weighted)
+    return algorithm._replace(name="minimum_epsilon")
+
+
+def smallest_budget(epsilon: ArrayLike) -> np.ndarray:
+    """Gives every client the smallest budget of all.
+
+    Args:
+      epsilon: budgets, `[clients]`.
+
+    Returns:
+      What clients are calibrated to, `[clients]`.
+    """
+    return np.full(np.shape(epsilon), np.min(epsilon))

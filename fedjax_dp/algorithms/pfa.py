@@ -1,0 +1,115 @@
+"""PFA: updates of clients with small budgets are projected on what those with large ones share."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.dp_sgd import dp_sgd
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.projected import projected_mean
+
+SPLITS = ("mixture", "kmeans", "agglomerative", "top_tenth")
+
+
+def pfa(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: int,
+    declared_epsilon: ArrayLike | None = None,
+    split: str = "mixture",
+    num_components: int = 1,
+    is_standardized: bool = True,
+) -> FederatedAlgorithm:
+    """Declares DP-SGD at the clients, a projection by the server, and weights by budget.
+
+    Who is public follows from the declared budgets, once. In each round the leading principal
+    components of the public clients' updates span a subspace; updates of the others are replaced by
+    their projections into it; all are averaged with `w_i = ε_i / Σ ε_j`.
+
+    Guarantee: as `dp_sgd`, whatever is declared.
+
+    Args:
+      model: what is trained.
+      trainer: a private trainer, each client with its own noise multiplier.
+      num_clients: the population, at least 1.
+      declared_epsilon: what clients say that their budgets are, above 0, `[num_clients]`; a run by
+        configuration takes the true ones where it is None.
+      split: how public clients are told from private ones, see `public_clients`.
+      num_components: dimensions of the subspace, at least 1.
+      is_standardized: whether coordinates are standardised before the components are sought.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: if the trainer is not private, budgets are missing, not positive or too few, or an
+        option is not valid.
+
+    Source: Malekmohammadi and others 2024, section 3.6; Liu and others 2021. Its authors take the
+    tenth of the clients with the largest budgets for public and do not standardise.
+    """
+    declared = checks.positive_for_each_client("declared_epsilon", declared_epsilon, num_clients)
+    epsilon = jnp.asarray(declared)
+    aggregator = projected_mean(
+        public_clients(declared, split),
+        num_components=num_components,
+        is_standardized=is_standardized,
+    )
+    algorithm = dp_sgd(
+        model,
+        trainer,
+        weight_of=lambda client, config: epsilon[client.index],
+        aggregator=aggregator,
+    )
+    return algorithm._replace(name="pfa")
+
+
+def public_clients(epsilon: ArrayLike, split: str = "mixture") -> np.ndarray:
+    """Tells the clients with large budgets from those with small ones, on the host.
+
+    Args:
+      epsilon: budgets, above 0, `[clients]`.
+      split: "mixture" fits two Gaussians to the budgets, scaled to [0, 1]; "kmeans" and
+        "agglomerative" form two groups of them; the group with the larger mean is public.
+        "top_tenth" takes the tenth of the clients with the largest budgets, and at least one.
+
+    Returns:
+      Who is public, bool, `[clients]`; everybody where all budgets are the same.
+
+    Raises:
+      ValueError: for an unknown split, or budgets that are not positive.
+
+    Source: Malekmohammadi and others 2024, section 3.6; Liu and others 2021 for the tenth.
+    """
+    checks.one_of("split", split, SPLITS)
+    checks.positive("epsilon", epsilon)
+    budgets = np.asarray(epsilon, np.float64)
+    if np.ptp(budgets) == 0:
+        return np.ones(len(budgets), bool)
+    if split == "top_tenth":
+        # A stable sort of the negatives: of equal budgets the first clients are taken.
+        first = np.argsort(-budgets, kind="stable")[: max(1, round(len(budgets) / 10))]
+        return np.isin(np.arange(len(budgets)), first)
+    scaled = ((budgets - budgets.min()) / np.ptp(budgets))[:, None]
+    from sklearn.cluster import AgglomerativeClustering, KMeans
+    from sklearn.mixture import GaussianMixture
+
+    model = {
+        "mixture": lambda: GaussianMixture(2, random_state=0),
+        "kmeans": lambda: KMeans(2, n_init=10, random_state=0),
+        "agglomerative": lambda: AgglomerativeClustering(2),
+    }[split]()
+    with warnings.catch_warnings():
+        # Fewer distinct budgets than a fit would like are no mistake of the caller.
+        warnings.simplefilter("ignore")
+        group = model.fit_predict(scaled)
+    if len(np.unique(group)) < 2:
+        return np.ones(len(budgets), bool)
+    means = [scaled[group == g].mean() for g in (0, 1)]
+    return group == int(np.argmax(means))

@@ -1,0 +1,66 @@
+"""Robust-HDP: clients weigh by how little noise robust PCA finds in their updates."""
+
+import jax.numpy as jnp
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.dp_sgd import dp_sgd
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.noise_aware import noise_aware_mean
+
+
+def robust_hdp(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: int,
+    reestimate: str | int = "first",
+    block_size: int = 200_000,
+    num_blocks: int | None = None,
+    mode: str = "inexact",
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> FederatedAlgorithm:
+    """Declares Robust-HDP: local DP-SGD, robust PCA of the updates, weights `w_i ∝ 1/‖S_i‖²`.
+
+    The matrix of the round's updates is split into a low-rank part, what the clients have in
+    common, and a rest S, whose rows hold each client's own noise. The server reads no budget, so
+    that none can be falsified.
+
+    Guarantee: as `dp_sgd`; robust PCA is post-processing.
+
+    Args:
+      model: what is trained.
+      trainer: a private trainer, each client with its own noise multiplier.
+      num_clients: the population, at least 1.
+      reestimate: "first" keeps the levels of a client's first round, as the authors' program does;
+        "every" estimates in each round, as algorithm 1 is written; a number k in every k-th round.
+      block_size: p', parameters that are decomposed together, at least 1.
+      num_blocks: Q, blocks that are read, at least 1; all where it is None.
+      mode: "inexact" is fast, "fixed" follows the paper's pursuit; see
+        `principal_component_pursuit`.
+      tolerance: relative residual at which the pursuit stops, above 0.
+      max_iterations: stops it in any case, at least 1.
+
+    Returns:
+      The algorithm; weights, noise levels and what the pursuit did are in each round's info.
+
+    Raises:
+      ValueError: if the trainer is not private or an option is not valid.
+
+    Source: Malekmohammadi and others 2024, algorithms 1 and 2.
+    """
+    aggregator = noise_aware_mean(
+        num_clients,
+        reestimate=reestimate,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        mode=mode,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+    )
+    # Any weight above zero says that there are examples; sizes are not read.
+    algorithm = dp_sgd(
+        model, trainer, weight_of=lambda client, config: jnp.float32(1), aggregator=aggregator
+    )
+    return algorithm._replace(name="robust_hdp")

@@ -1,0 +1,50 @@
+"""WeiAvg: clients weigh as much as the budget that they declare."""
+
+import jax.numpy as jnp
+from numpy.typing import ArrayLike
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.dp_sgd import dp_sgd
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.noise_aware import weighted_by_client
+
+
+def weiavg(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: int,
+    declared_epsilon: ArrayLike | None = None,
+) -> FederatedAlgorithm:
+    """Declares DP-SGD at the clients and a mean with weights `w_i = ε_i / Σ ε_j`.
+
+    Guarantee: as `dp_sgd`, whatever is declared: the noise follows the trainer, the weights follow
+    the declaration. Budgets are public here, and a server that trusts them can be misled.
+
+    Args:
+      model: what is trained.
+      trainer: a private trainer, each client with its own noise multiplier.
+      num_clients: the population, at least 1.
+      declared_epsilon: what clients say that their budgets are, above 0, `[num_clients]`; a run by
+        configuration takes the true ones where it is None.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: if the trainer is not private, or budgets are missing, not positive or too few.
+
+    Source: Malekmohammadi and others 2024, section 3.3 (WeiAvg).
+    """
+    epsilon = jnp.asarray(
+        checks.positive_for_each_client("declared_epsilon", declared_epsilon, num_clients)
+    )
+    algorithm = dp_sgd(
+        model,
+        trainer,
+        weight_of=lambda client, config: epsilon[client.index],
+        aggregator=weighted_by_client(num_clients),
+    )
+    return algorithm._replace(name="weiavg")

@@ -1,0 +1,189 @@
+"""Means that weigh clients by name: by given weights, or by how noisy their updates are."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.robust_pca import check_options, estimate_noise
+
+# Levels below this share of the largest count as much: a clean update may not outweigh all others
+# by more, and none is divided by zero.
+_SMALLEST_LEVEL = 1e-9
+
+
+class NamedUpdate(NamedTuple):
+    """An update with the name of the client that sends it.
+
+    Attributes:
+      client: the client's index in the population, int32.
+      delta: its update.
+    """
+
+    client: jax.Array
+    delta: PyTree
+
+
+class NoiseState(NamedTuple):
+    """What a server knows of its clients' noise.
+
+    Attributes:
+      levels: estimated squared norm of the noise in an update, `[num_clients]`; 0 where unknown.
+      is_known: whose level was estimated, `[num_clients]`.
+      rounds: rounds so far in which anybody took part, int32.
+    """
+
+    levels: jax.Array
+    is_known: jax.Array
+    rounds: jax.Array
+
+
+def weighted_by_client(num_clients: int) -> Aggregator:
+    """Averages updates by the weights that come with them, and reports each client's share.
+
+    Args:
+      num_clients: the population, at least 1.
+
+    Returns:
+      The aggregator of `NamedUpdate`, streamed; without any weight the aggregate is zero. Its info
+      holds `weights`, `[num_clients]`, which sum to one over the cohort.
+    """
+    checks.whole("num_clients", num_clients)
+
+    def contribute(state, update: NamedUpdate, weight):
+        delta = jax.tree.map(trees.at_least_float32, update.delta)
+        return trees.scale(delta, weight), weight * jax.nn.one_hot(update.client, num_clients)
+
+    def combine(state, total, key):
+        summed, weights = total
+        whole = jnp.sum(weights)
+        share = jnp.where(whole > 0, 1.0 / jnp.where(whole > 0, whole, 1.0), 0.0)
+        return state, trees.scale(summed, share), {"weights": weights * share}
+
+    return Aggregator(stateless, contribute, combine)
+
+
+def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
+    """Computes weights inversely proportional to noise levels.
+
+    Args:
+      levels: at least 0, `[clients]`; below 1e-9 of the largest they count as that.
+      counts: which clients take part, `[clients]`; the others get weight 0.
+
+    Returns:
+      Weights that sum to one, `[clients]`; equal ones where no update holds noise, zeros where
+      nobody takes part.
+
+    Source: Malekmohammadi and others 2024, section 3.5.
+    """
+    largest = jnp.max(jnp.where(counts, levels, 0.0))
+    relative = levels / jnp.where(largest > 0, largest, 1.0)
+    inverse = jnp.where(counts, _SMALLEST_LEVEL / jnp.maximum(relative, _SMALLEST_LEVEL), 0.0)
+    total = jnp.sum(inverse)
+    return inverse / jnp.where(total > 0, total, 1.0)
+
+
+def noise_aware_mean(
+    num_clients: int,
+    *,
+    reestimate: str | int = "first",
+    block_size: int = 200_000,
+    num_blocks: int | None = None,
+    mode: str = "inexact",
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> Aggregator:
+    """Averages updates by the inverse of the noise that robust PCA finds in them.
+
+    What the updates of a round share is taken for signal, the rest for each one's noise. Nothing
+    that a client declares is read. It is post-processing: it costs no privacy.
+
+    Args:
+      num_clients: the population, at least 1.
+      reestimate: "first" estimates a client's level in the first round that it joins, "every" in
+        every round, a number k in every k-th round.
+      block_size: p', parameters that are decomposed together, at least 1.
+      num_blocks: Q, blocks that are read, at least 1; all where it is None.
+      mode: "inexact" or "fixed", see `principal_component_pursuit`.
+      tolerance: relative residual at which the pursuit stops, above 0.
+      max_iterations: stops it in any case, at least 1.
+
+    Returns:
+      The aggregator of `NamedUpdate`, stacked; a client of weight 0, which has no examples, counts
+      for nothing. Its info holds `weights` and `noise_levels`, `[num_clients]` and 0 for those that
+      did not take part, `signal_levels`, and what the pursuit did: `rpca_iterations`,
+      `rpca_residual` and `rpca_rank`, 0 in rounds without an estimate.
+
+    Raises:
+      ValueError: naming the argument, the rule and the value.
+
+    Source: Malekmohammadi and others 2024, algorithms 1 and 2.
+    """
+    checks.whole("num_clients", num_clients)
+    checks.whole("block_size", block_size)
+    if num_blocks is not None:
+        checks.whole("num_blocks", num_blocks)
+    check_options(mode, tolerance, max_iterations)
+    if isinstance(reestimate, str):
+        checks.one_of("reestimate", reestimate, ("first", "every"))
+    else:
+        checks.whole("reestimate", reestimate)
+    period = {"first": 0, "every": 1}.get(reestimate, reestimate)  # type: ignore[call-overload]
+
+    def init(server):
+        del server
+        zeros = jnp.zeros(num_clients, jnp.float32)
+        return NoiseState(zeros, zeros > 0, jnp.int32(0))
+
+    def contribute(state, update: NamedUpdate, weight):
+        return update._replace(delta=jax.tree.map(trees.at_least_float32, update.delta)), weight
+
+    def combine(state: NoiseState, total, key):
+        (update, weight), is_real = total
+        counts = is_real & (weight > 0)
+        clients = update.client.astype(jnp.int32)
+        is_due = (state.rounds % period == 0) if period else jnp.bool_(False)
+        is_new = counts & (is_due | ~state.is_known[clients])
+
+        def estimate(deltas):
+            found = estimate_noise(
+                deltas,
+                counts,
+                block_size=block_size,
+                num_blocks=num_blocks,
+                mode=mode,
+                tolerance=tolerance,
+                max_iterations=max_iterations,
+            )
+            return jax.tree.map(trees.at_least_float32, found)
+
+        nothing = trees.zeros_like(jax.eval_shape(estimate, update.delta))
+        found = jax.lax.cond(jnp.any(is_new), estimate, lambda _: nothing, update.delta)
+
+        def by_client(values, which):
+            # Those who do not count are written behind the end, which drops them.
+            at = jnp.where(which, clients, num_clients)
+            return jnp.zeros(num_clients, values.dtype).at[at].set(values, mode="drop")
+
+        was_estimated = by_client(is_new, is_new)
+        levels = jnp.where(was_estimated, by_client(found.noise_levels, is_new), state.levels)
+        weights = inverse_noise_weights(levels[clients], counts)
+        aggregate = jax.tree.map(
+            lambda d: jnp.tensordot(weights, d, axes=1, precision=jax.lax.Precision.HIGHEST),
+            update.delta,
+        )
+        info = {
+            "weights": by_client(weights, counts),
+            "noise_levels": by_client(levels[clients], counts),
+            "signal_levels": by_client(found.signal_levels, is_new),
+            "rpca_iterations": found.num_iterations,
+            "rpca_residual": found.residual,
+            "rpca_rank": found.rank,
+        }
+        rounds = state.rounds + jnp.any(counts)
+        return NoiseState(levels, state.is_known | was_estimated, rounds), aggregate, info
+
+    return Aggregator(init, contribute, combine, is_stacked=True)

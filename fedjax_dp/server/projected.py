@@ -1,0 +1,101 @@
+"""The mean of PFA: noisy updates keep only what lies in the subspace of the clean ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.noise_aware import NamedUpdate
+
+_EXACT = jax.lax.Precision.HIGHEST
+# Directions of a smaller share of the variance are rounding, not a subspace.
+_SMALLEST_SHARE = 1e-6
+
+
+def projected_mean(
+    is_public: ArrayLike, *, num_components: int = 1, is_standardized: bool = True
+) -> Aggregator:
+    """Averages updates by given weights after projecting those of private clients.
+
+    The subspace is spanned by the leading principal components of the public clients' updates of
+    the round. A projection into it is a combination of those updates, and so is the aggregate: its
+    coefficients come from products of updates, O(p n²), and no projected update is ever formed.
+
+    Args:
+      is_public: who is public, `[num_clients]`.
+      num_components: k, dimensions of the subspace, at least 1; fewer where fewer than k + 1 public
+        clients take part.
+      is_standardized: divide coordinates by their standard deviation over the public clients before
+        the components are sought, besides subtracting the mean.
+
+    Returns:
+      The aggregator of `NamedUpdate`, stacked. With fewer than two public clients in a round there
+      is no subspace, and updates are averaged as they are. Its info holds `weights` before the
+      projection and `combination`, the coefficients of the updates after it, `[num_clients]`.
+
+    Raises:
+      ValueError: naming the argument, the rule and the value.
+
+    Source: Malekmohammadi and others 2024, section 3.6, after Liu and others 2021 (PFA).
+    """
+    public_host = np.asarray(is_public)
+    checks.require(
+        public_host.ndim == 1 and public_host.dtype == bool and len(public_host) > 0,
+        "is_public",
+        "hold a bool for each client",
+        is_public,
+    )
+    checks.whole("num_components", num_components)
+    num_clients = len(public_host)
+
+    def contribute(state, update: NamedUpdate, weight):
+        return update._replace(delta=jax.tree.map(trees.at_least_float32, update.delta)), weight
+
+    def combine(state, total, key):
+        (update, weight), is_real = total
+        clients = update.client.astype(jnp.int32)
+        counts = is_real & (weight > 0)
+        weight = jnp.where(counts, weight, 0.0)
+        whole = jnp.sum(weight)
+        weight = weight / jnp.where(whole > 0, whole, 1.0)
+        public = counts & jnp.asarray(public_host)[clients]
+        num_public = jnp.sum(public)
+        share = jnp.where(public, 1.0 / jnp.maximum(num_public, 1), 0.0)
+
+        def products(stack):
+            rows = stack.reshape(stack.shape[0], -1)
+            centred = rows - jnp.tensordot(share, rows, axes=1, precision=_EXACT)
+            if is_standardized:
+                variance = jnp.tensordot(share, jnp.square(centred), axes=1, precision=_EXACT)
+                centred = centred / jnp.where(variance > 0, jnp.sqrt(variance), 1.0)
+            return jnp.matmul(centred * public[:, None], centred.T, precision=_EXACT)
+
+        # Products of each public update with every update, as PCA sees them.
+        gram = sum(jax.tree.leaves(jax.tree.map(products, update.delta)))
+        eigenvalues, vectors = jnp.linalg.eigh(gram * public)
+        kept = eigenvalues > _SMALLEST_SHARE * jnp.maximum(eigenvalues[-1], 0.0)
+        kept &= jnp.arange(len(kept)) >= len(kept) - num_components
+        inverse = jnp.where(kept, 1.0 / jnp.where(kept, eigenvalues, 1.0), 0.0)
+        private_weight = jnp.where(public, 0.0, weight)
+        projected = jnp.matmul(gram, private_weight, precision=_EXACT)
+        projected = jnp.matmul(vectors.T, projected, precision=_EXACT) * inverse
+        projected = jnp.where(public, jnp.matmul(vectors, projected, precision=_EXACT), 0.0)
+        # The mean of the public updates comes back once for every private one, and a centred update
+        # holds it with the opposite sign.
+        mean_times = jnp.sum(private_weight) - jnp.sum(projected)
+        combination = jnp.where(public, weight + projected + mean_times * share, 0.0)
+        combination = jnp.where(num_public >= 2, combination, weight)
+        aggregate = jax.tree.map(
+            lambda d: jnp.tensordot(combination, d, axes=1, precision=_EXACT), update.delta
+        )
+        at = jnp.where(counts, clients, num_clients)
+        by_client = jnp.zeros(num_clients, weight.dtype).at[at]
+        info = {
+            "weights": by_client.set(weight, mode="drop"),
+            "combination": by_client.set(combination, mode="drop"),
+        }
+        return state, aggregate, info
+
+    return Aggregator(stateless, contribute, combine, is_stacked=True)
