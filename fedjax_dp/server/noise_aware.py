@@ -129,9 +129,10 @@ def noise_aware_mean(
     check_options(mode, tolerance, max_iterations)
     if isinstance(reestimate, str):
         checks.one_of("reestimate", reestimate, ("first", "every"))
+        period = {"first": 0, "every": 1}[reestimate]
     else:
         checks.whole("reestimate", reestimate)
-    period = {"first": 0, "every": 1}.get(reestimate, reestimate)  # type: ignore[call-overload]
+        period = reestimate
 
     def init(server):
         del server
