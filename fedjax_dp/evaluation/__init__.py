@@ -1,12 +1,28 @@
 """Exact, non-private evaluation: loss, accuracy, and how evenly clients are served."""
 
+from fedjax_dp.evaluation.clustering import (
+    is_minority_found,
+    is_partition_found,
+    matched_share,
+)
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
-from fedjax_dp.evaluation.fairness import by_group, disparity_of_gains, summarize
+from fedjax_dp.evaluation.fairness import (
+    by_group,
+    cluster_fairness,
+    disparity_of_gains,
+    over_seeds,
+    summarize,
+)
 
 __all__ = [
     "Evaluation",
     "by_group",
+    "cluster_fairness",
     "disparity_of_gains",
+    "is_minority_found",
+    "is_partition_found",
+    "matched_share",
+    "over_seeds",
     "personal_evaluator",
     "shared_evaluator",
     "summarize",

@@ -1,6 +1,6 @@
 """How evenly a model serves the clients: worst client, disparity, quantiles, minority."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -96,3 +96,64 @@ def by_group(values: np.ndarray, is_minority: np.ndarray) -> dict[str, float]:
         "majority": mean(values[~is_minority]),
         "minority": mean(values[is_minority]),
     }
+
+
+def cluster_fairness(
+    accuracy: np.ndarray,
+    loss: np.ndarray,
+    reference_accuracy: np.ndarray,
+    reference_loss: np.ndarray,
+    is_minority: np.ndarray,
+) -> dict[str, float]:
+    """Computes the fairness metrics of clustered federated learning.
+
+    The paper compares with the best model of a client's cluster; that is replaced by a reference
+    model, trained centrally without privacy on the pooled data of the cluster.
+
+    Args:
+      accuracy: held-out accuracy of each client's final model, in [0, 1], `[num_clients]`.
+      loss: training loss of each client's final model, `[num_clients]`.
+      reference_accuracy: held-out accuracy of the reference model of its cluster, `[num_clients]`.
+      reference_loss: training loss of the reference model of its cluster, `[num_clients]`.
+      is_minority: who belongs to the minority cluster, `[num_clients]`, bool.
+
+    Returns:
+      `acc_all`, `acc_maj`, `acc_min`, `min_acc`, `acc_disparity` and `F_acc` in percent, and
+      `F_loss`.
+
+    Source: `clustered_dp` section 9.
+    """
+    percent = 100 * np.asarray(accuracy, dtype=np.float64)
+    groups = by_group(percent, is_minority)
+    return {
+        "acc_all": groups["all"],
+        "acc_maj": groups["majority"],
+        "acc_min": groups["minority"],
+        "min_acc": float(np.nanmin(percent)),
+        "acc_disparity": float(np.nanmax(percent) - np.nanmin(percent)),
+        "F_acc": disparity_of_gains(percent, 100 * np.asarray(reference_accuracy, np.float64)),
+        "F_loss": disparity_of_gains(loss, reference_loss),
+    }
+
+
+def over_seeds(results: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    """Summarises metrics over seeds.
+
+    Args:
+      results: the metrics of each seed; those that all of them have are summarised.
+
+    Returns:
+      For each metric its mean and its standard deviation with n - 1 in the denominator; NaN for a
+      single seed.
+
+    Raises:
+      ValueError: if there is no result.
+    """
+    checks.require(len(results) > 0, "results", "hold at least one seed", results)
+    shared = set.intersection(*(set(r) for r in results))
+    summary = {}
+    for name in (n for n in results[0] if n in shared):
+        values = np.array([r[name] for r in results], dtype=np.float64)
+        spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+        summary[name] = (float(values.mean()), spread)
+    return summary
