@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 
 _BLUE, _RED = "#2463a8", "#b3402e"
 
@@ -100,6 +101,43 @@ def epsilon_curves(
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.legend()
+    return figure
+
+
+def updates_and_mixture(
+    features: np.ndarray,
+    clusters: np.ndarray,
+    means: np.ndarray,
+    radii: np.ndarray,
+    title: str,
+) -> Figure:
+    """Draws clients' updates in two principal components with the mixture fitted to them.
+
+    Args:
+      features: `[num_clients, 2 or more]`; the first two are drawn.
+      clusters: the true cluster of each client, `[num_clients]`.
+      means: of the mixture's components, `[clusters, 2 or more]`.
+      radii: standard deviation of each component, `[clusters]`; circles are drawn at one, two and
+        three of them.
+      title: what the run is.
+
+    Returns:
+      The figure.
+    """
+    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    axes = figure.subplots()
+    for cluster in np.unique(clusters):
+        of_it = clusters == cluster
+        axes.scatter(features[of_it, 0], features[of_it, 1], s=22, label=f"cluster {cluster}")
+    for mean, radius in zip(means, radii, strict=True):
+        for times in (1, 2, 3):
+            edge = Circle(
+                (mean[0], mean[1]), times * radius, fill=False, color=_RED, alpha=0.9 / times
+            )
+            axes.add_patch(edge)
+    axes.set(xlabel="first principal component", ylabel="second principal component", title=title)
+    axes.set_aspect("equal")
+    axes.legend(fontsize=8)
     return figure
 
 
