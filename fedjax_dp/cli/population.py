@@ -119,8 +119,12 @@ def _shifted_clusters(
     shift: str = "rotation",
     cluster_sizes: Sequence[int] = clusters.CLUSTER_SIZES,
     samples_per_client: int | None = None,
+    test_samples_per_client: int | None = None,
 ) -> tuple[FederatedData, FederatedData]:
-    """Draws overlapping clients in hidden clusters; a sixth of the test part is each one's own."""
+    """Draws overlapping clients in hidden clusters, each with a draw of the test part of its own.
+
+    Where a count is None a client draws a sixth.
+    """
     is_image_task = data.task == "classification" and data.train["x"].ndim == 4
     checks.require(is_image_task, "data.name", "hold labelled images", config.data.name)
 
@@ -134,7 +138,7 @@ def _shifted_clusters(
         )
 
     train = FederatedData.from_clients(shifted(data.train, samples_per_client, 0))
-    return train, FederatedData.from_clients(shifted(data.test, None, 2))
+    return train, FederatedData.from_clients(shifted(data.test, test_samples_per_client, 2))
 
 
 def _check_partition(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

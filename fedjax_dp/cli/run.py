@@ -257,6 +257,8 @@ def _finish(
     }
     # Computed exactly on held-out data, for the experimenter: no ε covers them.
     summary["not_private"] = sorted(evaluated)
+    if experiment.simulation.algorithm.not_covered is not None:
+        summary["not_covered"] = experiment.simulation.algorithm.not_covered
     # JSON has no infinity, and null would read as if nothing were claimed.
     infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
     write_json(folder / "summary.json", summary | infinite)
@@ -291,6 +293,7 @@ def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str
         facts["client"]["trust"] = "secure_aggregation"
     if state.config.clip_norm is not None:
         facts["record"] = {
+            "not_covered": experiment.simulation.algorithm.not_covered,
             "clip_norm_per_unit": by_client(state.config.clip_norm),
             "noise_multiplier_per_unit": by_client(state.config.noise_multiplier),
         }
@@ -318,6 +321,8 @@ def _report(
         parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
     if summary["epsilon"] is not None:
         parts.append(f"ε = {summary['epsilon']:.3f} at δ = {summary['dp_delta']:g}")
+        if "not_covered" in summary:
+            parts.append(f"NOT covered: {summary['not_covered']}")
     else:
         parts.append("no privacy is claimed")
     console.print(", ".join(parts))

@@ -61,6 +61,7 @@ def statement(
     *,
     accountant: str = "rdp",
     trust: str | None = None,
+    not_covered: str | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """Collects what a ledger's run may claim, as plain data.
@@ -74,13 +75,15 @@ def statement(
       accountant: "rdp", "pld" or "rdp-classic-64".
       trust: who is trusted: "server", "client" or "secure_aggregation"; where None, "server" for
         client-level and "client" for record-level privacy.
+      not_covered: what left the units without any protection, in words; None for nothing.
       **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers.
 
     Returns:
       A dictionary that `json` can write: `unit`, `relation`, `samplers`, `mechanisms`,
       `noise_multiplier` (smallest and largest; None where there is none), `dp_delta`, `epsilon`
       (the largest), `epsilon_per_unit`, `accountant`, `num_compositions` (per unit), `histories`
-      (for each distinct history its units and its event), `trusted`, `not_private`, and the facts.
+      (for each distinct history its units and its event), `trusted`, `not_private`, `not_covered`
+      where there is something, and the facts.
       An infinite ε is written as "inf".
 
     Raises:
@@ -115,6 +118,8 @@ def statement(
         "trusted": trusted,
         "not_private": list(_NOT_PRIVATE),
     }
+    if not_covered is not None:
+        data["not_covered"] = not_covered
     return {key: _plain(value) for key, value in {**facts, **data}.items()}
 
 
@@ -169,6 +174,11 @@ def in_words(data: dict[str, Any]) -> str:
             f"The run is (ε, δ)-differentially private with **ε = {largest:.4g}** at "
             f"**δ = {data['dp_delta']:g}**"
             + (", the largest over all units." if len(data["epsilon_per_unit"]) > 1 else ".")
+        )
+    if "not_covered" in data:
+        claim = (
+            "As a whole the run is **not differentially private**. No noise protects "
+            f"{data['not_covered']}. What is counted: {claim}"
         )
     noise = data["noise_multiplier"]
     parts = [
