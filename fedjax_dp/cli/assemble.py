@@ -8,6 +8,8 @@ import numpy as np
 import optax
 
 from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.cli.budgets import with_named_lists
 from fedjax_dp.cli.config import Config
 from fedjax_dp.cli.mechanism import charged_rounds, client_aggregator, rounded_up, structure_of
 from fedjax_dp.cli.population import Population, build_population
@@ -17,6 +19,7 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.data import sampling
 from fedjax_dp.data.federated import example_structure
+from fedjax_dp.engine.calibration import calibrate
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import Simulation, simulation
@@ -72,6 +75,7 @@ def assemble(config: Config) -> Experiment:
       ValueError: for any choice that does not exist, does not fit the data, or claims a privacy
         that it would not have.
     """
+    config = with_named_lists(config)
     validate(config)
     stops = min(config.run.evaluate_every, config.run.checkpoint_every)
     execution = ExecutionConfig(
@@ -100,10 +104,14 @@ def assemble(config: Config) -> Experiment:
         model,
         trainer,
         num_clients=train.num_clients,
+        num_rounds=config.run.rounds,
         unit=unit,
         aggregator=aggregator,
+        epsilon=_declared(config, train.num_clients),
         options=config.algorithm.options,
     )
+    if algorithm.stages is not None and "record" in units:
+        algorithm = _calibrated_by_stage(config, algorithm, train.sizes)
     compiled = simulation(algorithm, train, participation, execution)
     checks.require(
         algorithm.model_of is not None or population.client_test is not None,
@@ -182,6 +190,32 @@ def _trainer(
     return trainer._replace(config=numbers._replace(noise_multiplier=_numbers(noise)))
 
 
+def _declared(config: Config, num_clients: int) -> np.ndarray | None:
+    """Gives the budgets that clients declare, where their records have some."""
+    epsilon = config.privacy.record.epsilon
+    if "record" not in config.privacy.units or epsilon is None:
+        return None
+    return np.broadcast_to(np.asarray(epsilon, dtype=np.float64), num_clients)
+
+
+def _calibrated_by_stage(
+    config: Config, algorithm: FederatedAlgorithm, sizes: np.ndarray
+) -> FederatedAlgorithm:
+    """Calibrates an algorithm whose rounds cost differently, unless the noise is given."""
+    level = config.privacy.record
+    if level.noise_multiplier is not None:
+        return algorithm
+    return calibrate(
+        algorithm,
+        sizes,
+        level.epsilon,
+        level.dp_delta,
+        config.run.rounds,
+        accountant=config.privacy.accountant,
+        relation=config.privacy.relation,
+    )
+
+
 def _calibrated(
     config: Config, trainer: LocalTrainer, sizes: np.ndarray, rounds: int
 ) -> np.ndarray:
@@ -195,6 +229,8 @@ def _calibrated(
         level.epsilon,
     )
     target = np.broadcast_to(target, sizes.shape)
+    budgets = algorithms.ALGORITHMS[config.algorithm.name].budgets
+    target = target if budgets is None else budgets(target)
     steps = rounds * np.asarray(trainer.num_steps(sizes, numbers))
     trains = (sizes > 0) & (steps > 0)
     noise = np.ones(len(sizes))

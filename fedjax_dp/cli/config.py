@@ -13,6 +13,11 @@ from fedjax_dp.cli.values import ConfigError, kinds_of, read_value
 from fedjax_dp.core import checks
 
 Numbers = float | list[float]
+# Published lists with one number for each of 20, 40 or 60 clients, see `privacy.budgets`.
+NamedBudgets = Literal[
+    "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
+]
+NamedBatchSizes = Literal["heterogeneous"]
 
 _COMMAND_LINE = "command line"
 # Options of the command itself, which a misspelt key may have meant.
@@ -74,7 +79,9 @@ class TrainingSection:
     optimizer: str = _setting("sgd", "an Optax optimiser that takes a learning rate")
     optimizer_options: dict[str, Any] = _setting(dict, "options of the optimiser")
     learning_rate: Numbers = _setting(2.0, "step size")
-    batch_size: Numbers = _setting(64.0, "examples a step, expected ones under Poisson sampling")
+    batch_size: Numbers | NamedBatchSizes = _setting(
+        64.0, "examples a step, expected ones under Poisson sampling; or a published list"
+    )
     num_epochs: Numbers = _setting(1.0, "passes over the client's data in a round")
     num_steps: Numbers | None = _setting(None, "local steps in a round, instead of epochs")
     sampler: Literal["auto", "shuffled", "poisson", "fixed_size", "everybody"] = _setting(
@@ -101,7 +108,9 @@ class LevelSection:
 
     clip_norm: Numbers = _setting(1.0, "bound on the L2 norm of one unit's contribution")
     noise_multiplier: Numbers | None = _setting(None, "noise standard deviation over the bound")
-    epsilon: Numbers | None = _setting(8.0, "ε at the end of the run, and its budget")
+    epsilon: Numbers | NamedBudgets | None = _setting(
+        8.0, "ε at the end of the run, and its budget; or, of records, a published list"
+    )
     dp_delta: float = _setting(1e-5, "δ")
     per_layer: bool = _setting(False, "clip layer by layer")
 

@@ -98,6 +98,10 @@ def _check_parts(config: Config) -> None:
     offered = algorithms.ALGORITHMS[name].units
     rule = f"be {' or '.join(offered)} for the algorithm {name}"
     checks.require(config.privacy.unit in offered, "privacy.unit", rule, config.privacy.unit)
+    if algorithms.ALGORITHMS[name].budgets is not None:
+        noise = config.privacy.record.noise_multiplier
+        rule = f"be none for {name}, which calibrates the noise itself"
+        checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
 
 
 def _check_training(config: Config) -> None:
