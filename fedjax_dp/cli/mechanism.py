@@ -1,5 +1,6 @@
 """The mechanism on clients' updates that a configuration asks for, calibrated to its budget."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.cli.config import Config
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import sampling
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
@@ -17,7 +18,7 @@ from fedjax_dp.privacy.correlated_noise import banded_noise
 from fedjax_dp.privacy.distributed import make_plan
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.correlated import correlated_gaussian_mean
-from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.distributed import discrete_mean, num_shares
 from fedjax_dp.server.private import adaptive_gaussian_mean, gaussian_mean, laplace_mean
 
 
@@ -66,17 +67,16 @@ def _builder(
     if level.mechanism == "laplace":
         return lambda z: laplace_mean(clip_norm, z, cohort)
     if level.mechanism == "discrete_gaussian":
-        checks.require(
-            not participation.sampler.varies,
-            "participation.sampler",
-            "draw a fixed number of clients for discrete noise, of which each adds its share",
-            participation.sampler.name,
-        )
-        count, size = int(cohort), trees.num_parameters(structure)
+        size, is_split = trees.num_parameters(structure), participation.sampler.varies
+        # Room on the lattice for cohorts that are larger than expected.
+        count = math.ceil(cohort + 4 * math.sqrt(cohort)) if is_split else int(cohort)
+        shares = num_shares(cohort) if is_split else count
 
         def discrete(z: float) -> Aggregator:
-            plan = make_plan(size, clip_norm, z, num_clients=count, bits=level.bits)
-            return discrete_mean(structure, plan, count)
+            plan = make_plan(
+                size, clip_norm, z, num_clients=count, num_shares=shares, bits=level.bits
+            )
+            return discrete_mean(structure, plan, cohort if is_split else count, is_split=is_split)
 
         return discrete
     if level.mechanism == "correlated_gaussian":

@@ -245,6 +245,9 @@ class DiscreteMechanism(NamedTuple):
       encode: `(rotation_key, client_key, tree) → message`: clips, rotates, rounds, adds the
         client's share where noise is distributed; `[dimension]` uint32 below 2^B. Messages are
         summed as uint32, whose overflow is the modular sum.
+      to_lattice: the same without any noise.
+      add_shares: `(key, message, count) → message` with so many further shares of noise; the count
+        may be traced.
       add_noise: `(key, message sum) → sum` where noise is added centrally; nothing otherwise.
       decode: `(rotation_key, message sum) → tree`: the noised sum of updates, float32.
       event: `() → DpEvent` of one release from a given set of clients.
@@ -252,6 +255,8 @@ class DiscreteMechanism(NamedTuple):
 
     plan: Plan
     encode: Callable[[PRNGKey, PRNGKey, PyTree], jax.Array]
+    to_lattice: Callable[[PRNGKey, PRNGKey, PyTree], jax.Array]
+    add_shares: Callable[[PRNGKey, jax.Array, jax.Array], jax.Array]
     add_noise: Callable[[PRNGKey, jax.Array], jax.Array]
     decode: Callable[[PRNGKey, jax.Array], PyTree]
     event: Callable[[], DpEvent]
@@ -288,13 +293,19 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
         share = discrete.draw(key, message.shape, law)
         return (message + share.astype(jnp.uint32)) & modulus_mask
 
-    def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
+    def add_shares(key: PRNGKey, message: jax.Array, count: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, count, lambda i, m: noised(keys.fold(key, i), m), message)
+
+    def to_lattice(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
         clipped, _ = clipping.clip_by_global_norm(tree, plan.clip_norm)
         rotated = rotation.rotate(rotation_key, rotation.flatten(clipped, layout))
         rounded = round_conditionally(
             keys.fold(client_key, 0), rotated / plan.granularity, plan.l2_norm_squared
         )
-        message = rounded.astype(jnp.uint32) & modulus_mask
+        return rounded.astype(jnp.uint32) & modulus_mask
+
+    def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
+        message = to_lattice(rotation_key, client_key, tree)
         return noised(keys.fold(client_key, 1), message) if is_distributed else message
 
     def decode(rotation_key: PRNGKey, total: jax.Array) -> PyTree:
@@ -305,6 +316,8 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     return DiscreteMechanism(
         plan=plan,
         encode=encode,
+        to_lattice=to_lattice,
+        add_shares=add_shares,
         add_noise=(lambda key, total: total) if is_distributed else noised,
         decode=decode,
         event=plan.event,

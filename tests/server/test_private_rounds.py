@@ -96,14 +96,76 @@ def test_discrete_mean_has_the_planned_noise(targets, num_shares):
     def one(key):
         round_key, own = jax.random.split(key)
         messages = jax.vmap(lambda k: encode((), zeros, round_key, k))(jax.random.split(own, 12))
-        return release(jnp.sum(messages, axis=0), round_key)
+        return release(jax.tree.map(lambda m: jnp.sum(m, axis=0), messages), round_key)
 
     draws = np.asarray(one(jax.random.split(KEY, 2000))).ravel()
     # Rounding of zeros adds nothing; 12,000 draws know the deviation to 2 % at three sigma.
     assert draws.std() == pytest.approx(2.0 / 12, rel=0.02)
 
 
-def test_discrete_noise_needs_a_fixed_cohort(targets):
+def _split_mean(clip_norm, multiplier, cohort, *, shares, bits=20):
+    plan = make_plan(DIMENSION, clip_norm, multiplier, num_clients=12, num_shares=shares, bits=bits)
+    return discrete_mean(STRUCTURE, plan, cohort, is_split=True), plan
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 12, 30])
+def test_split_noise_has_one_law_whatever_the_cohort(count):
+    """Clients and server together add exactly the planned shares, also when nobody takes part."""
+    aggregator, plan = _split_mean(1.0, 2.0, 5.0, shares=20)
+    zeros = {"w": jnp.zeros(DIMENSION)}
+    state = aggregator.announce(aggregator.init(None), jnp.int32(count))
+    assert int(state.shares_each) * count + int(state.shares_left) == 20
+    assert int(state.shares_left) < max(count, 1) or count in (0, 30)
+
+    @jax.jit
+    @jax.vmap
+    def one(key):
+        round_key, own = jax.random.split(key)
+        total = (jnp.zeros(8, jnp.uint32), jnp.float32(0))
+        if count:
+            keys = jax.random.split(own, count)
+            messages = jax.vmap(lambda k: aggregator.encode(state, zeros, round_key, k))(keys)
+            total = jax.tree.map(lambda m: jnp.sum(m, axis=0), messages)
+        return aggregator.combine(state, total, round_key)[1]["w"]
+
+    draws = np.asarray(one(jax.random.split(KEY, 2000))).ravel() * 5.0
+    assert draws.std() == pytest.approx(2.0, rel=0.02)
+    assert plan.share_stddev * plan.granularity == pytest.approx(2.0 / math.sqrt(20))
+
+
+def test_split_noise_is_announced_inside_the_compiled_round(targets):
+    """Poisson cohorts of any size: the mean comes back, and the account is that of the sampler."""
+    aggregator, plan = _split_mean(1.5, 0.0, 6.0, shares=24, bits=28)
+    run = _simulation(targets, aggregator, sampling.poisson(), 6, clients_per_chunk=5)
+    state, info = run.run(run.init(KEY), KEY, 1)
+    joined = info["participants"][0]
+    expected = _clipped_mean(targets[joined[joined >= 0]], 1.5, 6)
+    np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
+    each = 24 // info["num_participants"][0]
+    assert state.aggregator.shares_each == each
+    assert state.aggregator.shares_left == 24 - each * info["num_participants"][0]
+    norms = np.linalg.norm(targets[joined[joined >= 0]], axis=1)
+    assert info["num_clipped"][0] == np.sum(norms > 1.5)
+
+
+def test_split_noise_is_charged_with_the_amplification_of_its_sampler(targets):
+    aggregator, plan = _split_mean(1.0, 1.5, 3.0, shares=12)
+    run = _simulation(targets, aggregator, sampling.poisson(), 3)
+    state = run.init(KEY)
+    account = PrivacyAccounting(run, state)
+    state, info = run.run(state, KEY, 4)
+    account.charge(info)
+    spent = account.epsilon({"client": 1e-3})["client"][0]
+    # Below the same four releases without sampling, above continuous noise with it.
+    bare, sampled = (dp_accounting.rdp.RdpAccountant() for _ in range(2))
+    multiplier = 1.5 / (plan.l2_norm * plan.granularity)
+    bare.compose(dp_accounting.GaussianDpEvent(multiplier), 4)
+    gaussian = dp_accounting.GaussianDpEvent(multiplier)
+    sampled.compose(dp_accounting.PoissonSampledDpEvent(0.25, gaussian), 4)
+    assert sampled.get_epsilon(1e-3) <= spent <= bare.get_epsilon(1e-3)
+
+
+def test_one_share_each_needs_a_fixed_cohort(targets):
     plan = make_plan(DIMENSION, 1.0, 1.0, num_clients=6, bits=20)
     with pytest.raises(ValueError, match="draw at least 6 clients"):
         _simulation(targets, discrete_mean(STRUCTURE, plan, 6), sampling.poisson(), 6)
