@@ -11,7 +11,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, stateless
-from fedjax_dp.server.clustering import ClusterUpdate, means_of, similarity_of
+from fedjax_dp.server.clustering import ClusterUpdate, by_client, means_of, similarity_of
 from fedjax_dp.server.kmeans import kmeans
 
 
@@ -90,20 +90,13 @@ def km_cdpfl(
     def combine(state, total, key):
         (update, weight), contributes = total
         is_real = contributes & (weight > 0)
-        found = kmeans(
-            key,
-            similarity_of(update.delta, is_real).scatter,
-            is_real,
-            num_models,
-            num_restarts=num_restarts,
-        )
-        weight = is_real.astype(jnp.float32)
-        delta, count = means_of(update.delta, found.assignment, weight, num_models)
-        origin, _ = means_of(
-            jax.nn.one_hot(update.model, num_models), found.assignment, weight, num_models
-        )
-        ids = jnp.where(is_real, update.client, num_clients)
-        clusters = jnp.full(num_clients, -1).at[ids].set(found.assignment, mode="drop")
+        seen = by_client(similarity_of(update.delta, is_real), update.client, num_clients)
+        found = kmeans(key, seen.scatter, seen.is_seen, num_models, num_restarts=num_restarts)
+        cluster, weight = found.assignment[update.client], is_real.astype(jnp.float32)
+        delta, count = means_of(update.delta, cluster, weight, num_models)
+        trained = jax.nn.one_hot(update.model, num_models)
+        origin, _ = means_of(trained, cluster, weight, num_models)
+        clusters = jnp.where(seen.is_seen, found.assignment, -1)
         return state, RoundOfClusters(delta, origin, clusters), {"weight_per_model": count}
 
     def server_step(server, aggregate: RoundOfClusters, round_index):

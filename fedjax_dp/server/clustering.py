@@ -102,6 +102,27 @@ def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centre
     return Similarity(scatter, cross, is_real)
 
 
+def by_client(similarity: Similarity, clients: jax.Array, num_clients: int) -> Similarity:
+    """Orders a similarity by client, so that the order of the slots changes nothing after it.
+
+    Args:
+      similarity: by slot.
+      clients: the client of each slot, `[slots]`, int32; anything where none is seen.
+      num_clients: the population, at least 1.
+
+    Returns:
+      The similarity by client, `[clients, clients]`.
+    """
+    ids = jnp.where(similarity.is_seen, clients, num_clients)
+    there = (ids[:, None], ids[None, :])
+    empty = nobody(num_clients)
+    return Similarity(
+        empty.scatter.at[there].set(similarity.scatter, mode="drop"),
+        empty.cross.at[there].set(similarity.cross, mode="drop"),
+        empty.is_seen.at[ids].set(True, mode="drop"),
+    )
+
+
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b.T, precision=jax.lax.Precision.HIGHEST)
 
@@ -127,15 +148,7 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
         is_real = contributes & (weight > 0)
         mean, per_model = means_of(update.delta, update.model, weight * is_real, num_models)
         found = similarity_of(update.delta, is_real, features=features)
-        ids = jnp.where(is_real, update.client, num_clients)
-        # Slots come in any order; what is kept goes by client.
-        there = (ids[:, None], ids[None, :])
-        empty = nobody(num_clients)
-        similarity = Similarity(
-            empty.scatter.at[there].set(found.scatter, mode="drop"),
-            empty.cross.at[there].set(found.cross, mode="drop"),
-            empty.is_seen.at[ids].set(True, mode="drop"),
-        )
+        similarity = by_client(found, update.client, num_clients)
         return state, ClusterAggregate(mean, similarity), {"weight_per_model": per_model}
 
     return Aggregator(
