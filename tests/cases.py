@@ -217,6 +217,43 @@ def _blur_lus(run: Run):
     return {"params": federated.dp_fedavg(theta, run.replay, ROUNDS, train, 0.2, 0.8, COHORT)}
 
 
+PUBLIC = np.random.default_rng(9).normal(size=(8, NUM_FEATURES)).astype(np.float32)
+
+
+def _ae_dpfl(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    arguments = (run.replay, ROUNDS, train, PUBLIC.astype(np.float64), 0.4, 2, 3)
+    theta, labels = federated.ae_dpfl(theta, run.clients, *arguments)
+    return {"params": theta, "labels": labels}
+
+
+def _median(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    return {"params": federated.median(theta, run.replay, ROUNDS, train)}
+
+
+def _scaffold(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    x, c, c_i = federated.scaffold(theta, run.clients, run.replay, ROUNDS, train, SETTINGS, 0.7)
+    return {"params": x, "control": c, "controls": c_i}
+
+
+def _ifca(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    models = theta_of(run.initial.server.models)
+    models, choices = federated.ifca(models, run.clients, run.replay, ROUNDS, train)
+    return {"models": models, "choices": choices}
+
+
+def _local_only(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.start)
+    return {"rows": federated.local_only(theta, run.replay, ROUNDS, train)}
+
+
 def _median(run: Run):
     train = federated.local_sgd(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.params)
@@ -320,6 +357,21 @@ _CASES = (
         lambda m: algorithms.dp_fedavg(m, plain_trainer(m), **_CENTRAL),
         _dp_fedavg(0.2, 0.8),
         _params,
+    ),
+    Case(
+        "ae_dpfl",
+        algorithms.ae_dpfl,
+        lambda m: algorithms.ae_dpfl(
+            m,
+            plain_trainer(m),
+            PUBLIC,
+            num_rounds=ROUNDS,
+            server_learning_rate=0.4,
+            server_batch_size=2,
+            server_epochs=3,
+        ),
+        _ae_dpfl,
+        lambda state: _params(state) | {"labels": np.asarray(state.server.labels)},
     ),
     Case(
         "blur_lus",

@@ -1,5 +1,6 @@
 """Algorithms: one file a method, each a declaration of pure functions."""
 
+from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, HostStep, Stages
 from fedjax_dp.algorithms.blur_lus import blur_lus
 from fedjax_dp.algorithms.centralized import centralized, pool
@@ -31,6 +32,7 @@ __all__ = [
     "FederatedAlgorithm",
     "HostStep",
     "Stages",
+    "ae_dpfl",
     "blur_lus",
     "build",
     "centralized",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.blur_lus import blur_lus
 from fedjax_dp.algorithms.centralized import centralized
@@ -43,11 +44,14 @@ class Entry(NamedTuple):
       units: the choices of privacy that it can be given, of "none", "record", "client", "both".
       budgets: from the clients' own budgets of ε, `[clients]`, to those that their records' noise
         is calibrated to; None where these are the same.
+      sends_model: whether an update has the structure of the model, which discrete and correlated
+        noise are made for.
     """
 
     factory: Callable[..., FederatedAlgorithm]
     units: tuple[str, ...]
     budgets: Callable[[np.ndarray], np.ndarray] | None = None
+    sends_model: bool = True
 
 
 _ANY = ("none", "record", "client", "both")
@@ -64,6 +68,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     # By name the private mean is built from the configuration; this is what `dp_fedavg` is.
     "dp_fedavg": Entry(partial(fedavg, name="dp_fedavg"), ("client", "both")),
     "blur_lus": Entry(blur_lus, _ANY),
+    "ae_dpfl": Entry(ae_dpfl, _ANY, sends_model=False),
     "dp_sgd": Entry(dp_sgd, ("record", "both")),
     "record_dp_fedavg": Entry(record_dp_fedavg, ("record",)),
     "minimum_epsilon": Entry(minimum_epsilon, ("record",), budgets=smallest_budget),
@@ -82,7 +87,15 @@ ALGORITHMS: Mapping[str, Entry] = {
 }
 
 # Set by the run, or values that a configuration file cannot hold.
-_NOT_OPTIONS = {"name", "aggregator", "server_optimizer", "num_clients", "num_rounds", "weight_of"}
+_NOT_OPTIONS = {
+    "name",
+    "aggregator",
+    "server_optimizer",
+    "num_clients",
+    "num_rounds",
+    "weight_of",
+    "public_x",
+}
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -113,6 +126,7 @@ def build(
     unit: str = "none",
     aggregator: Aggregator | None = None,
     epsilon: np.ndarray | None = None,
+    public_x: np.ndarray | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> FederatedAlgorithm:
     """Builds an algorithm by name.
@@ -127,6 +141,7 @@ def build(
       aggregator: the private mean, if clients are protected; the algorithm's own where None.
       epsilon: the budgets that clients declare, `[num_clients]`, where records are protected to
         some; the option `declared_epsilon` comes first.
+      public_x: public inputs without labels, `[queries, ...]`, for algorithms that ask about them.
       options: options of the algorithm, see `options_of`.
 
     Returns:
@@ -154,6 +169,10 @@ def build(
         options.setdefault("declared_epsilon", epsilon)
     if "num_rounds" in parameters:
         options["num_rounds"] = num_rounds
+    if "public_x" in parameters:
+        rule = f"be given for {name}, which asks about public inputs"
+        checks.require(public_x is not None, "data.public_examples", rule, None)
+        options["public_x"] = public_x
     if aggregator is not None:
         options["aggregator"] = aggregator
     return entry.factory(model, trainer, **options)

@@ -108,6 +108,7 @@ def assemble(config: Config) -> Experiment:
         unit=unit,
         aggregator=aggregator,
         epsilon=_declared(config, train.num_clients),
+        public_x=population.public_x,
         options=config.algorithm.options,
     )
     if algorithm.stages is not None and "record" in units:

@@ -53,6 +53,9 @@ class DataSection:
     num_clients: int = _setting(10, "number of clients; natural clients come with the data")
     partition_options: dict[str, Any] = _setting(dict, "options of the partition")
     client_test_share: float = _setting(0.2, "share of each client's examples held out for it")
+    public_examples: int = _setting(
+        0, "examples taken out of the pool, without labels, for algorithms that ask about them"
+    )
     check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
 
 
@@ -121,6 +124,9 @@ class ClientLevelSection(LevelSection):
 
     mechanism: Literal["gaussian", "laplace", "discrete_gaussian", "correlated_gaussian"] = (
         _setting("gaussian", "the noise; discrete noise is added by the clients, in shares")
+    )
+    denominator: Literal["expected", "realised"] = _setting(
+        "expected", "what the noised sum is divided by; realised claims no privacy"
     )
     adaptive_clipping: bool = _setting(False, "let the bound follow a private quantile of norms")
     target_quantile: float = _setting(0.5, "share of updates to leave unclipped, if adaptive")

@@ -19,7 +19,12 @@ from fedjax_dp.privacy.distributed import make_plan
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean, num_shares
-from fedjax_dp.server.private import adaptive_gaussian_mean, gaussian_mean, laplace_mean
+from fedjax_dp.server.private import (
+    adaptive_gaussian_mean,
+    by_realised_count,
+    gaussian_mean,
+    laplace_mean,
+)
 
 
 def client_aggregator(
@@ -41,7 +46,10 @@ def client_aggregator(
     build = _builder(config, participation, structure)
     level, rounds = config.privacy.client, charged_rounds(config, participation)
     if level.noise_multiplier is not None:
-        return build(float(level.noise_multiplier))  # type: ignore[arg-type]
+        mean = build(float(level.noise_multiplier))  # type: ignore[arg-type]
+        if level.denominator == "realised":
+            return by_realised_count(mean, participation.cohort_size)
+        return mean
 
     def run_of(noise_multiplier: float) -> Any:
         aggregator = build(noise_multiplier)

@@ -1,5 +1,6 @@
 """From a named data set to the clients' training and held-out data."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ class Population(NamedTuple):
       train: training examples by client.
       client_test: held-out examples of each client, or None.
       test: the data set's own test part as one client, or None.
+      public_x: public inputs without labels, `[queries, ...]`, or None.
       num_classes: number of classes or tokens.
       has_class_labels: whether `y` holds the class of each example.
     """
@@ -43,6 +45,7 @@ class Population(NamedTuple):
     train: FederatedData
     client_test: FederatedData | None
     test: FederatedData | None
+    public_x: np.ndarray | None
     num_classes: int
     has_class_labels: bool
 
@@ -79,6 +82,7 @@ def build_population(config: Config) -> Population:
     check_options("data.options", section.options, datasets.options(section.name))
     partition_options = _check_partition(section.partition, section.partition_options)
     data = datasets.load(section.name, section.data_dir, **section.options)
+    data, public_x = _hold_out_public(config, data)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
     client_test: FederatedData | None
     test: FederatedData | None = None
@@ -94,7 +98,25 @@ def build_population(config: Config) -> Population:
                 part.check_finite()
     if config.algorithm.name == "centralized":
         train, client_test = pool(train), None
-    return Population(train, client_test, test, data.num_classes, is_labelled)
+    return Population(train, client_test, test, public_x, data.num_classes, is_labelled)
+
+
+def _hold_out_public(
+    config: Config, data: datasets.Dataset
+) -> tuple[datasets.Dataset, np.ndarray | None]:
+    """Takes random training examples out of the pool and drops their labels."""
+    count = config.data.public_examples
+    if count == 0:
+        return data, None
+    size = len(data.train["y"])
+    rule = f"be below {size}, the number of training examples"
+    checks.require(count < size, "data.public_examples", rule, count)
+    order = np.random.default_rng([config.run.seed, 3]).permutation(size)
+    kept = np.sort(order[count:])
+    train = {name: array[kept] for name, array in data.train.items()}
+    clients = None if data.train_clients is None else np.asarray(data.train_clients)[kept]
+    rest = dataclasses.replace(data, train=train, train_clients=clients)
+    return rest, np.asarray(data.train["x"][order[:count]])
 
 
 def _split(

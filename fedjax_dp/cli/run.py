@@ -211,6 +211,9 @@ def _rows(
         )
         spent = accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
         row = {name: value[i] for name, value in info.items() if name != "participants"}
+        if "num_clipped" in row:
+            joined = max(int(row["num_participants"]), 1)
+            row["clipped_client_share"] = float(row["num_clipped"]) / joined
         row |= {f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()}
         rows.append({"round": done + i + 1} | row)
     return rows
@@ -253,6 +256,7 @@ def _finish(
         "num_parameters": experiment.num_parameters,
         "padding_share": float(np.mean([row["padding_share"] for row in rows])) if rows else None,
         "clients_per_chunk": experiment.simulation.shape.chunk,
+        **_of_updates(rows),
         **timing,
     }
     # Computed exactly on held-out data, for the experimenter: no ε covers them.
@@ -266,6 +270,10 @@ def _finish(
     write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, facts)
     title = f"{config.run.name}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "plots" / "accuracy_epsilon.png")
+    if any("update_norm_quantiles" in row for row in rows):
+        clip_norm = experiment.client_clip_norm
+        figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)
+        plots.save(figure, folder / "plots" / "update_norms.png")
     if experiment.evaluator.clients is not None:
         accuracies = experiment.evaluator.clients(state).client_accuracy
         if np.isfinite(accuracies).any():
@@ -276,6 +284,18 @@ def _finish(
     plots.save(draw_partition(partition), folder / "plots" / "partition.png")
     write_text(folder / "partition.txt", f"{partition}\n")
     return summary
+
+
+def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Averages over rounds what was measured of the updates and of the noise on their mean."""
+    found = {
+        "update_norm_median": [
+            r["update_norm_quantiles"][2] for r in rows if "update_norm_quantiles" in r
+        ],
+    }
+    for name in ("clipped_client_share", "noise_stddev", "bits_per_parameter"):
+        found[name] = [row[name] for row in rows if row.get(name) is not None]
+    return {name: float(np.mean(values)) for name, values in found.items() if values}
 
 
 def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str, Any]]:

@@ -35,6 +35,7 @@ def validate(config: Config) -> None:
         checks.whole(f"run.{key}", getattr(config.run, key))
     checks.whole("run.seed", config.run.seed, at_least=0)
     checks.whole("data.num_clients", config.data.num_clients)
+    checks.whole("data.public_examples", config.data.public_examples, at_least=0)
     _check_parts(config)
     _check_training(config)
     _check_participation(config)
@@ -186,6 +187,20 @@ def _check_client_mechanism(config: Config) -> None:
     checks.require(
         is_gaussian or not level.adaptive_clipping, f"{key}.mechanism", rule, level.mechanism
     )
+    follows_model = level.mechanism in ("discrete_gaussian", "correlated_gaussian")
+    sends_model = algorithms.ALGORITHMS[config.algorithm.name].sends_model
+    rule = f"be gaussian or laplace for {config.algorithm.name}, whose updates are no models"
+    checks.require(sends_model or not follows_model, f"{key}.mechanism", rule, level.mechanism)
+    is_claimed = level.epsilon is not None or level.noise_multiplier is None
+    rule = (
+        "be expected under a budget; dividing by the realised number of clients claims no privacy, "
+        f"and needs {key}.epsilon=none and a {key}.noise_multiplier"
+    )
+    is_expected = level.denominator == "expected"
+    checks.require(is_expected or not is_claimed, f"{key}.denominator", rule, level.denominator)
+    rule = "be expected for discrete noise, whose clients know no other divisor"
+    is_discrete = level.mechanism == "discrete_gaussian"
+    checks.require(is_expected or not is_discrete, f"{key}.denominator", rule, level.denominator)
     clips_layers = level.mechanism in ("gaussian", "correlated_gaussian")
     rule = "be false for this mechanism, which clips whole updates"
     checks.require(clips_layers or not level.per_layer, f"{key}.per_layer", rule, level.per_layer)

@@ -81,6 +81,74 @@ def client_accuracies(accuracies: np.ndarray, sizes: np.ndarray, title: str) -> 
     return figure
 
 
+def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str) -> Figure:
+    """Draws the norms of updates before clipping, who was clipped, and the noise, by round.
+
+    Args:
+      rows: the run's metrics, as `read_metrics` gives them, with `update_norm_quantiles` (least,
+        10 %, median, 90 %, largest) and, where there are, `clip_norm`, `clipped_client_share` and
+        `noise_stddev`.
+      clip_norm: the bound on an update, where it is one number; rows that bring theirs come first.
+      title: what the run is.
+
+    Returns:
+      The figure; its lower part is empty where nothing was clipped or noised.
+    """
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    top, bottom = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    measured = [row for row in rows if row.get("update_norm_quantiles") is not None]
+    if measured:
+        rounds = [row["round"] for row in measured]
+        norms = np.array([row["update_norm_quantiles"] for row in measured], dtype=float).T
+        top.fill_between(rounds, norms[0], norms[4], color=_BLUE, alpha=0.15, label="all")
+        top.fill_between(rounds, norms[1], norms[3], color=_BLUE, alpha=0.3, label="10 % to 90 %")
+        top.plot(rounds, norms[2], color=_BLUE, label="median")
+    bounds = _known(rows, "clip_norm")
+    if not bounds and clip_norm is not None and measured:
+        bounds = [(measured[0]["round"], clip_norm), (measured[-1]["round"], clip_norm)]
+    if bounds:
+        top.plot(*zip(*bounds, strict=True), color=_RED, linestyle="--", label="clip norm")
+    top.set(ylabel="norm of an update", title=title)
+    top.set_ylim(bottom=0)
+    top.grid(alpha=0.25)
+    if measured:
+        top.legend(fontsize=8)
+    clipped, noise = _known(rows, "clipped_client_share"), _known(rows, "noise_stddev")
+    bottom.set(xlabel="round", ylabel="share clipped", ylim=(-0.05, 1.05))
+    bottom.grid(alpha=0.25)
+    if clipped:
+        bottom.plot(*zip(*clipped, strict=True), color=_BLUE)
+    if noise:
+        right = bottom.twinx()
+        right.plot(*zip(*noise, strict=True), color=_RED, linestyle=":")
+        right.set_ylabel("noise of a coordinate", color=_RED)
+        right.set_ylim(bottom=0)
+    return figure
+
+
+def accuracy_by_epsilon(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]], title: str
+) -> Figure:
+    """Draws accuracy against the budget for several methods.
+
+    Args:
+      curves: for each method its values of ε, the mean accuracies, and their standard deviations
+        over seeds, 0 where there is one seed.
+      title: what is compared.
+
+    Returns:
+      The figure.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, (budgets, means, deviations) in curves.items():
+        axes.errorbar(budgets, means, yerr=deviations, marker=".", capsize=3, label=name)
+    axes.set(xlabel="ε", ylabel="accuracy", title=title)
+    axes.grid(alpha=0.25)
+    axes.legend()
+    return figure
+
+
 def epsilon_curves(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
 ) -> Figure:

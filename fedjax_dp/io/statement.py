@@ -33,7 +33,9 @@ def write_statement(
     write_json(folder / "privacy.json", {"claims": claims})
     parts = ["# Privacy\n"]
     if not claims:
-        parts.append("This run claims no privacy: nothing was clipped and noised.\n")
+        parts.append(
+            "This run claims no privacy: no release of it was clipped, noised and accounted.\n"
+        )
     for claim in claims:
         parts += [f"## {claim['unit'].capitalize()} level\n", in_words(claim)]
         if len(claim["epsilon_per_unit"]) > 1:

@@ -31,8 +31,10 @@ _TRUST = {
         "Covered are the server and everybody else."
     ),
     "secure_aggregation": (
-        "Secure aggregation is trusted, and that at least as many clients add their share of the "
-        "noise as was accounted: a single message carries too little noise to protect anybody."
+        "Secure aggregation is trusted, and that at least as many shares of the noise are added as "
+        "were accounted, by the clients and, where cohorts vary, by the server for what does not "
+        "divide evenly: a single message carries too little noise to protect anybody. Where "
+        "clients are sampled, who was drawn must stay secret."
     ),
 }
 _NOT_PRIVATE = (

@@ -35,6 +35,7 @@ from fedjax_dp.server.noise_aware import (
 from fedjax_dp.server.optimizers import apply_aggregate
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
+    by_realised_count,
     gaussian_mean,
     laplace_mean,
     private_mean,
@@ -60,6 +61,7 @@ __all__ = [
     "Similarity",
     "adaptive_gaussian_mean",
     "apply_aggregate",
+    "by_realised_count",
     "correlated_gaussian_mean",
     "discrete_mean",
     "estimate_noise",

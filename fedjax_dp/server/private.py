@@ -111,6 +111,42 @@ def gaussian_mean(
     return private_mean(gaussian, clip_norm, noise_multiplier, expected_cohort_size)
 
 
+def by_realised_count(mean: Aggregator, expected_cohort_size: float) -> Aggregator:
+    """Divides by how many clients took part instead of by a public constant.
+
+    Guarantee: none, and the aggregator claims none: the number that took part, and with it the
+    scale of the noise, depends on who is in the population. It is for comparison with papers that
+    divide so. A round without anybody is skipped.
+
+    Args:
+      mean: a private mean, such as `gaussian_mean` builds.
+      expected_cohort_size: the public divisor that it was built with, above 0.
+
+    Returns:
+      The aggregator, without event and sensitivity.
+
+    Source: Cheng and others 2022, algorithm 1; `user_level_dp` section 2.
+    """
+    checks.positive("expected_cohort_size", expected_cohort_size)
+
+    def combine(state, total, key):
+        contributions, count = total
+        state, aggregate, info = mean.combine(state, contributions, key)
+        factor = jnp.where(count > 0, expected_cohort_size / jnp.maximum(count, 1.0), 0.0)
+        info = info | {"noise_stddev": info["noise_stddev"] * factor}
+        return state, trees.scale(aggregate, factor), info
+
+    return mean._replace(
+        contribute=lambda state, update, weight: (
+            mean.contribute(state, update, weight),
+            jnp.float32(1),
+        ),
+        combine=combine,
+        sensitivity=None,
+        event=None,
+    )
+
+
 def laplace_mean(
     clip_norm: float, noise_multiplier: float, expected_cohort_size: float
 ) -> Aggregator:

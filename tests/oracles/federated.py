@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from fedjax_dp.data import sampling
 from oracles import local, logistic
+from oracles.replay import batches
 
 
 def local_sgd(clients, replay, settings, *, mu=0.0, radius=-1.0):
@@ -113,6 +115,35 @@ def dp_fedavg(theta, replay, rounds, train, clip_norm, noise_multiplier, expecte
         total += noise_multiplier * clip_norm * replay.central_noise(r)
         theta = theta + total / expected
     return theta
+
+
+def ae_dpfl(theta, clients, replay, rounds, train, public, learning_rate, batch_size, epochs):
+    """AE-DPFL (Zhu and others 2020) without noise: votes on a block a round, then the server's SGD.
+
+    Labels are 0, 1, or -1 where the two have as many votes.
+    """
+    start, block = theta.copy(), -(-len(public) // rounds)
+    labels = np.full(len(public), -1)
+    for r in range(rounds):
+        votes = np.zeros((len(public), 2))
+        for i in replay.cohort(r):
+            if len(clients[i][1]):
+                chosen = logistic.margins(train(start, r, i), public) > 0
+                votes[np.arange(len(public)), chosen.astype(int)] += 1
+        rows = np.arange(r * block, min((r + 1) * block, len(public)))
+        ties = votes[rows, 0] == votes[rows, 1]
+        labels[rows] = np.where(ties, -1, votes[rows].argmax(axis=1))
+        asked = min((r + 1) * block, len(public))
+        steps = local.num_steps(asked, batch_size, epochs)
+        key = replay.server_key(r)
+        sampler = sampling.shuffled()
+        capacity = sampler.capacity(len(public), batch_size)
+        for drawn in batches(sampler, key, asked, batch_size, steps, len(public), capacity):
+            gradients = logistic.gradients(theta, public[drawn], labels[drawn])
+            # What nobody answered has gradient 0, and counts in the mean.
+            gradients[labels[drawn] < 0] = 0
+            theta = theta - learning_rate * gradients.mean(axis=0)
+    return theta, labels
 
 
 def median(theta, replay, rounds, train):

@@ -14,6 +14,18 @@ def _draw(draw, state, key, step, size, batch_size, limit, capacity):
     return draw(state, key, step, size, batch_size, limit, capacity)
 
 
+def batches(sampler, key, size, batch, num_steps, limit, capacity):
+    """The rows of each local step of whoever trains with `key`."""
+    key = fold(key, Purpose.BATCH)
+    batch = jnp.float32(batch) if sampler.varies else jnp.int32(batch)
+    state, found = sampler.init(limit), []
+    for step in range(num_steps):
+        arguments = (state, key, step, jnp.int32(size), batch, limit, capacity)
+        state, drawn = _draw(sampler.draw, *arguments)
+        found.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
+    return found
+
+
 class Replay:
     """The draws of one run, by round, client and step."""
 
@@ -28,22 +40,19 @@ class Replay:
         drawn = self.participation.draw(fold(self.key, Purpose.PARTICIPATION), round_index)
         return sorted(np.asarray(drawn.indices)[np.asarray(drawn.is_real)].tolist())
 
+    def server_key(self, round_index):
+        """The key that the server trains with, where its seed is drawn beside the noise."""
+        central = fold(self.key, Purpose.CENTRAL_NOISE, round_index)
+        return jax.random.key(jax.random.bits(fold(central, Purpose.SERVER)))
+
     def _client_key(self, round_index, client):
         return fold(self.key, Purpose.CLIENT, round_index, client)
 
     def batches(self, round_index, client, num_steps):
         """The rows of each local step, positions within the client."""
-        key = fold(self._client_key(round_index, client), Purpose.BATCH)
         batch = np.broadcast_to(self.batch_sizes, len(self.sizes))[client]
-        batch = jnp.float32(batch) if self.sampler.varies else jnp.int32(batch)
-        state, batches = self.sampler.init(self.limit), []
-        for step in range(num_steps):
-            size = jnp.int32(self.sizes[client])
-            state, drawn = _draw(
-                self.sampler.draw, state, key, step, size, batch, self.limit, self.capacity
-            )
-            batches.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
-        return batches
+        key, size = self._client_key(round_index, client), self.sizes[client]
+        return batches(self.sampler, key, size, batch, num_steps, self.limit, self.capacity)
 
     def _normal(self, key):
         """One standard normal draw for each parameter, leaf after leaf."""

@@ -1,0 +1,186 @@
+"""AE-DPFL: clients vote on public inputs, the server learns from the noised answers."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
+from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.mean import scaled_sum
+
+# Public inputs that a client classifies at once; bounds memory, changes nothing else.
+_BLOCK = 256
+UNANSWERED = -1
+
+
+class ServerState(NamedTuple):
+    """The common start of all clients, the answers so far, and the model learnt from them.
+
+    Attributes:
+      params: the server's model.
+      start: where every client begins its own training.
+      labels: the answer to each public input, `[queries]`, int32; -1 where there is none.
+    """
+
+    params: PyTree
+    start: PyTree
+    labels: jax.Array
+
+
+class Answers(NamedTuple):
+    """What a round of votes comes to.
+
+    Attributes:
+      votes: noised votes, `[queries of a round, classes]`, float32.
+      seed: of what the server draws to train on them, uint32.
+    """
+
+    votes: jax.Array
+    seed: jax.Array
+
+
+def ae_dpfl(
+    model: Model,
+    trainer: LocalTrainer,
+    public_x: jax.typing.ArrayLike,
+    *,
+    num_rounds: int = 1,
+    server_learning_rate: float = 0.1,
+    server_batch_size: int = 32,
+    server_epochs: int = 10,
+    aggregator: Aggregator | None = None,
+) -> FederatedAlgorithm:
+    """Declares AE-DPFL: agents vote with their own classifiers on unlabelled public data.
+
+    A round asks the next block of public inputs. Every client of the cohort trains from the common
+    start, votes for a class of each input, and sends its one-hot votes; the noised sum names the
+    labels. The server then goes on training on all inputs that are answered. No model leaves a
+    client, so that neither the size of the model nor clipping matters.
+
+    Guarantee: that of the aggregator. A client's votes of a round are one vector whose L2 norm is
+    scaled to the aggregator's bound: noise of `noise_multiplier` z is noise of z·√queries on counts
+    of votes. Removing a client moves the counts by √queries, exchanging it by √2 times that, of
+    which a replace-one account charges 2.
+
+    Args:
+      model: what clients and server train; its outputs are logits, `[examples, classes]`, or
+        log-odds, `[examples]`.
+      trainer: local training, of many epochs where it is to pay.
+      public_x: public inputs without labels, `[queries, ...]`, from the distribution of the task.
+      num_rounds: into how many rounds the queries are divided.
+      server_learning_rate: step size of the server's SGD, at least 0.
+      server_batch_size: public examples a step, at least 1.
+      server_epochs: passes over the answered inputs in a round, at least 0.
+      aggregator: sums the votes, such as `gaussian_mean` with any clip norm; an exact sum where it
+        is None.
+
+    Returns:
+      The algorithm. An input whose classes all have the same count stays unanswered.
+
+    Raises:
+      ValueError: for a number out of range, or outputs of another shape.
+
+    Source: Zhu and others 2020; `user_level_dp` section 7.
+    """
+    checks.whole("num_rounds", num_rounds)
+    public_x = jnp.asarray(public_x)
+    num_queries = public_x.shape[0]
+    checks.whole("public_x", num_queries)
+    block = -(-num_queries // num_rounds)
+    num_classes = _num_classes(model, public_x)
+    votes_of = _voter(model, public_x, block, num_classes)
+    mean = aggregator or scaled_sum(1.0)
+    scale = _bound(mean) / block**0.5
+    numbers = LocalConfig(server_learning_rate, server_batch_size, server_epochs)
+    numbers.validate()
+    learner = local_trainer(model, numbers)
+
+    def init(key):
+        params = model.init(key)
+        return ServerState(params, params, jnp.full((num_queries,), UNANSWERED, jnp.int32))
+
+    def rows_of(round_index):
+        rows = round_index * block + jnp.arange(block)
+        return rows, rows < num_queries
+
+    def client(server, row, client, config, key):
+        result = trainer.train(server.start, client, config, key)
+        rows, is_query = rows_of(client.round)
+        votes = votes_of(result.params, rows) * is_query[:, None] * (client.size > 0)
+        # A vote is finite whatever the model is: the engine must see that of one that is not.
+        votes = jnp.where(trees.is_finite(result.params), scale * votes, jnp.nan)
+        return ClientOutput(votes, result.weight, row, result.metrics)
+
+    def combine(state, total, key):
+        state, votes, info = mean.combine(state, total, fold(key, 0))
+        seed = jax.random.bits(fold(key, Purpose.SERVER))
+        return state, Answers(votes, seed), info
+
+    def server_step(server, answers, round_index):
+        rows, is_query = rows_of(round_index)
+        is_answered = jnp.max(answers.votes, axis=1) > jnp.min(answers.votes, axis=1)
+        label = jnp.where(is_answered, jnp.argmax(answers.votes, axis=1), UNANSWERED)
+        at = jnp.where(is_query, rows, num_queries)
+        labels = server.labels.at[at].set(label.astype(jnp.int32), mode="drop")
+        asked = jnp.minimum((round_index + 1) * block, num_queries).astype(jnp.int32)
+        public = ClientData(
+            {"x": public_x, "y": labels}, jnp.int32(0), asked, jnp.int32(0), num_queries
+        )
+        key = jax.random.key(answers.seed)
+        return ServerState(
+            learner.train(server.params, public, numbers, key).params, server.start, labels
+        )
+
+    return FederatedAlgorithm(
+        name="ae_dpfl",
+        init=init,
+        client=client,
+        aggregator=mean._replace(combine=combine),
+        server_step=server_step,
+        config=trainer.config,
+        model_of=lambda server: server.params,
+        num_steps=trainer.num_steps,
+        record_event=trainer.event,
+    )
+
+
+def _num_classes(model: Model, x: jax.Array) -> int:
+    outputs = jax.eval_shape(lambda k: model.predict(model.init(k), x[:1]), jax.random.key(0))
+    shape = getattr(outputs, "shape", ())
+    rule = "have logits [examples, classes] or log-odds [examples] as outputs"
+    checks.require(len(shape) in (1, 2), "model", rule, shape)
+    return 2 if len(shape) == 1 else max(2, shape[1])
+
+
+def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
+    """Builds `(params, rows) -> one-hot votes [rows, classes]`."""
+    at_once = min(_BLOCK, block)
+    num_parts = -(-block // at_once)
+
+    def votes(params, rows):
+        padded = jnp.pad(rows, (0, num_parts * at_once - block)).reshape(num_parts, at_once)
+
+        def part(rows):
+            outputs = model.predict(params, x[jnp.clip(rows, 0, x.shape[0] - 1)])
+            if outputs.ndim == 2 and outputs.shape[1] > 1:
+                chosen = jnp.argmax(outputs, axis=1)
+            else:
+                chosen = (outputs.reshape(-1) > 0).astype(jnp.int32)
+            return jax.nn.one_hot(chosen, num_classes, dtype=jnp.float32)
+
+        return jax.lax.map(part, padded).reshape(-1, num_classes)[:block]
+
+    return votes
+
+
+def _bound(aggregator: Aggregator) -> float:
+    if aggregator.sensitivity is None:
+        return 1.0
+    return float(aggregator.sensitivity(aggregator.init(None)).l2)
