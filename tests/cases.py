@@ -254,32 +254,6 @@ def _local_only(run: Run):
     return {"rows": federated.local_only(theta, run.replay, ROUNDS, train)}
 
 
-def _median(run: Run):
-    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
-    theta = theta_of(run.initial.server.params)
-    return {"params": federated.median(theta, run.replay, ROUNDS, train)}
-
-
-def _scaffold(run: Run):
-    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
-    theta = theta_of(run.initial.server.params)
-    x, c, c_i = federated.scaffold(theta, run.clients, run.replay, ROUNDS, train, SETTINGS, 0.7)
-    return {"params": x, "control": c, "controls": c_i}
-
-
-def _ifca(run: Run):
-    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
-    models = theta_of(run.initial.server.models)
-    models, choices = federated.ifca(models, run.clients, run.replay, ROUNDS, train)
-    return {"models": models, "choices": choices}
-
-
-def _local_only(run: Run):
-    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
-    theta = theta_of(run.initial.server.start)
-    return {"rows": federated.local_only(theta, run.replay, ROUNDS, train)}
-
-
 _ADAPTIVE = {"server_learning_rate": 0.1, "b1": 0.8, "adaptivity": 0.1}
 _CENTRAL = {"clip_norm": 0.2, "noise_multiplier": 0.8, "expected_cohort_size": COHORT}
 
