@@ -8,7 +8,8 @@ from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.io import plots
 
 # A unit of privacy for each: none where the algorithm offers that, else the first that it has.
-UNITS = {"dp_fedavg": "client", "blur_lus": "client", "ae_dpfl": "client", "dp_sgd": "record"}
+UNITS = {name: e.units[0] for name, e in ALGORITHMS.items() if "none" not in e.units}
+UNITS |= {"blur_lus": "client", "ae_dpfl": "client"}
 NEEDED = {"ifca": ("--algorithm.options.num_models=2",), "ae_dpfl": ("--data.public_examples=60",)}
 # Only what a client would use itself can be evaluated: there is no model of the whole.
 WITHOUT_SERVER_MODEL = ("ifca", "local_only")
