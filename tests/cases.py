@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles import federated
+from oracles import clustered, federated, local, noise_aware
 from oracles.replay import Replay
 
 from fedjax_dp import algorithms
@@ -51,6 +51,7 @@ SETTINGS = Settings(
     clip_norm=np.array([0.5, 1.0, 0.8, 0.3, 1.2, 0.6]),
     noise_multiplier=np.array([0.7, 1.0, 0.5, 1.1, 0.3, 0.9]),
 )
+_SHAPES = [(), (NUM_FEATURES,)]
 ONE_CLIENT = Settings(*(np.asarray(column)[[2]] for column in SETTINGS))
 
 
@@ -150,14 +151,13 @@ class Case(NamedTuple):
             (data.client(i)["x"].astype(np.float64), data.client(i)["y"].astype(np.float64))
             for i in range(data.num_clients)
         ]
-        shapes = [(), (NUM_FEATURES,)]
         replay = Replay(
             key,
             self.participation(),
             self.record_sampler(),
             data.sizes,
             settings.batch_size,
-            shapes,
+            _SHAPES,
         )
         return Run(initial, clients, replay)
 
@@ -252,6 +252,125 @@ def _local_only(run: Run):
     train = federated.local_sgd(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.start)
     return {"rows": federated.local_only(theta, run.replay, ROUNDS, train)}
+
+
+# What clients declare; the three largest are public.
+EPSILON = (1.0, 2.0, 6.0, 0.5, 5.0, 7.0)
+PUBLIC = np.array([False, False, True, False, True, True])
+
+
+def _noise_aware(make_mean):
+    """The oracle of a mean of DP-SGD updates that weighs clients one by one."""
+
+    def expect(run: Run):
+        train = federated.local_dp_sgd(run.clients, run.replay, SETTINGS)
+        theta = theta_of(run.initial.server.params)
+        mean = make_mean(run.replay.sizes)
+        return {"params": noise_aware.averaged(theta, run, ROUNDS, train, mean)}
+
+    return expect
+
+
+def _by_weight(weight_of):
+    def make_mean(sizes):
+        weights = np.asarray(weight_of(np.asarray(sizes, float)))
+        return lambda r, members, deltas: weights[members] / weights[members].sum() @ deltas
+
+    return make_mean
+
+
+def _pfa_mean(sizes):
+    epsilon = np.array(EPSILON)
+    return lambda r, members, deltas: noise_aware.pfa_mean(
+        deltas, epsilon[members], PUBLIC[members]
+    )
+
+
+# Rounds of soft clusters, and ε of a choice: three rounds hold every kind of round.
+SOFT_ROUNDS, CHOICE_EPSILON = 2, 3.0
+CLUSTERS = (0, 0, 1, 1, 0, 1)
+
+
+def _whole_batches(run: Run):
+    """DP-SGD of a round in which every batch is all of the client's data."""
+    sizes, replay = run.replay.sizes, run.replay
+    whole = Replay(
+        replay.key, replay.participation, replay.sampler, sizes, np.maximum(sizes, 1), _SHAPES
+    )
+
+    def train(start, round_index, i):
+        (x, y), steps = run.clients[i], int(SETTINGS.num_epochs[i])
+        return local.dp_sgd(
+            start,
+            x,
+            y,
+            whole.batches(round_index, i, steps),
+            whole.record_noise(round_index, i, steps),
+            SETTINGS.learning_rate[i],
+            len(y),
+            SETTINGS.clip_norm[i],
+            SETTINGS.noise_multiplier[i],
+        )
+
+    return train
+
+
+def _r_dpcfl(is_exact):
+    def expect(run: Run):
+        train = federated.local_dp_sgd(run.clients, run.replay, SETTINGS)
+
+        def choose(models, r, i):
+            x, y = run.clients[i]
+            if is_exact:
+                return clustered.choose_exactly(models, x, y)
+            noise = clustered.gumbel(run.replay, r, i, NUM_MODELS)
+            return clustered.choose_privately(models, x, y, CHOICE_EPSILON, noise)
+
+        return clustered.r_dpcfl(
+            run,
+            train,
+            _whole_batches(run),
+            ROUNDS,
+            NUM_MODELS,
+            SOFT_ROUNDS,
+            choose,
+            lambda i: len(run.clients[i][1]) if is_exact else 1,
+        )
+
+    return expect
+
+
+def _observe_r_dpcfl(state):
+    return {
+        "models": theta_of(state.server.models),
+        "choices": state.rows,
+        "chances": state.server.responsibilities,
+    }
+
+
+def _f_cdpfl(run: Run):
+    train = federated.local_dp_sgd(run.clients, run.replay, SETTINGS)
+    return clustered.f_cdpfl(run, train, ROUNDS, 2, CHOICE_EPSILON)
+
+
+def _o_dpcfl(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.models)[0]
+    models = clustered.o_dpcfl(theta, run.clients, run.replay, ROUNDS, train, CLUSTERS)
+    return {"models": models}
+
+
+def _km_cdpfl(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.models)[0]
+    models, clusters = clustered.km_cdpfl(theta, run.clients, run.replay, ROUNDS, train, NUM_MODELS)
+    return {"models": models, "clusters": clusters}
+
+
+def _mr_mtl(run: Run):
+    theta = theta_of(run.initial.server.mean)
+    own = clustered.mr_mtl(theta, run.clients, run.replay, ROUNDS, SETTINGS, 0.5)
+    return {"rows": own, "mean": own.mean(axis=0)}
 
 
 _ADAPTIVE = {"server_learning_rate": 0.1, "b1": 0.8, "adaptivity": 0.1}
@@ -377,11 +496,140 @@ _CASES = (
         is_private=True,
     ),
     Case(
+        "record_dp_fedavg",
+        algorithms.record_dp_fedavg,
+        lambda m: algorithms.record_dp_fedavg(m, private_trainer(m), num_clients=NUM_CLIENTS),
+        _noise_aware(_by_weight(lambda sizes: sizes)),
+        _params,
+        is_private=True,
+    ),
+    Case(
+        "minimum_epsilon",
+        algorithms.minimum_epsilon,
+        lambda m: algorithms.minimum_epsilon(
+            m, private_trainer(m), num_clients=NUM_CLIENTS, is_weighted=False
+        ),
+        _noise_aware(_by_weight(np.ones_like)),
+        _params,
+        is_private=True,
+    ),
+    Case(
+        "weiavg",
+        algorithms.weiavg,
+        lambda m: algorithms.weiavg(
+            m, private_trainer(m), num_clients=NUM_CLIENTS, declared_epsilon=EPSILON
+        ),
+        _noise_aware(_by_weight(lambda sizes: np.array(EPSILON))),
+        _params,
+        is_private=True,
+    ),
+    Case(
+        "pfa",
+        algorithms.pfa,
+        lambda m: algorithms.pfa(
+            m, private_trainer(m), num_clients=NUM_CLIENTS, declared_epsilon=EPSILON
+        ),
+        _noise_aware(_pfa_mean),
+        _params,
+        is_private=True,
+    ),
+    Case(
+        "robust_hdp",
+        algorithms.robust_hdp,
+        lambda m: algorithms.robust_hdp(m, private_trainer(m), num_clients=NUM_CLIENTS),
+        _noise_aware(lambda sizes: noise_aware.FirstEstimates()),
+        _params,
+        is_private=True,
+    ),
+    Case(
+        "noise_oracle",
+        algorithms.noise_oracle,
+        lambda m: algorithms.noise_oracle(m, private_trainer(m), num_clients=NUM_CLIENTS),
+        _noise_aware(
+            _by_weight(
+                lambda sizes: 1 / np.maximum(noise_aware.oracle_levels(SETTINGS, sizes), 1e-20)
+            )
+        ),
+        _params,
+        is_private=True,
+    ),
+    Case(
         "local_only",
         algorithms.local_only,
         lambda m: algorithms.local_only(m, plain_trainer(m)),
         _local_only,
         lambda state: {"rows": theta_of(state.rows)},
+    ),
+    Case(
+        "r_dpcfl",
+        algorithms.r_dpcfl,
+        lambda m: algorithms.r_dpcfl(
+            m,
+            private_trainer(m),
+            NUM_CLIENTS,
+            ROUNDS,
+            num_models=NUM_MODELS,
+            selection_epsilon=CHOICE_EPSILON,
+            num_selections=1,
+            fixed_soft_rounds=SOFT_ROUNDS,
+        ),
+        _r_dpcfl(is_exact=False),
+        _observe_r_dpcfl,
+        is_private=True,
+    ),
+    Case(
+        "rc_dpfl",
+        algorithms.rc_dpfl,
+        lambda m: algorithms.rc_dpfl(
+            m,
+            private_trainer(m),
+            NUM_CLIENTS,
+            ROUNDS,
+            num_models=NUM_MODELS,
+            soft_share=SOFT_ROUNDS / ROUNDS,
+        ),
+        _r_dpcfl(is_exact=True),
+        _observe_r_dpcfl,
+        is_private=True,
+    ),
+    Case(
+        "f_cdpfl",
+        algorithms.f_cdpfl,
+        lambda m: algorithms.f_cdpfl(
+            m,
+            private_trainer(m),
+            ROUNDS,
+            num_models=NUM_MODELS,
+            selection_epsilon=CHOICE_EPSILON,
+            num_selections=2,
+        ),
+        _f_cdpfl,
+        lambda state: {"models": theta_of(state.server.models), "choices": state.rows},
+        is_private=True,
+    ),
+    Case(
+        "km_cdpfl",
+        algorithms.km_cdpfl,
+        lambda m: algorithms.km_cdpfl(m, plain_trainer(m), NUM_CLIENTS, num_models=NUM_MODELS),
+        _km_cdpfl,
+        lambda state: {
+            "models": theta_of(state.server.models),
+            "clusters": state.server.clusters,
+        },
+    ),
+    Case(
+        "o_dpcfl",
+        algorithms.o_dpcfl,
+        lambda m: algorithms.o_dpcfl(m, plain_trainer(m), NUM_CLIENTS, clusters=CLUSTERS),
+        _o_dpcfl,
+        lambda state: {"models": theta_of(state.server.models)},
+    ),
+    Case(
+        "mr_mtl",
+        algorithms.mr_mtl,
+        lambda m: algorithms.mr_mtl(m, plain_trainer(m), NUM_CLIENTS, strength=0.5),
+        _mr_mtl,
+        lambda state: {"rows": theta_of(state.rows), "mean": theta_of(state.server.mean)},
     ),
     Case(
         "centralized",

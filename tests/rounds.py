@@ -68,6 +68,12 @@ class HandRound(NamedTuple):
             self.examples(garbage) if examples is None else examples,
             self.cohort(ids),
         )
+        algorithm = self.ref.sim.algorithm
+        for step in algorithm.host_steps:
+            if step.after == state.round:
+                key = fold(self.ref.key, Purpose.SERVER, step.after)
+                server, rows = step.step(snapshot(state.server), snapshot(state.rows), key)
+                state = state._replace(server=server, rows=rows)
         return snapshot(state), snapshot(info)
 
 

@@ -15,6 +15,7 @@ from fedjax_dp.server.clustering import Similarity
 # Features are rounded, so that a difference in the last bits of the updates, as between two ways to
 # lay out a round, does not end in other clusters.
 _DECIMALS = 4
+_RESOLUTION = 1e-5
 _NUM_RESTARTS = 10
 _TOLERANCE = 1e-6
 _MAX_ITERATIONS = 1000
@@ -66,12 +67,16 @@ def principal_features(similarity: Similarity, num_components: int = 2) -> np.nd
         return features
     values, vectors = np.linalg.eigh((scatter + scatter.T) / 2)
     kept = np.argsort(values)[::-1][:num_components]
-    # Component k is Dᵀu/√λ for the updates D; an eigenvector has no sign of its own.
-    largest = np.argmax(np.abs(vectors[:, kept]), axis=0)
-    signs = np.sign(vectors[largest, kept])
-    norms = np.sqrt(np.maximum(values[kept], 0))
-    is_used = norms > 1e-6 * norms.max(initial=0.0)
-    projected = cross @ (vectors[:, kept] * signs) / np.where(is_used, norms, 1.0)
+    values, vectors = np.maximum(values[kept], 0), vectors[:, kept]
+    # What is smaller than rounding in float32 tells nobody from anybody.
+    is_used = values > _RESOLUTION * values.max(initial=0.0)
+    # An eigenvector has no sign of its own: the first client that is far out is on the right. The
+    # farthest would not do, since in a pair both are equally far.
+    sizes = np.abs(vectors)
+    first = np.argmax(sizes >= sizes.max(axis=0) / 2, axis=0)
+    signs = np.sign(vectors[first, np.arange(len(kept))])
+    # Component k is Dᵀu/√λ for the updates D.
+    projected = cross @ (vectors * signs) / np.where(is_used, np.sqrt(values), 1.0)
     low, high = projected.min(axis=0), projected.max(axis=0)
     spread = np.where(is_used & (high > low), high - low, np.inf)
     features[is_seen, : len(kept)] = np.round((projected - low) / spread, _DECIMALS)

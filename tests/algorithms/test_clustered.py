@@ -1,0 +1,368 @@
+"""Clustered algorithms: published numbers, hidden clusters found, every round charged as it was."""
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rounds import flat
+
+from fedjax_dp import algorithms
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import PrivacyAccounting, SimulationState, simulation
+from fedjax_dp.engine.calibration import calibrate, run_event
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.evaluation import is_minority_found, is_partition_found
+from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.events import flatten
+from fedjax_dp.privacy.selection import selection_event
+
+NUM_FEATURES, SIZE, ROUNDS, EPSILON, DELTA = 8, 150, 10, 8.0, 1e-3
+TRUE = np.repeat(np.arange(4), (2, 3, 3, 4))
+EVERYBODY = sampling.participation(sampling.everybody(), len(TRUE))
+
+
+def linear_model() -> Model:
+    def init(key):
+        return {"w": 0.1 * jax.random.normal(key, (NUM_FEATURES,))}
+
+    return Model.from_functions(
+        init, lambda p, x: x @ p["w"], loss="sigmoid_binary_cross_entropy", name="linear"
+    )
+
+
+def hidden_clusters(seed: int) -> FederatedData:
+    """Twelve clients; which side of a plane has label 1 depends on the cluster's own plane."""
+    rng = np.random.default_rng(seed)
+    planes = np.linalg.qr(rng.normal(size=(NUM_FEATURES, NUM_FEATURES)))[0][:4]
+    clients = []
+    for cluster in TRUE:
+        x = rng.normal(size=(SIZE, NUM_FEATURES))
+        y = x @ planes[cluster] > 0
+        clients.append({"x": x.astype(np.float32), "y": y.astype(np.float32)})
+    return FederatedData.from_clients(clients)
+
+
+def trainer(model, *, noise_multiplier=1.0, micro_batch_size=None, num_epochs=1):
+    config = LocalConfig(
+        learning_rate=1.0,
+        batch_size=25.0,
+        num_epochs=num_epochs,
+        clip_norm=1.0,
+        noise_multiplier=noise_multiplier,
+    )
+    return dp_sgd_trainer(model, config, micro_batch_size=micro_batch_size)
+
+
+def declared(name, model=None, **options):
+    """A method on the hidden clusters, with noise 1 until it is calibrated."""
+    model = model or linear_model()
+    local, n = trainer(model), len(TRUE)
+    return {
+        "r_dpcfl": lambda: algorithms.r_dpcfl(model, local, n, ROUNDS, **options),
+        "rc_dpfl": lambda: algorithms.rc_dpfl(model, local, n, ROUNDS, num_models=4),
+        "f_cdpfl": lambda: algorithms.f_cdpfl(model, local, ROUNDS, num_models=4, **options),
+        "km_cdpfl": lambda: algorithms.km_cdpfl(model, local, n, num_models=4),
+        "o_dpcfl": lambda: algorithms.o_dpcfl(model, local, n, clusters=TRUE.tolist()),
+        "mr_mtl": lambda: algorithms.mr_mtl(model, local, n),
+        "dp_sgd": lambda: algorithms.dp_sgd(model, local),
+        "local_only": lambda: algorithms.local_only(model, local),
+    }[name]()
+
+
+# Oracles 1 and 2 of the specification: z at N = 6600, b = 32, K = 1, E = 200, δ = 1e-4.
+
+EPSILONS = (2.0, 3.0, 4.0, 5.0, 10.0, 15.0)
+FULL_FIRST = (3.206, 2.218, 1.731, 1.444, 0.901, 0.738)
+ALL_SMALL = (2.338, 1.673, 1.352, 1.165, 0.810, 0.695)
+WITH_SELECTIONS = (3.360, 2.326, 1.816, 1.515, 0.942, 0.769)
+SELECTIONS_ALONE = (0.585, 0.884, 1.188, 1.496, 3.104, 4.825)
+
+
+def multiplier(algorithm, epsilon):
+    numbers = algorithm.config._replace(batch_size=32.0)
+    done = calibrate(
+        algorithm._replace(config=numbers),
+        np.array([6600]),
+        epsilon,
+        1e-4,
+        200,
+        accountant="rdp-classic-64",
+    )
+    return float(done.config.noise_multiplier[0])
+
+
+@pytest.mark.parametrize("which", range(len(EPSILONS)))
+def test_noise_is_that_of_the_paper_with_a_whole_first_batch_and_with_selections(which):
+    """An epoch takes ⌈6600/32⌉ = 207 steps where the printed numbers count 206.25."""
+    model, epsilon = linear_model(), EPSILONS[which]
+    local = trainer(model)
+
+    def r_dpcfl(**options):
+        return algorithms.r_dpcfl(model, local, 1, 200, num_models=4, **options)
+
+    small = multiplier(algorithms.dp_sgd(model, local), epsilon)
+    whole = multiplier(r_dpcfl(num_selections=0), epsilon)
+    jointly = multiplier(r_dpcfl(selection_epsilon=0.03 * epsilon), epsilon)
+    assert small == pytest.approx(ALL_SMALL[which], rel=2e-3)
+    assert whole == pytest.approx(FULL_FIRST[which], rel=2e-3)
+    assert jointly == pytest.approx(WITH_SELECTIONS[which], rel=2e-3)
+
+
+def test_the_first_whole_batch_costs_less_where_the_budget_is_large():
+    """The claim that noise hardly changes holds for large ε only."""
+    ratios = np.array(FULL_FIRST) / ALL_SMALL
+    assert np.all(np.diff(ratios) < 0) and ratios[0] > 1.35 and ratios[-1] < 1.07
+
+
+@pytest.mark.parametrize("which", range(len(EPSILONS)))
+def test_twenty_selections_cost_what_the_paper_converts_them_to(which):
+    ledger = Ledger("record")
+    ledger.charge(selection_event(0.03 * EPSILONS[which]), count=20)
+    spent = ledger.epsilon(1e-4, "rdp-classic-64")[0]
+    assert spent == pytest.approx(SELECTIONS_ALONE[which], abs=1e-3)
+
+
+# Oracle 4: the toy problem of figure 1.
+
+
+def toy(models):
+    """Four clients with f = 4(θ - a)², one full gradient step of size 0.01 under IFCA."""
+    centres = np.array([-6.0, -5.0, 5.0, 6.0], np.float32)
+    model = Model.from_functions(
+        lambda key: {"t": jnp.zeros(())},
+        lambda p, x: p["t"] + 0 * x[:, 0],
+        loss=lambda outputs, batch: 4 * jnp.square(outputs - batch["y"]),
+        name="toy",
+    )
+    config = LocalConfig(learning_rate=0.01, batch_size=1, num_steps=1)
+    local = local_trainer(model, config, sampler=sampling.everybody())
+    data = FederatedData.from_clients(
+        [{"x": np.zeros((1, 1), np.float32), "y": np.array([a])} for a in centres]
+    )
+    participation = sampling.participation(sampling.everybody(), 4)
+    sim = simulation(algorithms.ifca(model, local, 2), data, participation)
+    key = jax.random.key(0)
+    state = sim.init(key)
+    start = np.asarray(models, np.float32)
+    state = state._replace(server=state.server._replace(models={"t": jnp.asarray(start)}))
+    state, _ = sim.run(state, key)
+    return np.asarray(state.rows), np.asarray(state.server.models["t"]) - start
+
+
+def test_choices_by_loss_are_stuck_from_one_start_and_right_from_another():
+    choices, moved = toy((-11.0, 0.0))
+    np.testing.assert_array_equal(choices, 1)
+    np.testing.assert_allclose(moved, 0.0, atol=1e-6)
+    choices, moved = toy((-4.5, 5.5))
+    np.testing.assert_array_equal(choices, [0, 0, 1, 1])
+    # Gradients 12 and 4 at the first model, 4 and -4 at the second.
+    np.testing.assert_allclose(moved, [-0.01 * 8.0, 0.0], atol=1e-6)
+
+
+# The first round.
+
+
+def test_micro_batches_of_the_whole_first_batch_change_nothing():
+    model, data, key = linear_model(), hidden_clusters(0), jax.random.key(2)
+    found = []
+    for size in (None, 7, 150):
+        algorithm = algorithms.r_dpcfl(
+            model, trainer(model, micro_batch_size=size), len(TRUE), ROUNDS, num_models=4
+        )
+        sim = simulation(algorithm, data, EVERYBODY)
+        state, info = sim.run(sim.init(key), key)
+        assert info["num_examples"][0] == SIZE * len(TRUE), "one step on everything"
+        found.append(np.asarray(state.server.similarity.scatter))
+    assert np.abs(found[0]).max() > 0.01
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+    np.testing.assert_allclose(found[2], found[0], atol=1e-6)
+
+
+def test_updates_of_the_first_round_are_discarded():
+    algorithm, data, key = declared("r_dpcfl", num_models=4), hidden_clusters(0), jax.random.key(0)
+    sim = simulation(algorithm, data, EVERYBODY)
+    start = flat(jax.device_get(sim.init(key).server.models))
+    state, _ = sim.run(sim.init(key), key, 1)
+    np.testing.assert_array_equal(flat(jax.device_get(state.server.models)), start)
+    state, _ = sim.run(state, key, 1)
+    assert np.abs(flat(jax.device_get(state.server.models)) - start).max() > 0.01
+
+
+# Whole runs.
+
+
+def run_of(algorithm, seed, num_rounds=ROUNDS):
+    data, key = hidden_clusters(seed), jax.random.key(seed)
+    algorithm = calibrate(algorithm, data.sizes, EPSILON, DELTA, num_rounds)
+    sim = simulation(algorithm, data, EVERYBODY, ExecutionConfig(rounds_per_call=num_rounds))
+    state = sim.init(key)
+    accounting = PrivacyAccounting(sim, state)
+    planned = accounting.affordable_rounds(
+        state, key, num_rounds, {"record": EPSILON}, {"record": DELTA}, "rdp"
+    )
+    state, info = sim.run(state, key, num_rounds)
+    accounting.charge(info, state)
+    assert sim.num_traces() == 1, "going from one stage to the next compiles nothing"
+    return state, info, accounting, planned
+
+
+@pytest.mark.parametrize("num_models", [0, 4])
+def test_r_dpcfl_finds_hidden_clusters(num_models):
+    """With M given and with M found; a private choice of large ε confirms the mixture."""
+    algorithm = declared("r_dpcfl", num_models=num_models, selection_epsilon=0.5)
+    state, info, _, _ = run_of(algorithm, 1)
+    server = jax.device_get(state.server)
+    assert server.num_models == 4 and server.separation > 2
+    assert is_partition_found(np.argmax(server.responsibilities, axis=1), TRUE)
+    assert is_partition_found(np.asarray(state.rows), TRUE)
+    assert is_minority_found(np.asarray(state.rows), TRUE)
+    soft = int(server.soft_rounds)
+    assert soft == int((1 - server.overlap) * ROUNDS / 2) and soft >= 3
+    expected = [0, *[1] * (soft - 1), 2, *[3] * (ROUNDS - soft - 1)]
+    np.testing.assert_array_equal(info["stage"], expected)
+
+
+METHODS = ("r_dpcfl", "rc_dpfl", "f_cdpfl", "km_cdpfl", "o_dpcfl", "mr_mtl", "dp_sgd", "local_only")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_a_comparison_spends_the_same_budget(name):
+    options = {"num_models": 4} if name == "r_dpcfl" else {}
+    _, _, accounting, planned = run_of(declared(name, **options), 0)
+    assert planned == ROUNDS, "a run that was calibrated to its budget is let through"
+    spent = accounting.epsilon({"record": DELTA})["record"]
+    assert spent.shape == TRUE.shape
+    assert np.all((spent <= EPSILON) & (spent > EPSILON * (1 - 1e-4)))
+
+
+def test_rounds_are_charged_as_what_they_were():
+    """One whole batch, nine small ones of six steps each, one choice: by hand."""
+    state, _, accounting, _ = run_of(declared("r_dpcfl", num_models=4), 0)
+    [(units, history)] = accounting.ledgers["record"].histories()
+    assert len(units) == len(TRUE)
+    z = float(state.config.noise_multiplier[0])
+    charged = {}
+    for event, count in flatten(history):
+        charged[event] = charged.get(event, 0) + count
+    gaussian = dp_accounting.GaussianDpEvent(z)
+    assert charged == {
+        gaussian: 1,
+        dp_accounting.PoissonSampledDpEvent(25 / SIZE, gaussian): 9 * 6,
+        selection_event(0.15): 1,
+    }
+
+
+def test_a_ledger_of_single_rounds_equals_that_of_a_block():
+    algorithm, data = declared("f_cdpfl", num_selections=3), hidden_clusters(0)
+    sim, key = simulation(algorithm, data, EVERYBODY), jax.random.key(0)
+    state = sim.init(key)
+    one, many = PrivacyAccounting(sim, state), PrivacyAccounting(sim, state)
+    state, info = sim.run(state, key, 5)
+    many.charge(info, state)
+    for r in range(5):
+        one.charge({name: value[r : r + 1] for name, value in info.items()}, state)
+    assert one.to_json() == many.to_json()
+    np.testing.assert_array_equal(info["stage"], [0, 0, 0, 1, 1])
+    composed = Ledger("record")
+    row = jax.tree.map(np.asarray, algorithm.config)
+    composed.charge(run_event(algorithm, SIZE, row, 5))
+    np.testing.assert_allclose(many.epsilon({"record": DELTA})["record"], composed.epsilon(DELTA))
+
+
+def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
+    """Choices of ε 4 each: the first is affordable, the second is not."""
+    algorithm, data = (
+        declared("f_cdpfl", num_selections=5, selection_epsilon=4.0),
+        hidden_clusters(0),
+    )
+    sim, key = simulation(algorithm, data, EVERYBODY), jax.random.key(0)
+    state = sim.init(key)
+    accounting = PrivacyAccounting(sim, state)
+
+    def allowed(epsilon):
+        budget = {"record": epsilon}
+        return accounting.affordable_rounds(state, key, 5, budget, {"record": DELTA}, "rdp")
+
+    def cost(num_rounds):
+        ledger = Ledger("record")
+        row = jax.tree.map(np.asarray, algorithm.config)
+        ledger.charge(run_event(algorithm, SIZE, row, num_rounds))
+        return float(ledger.epsilon(DELTA)[0])
+
+    for num_rounds in (1, 2, 4):
+        assert allowed(1.0001 * cost(num_rounds)) == num_rounds
+        assert allowed(0.9999 * cost(num_rounds)) == num_rounds - 1
+
+
+def test_exact_choices_say_what_they_leave_open():
+    for name in ("rc_dpfl", "f_cdpfl"):
+        options = {"selection": "exact"} if name == "f_cdpfl" else {}
+        assert "exact loss" in declared(name, **options).not_covered
+    for name in ("r_dpcfl", "km_cdpfl", "o_dpcfl", "mr_mtl"):
+        assert declared(name).not_covered is None
+
+
+def test_public_trainers_are_refused_where_choices_are_accounted():
+    model = linear_model()
+    plain = local_trainer(model, LocalConfig())
+    with pytest.raises(ValueError, match="trainer must clip and noise every record's gradient"):
+        algorithms.r_dpcfl(model, plain, 4, 10)
+    with pytest.raises(ValueError, match="trainer must clip and noise every record's gradient"):
+        algorithms.f_cdpfl(model, plain, 10, num_models=2)
+    with pytest.raises(ValueError, match="clusters must hold a whole number from 0 for each of"):
+        algorithms.o_dpcfl(model, plain, 4, clusters=[0, 1])
+
+
+def test_without_a_pull_towards_the_mean_clients_train_alone():
+    model, data, key = linear_model(), hidden_clusters(0), jax.random.key(0)
+    own = []
+    for algorithm in (
+        algorithms.mr_mtl(model, trainer(model), len(TRUE), strength=0.0),
+        algorithms.local_only(model, trainer(model)),
+    ):
+        sim = simulation(algorithm, data, EVERYBODY)
+        own.append(flat(jax.device_get(sim.run(sim.init(key), key, 3)[0].rows)))
+    np.testing.assert_allclose(own[0], own[1], atol=1e-6)
+
+
+# Work on the host between rounds.
+
+
+def with_host_step(step, after=2):
+    model = linear_model()
+    base = algorithms.dp_sgd(model, trainer(model))
+    return base._replace(host_steps=(algorithms.HostStep(after, step),))
+
+
+def test_host_steps_run_where_they_belong_however_rounds_are_called():
+    def halve(server, rows, key):
+        shift = np.asarray(jax.random.normal(key, ()))
+        return jax.tree.map(lambda p: np.float32(p / 2 + shift), server), rows
+
+    finals, key = [], jax.random.key(1)
+    sim = simulation(with_host_step(halve), hidden_clusters(0), EVERYBODY)
+    for calls in ((4,), (1, 1, 1, 1), (2, 2), (1, 3)):
+        state: SimulationState = sim.init(key)
+        for count in calls:
+            state, info = sim.run(state, key, count)
+            assert len(info["train_loss"]) == count
+        finals.append(flat(jax.device_get(state.server)))
+    for final in finals[1:]:
+        np.testing.assert_array_equal(final, finals[0])
+    without = simulation(with_host_step(halve, 5), hidden_clusters(0), EVERYBODY)
+    state, _ = without.run(without.init(key), key, 4)
+    assert np.abs(flat(jax.device_get(state.server)) - finals[0]).max() > 0.01
+    assert sim.num_traces() == 1
+
+
+def test_host_steps_that_change_shapes_are_refused():
+    def widen(server, rows, key):
+        return jax.tree.map(lambda p: np.concatenate([p, p]), server), rows
+
+    sim, key = simulation(with_host_step(widen), hidden_clusters(0), EVERYBODY), jax.random.key(0)
+    with pytest.raises(ValueError, match="host step after round 2 must keep structure"):
+        sim.run(sim.init(key), key, 2)
