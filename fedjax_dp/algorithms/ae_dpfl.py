@@ -153,7 +153,7 @@ def ae_dpfl(
 
 def _num_classes(model: Model, x: jax.Array) -> int:
     outputs = jax.eval_shape(lambda k: model.predict(model.init(k), x[:1]), jax.random.key(0))
-    shape = getattr(outputs, "shape", ())
+    shape: tuple[int, ...] = getattr(outputs, "shape", ())
     rule = "have logits [examples, classes] or log-odds [examples] as outputs"
     checks.require(len(shape) in (1, 2), "model", rule, shape)
     return 2 if len(shape) == 1 else max(2, shape[1])

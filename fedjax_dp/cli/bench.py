@@ -143,7 +143,7 @@ def _layout(text: str) -> int | str:
     return int(text)
 
 
-_SCALES = ("clients", "chunk", "devices", "model")
+_SCALES = ("clients", "cohort", "chunk", "devices", "model")
 
 
 def command(
@@ -152,7 +152,7 @@ def command(
     layout: Annotated[str, typer.Option(help="auto, sequential, vmap, or a chunk size.")] = "auto",
     devices: Annotated[int, typer.Option(help="Devices that share a cohort.")] = 1,
     scale: Annotated[
-        str | None, typer.Option(help="A curve over clients, chunk, devices or model.")
+        str | None, typer.Option(help="A curve over clients, cohort, chunk, devices or model.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -185,6 +185,10 @@ def _settings(
     checks.one_of("--scale", scale, _SCALES)
     if scale == "clients":
         return [(execution, {"num_clients": n}) for n in (50, 200, 800, 2000)]
+    if scale == "cohort":
+        # The population stays, so that memory that grows would be the cohort's.
+        most = WORKLOADS[name].num_clients
+        return [(execution, {"cohort": n}) for n in (50, 200, 800, 2000) if n <= most]
     if scale == "chunk":
         chunks = (1, 2, 4, 8, 16, 32)
         return [(execution._replace(clients_per_chunk=chunk), {}) for chunk in chunks]

@@ -88,6 +88,11 @@ _RESNET = Workload(
     (32, 32, 3), 10, "resnet18", 20, 2500, 64, {"stem": "cifar"},
 )  # fmt: skip
 
+_USERS = Workload(
+    "thesis CNN, 2,000 users of 20, Poisson cohorts of 200, one step; client-level privacy",
+    (28, 28, 1), 10, "thesis_cnn", 2000, 20, 20, cohort=200,
+)  # fmt: skip
+
 WORKLOADS: Mapping[str, Workload] = {
     "W1": _W1,
     "W1dp": _with_privacy(_W1, "W1", "client", 0.1),
@@ -99,6 +104,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4dp": _with_privacy(_W4, "W4", "client", 0.1),
     "W5": _with_privacy(_W5, "W5nodp", "record", 1.0),
     "W5nodp": _W5,
+    "users": _USERS._replace(unit="client", clip_norm=0.3),
     "cifar10": _CIFAR,
     "cifar10dp": _with_privacy(_CIFAR, "cifar10", "client", 0.4),
     "femnist": _FEMNIST,

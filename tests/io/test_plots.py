@@ -89,3 +89,42 @@ def test_many_clients_are_not_named(tmp_path):
     axes = client_accuracies(accuracies, np.ones(41, int), "title").axes[0]
     assert [bar.get_height() for bar in axes.patches] == sorted(accuracies)
     assert axes.get_xlabel() == "clients, from worst to best"
+
+
+NORMS = [
+    {"round": 1, "update_norm_quantiles": [0.1, 0.2, 0.5, 0.9, 1.0], "clipped_client_share": 0.6},
+    {"round": 2, "noise_stddev": 0.01},
+    {"round": 3, "update_norm_quantiles": [0.0, 0.1, 0.3, 0.4, 2.0], "clipped_client_share": 0.1},
+]
+
+
+def test_norms_of_updates_by_round(tmp_path):
+    figure = plots.update_norms(NORMS, 0.3, "title")
+    top, bottom, right = figure.axes
+    assert drawn(top) == [[[1, 0.5], [3, 0.3]], [[1, 0.3], [3, 0.3]]]
+    assert drawn(bottom) == [[[1, 0.6], [3, 0.1]]] and drawn(right) == [[[2, 0.01]]]
+    assert top.get_title() == "title"
+    save(figure, tmp_path)
+
+
+def test_a_clip_norm_that_adapts_is_drawn_as_it_was():
+    rows = [row | {"clip_norm": 0.1 * row["round"]} for row in NORMS]
+    bound = drawn(plots.update_norms(rows, 9.0, "title").axes[0])[1]
+    np.testing.assert_allclose(bound, [[1, 0.1], [2, 0.2], [3, 0.3]])
+
+
+def test_norms_without_clipping_or_without_anything(tmp_path):
+    rows = [{"round": 1, "update_norm_quantiles": [1.0] * 5}]
+    figure = plots.update_norms(rows, None, "title")
+    assert len(figure.axes) == 2 and drawn(figure.axes[0]) == [[[1, 1.0]]]
+    save(plots.update_norms([{"round": 1}], 0.3, "title"), tmp_path)
+
+
+def test_accuracy_by_budget(tmp_path):
+    curves = {"a": ([2, 4], [0.5, 0.6], [0.1, 0.0]), "b": ([4], [0.7], [0.0])}
+    figure = plots.accuracy_by_epsilon(curves, "title")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    points = [np.column_stack(c.lines[0].get_data()).tolist() for c in axes.containers]
+    assert points == [[[2, 0.5], [4, 0.6]], [[4, 0.7]]]
+    save(figure, tmp_path)

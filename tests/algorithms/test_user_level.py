@@ -1,0 +1,249 @@
+"""Privacy of whole clients: the oracles of `user_level_dp` §10 that need whole rounds."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import NUM_CLIENTS, PLAIN, make_data, make_model, plain_trainer, snapshot
+
+from fedjax_dp.algorithms import ae_dpfl, dp_fedavg, fedadam, fedavg, fedavgm
+from fedjax_dp.clients import (
+    ClientData,
+    LocalConfig,
+    UpdateContext,
+    add_client_noise,
+    local_trainer,
+)
+from fedjax_dp.core import trees
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.server import by_realised_count, gaussian_mean, uniform_mean
+
+KEY = jax.random.key(5)
+
+
+def run(algorithm, rounds=2, data=None, sampler=None, cohort=None):
+    data = make_data() if data is None else data
+    chosen = sampling.participation(sampler or sampling.everybody(), data.num_clients, cohort)
+    sim = simulation(algorithm, data, chosen, PLAIN)
+    state, info = sim.run(sim.init(KEY), KEY, rounds)
+    return snapshot(state), info, sim
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)])
+
+
+def test_noise_of_the_clients_is_noise_of_the_server():
+    """N clients with S²σ²/N each: their mean has a deviation of Sσ/N by coordinate, as printed."""
+    clip_norm, multiplier, clients, size = 0.3, 1.4, 40, 500
+    deltas = np.random.default_rng(0).normal(size=(clients, size)).astype(np.float32)
+    mean = gaussian_mean(clip_norm, 0.0, clients)
+    share = add_client_noise(clip_norm * multiplier / math.sqrt(clients))
+    central = gaussian_mean(clip_norm, multiplier, clients)
+
+    @jax.jit
+    @jax.vmap
+    def both(key):
+        keys = jax.random.split(key, clients)
+        state = mean.init(None)
+        clipped = [mean.contribute(state, d, 1.0)[0] for d in deltas]
+        contexts = [UpdateContext(None, None, None, None, k) for k in keys]
+        noised = sum(share(c, context) for c, context in zip(clipped, contexts, strict=True))
+        exact = sum(clipped) / clients
+        _, released, _ = central.combine(central.init(None), (sum(clipped), 0.0), key)
+        return noised / clients - exact, released - exact
+
+    for error in both(jax.random.split(KEY, 60)):
+        # 30,000 draws know a deviation to 0.4 %.
+        assert np.std(error) == pytest.approx(clip_norm * multiplier / clients, rel=0.015)
+
+
+def test_without_clipping_and_noise_it_is_fedavg_with_equal_weights():
+    model = make_model()
+    private = dp_fedavg(
+        model,
+        plain_trainer(model),
+        clip_norm=1e9,
+        noise_multiplier=0.0,
+        expected_cohort_size=NUM_CLIENTS,
+    )
+    plain = fedavg(model, plain_trainer(model), aggregator=uniform_mean())
+    ours, info, _ = run(private)
+    np.testing.assert_allclose(
+        flat(ours.server.params), flat(run(plain)[0].server.params), atol=1e-6
+    )
+    assert np.all(info["num_clipped"] == 0)
+
+
+# Denominators.
+
+
+def test_the_realised_denominator_divides_by_who_came_and_claims_nothing():
+    model = make_model()
+    mean = gaussian_mean(0.2, 0.0, 3.0)
+    realised = by_realised_count(mean, 3.0)
+    assert realised.event is None and realised.sensitivity is None
+    sampler = sampling.poisson()
+    by = {}
+    for name, aggregator in (("expected", mean), ("realised", realised)):
+        algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
+        state, info, sim = run(algorithm, 1, sampler=sampler, cohort=3)
+        by[name] = flat(state.server.params) - flat(sim.init(KEY).server.params)
+        accounting = PrivacyAccounting(sim, sim.init(KEY))
+        assert list(accounting.ledgers) == (["client"] if name == "expected" else [])
+    count = info["num_participants"][0]
+    assert count != 3
+    np.testing.assert_allclose(by["realised"], by["expected"] * 3 / count, atol=1e-6)
+
+
+def test_a_round_without_anybody_is_skipped_by_the_realised_denominator():
+    aggregator = by_realised_count(gaussian_mean(0.2, 5.0, 3.0), 3.0)
+    zeros = (({"w": jnp.zeros(4)}, jnp.float32(0)), jnp.float32(0))
+    _, aggregate, info = aggregator.combine(aggregator.init(None), zeros, KEY)
+    np.testing.assert_array_equal(aggregate["w"], 0)
+    assert info["noise_stddev"] == 0
+    ones = (({"w": jnp.zeros(4)}, jnp.float32(0)), jnp.float32(6))
+    _, aggregate, info = aggregator.combine(aggregator.init(None), ones, KEY)
+    assert np.all(aggregate["w"] != 0)
+    assert info["noise_stddev"] == pytest.approx(0.2 * 5.0 / 6)
+
+
+@pytest.mark.parametrize("make", [fedavgm, fedadam])
+def test_server_optimisers_are_post_processing_of_the_same_private_mean(make):
+    """DP-FedAvgM and DP-FedAdam: same aggregate, same account, another step."""
+    model = make_model()
+    aggregator = gaussian_mean(0.2, 0.8, NUM_CLIENTS)
+    state, info, sim = run(make(model, plain_trainer(model), aggregator=aggregator))
+    plain, _, plain_sim = run(fedavg(model, plain_trainer(model), aggregator=aggregator))
+    assert np.abs(flat(state.server.params) - flat(plain.server.params)).max() > 1e-3
+    spent = []
+    for each in (sim, plain_sim):
+        accounting = PrivacyAccounting(each, each.init(KEY))
+        accounting.charge(info)
+        spent.append(accounting.epsilon({"client": 1e-5})["client"][0])
+    assert spent[0] == spent[1]
+
+
+# AE-DPFL.
+
+
+def three_class_model():
+    """Its logits are parameters and nothing else: a client's vote is what it learnt last."""
+    return Model.from_functions(
+        lambda key: {"w": jnp.zeros(3)},
+        lambda params, x: jnp.broadcast_to(params["w"], (x.shape[0], 3)) + x[:, :3],
+        loss="softmax_cross_entropy",
+    )
+
+
+VOTES = (2, 0, 2, 1, 2, 0)
+# The second query favours class 1 by so much that no client is in doubt.
+QUERIES = np.array([[0.0, 0, 0], [0, 99.0, 0], [0, 0, 0]], np.float32)
+
+
+def voters():
+    """One example a client, whose label is the class that it will vote for."""
+    x = np.zeros((len(VOTES), 3), np.float32)
+    return FederatedData({"x": x, "y": np.array(VOTES, np.int32)}, np.arange(len(VOTES) + 1))
+
+
+def poll(noise_multiplier=None, *, clip_norm=1.0, num_rounds=1, **options):
+    model = three_class_model()
+    trainer = local_trainer(model, LocalConfig(1.0, 1, 3))
+    aggregator = None
+    if noise_multiplier is not None:
+        aggregator = gaussian_mean(clip_norm, noise_multiplier, len(VOTES))
+    return ae_dpfl(model, trainer, QUERIES, num_rounds=num_rounds, aggregator=aggregator, **options)
+
+
+@pytest.mark.parametrize("multiplier", [None, 0.0, 1e-3])
+def test_votes_without_noise_name_the_plurality(multiplier):
+    state, info, _ = run(poll(multiplier), 1, voters())
+    np.testing.assert_array_equal(state.server.labels, [2, 1, 2])
+    assert info["num_participants"][0] == len(VOTES)
+    # The server learnt what was answered: class 2 twice, class 1 where the input says so.
+    assert np.argmax(state.server.params["w"]) == 2
+
+
+def test_blocks_of_queries_are_answered_round_by_round():
+    state, _, sim = run(poll(0.0, num_rounds=3), 1, voters())
+    np.testing.assert_array_equal(state.server.labels, [2, -1, -1])
+    state, _ = sim.run(state, KEY, 2)
+    np.testing.assert_array_equal(state.server.labels, [2, 1, 2])
+
+
+def test_nothing_is_answered_where_nobody_votes():
+    state, _, _ = run(poll(), 1, voters(), sampler=sampling.poisson(), cohort=1e-6)
+    np.testing.assert_array_equal(state.server.labels, -1)
+    np.testing.assert_array_equal(state.server.params["w"], 0)
+
+
+@pytest.mark.parametrize("clip_norm", [0.01, 1.0, 50.0])
+def test_noise_on_counts_of_votes_is_the_multiplier_times_the_root_of_the_queries(clip_norm):
+    multiplier = 0.7
+    algorithm = poll(multiplier, clip_norm=clip_norm)
+    aggregator = algorithm.aggregator
+    state = aggregator.init(None)
+    zeros = jax.vmap(lambda k: aggregator.combine(state, (jnp.zeros((3, 3)), 0.0), k)[1].votes)
+    noise = np.asarray(zeros(jax.random.split(KEY, 4000)))
+    # One vote, as it is sent, in the units of the release.
+    server = algorithm.init(KEY)
+    data = voters()
+    client = ClientData(
+        {k: jnp.asarray(v) for k, v in data.examples.items()},
+        jnp.int32(0), jnp.int32(1), jnp.int32(0), limit=1,
+    )  # fmt: skip
+    vote = algorithm.client(server, None, client, algorithm.config, KEY).update
+    sent, _ = aggregator.contribute(state, vote, 1.0)
+    assert float(trees.l2_norm(sent)) == pytest.approx(clip_norm, rel=1e-5)
+    one = float(jnp.max(sent)) / len(VOTES)
+    assert noise.std() / one == pytest.approx(multiplier * math.sqrt(3), rel=0.02)
+
+
+@pytest.mark.parametrize("num_queries, sigma", [(1, 2.0), (100, 30.0), (5000, 90.0)])
+def test_many_queries_cost_one_gaussian_with_less_noise(num_queries, sigma):
+    """ε of Q queries with noise σ on counts: RDP is αQ/(2σ²), that of one release with σ/√Q."""
+    multiplier = sigma / math.sqrt(num_queries)
+    ledger = Ledger("client", "add_remove")
+    mean = gaussian_mean(1.0, multiplier, 1.0)
+    ledger.charge(mean.event(mean.init(None)))
+    each = dp_accounting.rdp.RdpAccountant()
+    each.compose(dp_accounting.GaussianDpEvent(sigma), num_queries)
+    spent = float(ledger.epsilon(1e-5, "rdp")[0])
+    assert spent == pytest.approx(each.get_epsilon(1e-5), rel=1e-6)
+    # Any order of the closed form bounds it from above.
+    alpha = np.linspace(1.01, 200, 20_000)
+    curve = alpha * num_queries / (2 * sigma**2)
+    classic = np.min(curve + math.log(1e5) / (alpha - 1))
+    assert spent <= classic * (1 + 1e-9)
+
+
+def test_votes_of_sampled_clients_are_charged_as_sampled():
+    algorithm = poll(0.9)
+    _, info, sim = run(algorithm, 1, voters(), sampler=sampling.poisson(), cohort=3)
+    accounting = PrivacyAccounting(sim, sim.init(KEY))
+    accounting.charge(info)
+    reference = dp_accounting.rdp.RdpAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(0.9))
+    reference.compose(event)
+    spent = accounting.epsilon({"client": 1e-5})["client"][0]
+    assert spent == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_outputs_without_classes_are_refused():
+    model = Model.from_functions(
+        lambda key: jnp.zeros(2), lambda p, x: jnp.zeros((x.shape[0], 4, 5)), loss="squared_error"
+    )
+    trainer = local_trainer(model, LocalConfig())
+    with pytest.raises(ValueError, match="model must have logits"):
+        ae_dpfl(model, trainer, QUERIES)
+    with pytest.raises(ValueError, match="num_rounds must be an integer of at least 1"):
+        poll(num_rounds=0)
