@@ -10,9 +10,25 @@ from fedjax_dp.io import plots
 # A unit of privacy for each: none where the algorithm offers that, else the first that it has.
 UNITS = {name: e.units[0] for name, e in ALGORITHMS.items() if "none" not in e.units}
 UNITS |= {"blur_lus": "client", "ae_dpfl": "client"}
-NEEDED = {"ifca": ("--algorithm.options.num_models=2",), "ae_dpfl": ("--data.public_examples=60",)}
+_TWO = ("--algorithm.options.num_models=2",)
+NEEDED = {
+    "ae_dpfl": ("--data.public_examples=60",),
+    "f_cdpfl": _TWO,
+    "ifca": _TWO,
+    "km_cdpfl": _TWO,
+    "o_dpcfl": ("--algorithm.options.clusters=[0, 1, 0]",),
+    "rc_dpfl": _TWO,
+}
 # Only what a client would use itself can be evaluated: there is no model of the whole.
-WITHOUT_SERVER_MODEL = ("ifca", "local_only")
+WITHOUT_SERVER_MODEL = (
+    "f_cdpfl",
+    "ifca",
+    "km_cdpfl",
+    "local_only",
+    "o_dpcfl",
+    "r_dpcfl",
+    "rc_dpfl",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The mean loss of a model over a client."""
+"""How well models fit a client, and choices among them by it."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from cases import make_model, theta_of
 from oracles import logistic
+from scipy.stats import chisquare
 
-from fedjax_dp.clients import ClientData, mean_loss
+from fedjax_dp.clients import (
+    ClientData,
+    exact_choice,
+    mean_accuracy,
+    mean_clipped_loss,
+    mean_loss,
+    private_choice,
+)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 7, 128])
@@ -27,3 +35,97 @@ def test_mean_loss_whatever_the_block(block_size, size):
     own = slice(4, 4 + size)
     losses = logistic.losses(theta_of(params), x[own].astype(float), y[own])
     np.testing.assert_allclose(got, losses.mean() if size else 0.0, rtol=1e-5)
+
+
+def choosing_client(x, y, limit=12):
+    return ClientData(
+        {"x": jnp.asarray(x), "y": jnp.asarray(y)},
+        jnp.int32(0),
+        jnp.int32(len(y)),
+        jnp.int32(0),
+        limit,
+    )
+
+
+def three_models():
+    """Planes that put 9, 6 and 3 of nine labels right."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(9, 3)).astype(np.float32)
+    x[:, 1] = np.where(np.arange(9) < 6, 1, -1) * x[:, 0]
+    y = (x[:, 0] > 0).astype(np.float32)
+    models = {"b": jnp.zeros(3), "w": jnp.array([[1.0, 0, 0], [0, 1.0, 0], [0, -1.0, 0]])}
+    return models, choosing_client(x, y)
+
+
+@pytest.mark.parametrize("block_size", [2, 5, 128])
+def test_accuracies_are_counted(block_size):
+    models, client = three_models()
+    model = make_model()
+    found = [
+        mean_accuracy(
+            model, jax.tree.map(lambda p, m=m: p[m], models), client, block_size=block_size
+        )
+        for m in range(3)
+    ]
+    np.testing.assert_allclose(found, [1.0, 6 / 9, 3 / 9], rtol=1e-6)
+    nobody = client.replace(size=jnp.int32(0))
+    assert mean_accuracy(model, model.init(jax.random.key(0)), nobody) == 0
+
+
+@pytest.mark.parametrize("value", [0.0, 1e30, np.inf, np.nan])
+def test_one_example_moves_a_score_by_no_more_than_its_sensitivity(value):
+    """Replaced, added or removed, whatever the example is."""
+    models, client = three_models()
+    params, model, bound = jax.tree.map(lambda p: p[0], models), make_model(), 2.0
+    x, y = (np.asarray(client.examples[k]) for k in ("x", "y"))
+    replaced, fewer = x.copy(), choosing_client(x[:-1], y[:-1])
+    replaced[-1] = value
+    n = len(y)
+    for score, most in (
+        (lambda c: mean_accuracy(model, params, c), 1.0),
+        (lambda c: mean_clipped_loss(model, params, c, bound), bound),
+    ):
+        before = float(score(client))
+        assert np.isfinite(before)
+        for other in (choosing_client(replaced, y), choosing_client(replaced, 1 - y), fewer):
+            same = other is fewer or np.array_equal(other.examples["y"], y)
+            reach = most / (n - 1) if same else most
+            assert abs(float(score(other)) - before) <= reach * (1 + 1e-6)
+
+
+def test_private_choices_have_the_frequencies_of_the_exponential_mechanism():
+    """Oracle 5: softmax of ε s (n - 1)/2, and never a model that is not offered."""
+    models, client = three_models()
+    choice = private_choice(make_model(), 0.6)
+    for offered in ([True, True, True], [True, False, True]):
+        draw = jax.jit(
+            jax.vmap(lambda key, o: choice.of(key, models, client, o), in_axes=(0, None))
+        )
+        keys = jax.random.split(jax.random.key(0), 4000)
+        counts = np.bincount(np.asarray(draw(keys, jnp.asarray(offered))), minlength=3)
+        logits = 0.6 * np.array([1.0, 6 / 9, 3 / 9]) * 8 / 2
+        chance = np.exp(logits) * offered
+        chance /= chance.sum()
+        kept = np.asarray(offered)
+        assert counts[~kept].sum() == 0
+        assert chisquare(counts[kept], 4000 * chance[kept]).pvalue > 1e-3
+        flat = 4000 * kept[kept] / kept.sum()
+        assert chisquare(counts[kept], flat).pvalue < 1e-6, "the test would see another scale"
+
+
+def test_exact_choices_take_the_smallest_loss_that_is_offered():
+    models, client = three_models()
+    model = make_model()
+    losses = [mean_loss(model, jax.tree.map(lambda p, m=m: p[m], models), client) for m in range(3)]
+    choice = exact_choice(model)
+    key = jax.random.key(0)
+    assert choice.of(key, models, client, jnp.ones(3, bool)) == np.argmin(losses) == 0
+    assert choice.of(key, models, client, jnp.array([False, True, True])) == 1
+    assert choice.event is None
+
+
+def test_choices_refuse_what_has_no_sensitivity():
+    with pytest.raises(ValueError, match="epsilon must be"):
+        private_choice(make_model(), 0.0)
+    with pytest.raises(ValueError, match="score"):
+        private_choice(make_model(), 1.0, score="f1")

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_dp.clients import proximal, shift
+from fedjax_dp.clients import proximal, shift, towards
 
 W = {"a": jnp.array([0.5, -1.0]), "b": jnp.array(2.0)}
 START = {"a": jnp.array([0.1, 0.3]), "b": jnp.array(-1.0)}
@@ -45,3 +45,17 @@ def test_shift_adds_its_direction():
 def test_negative_strength_is_refused():
     with pytest.raises(ValueError, match="strength must be at least 0"):
         proximal(-1.0)
+
+
+def test_towards_is_the_gradient_of_a_term_with_an_anchor_from_elsewhere():
+    transform = towards(START, 0.7)
+    pulled, _ = transform.update(GRADIENT, transform.init(W), W)
+
+    def term(w):
+        squares = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), w, START)
+        return 0.7 / 2 * sum(jax.tree.leaves(squares))
+
+    expected = jax.tree.map(jnp.add, GRADIENT, jax.grad(term)(W))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), pulled, expected)
+    with pytest.raises(ValueError, match="strength must be at least 0"):
+        towards(START, -1.0)

@@ -128,3 +128,17 @@ def test_accuracy_by_budget(tmp_path):
     points = [np.column_stack(c.lines[0].get_data()).tolist() for c in axes.containers]
     assert points == [[[2, 0.5], [4, 0.6]], [[4, 0.7]]]
     save(figure, tmp_path)
+
+
+def test_updates_are_drawn_by_cluster_with_the_circles_of_their_mixture(tmp_path):
+    features = np.array([[0.0, 0.1], [0.2, 0.1], [1.0, 1.0]])
+    means, radii = np.array([[0.1, 0.1], [1.0, 1.0]]), np.array([0.1, 0.05])
+    figure = plots.updates_and_mixture(features, np.array([7, 7, 3]), means, radii, "a title")
+    (axes,) = figure.axes
+    points = {c.get_label(): np.asarray(c.get_offsets()).tolist() for c in axes.collections}
+    assert points == {"cluster 7": [[0.0, 0.1], [0.2, 0.1]], "cluster 3": [[1.0, 1.0]]}
+    circles = [(*p.center, p.radius) for p in axes.patches]
+    expected = [(*m, k * r) for m, r in zip(means, radii, strict=True) for k in (1, 2, 3)]
+    np.testing.assert_allclose(circles, expected)
+    assert axes.get_title() == "a title"
+    save(figure, tmp_path)

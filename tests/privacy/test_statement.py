@@ -86,6 +86,17 @@ def test_a_run_without_noise_claims_nothing():
     assert "Nothing was released" in st.in_words(st.statement(Ledger(), 1e-5))
 
 
+def test_what_is_not_covered_comes_before_any_claim():
+    ledger = Ledger("record")
+    ledger.charge(poisson(0.1, 1.5), count=10)
+    data = st.statement(ledger, 1e-5, not_covered="the colour of the sky")
+    words = st.in_words(data)
+    assert words.index("not differentially private") < words.index("the colour of the sky")
+    assert words.index("the colour of the sky") < words.index("ε =")
+    assert data["not_covered"] == "the colour of the sky"
+    assert "not_covered" not in st.statement(ledger, 1e-5)
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="dp_delta must lie in"):
         st.statement(Ledger(), 0.0)
