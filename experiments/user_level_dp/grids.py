@@ -91,7 +91,7 @@ def tables(is_full: bool) -> dict[str, Study]:
 
     full = {"model": MODELS, "method": METHODS}
     return {
-        "table1": table("table1", emnist, {**full, "epsilon": epsilons}, "epsilon", "1"),
+        "table1": table("table1", emnist, {**full, "budget": epsilons}, "budget", "1"),
         "table2": table("table2", cifar, {**full, "alpha": alphas}, "alpha", "2"),
         "table3": table(
             "table3",
@@ -106,7 +106,7 @@ def tables(is_full: bool) -> dict[str, Study]:
 
 def sweeps(file: pathlib.Path) -> dict[str, Study]:
     axes = {
-        "epsilon": (METHODS, "privacy.client.epsilon", (2.0, 4.0, 6.0, 8.0)),
+        "budget": (METHODS, "privacy.client.epsilon", (2.0, 4.0, 6.0, 8.0)),
         "S": (TUNED, "privacy.client.clip_norm", (0.01, 0.03, 0.1, 0.3, 1.0)),
         "q": (TUNED, "participation.cohort_size", (8, 16, 32, 64)),
         "Q": (TUNED, "training.num_steps", (5, 10, 20, 30, 40)),

@@ -49,16 +49,18 @@ def test_noise_of_the_clients_is_noise_of_the_server():
     share = add_client_noise(clip_norm * multiplier / math.sqrt(clients))
     central = gaussian_mean(clip_norm, multiplier, clients)
 
+    state = mean.init(None)
+    clipped = jax.vmap(lambda d: mean.contribute(state, d, 1.0)[0])(deltas)
+    exact = jnp.sum(clipped, axis=0) / clients
+
+    def one(delta, key):
+        return share(delta, UpdateContext(None, None, None, None, key))
+
     @jax.jit
     @jax.vmap
     def both(key):
-        keys = jax.random.split(key, clients)
-        state = mean.init(None)
-        clipped = [mean.contribute(state, d, 1.0)[0] for d in deltas]
-        contexts = [UpdateContext(None, None, None, None, k) for k in keys]
-        noised = sum(share(c, context) for c, context in zip(clipped, contexts, strict=True))
-        exact = sum(clipped) / clients
-        _, released, _ = central.combine(central.init(None), (sum(clipped), 0.0), key)
+        noised = jnp.sum(jax.vmap(one)(clipped, jax.random.split(key, clients)), axis=0)
+        _, released, _ = central.combine(central.init(None), (clients * exact, 0.0), key)
         return noised / clients - exact, released - exact
 
     for error in both(jax.random.split(KEY, 60)):
