@@ -1,0 +1,334 @@
+"""Runs every implementation of a workload in turn, checks their deltas and writes the results.
+
+    python benchmarks/peers/compare.py [--repeats 3] [--peers ours pfl ...] [WORKLOAD ...]
+
+Runs in the environment of fedjax_dp; peers run in theirs (`install.py`). The runners of a workload
+are started one after the other, each compiles and warms up in a round that is not counted, and then
+they are asked for one round at a time, in an order that rotates, with a matrix product measured
+before each. Runners that wait use no core.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import select
+import signal
+import statistics
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import problem as problems
+import report
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Entry(NamedTuple):
+    """One implementation in the line-up of a workload.
+
+    Attributes:
+      peer: "ours" or the name of an environment.
+      variant: which way, where a peer has several.
+      clients: the cohort where the whole one takes too long, else None.
+    """
+
+    peer: str
+    variant: str = ""
+    clients: int | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.peer} {self.variant}".strip()
+
+
+OURS = Entry("ours")
+_CLIENT_LEVEL = (OURS, Entry("pfl"), Entry("fedjax"), Entry("flower"))
+_RECORD_LEVEL = (OURS, Entry("opacus", "hooks"), Entry("opacus", "ghost"))
+_CNN = (*_CLIENT_LEVEL, Entry("drjax", clients=10))
+_LOGISTIC = (OURS, Entry("pfl"), Entry("fedjax"), Entry("drjax"), Entry("flower", clients=200))
+LINEUP: dict[str, tuple[Entry, ...]] = {
+    "W1": _CNN,
+    "W1dp": _CNN,
+    "W2": _CNN,
+    "W2dp": _CNN,
+    "W3": (*_RECORD_LEVEL, Entry("jax_privacy", clients=5)),
+    "W3nodp": (OURS, Entry("opacus", "plain"), Entry("pfl"), Entry("fedjax")),
+    "W4": _LOGISTIC,
+    "W4dp": _LOGISTIC,
+    "W5": (*_RECORD_LEVEL, Entry("jax_privacy", "1", clients=1)),
+    "W5nodp": (OURS, Entry("opacus", "plain"), Entry("fedjax")),
+}
+CHECKED_CLIENTS = {"W1": 10, "W2": 10, "W3": 2, "W4": 200, "W5": 1}
+"""Clients whose mean delta is compared, by the first two letters of the workload."""
+
+
+class Failed(Exception):
+    """A runner gave no answer."""
+
+
+class Runner:
+    """A process that runs one implementation of one workload."""
+
+    def __init__(self, entry: Entry, python: pathlib.Path, problem: pathlib.Path, options: Any):
+        script = "ours.py" if entry.peer == "ours" else f"run_{entry.peer}.py"
+        command = [str(python), str(HERE / script), str(problem)]
+        if entry.clients is not None:
+            command += ["--clients", str(entry.clients)]
+        if entry.variant:
+            command += ["--variant", entry.variant]
+        self.entry, self._limit = entry, options.limit
+        logs = options.folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self._log = logs / f"{problem.stem}-{entry.title.replace(' ', '-')}.log"
+        cores = str(len(os.sched_getaffinity(0)))
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": cores, "MKL_NUM_THREADS": cores},
+                start_new_session=True,
+            )
+        self.times: list[float] = []
+        self.differences: dict[int, float] = {}
+        try:
+            self.ready = self._answer()
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        try:
+            self._process.stdin.write((json.dumps(command) + "\n").encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(self._last_words()) from None
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        readable, _, _ = select.select([self._process.stdout], [], [], self._limit)
+        if not readable:
+            raise Failed(f"no answer within {self._limit:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise Failed(self._last_words())
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+        telling = [line for line in lines if "Error" in line] or [x for x in lines if x] or ["?"]
+        return telling[-1][:200]
+
+    def quit(self) -> float:
+        """Ends the process in order; returns its peak memory in MiB."""
+        peak = self.ask(do="quit")["peak_rss_mb"]
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        return peak
+
+    def kill(self) -> None:
+        """Ends the process and what it started, if it still runs."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def run_workload(name: str, options: Any) -> tuple[list[report.Row], list[str]]:
+    """Measures and checks one workload.
+
+    Returns:
+      A row for each implementation that ran, and a note for each that did not.
+    """
+    from prepare import ensure
+
+    from fedjax_dp.cli.bench import gemm_peak
+
+    path = ensure(name, options.folder)
+    num_checked = CHECKED_CLIENTS[name[:2]]
+    reference = _reference(path, num_checked)
+    runners: list[Runner] = []
+    notes: list[str] = []
+    peaks: list[float] = []
+    rows: list[report.Row] = []
+
+    def attempt(runner: Runner, action: Any) -> None:
+        try:
+            action()
+        except (Failed, subprocess.TimeoutExpired) as error:
+            notes.append(f"{name}, {runner.entry.title}: {error}")
+            runner.kill()
+            runners.remove(runner)
+
+    try:
+        for entry in LINEUP[name]:
+            if options.peers and entry.peer not in options.peers:
+                continue
+            python = _python_of(entry.peer, options.venvs)
+            if not python.exists():
+                notes.append(f"{name}, {entry.title}: not installed")
+                continue
+            try:
+                runners.append(Runner(entry, python, path, options))
+            except Failed as error:
+                notes.append(f"{name}, {entry.title}: {error}")
+                continue
+            _say(f"{name} {entry.title}: ready in {runners[-1].ready['setup_seconds']:.1f} s")
+        for i in range(options.repeats):
+            turn = i % max(1, len(runners))
+            for runner in (*runners[turn:], *runners[:turn]):
+                peaks.append(gemm_peak(0.2))
+                attempt(runner, lambda r=runner: r.times.append(r.ask(do="round")["seconds"]))
+        for runner in list(runners):
+            attempt(runner, lambda r=runner: _check(r, reference, num_checked, options.folder))
+        operations, whole = _work(path)
+        for runner in list(runners):
+            attempt(
+                runner,
+                lambda r=runner: rows.append(
+                    _row(name, r, r.quit(), statistics.median(peaks), operations, whole, options)
+                ),
+            )
+    finally:
+        for runner in runners:
+            runner.kill()
+    for row in report.with_ratios(rows):
+        _say(f"  {row.implementation}: {row.ms_per_client:.4g} ms/client, {row.verdict}")
+    return report.with_ratios(rows), notes
+
+
+def _check(
+    runner: Runner,
+    reference: dict[int, problems.Params],
+    num_clients: int,
+    folder: pathlib.Path,
+) -> None:
+    path = folder / "delta.npz"
+    for steps, expected in reference.items():
+        runner.ask(do="delta", clients=num_clients, steps=steps, path=str(path))
+        runner.differences[steps] = problems.difference(problems.load_delta(path), expected)
+
+
+def _reference(path: pathlib.Path, num_clients: int) -> dict[int, problems.Params]:
+    output = path.with_name(f"{path.stem}.reference.npz")
+    if not output.exists():
+        _say(f"{path.stem}: computing the float64 reference of {num_clients} clients")
+        unfinished = output.with_name(f"{path.stem}.unfinished.npz")
+        script = [str(HERE / "reference.py"), str(path), "--clients", str(num_clients)]
+        subprocess.run([sys.executable, *script, "--output", str(unfinished)], check=True)
+        unfinished.rename(output)
+    found: dict[int, problems.Params] = {}
+    for name, value in problems.load_delta(output).items():
+        steps, _, parameter = name.partition("/")
+        found.setdefault(int(steps), {})[parameter] = value
+    return found
+
+
+def _work(path: pathlib.Path) -> tuple[float, int]:
+    """Counts the operations of one client's round, and the clients of the whole workload."""
+    import jax
+
+    from fedjax_dp.cli.workloads import WORKLOADS
+    from fedjax_dp.models import registry
+    from fedjax_dp.models.cost import forward_operations
+
+    workload = WORKLOADS[path.stem]
+    example = {"x": jax.ShapeDtypeStruct(workload.shape, "float32")}
+    model = registry.build(workload.model, example, workload.num_classes, **workload.model_options)
+    num_steps = workload.num_steps or workload.examples_per_client // workload.batch_size
+    examples = num_steps * workload.batch_size
+    return 3 * forward_operations(model, workload.shape) * examples, workload.num_clients
+
+
+def _row(
+    name: str,
+    runner: Runner,
+    peak_rss_mb: float,
+    gemm_peak_gflops: float,
+    operations: float,
+    whole_cohort: int,
+    options: Any,
+) -> report.Row:
+    clients, times = runner.ready["clients"], report.summary(runner.times)
+    steps = sorted(runner.differences)
+    first, last = runner.differences[steps[0]], runner.differences[steps[-1]]
+    versions = ", ".join(f"{k} {v}" for k, v in runner.ready["versions"].items())
+    return report.Row(
+        workload=name,
+        implementation=runner.entry.title,
+        clients=clients,
+        whole_cohort=whole_cohort,
+        steps=runner.ready["steps"],
+        repeats=len(runner.times),
+        **times,
+        ms_per_client=times["seconds"] / clients * 1e3,
+        ours_over_this=None,
+        gflops=operations * clients / times["seconds"] / 1e9,
+        gemm_peak_gflops=gemm_peak_gflops,
+        first_round_seconds=runner.ready["first_round_seconds"],
+        peak_rss_mb=peak_rss_mb,
+        step_difference=first,
+        round_difference=last,
+        verdict=report.verdict(first, last),
+        date=datetime.date.today().isoformat(),
+        hardware=options.hardware,
+        versions=versions,
+    )
+
+
+def _python_of(peer: str, venvs: pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(sys.executable) if peer == "ours" else venvs / peer / "bin" / "python"
+
+
+def hardware_class(num_cores: int, flags: str) -> str:
+    """Names the kind of machine, from the number of cores and the flags of the processor."""
+    names = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "NEON"}
+    known = set(flags.split())
+    vectors = next((name for flag, name in names.items() if flag in known), "no vector unit known")
+    return f"{num_cores} CPU cores, {vectors}"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workloads", nargs="*", default=list(LINEUP), metavar="WORKLOAD")
+    parser.add_argument("--peers", nargs="+", help="all that are installed where left out")
+    parser.add_argument("--repeats", type=int, default=3, help="timed rounds of each")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds to wait for an answer")
+    parser.add_argument("--venvs", type=pathlib.Path, default=HERE / ".venvs")
+    parser.add_argument("--folder", type=pathlib.Path, default=HERE / ".work")
+    parser.add_argument("--results", type=pathlib.Path, default=HERE.parent / "results")
+    options = parser.parse_args()
+    unknown = set(options.workloads) - set(LINEUP)
+    if unknown:
+        parser.error(f"unknown workload {sorted(unknown)[0]!r}; there are {', '.join(LINEUP)}")
+    # Before JAX starts its threads; what is started from here inherits it.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    information = pathlib.Path("/proc/cpuinfo")
+    flags = information.read_text() if information.exists() else ""
+    options.hardware = hardware_class(len(os.sched_getaffinity(0)), flags)
+    options.folder = options.folder.resolve()
+    options.venvs = options.venvs.resolve()
+    options.results.mkdir(parents=True, exist_ok=True)
+    table = options.results / "peers.csv"
+    notes: list[str] = []
+    rows = report.read_csv(table)
+    for name in options.workloads:
+        fresh, new_notes = run_workload(name, options)
+        rows, notes = report.merge(rows, fresh), notes + new_notes
+        report.write_csv(table, rows)
+        (options.results / "peers.md").write_text(report.markdown(rows, notes))
+        report.plot(options.results / "peers.png", rows)
+    for note in notes:
+        _say(f"did not run: {note}")
+
+
+if __name__ == "__main__":
+    main()

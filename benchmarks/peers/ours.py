@@ -1,0 +1,110 @@
+"""Runs a problem through fedjax_dp: the parts that `fedjax-dp bench` uses, on given arrays."""
+
+from session import Session  # isort: skip  (it takes standard output before anybody prints)
+
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from problem import Params, Problem
+
+from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
+from fedjax_dp.cli.workloads import WORKLOADS
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.data import sampling
+from fedjax_dp.data.federated import FederatedData, example_structure
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models import registry
+from fedjax_dp.server.mean import uniform_mean
+
+
+class Ours:
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.x, self.y = problem.in_order()
+        self.key = jax.random.key(0)
+        self.simulation_of = functools.cache(self._simulation)
+
+    def _simulation(self, num_clients: int) -> Any:
+        problem = self.problem
+        per_client = problem.num_steps * problem.batch_size
+        examples = {
+            "x": self.x[:num_clients].reshape(-1, *problem.x.shape[2:]),
+            "y": self.y[:num_clients].reshape(-1),
+        }
+        data = FederatedData(examples, np.arange(num_clients + 1) * per_client)
+        options = WORKLOADS[problem.name].model_options
+        structure = example_structure(data)
+        model = registry.build(problem.model, structure, problem.num_classes, **options)
+        algorithm = _algorithm(problem, model, num_clients)
+        participation = sampling.participation(sampling.everybody(), num_clients)
+        execution = ExecutionConfig(rounds_per_call=1)
+        return simulation(algorithm, data, participation, execution)
+
+    def run(
+        self, num_clients: int, num_steps: int, noise_multiplier: float
+    ) -> tuple[float, Params]:
+        built = self.simulation_of(num_clients)
+        state = built.init(self.key)
+        params, names = _filled(state.server.params, self.problem.params)
+        config = state.config._replace(num_steps=num_steps)
+        if self.problem.unit == "record":
+            config = config._replace(noise_multiplier=noise_multiplier)
+        aggregator = state.aggregator
+        if self.problem.unit == "client":
+            aggregator = aggregator._replace(noise_multiplier=jnp.float32(noise_multiplier))
+        state = state._replace(
+            server=state.server._replace(params=params), aggregator=aggregator, config=config
+        )
+        jax.block_until_ready(state)
+        started = time.perf_counter()
+        state, _ = built.run(state, self.key, 1)
+        jax.block_until_ready(state)
+        seconds = time.perf_counter() - started
+        after = dict(zip(names, jax.tree.leaves(state.server.params), strict=True))
+        return seconds, {k: np.asarray(after[k]) - v for k, v in self.problem.params.items()}
+
+
+def _filled(params: Any, values: Params) -> tuple[Any, list[str]]:
+    """Puts the problem's weights into the model's tree; also names its leaves in their order."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(params["params"])
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    leaves = [jnp.array(values[name]) for name in names]
+    return {"params": jax.tree.unflatten(structure, leaves)}, names
+
+
+def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgorithm:
+    config = LocalConfig(
+        learning_rate=problem.learning_rate,
+        batch_size=problem.batch_size,
+        num_steps=problem.num_steps,
+    )
+    # The rows lie in the order in which they are read.
+    sampler = sampling.everybody() if problem.num_steps == 1 else sampling.cyclic()
+    if problem.unit == "record":
+        config = config._replace(clip_norm=problem.clip_norm, noise_multiplier=1.0)
+        trainer = dp_sgd_trainer(model, config, sampler=sampler)
+        return dp_sgd(model, trainer, aggregator=uniform_mean())
+    trainer = local_trainer(model, config, sampler=sampler)
+    if problem.clip_norm is None:
+        return fedavg(model, trainer, aggregator=uniform_mean())
+    return dp_fedavg(
+        model,
+        trainer,
+        clip_norm=problem.clip_norm,
+        noise_multiplier=1.0,
+        expected_cohort_size=num_clients,
+    )
+
+
+def main() -> None:
+    session = Session("jax", "jaxlib", "flax", "fedjax-dp")
+    session.serve(Ours(session.problem).run)
+
+
+if __name__ == "__main__":
+    main()

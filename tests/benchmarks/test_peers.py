@@ -1,0 +1,203 @@
+"""The arithmetic around the comparison with peers; needs none of them."""
+
+import numpy as np
+import prepare
+import problem
+import pytest
+import reference
+import report
+from compare import LINEUP, hardware_class
+
+from fedjax_dp.cli.workloads import WORKLOADS
+
+
+def small(**changes):
+    rng = np.random.default_rng(0)
+    fields = {
+        "name": "small",
+        "model": "logistic_regression",
+        "unit": "none",
+        "num_classes": 3,
+        "learning_rate": 0.5,
+        "clip_norm": None,
+        "noise_multiplier": 0.0,
+        "x": rng.normal(size=(2, 5, 4)).astype(np.float32),
+        "y": rng.integers(0, 3, (2, 5)).astype(np.int32),
+        "batches": prepare.draw_batches(2, 5, 3, 2),
+        "params": {
+            "Dense_0/kernel": rng.normal(size=(4, 3)).astype(np.float32),
+            "Dense_0/bias": np.zeros(3, np.float32),
+        },
+    }
+    return problem.Problem(**fields | changes)
+
+
+def row(**changes):
+    fields = {
+        "workload": "W1",
+        "implementation": "ours",
+        "clients": 50,
+        "whole_cohort": 50,
+        "steps": 5,
+        "repeats": 3,
+        "seconds": 2.0,
+        "seconds_min": 1.5,
+        "seconds_max": 2.5,
+        "ms_per_client": 40.0,
+        "ours_over_this": None,
+        "gflops": 80.0,
+        "gemm_peak_gflops": 160.0,
+        "first_round_seconds": 4.0,
+        "peak_rss_mb": 500.0,
+        "step_difference": 1e-6,
+        "round_difference": 2e-5,
+        "verdict": "same",
+        "date": "2000-01-01",
+        "hardware": "2 CPU cores, AVX-512",
+        "versions": "jax 1",
+    }
+    return report.Row(**fields | changes)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.25])
+def test_problems_survive_the_disk(tmp_path, clip_norm):
+    original = small(clip_norm=clip_norm)
+    original.save(tmp_path / "small.npz")
+    read = problem.load(tmp_path / "small.npz")
+    for name in problem.Problem._fields:
+        if name != "params":
+            np.testing.assert_array_equal(getattr(read, name), getattr(original, name))
+    assert read.params.keys() == original.params.keys()
+    for name, value in original.params.items():
+        np.testing.assert_array_equal(read.params[name], value)
+    first = problem.load(tmp_path / "small.npz", 1)
+    np.testing.assert_array_equal(first.x, original.x[:1])
+    assert (first.num_clients, first.num_steps, first.batch_size) == (1, 3, 2)
+
+
+def test_rows_lie_in_the_order_in_which_they_are_read():
+    one = small()
+    x, y = one.in_order()
+    for client in range(2):
+        for step in range(3):
+            for i, index in enumerate(one.batches[client, step]):
+                np.testing.assert_array_equal(x[client, step, i], one.x[client, index])
+                assert y[client, step, i] == one.y[client, index]
+    whole = small(batches=prepare.draw_batches(2, 5, 1, 5))
+    np.testing.assert_array_equal(whole.in_order()[0][:, 0], whole.x)
+
+
+def test_a_pass_reads_every_example_once():
+    batches = prepare.draw_batches(3, 20, 8, 5)
+    for client in batches.reshape(3, 2, 20):
+        for one_pass in client:
+            assert sorted(one_pass) == list(range(20))
+    assert not np.array_equal(batches[0], batches[1])
+    assert prepare.draw_batches(2, 10, 4, 4).shape == (2, 4, 4)
+
+
+def test_a_prepared_workload_has_its_shapes():
+    workload = WORKLOADS["W4dp"]._replace(num_clients=3)
+    built = prepare.build("W4dp", workload)
+    assert built.x.shape == (3, 20, 784)
+    assert built.batches.shape == (3, 1, 20)
+    assert {k: v.shape for k, v in built.params.items()} == {
+        "Dense_0/kernel": (784, 10),
+        "Dense_0/bias": (10,),
+    }
+    assert (built.unit, built.clip_norm, built.noise_multiplier) == ("client", 0.1, 1.0)
+
+
+def test_difference_is_relative_to_the_whole_reference():
+    expected = {"a": np.array([3.0, 0.0]), "b": np.array([4.0])}
+    assert problem.difference(expected, expected) == 0.0
+    moved = {"a": np.array([3.0, 0.5]), "b": np.array([4.0])}
+    assert problem.difference(moved, expected) == pytest.approx(0.1)
+    assert problem.difference({"a": expected["a"]}, expected) == float("inf")
+    broken = {"a": np.array([np.nan, 0.0]), "b": np.array([4.0])}
+    assert problem.difference(broken, expected) == float("inf")
+
+
+@pytest.mark.parametrize("unit", ["none", "client", "record"])
+def test_the_reference_is_a_step_loop(unit):
+    """Softmax regression has its gradient in closed form: x (softmax - one hot)."""
+    one = small(unit=unit, clip_norm=None if unit == "none" else 0.3)
+    expected = {1: 0.0, 3: 0.0}
+    for client in range(2):
+        weights, bias = (one.params[k].astype(np.float64) for k in one.params)
+        for step in range(3):
+            rows = one.batches[client, step]
+            x, y = one.x[client, rows].astype(np.float64), one.y[client, rows]
+            raw = np.exp(x @ weights + bias)
+            error = raw / raw.sum(axis=1, keepdims=True) - np.eye(3)[y]
+            each = np.concatenate([x[:, :, None] * error[:, None], error[:, None]], axis=1)
+            if unit == "record":
+                norms = np.sqrt((each**2).sum(axis=(1, 2), keepdims=True))
+                each = each * np.minimum(1.0, 0.3 / norms)
+            moved = 0.5 * each.mean(axis=0)
+            weights, bias = weights - moved[:-1], bias - moved[-1]
+            if step + 1 in expected:
+                delta = np.concatenate([weights, bias[None]])
+                delta = delta - np.concatenate([one.params[k].reshape(-1, 3) for k in one.params])
+                if unit == "client":
+                    delta = delta * min(1.0, 0.3 / np.sqrt((delta**2).sum()))
+                expected[step + 1] = expected[step + 1] + delta / 2
+    found = reference.deltas(one)
+    for steps, value in expected.items():
+        stacked = np.concatenate([found[steps][k].reshape(-1, 3) for k in one.params])
+        np.testing.assert_allclose(stacked, value, rtol=2e-5, atol=1e-6)
+
+
+def test_verdicts():
+    assert report.verdict(1e-6, 5e-5) == "same"
+    assert report.verdict(1e-6, 3e-4) == "same step, rounding parts the round"
+    assert report.verdict(2e-4, 2e-4) == "DIFFERS"
+    assert report.verdict(float("inf"), 0.0) == "DIFFERS"
+    assert report.verdict(float("nan"), 0.0) == "DIFFERS"
+    assert report.verdict(1e-6, float("inf")) == "same step, rounding parts the round"
+
+
+def test_ratios_compare_time_per_client_within_a_workload():
+    rows = [
+        row(),
+        row(implementation="pfl", clients=10, ms_per_client=80.0),
+        row(workload="W2", implementation="pfl", ms_per_client=1.0),
+    ]
+    assert [r.ours_over_this for r in report.with_ratios(rows)] == [1.0, 0.5, None]
+
+
+def test_a_workload_that_is_measured_anew_replaces_all_of_its_rows():
+    kept = [row(implementation="pfl"), row(workload="W2")]
+    fresh = [row(date="2001-01-01")]
+    assert report.merge(kept, fresh) == [fresh[0], kept[1]]
+    assert report.merge(kept, []) == sorted(kept)
+
+
+def test_results_survive_the_disk(tmp_path):
+    rows = [row(), row(implementation="pfl", ours_over_this=0.5, round_difference=float("inf"))]
+    report.write_csv(tmp_path / "peers.csv", rows)
+    assert report.read_csv(tmp_path / "peers.csv") == rows
+    assert report.read_csv(tmp_path / "none.csv") == []
+
+
+def test_the_table_marks_cuts_and_names_what_did_not_run(tmp_path):
+    rows = report.with_ratios([row(), row(implementation="drjax", clients=10, ms_per_client=80.0)])
+    text = report.markdown(rows, ["W1, flower: not installed"])
+    assert "| W1 | drjax | 10* |" in text
+    assert "| W1 | ours | 50 |" in text
+    assert "0.50" in text
+    assert "- W1, flower: not installed" in text
+    report.plot(tmp_path / "peers.png", rows)
+    assert (tmp_path / "peers.png").stat().st_size > 0
+
+
+def test_every_workload_of_the_line_up_exists_and_has_us_in_it():
+    for name, entries in LINEUP.items():
+        assert entries[0].peer == "ours"
+        most = WORKLOADS[name].num_clients
+        assert all(entry.clients is None or entry.clients <= most for entry in entries)
+
+
+def test_hardware_is_named_by_class():
+    assert hardware_class(2, "flags : fpu avx2 avx512f") == "2 CPU cores, AVX-512"
+    assert hardware_class(4, "flags : fpu avx2") == "4 CPU cores, AVX2"
