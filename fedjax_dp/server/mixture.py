@@ -137,22 +137,33 @@ def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
 def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) -> Mixture:
     """Fits mixtures of several sizes and keeps the one whose clusters stand farthest apart.
 
+    For this comparison no cluster counts as narrower than all of them are on average, by the
+    unbiased estimate: the noise is the same for everybody, and clusters of one or two clients, which
+    have hardly any width, would look far apart from anything.
+
     Args:
       features: `[clients, features]`.
-      candidates: numbers of clusters, each at least 2 and at most the number of clients.
+      candidates: numbers of clusters, each at least 2 and below the number of clients.
       seed: as for `fit_mixture`.
 
     Returns:
-      The mixture of largest smallest separation score (MSS).
+      The mixture of largest smallest separation score (MSS), each score taken with no less than the
+      average width.
 
     Raises:
       ValueError: if there is no candidate.
 
-    Source: `clustered_dp` section 2 (choice of M).
+    Source: `clustered_dp` section 2 (choice of M); the least width is our resolution.
     """
     checks.require(len(candidates) > 0, "candidates", "name a number of clusters", candidates)
-    fits = [fit_mixture(features, m, seed) for m in candidates]
-    return max(fits, key=lambda mixture: mixture.separation)
+
+    def separation(mixture: Mixture) -> float:
+        shares = mixture.responsibilities.mean(axis=0)
+        n, m = mixture.responsibilities.shape
+        average = np.sqrt(np.sum(shares * np.square(mixture.radii)) * n / max(n - m, 1))
+        return float(np.min(separation_scores(mixture.means, np.maximum(mixture.radii, average))))
+
+    return max((fit_mixture(features, m, seed) for m in candidates), key=separation)
 
 
 def num_soft_rounds(largest_overlap: float, num_rounds: int) -> int:

@@ -154,9 +154,13 @@ def toy(models):
 
 
 def test_choices_by_loss_are_stuck_from_one_start_and_right_from_another():
-    choices, moved = toy((-11.0, 0.0))
+    """The paper starts from -11, where f of the first client is 100 and not above 144, its value at
+    0. From any start below -12 all four choose the other model, and there their pulls cancel."""
+    choices, moved = toy((-13.0, 0.0))
     np.testing.assert_array_equal(choices, 1)
     np.testing.assert_allclose(moved, 0.0, atol=1e-6)
+    choices, _ = toy((-11.0, 0.0))
+    np.testing.assert_array_equal(choices, [0, 1, 1, 1])
     choices, moved = toy((-4.5, 5.5))
     np.testing.assert_array_equal(choices, [0, 0, 1, 1])
     # Gradients 12 and 4 at the first model, 4 and -4 at the second.
