@@ -220,6 +220,10 @@ def aggregators():
         "laplace": (private.laplace_mean(0.5, 1.2, 2.0), everybody),
         "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), everybody),
         "discrete_gaussian": (discrete_mean(structure, plan(), count), everybody),
+        "split": (
+            discrete_mean(structure, plan(num_shares=8), 2.0, is_split=True),
+            sampling.participation(sampling.poisson(), count, 2.0),
+        ),
         "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),
         "correlated": (
             correlated_gaussian_mean(structure, banded, 0.5, 1.2, 2.0),
