@@ -138,8 +138,8 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
     """Fits mixtures of several sizes and keeps the one whose clusters stand farthest apart.
 
     For this comparison no cluster counts as narrower than all of them are on average, by the
-    unbiased estimate: the noise is the same for everybody, and clusters of one or two clients, which
-    have hardly any width, would look far apart from anything.
+    unbiased estimate: the noise is the same for everybody, and clusters of one or two clients,
+    which have hardly any width, would look far apart from anything.
 
     Args:
       features: `[clients, features]`.
