@@ -72,13 +72,23 @@ class Failed(Exception):
 class Runner:
     """A process that runs one implementation of one workload."""
 
-    def __init__(self, entry: Entry, python: pathlib.Path, problem: pathlib.Path, options: Any):
+    def __init__(
+        self,
+        entry: Entry,
+        python: pathlib.Path,
+        problem: pathlib.Path,
+        options: Any,
+        *,
+        is_double: bool = False,
+    ):
         script = "ours.py" if entry.peer == "ours" else f"run_{entry.peer}.py"
         command = [str(python), str(HERE / script), str(problem)]
         if entry.clients is not None:
             command += ["--clients", str(entry.clients)]
         if entry.variant:
             command += ["--variant", entry.variant]
+        if is_double:
+            command += ["--double"]
         self.entry, self._limit = entry, options.limit
         logs = options.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -95,6 +105,7 @@ class Runner:
             )
         self.times: list[float] = []
         self.differences: dict[int, float] = {}
+        self.double_difference: float | None = None
         try:
             self.ready = self._answer()
         except BaseException:
@@ -183,7 +194,7 @@ def run_workload(name: str, options: Any) -> tuple[list[report.Row], list[str]]:
                 peaks.append(gemm_peak(0.2))
                 attempt(runner, lambda r=runner: r.times.append(r.ask(do="round")["seconds"]))
         for runner in list(runners):
-            attempt(runner, lambda r=runner: _check(r, reference, num_checked, options.folder))
+            attempt(runner, lambda r=runner: _check(r, reference, num_checked, path, options))
         operations, whole = _work(path)
         for runner in list(runners):
             attempt(
@@ -204,12 +215,27 @@ def _check(
     runner: Runner,
     reference: dict[int, problems.Params],
     num_clients: int,
-    folder: pathlib.Path,
+    problem: pathlib.Path,
+    options: Any,
 ) -> None:
-    path = folder / "delta.npz"
-    for steps, expected in reference.items():
+    path = options.folder / "delta.npz"
+
+    def difference(runner: Runner, steps: int) -> float:
         runner.ask(do="delta", clients=num_clients, steps=steps, path=str(path))
-        runner.differences[steps] = problems.difference(problems.load_delta(path), expected)
+        return problems.difference(problems.load_delta(path), reference[steps])
+
+    runner.differences = {steps: difference(runner, steps) for steps in reference}
+    # Our models compute in float32 whatever they are given.
+    if runner.differences[1] <= report.TOLERANCE or runner.entry == OURS:
+        return
+    python = _python_of(runner.entry.peer, options.venvs)
+    few = runner.entry._replace(clients=num_clients)
+    double = Runner(few, python, problem, options, is_double=True)
+    try:
+        runner.double_difference = difference(double, 1)
+        double.quit()
+    finally:
+        double.kill()
 
 
 def _reference(path: pathlib.Path, num_clients: int) -> dict[int, problems.Params]:
@@ -272,7 +298,8 @@ def _row(
         peak_rss_mb=peak_rss_mb,
         step_difference=first,
         round_difference=last,
-        verdict=report.verdict(first, last),
+        double_difference=runner.double_difference,
+        verdict=report.verdict(first, last, runner.double_difference),
         date=datetime.date.today().isoformat(),
         hardware=options.hardware,
         versions=versions,

@@ -67,6 +67,11 @@ class Problem(NamedTuple):
         x = self.x[clients, rows].reshape(*shape, *self.x.shape[2:])
         return x, self.y[clients, rows].reshape(shape)
 
+    def double(self) -> "Problem":
+        """Turns inputs and weights into float64, for telling rounding from error."""
+        params = {name: value.astype(np.float64) for name, value in self.params.items()}
+        return self._replace(x=self.x.astype(np.float64), params=params)
+
     def save(self, path: pathlib.Path) -> None:
         numbers = {
             "name": self.name,

@@ -10,6 +10,10 @@ import os
 import pathlib
 import time
 
+# Read on import: nothing is sent anywhere.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
 from flower_client import client_app
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp

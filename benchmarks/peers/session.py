@@ -25,6 +25,9 @@ from typing import Any
 _answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
+if "--double" in sys.argv:
+    os.environ["JAX_ENABLE_X64"] = "1"
+
 import problem as problems  # noqa: E402
 
 Run = Callable[[int, int, float], tuple[float, problems.Params]]
@@ -47,11 +50,14 @@ class Session:
         parser.add_argument("--clients", type=int)
         parser.add_argument("--steps", type=int)
         parser.add_argument("--variant", default="")
+        parser.add_argument("--double", action="store_true", help="compute in float64")
         options = parser.parse_args()
         self._started = time.perf_counter()
         self.path = options.problem
         self._packages = packages
         self.problem = problems.load(options.problem, options.clients)
+        if options.double:
+            self.problem = self.problem.double()
         self.num_steps = min(options.steps or self.problem.num_steps, self.problem.num_steps)
         self.variant = options.variant
 

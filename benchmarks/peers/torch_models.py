@@ -103,6 +103,7 @@ def network(problem: Problem) -> nn.Module:
         module = ThesisCnn(channels, size, problem.num_classes)
     else:
         module = ResNet18(channels, problem.num_classes)
+    module.to(torch.from_numpy(problem.x[:0]).dtype)
     reset(module, problem)
     return module
 

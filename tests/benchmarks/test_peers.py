@@ -51,6 +51,7 @@ def row(**changes):
         "peak_rss_mb": 500.0,
         "step_difference": 1e-6,
         "round_difference": 2e-5,
+        "double_difference": None,
         "verdict": "same",
         "date": "2000-01-01",
         "hardware": "2 CPU cores, AVX-512",
@@ -154,6 +155,8 @@ def test_verdicts():
     assert report.verdict(2e-4, 2e-4) == "DIFFERS"
     assert report.verdict(float("inf"), 0.0) == "DIFFERS"
     assert report.verdict(float("nan"), 0.0) == "DIFFERS"
+    assert report.verdict(2e-4, 2e-4, 1e-9) == "same in float64, rounding parts the step"
+    assert report.verdict(2e-4, 2e-4, 2e-6) == "DIFFERS"
     assert report.verdict(1e-6, float("inf")) == "same step, rounding parts the round"
 
 
