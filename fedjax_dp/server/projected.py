@@ -12,6 +12,7 @@ from fedjax_dp.server.noise_aware import NamedUpdate
 _EXACT = jax.lax.Precision.HIGHEST
 # Directions of a smaller share of the variance are rounding, not a subspace.
 _SMALLEST_SHARE = 1e-6
+_ROUNDING = 8
 
 
 def projected_mean(
@@ -66,10 +67,14 @@ def projected_mean(
 
         def products(stack):
             rows = stack.reshape(stack.shape[0], -1)
-            centred = rows - jnp.tensordot(share, rows, axes=1, precision=_EXACT)
-            if is_standardized:
-                variance = jnp.tensordot(share, jnp.square(centred), axes=1, precision=_EXACT)
-                centred = centred / jnp.where(variance > 0, jnp.sqrt(variance), 1.0)
+            mean = jnp.tensordot(share, rows, axes=1, precision=_EXACT)
+            centred = rows - mean
+            variance = jnp.tensordot(share, jnp.square(centred), axes=1, precision=_EXACT)
+            # What rounding leaves of equal coordinates is no direction.
+            rounding = _ROUNDING * jnp.finfo(rows.dtype).eps * jnp.abs(mean)
+            is_spread = variance > jnp.square(rounding)
+            divisor = jnp.sqrt(variance) if is_standardized else 1.0
+            centred = jnp.where(is_spread, centred / jnp.where(is_spread, divisor, 1.0), 0.0)
             return jnp.matmul(centred * public[:, None], centred.T, precision=_EXACT)
 
         # Products of each public update with every update, as PCA sees them.

@@ -139,7 +139,9 @@ def principal_component_pursuit(
     start = (norm > 0).astype(matrix.dtype)
     carry = (jnp.int32(0), penalty, zeros, zeros, zeros, start, jnp.int32(0))
     done, _, low_rank, sparse, _, residual, rank = jax.lax.while_loop(goes_on, iterate, carry)
-    return Decomposition(low_rank * scale, sparse * scale, done, residual, rank)
+    # Rounding may leave a trace of the others in rows of zeros.
+    low_rank, sparse = (jnp.where(is_real[:, None], x * scale, 0.0) for x in (low_rank, sparse))
+    return Decomposition(low_rank, sparse, done, residual, rank)
 
 
 def estimate_noise(
