@@ -208,6 +208,8 @@ def run_workload(name: str, options: Any) -> tuple[list[report.Row], list[str]]:
             runner.kill()
     for row in report.with_ratios(rows):
         _say(f"  {row.implementation}: {row.ms_per_client:.4g} ms/client, {row.verdict}")
+        if row.seconds_max > 1.5 * row.seconds_min:
+            _say(f"    {row.seconds_min:.3g} to {row.seconds_max:.3g} s: is the machine quiet?")
     return report.with_ratios(rows), notes
 
 
@@ -336,6 +338,8 @@ def main() -> None:
     unknown = set(options.workloads) - set(LINEUP)
     if unknown:
         parser.error(f"unknown workload {sorted(unknown)[0]!r}; there are {', '.join(LINEUP)}")
+    # Runners are ended on the way out, whoever asks for it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Before JAX starts its threads; what is started from here inherits it.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     information = pathlib.Path("/proc/cpuinfo")
