@@ -231,7 +231,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     command = ["python", "-m", module.name] if module else ["python", sys.argv[0]]
     facts = {
         "study": study.name,
-        "command": " ".join([*command, *(sys.argv[1:] if arguments is None else arguments)]),
+        "command": " ".join([*command, *sys.argv[1:]]),
         "hardware": hardware(),
         "seconds_of_all_runs": round(sum(row["seconds"] for row in rows), 1),
         "seconds_of_this_call": round(time.perf_counter() - started, 1),

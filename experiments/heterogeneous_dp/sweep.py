@@ -1,0 +1,127 @@
+"""The comparisons of Robust-HDP as sweeps: `python -m experiments.heterogeneous_dp.sweep STUDY`."""
+
+import csv
+import functools
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from experiments import sweep
+from fedjax_dp.privacy.budgets import DISTRIBUTIONS, published_budgets
+
+HERE = pathlib.Path(__file__).parent
+ALGORITHMS = {
+    "Robust-HDP": ["--algorithm.name=robust_hdp"],
+    "WeiAvg": ["--algorithm.name=weiavg"],
+    "PFA": ["--algorithm.name=pfa"],
+    "DPFedAvg": ["--algorithm.name=record_dp_fedavg"],
+    "minimum_epsilon": ["--algorithm.name=minimum_epsilon"],
+    "oracle": ["--algorithm.name=noise_oracle"],
+}
+BUDGETS = {name: [f"--privacy.record.epsilon={name}"] for name in DISTRIBUTIONS}
+SEEDS = {str(seed): [f"--run.seed={seed}"] for seed in range(3)}
+ACCURACY = {"test_accuracy": 100.0, "worst_client_accuracy": 100.0}
+# The client that lies about its budget in figure 3.6, and how much it claims of what it has.
+LIAR, LIES = 12, (1, 2, 5, 10)
+
+
+@functools.cache
+def _published() -> dict[tuple[str, str, str], float]:
+    with (HERE / "published.csv").open(encoding="utf-8") as file:
+        return {
+            (row["table"], row["distribution"], row["algorithm"]): float(row["value"])
+            for row in csv.DictReader(file)
+        }
+
+
+def table_35(metric: str, values: Mapping[str, str]) -> float | None:
+    """Gives the printed accuracy of table 3.5."""
+    if metric != "test_accuracy":
+        return None
+    return _published().get(("3.5", values["distribution"], values["algorithm"]))
+
+
+def _study(name: str, file: str, **changes) -> sweep.Study:
+    study = sweep.Study(
+        name=name,
+        file=HERE / file,
+        axes={"distribution": BUDGETS, "algorithm": ALGORITHMS, "seed": SEEDS},
+        rows="algorithm",
+        columns="distribution",
+        metrics=ACCURACY,
+    )
+    return study._replace(**changes)
+
+
+def _falsified() -> dict[str, list[str]]:
+    """WeiAvg and PFA with a claim that grows, and those that read no claims."""
+    found = {name: ALGORITHMS[name] for name in ("Robust-HDP", "DPFedAvg")}
+    for name in ("WeiAvg", "PFA"):
+        for times in LIES:
+            claims = published_budgets("Dist5", 20)
+            claims[LIAR] *= times
+            option = f"--algorithm.options.declared_epsilon={claims.tolist()}"
+            found[f"{name} x{times}"] = [*ALGORITHMS[name], option]
+    return found
+
+
+_COUNTS = {str(n): [f"--data.num_clients={n}"] for n in (20, 40, 60)}
+_REDUCED = [
+    "--model.name=logistic_regression",
+    "--run.rounds=20",
+    "--training.learning_rate=0.02",
+    "--execution.clients_per_chunk=1",
+    "--run.checkpoint_every=20",
+]
+
+STUDIES = {
+    study.name: study
+    for study in (
+        _study("mnist", "mnist.toml"),
+        _study("fashion_mnist", "fashion_mnist.toml"),
+        _study("label_skew", "mnist_label_skew.toml", published=table_35),
+        _study("cifar10", "cifar10.toml", metrics={"test_accuracy": 100.0}),
+        _study(
+            "num_clients",
+            "mnist.toml",
+            axes={
+                "clients": _COUNTS,
+                "distribution": {"Dist6": BUDGETS["Dist6"]},
+                "algorithm": ALGORITHMS,
+                "seed": SEEDS,
+            },
+            columns="clients",
+        ),
+        _study(
+            "falsified",
+            "mnist.toml",
+            axes={
+                "distribution": {"Dist5": BUDGETS["Dist5"]},
+                "algorithm": _falsified(),
+                "seed": SEEDS,
+            },
+        ),
+        _study(
+            "reduced",
+            "mnist.toml",
+            axes={
+                "distribution": {
+                    name: [*BUDGETS[name], *_REDUCED] for name in ("Dist2", "Dist6", "Dist8")
+                },
+                "algorithm": ALGORITHMS,
+                "seed": {seed: SEEDS[seed] for seed in ("0", "1")},
+            },
+        ),
+    )
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the study that the first word names; the rest is as for every sweep."""
+    if not arguments or arguments[0] not in STUDIES:
+        raise SystemExit(f"the first word must be one of {', '.join(STUDIES)}")
+    sweep.main(STUDIES[arguments[0]], arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
