@@ -3,6 +3,11 @@
 from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, make_adaptive_clipping
 from fedjax_dp.privacy.amplification import sampled_event
+from fedjax_dp.privacy.budgets import (
+    draw_budgets,
+    published_batch_sizes,
+    published_budgets,
+)
 from fedjax_dp.privacy.calibration import (
     calibrate_noise_multiplier,
     calibrate_poisson,
@@ -30,6 +35,16 @@ from fedjax_dp.privacy.distributed import (
 )
 from fedjax_dp.privacy.mechanisms import Mechanism, gaussian, laplace
 from fedjax_dp.privacy.noise import add_gaussian, add_laplace
+from fedjax_dp.privacy.noise_levels import (
+    aggregate_variance,
+    clipped_gradient_variance,
+    inverse_variance_weights,
+    noise_multiplier_of_run,
+    overlap,
+    separation_scores,
+    unclipped_gradient_variance,
+    update_variance,
+)
 from fedjax_dp.privacy.scalar_noise import PureDpEvent, add_bounded_laplace, add_staircase
 from fedjax_dp.privacy.selection import loss_score, select, selection_event
 
@@ -50,24 +65,35 @@ __all__ = [
     "add_gaussian",
     "add_laplace",
     "add_staircase",
+    "aggregate_variance",
     "banded_noise",
     "calibrate_noise_multiplier",
     "calibrate_poisson",
     "clip_by_global_norm",
     "clip_by_l1_norm",
     "clip_per_layer",
+    "clipped_gradient_variance",
     "discrete_mechanism",
+    "draw_budgets",
     "epsilon_of_poisson",
     "gaussian",
+    "inverse_variance_weights",
     "laplace",
     "loss_score",
     "make_adaptive_clipping",
     "make_clipping",
     "make_plan",
     "max_poisson_steps",
+    "noise_multiplier_of_run",
     "noise_stddev",
+    "overlap",
+    "published_batch_sizes",
+    "published_budgets",
     "sampled_event",
     "select",
     "selection_event",
     "sensitivity_of_sum",
+    "separation_scores",
+    "unclipped_gradient_variance",
+    "update_variance",
 ]
