@@ -18,8 +18,14 @@ from fedjax_dp.algorithms import (
     fedyogi,
     ifca,
     local_only,
+    minimum_epsilon,
+    noise_oracle,
+    pfa,
     pool,
+    record_dp_fedavg,
+    robust_hdp,
     scaffold,
+    weiavg,
 )
 from fedjax_dp.clients import LocalConfig, LocalTrainer, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import (
@@ -82,11 +88,17 @@ __all__ = [
     "local_only",
     "local_trainer",
     "min_separated",
+    "minimum_epsilon",
+    "noise_oracle",
     "participation",
+    "pfa",
     "poisson",
     "pool",
+    "record_dp_fedavg",
+    "robust_hdp",
     "scaffold",
     "shuffled",
     "simulation",
+    "weiavg",
     "weighted_mean",
 ]
