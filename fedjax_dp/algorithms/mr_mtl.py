@@ -1,13 +1,13 @@
 """MR-MTL: every client keeps its own model, drawn towards the mean of all."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.regularizers import towards
+from fedjax_dp.clients.regularizers import distance_to, towards
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -27,7 +27,12 @@ class ServerState(NamedTuple):
 
 
 def mr_mtl(
-    model: Model, trainer: LocalTrainer, num_clients: int, *, strength: float = 1.0
+    model: Model,
+    trainer: LocalTrainer,
+    num_clients: int,
+    *,
+    strength: float = 1.0,
+    is_pull_clipped: bool = False,
 ) -> FederatedAlgorithm:
     """Declares mean-regularised multi-task learning.
 
@@ -42,11 +47,13 @@ def mr_mtl(
       trainer: local training; a private one makes this MR-MTL under record-level privacy.
       num_clients: the population, at least 1.
       strength: λ, at least 0.
+      is_pull_clipped: add the pull to the gradient of every example before it is clipped, as the
+        authors do, which lets it take room from what the examples say.
 
     Returns:
       The algorithm; a client's row is its own model.
 
-    Source: Liu and others 2022, algorithm 1; where the pull is added is our resolution.
+    Source: Liu and others 2022, algorithm 1; a pull behind the clipping is our resolution.
     """
     checks.whole("num_clients", num_clients)
     checks.non_negative("strength", strength)
@@ -56,8 +63,11 @@ def mr_mtl(
         return ServerState(start, start)
 
     def client(server, own, client, config, key):
-        pull = towards(server.mean, strength)
-        result = trainer.train(own, client, config, key, gradient_transform=pull)
+        if is_pull_clipped:
+            how: dict[str, Any] = {"penalty": distance_to(server.mean, strength)}
+        else:
+            how = {"gradient_transform": towards(server.mean, strength)}
+        result = trainer.train(own, client, config, key, **how)
         return ClientOutput(result.delta, jnp.float32(1), result.params, result.metrics)
 
     def server_step(server, aggregate, round_index):

@@ -2,7 +2,7 @@
 
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalResult, LocalTrainer
 from fedjax_dp.clients.gradients import GradientRule, clipped, plain
-from fedjax_dp.clients.regularizers import blur, proximal, shift, towards
+from fedjax_dp.clients.regularizers import blur, distance_to, proximal, shift, towards
 from fedjax_dp.clients.selection import (
     Choice,
     exact_choice,
@@ -35,6 +35,7 @@ __all__ = [
     "cast",
     "clip_update",
     "clipped",
+    "distance_to",
     "dp_sgd_trainer",
     "exact_choice",
     "keep_largest",

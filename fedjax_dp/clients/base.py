@@ -150,9 +150,10 @@ class LocalTrainer(NamedTuple):
     """One client's work as a pure function, with what the accounting must know of it.
 
     Attributes:
-      train: `(start, client, config, key, *, gradient_transform, update_transform) ->
+      train: `(start, client, config, key, *, gradient_transform, update_transform, penalty) ->
         LocalResult`; the optional Optax transform sees every gradient before the optimiser does,
-        the optional update transform comes behind those of the trainer.
+        the optional update transform comes behind those of the trainer, the optional penalty,
+        `(params) -> scalar`, is added to the loss of every example and clipped with it.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.

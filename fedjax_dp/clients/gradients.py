@@ -36,8 +36,9 @@ class GradientRule(NamedTuple):
     """Turns examples into the gradient of a step.
 
     Attributes:
-      micro_batch: `(params, batch, is_real, key, config) -> GradientSum`; sums over micro-batches
-        of one step add up.
+      micro_batch: `(params, batch, is_real, key, config, penalty) -> GradientSum`; sums over
+        micro-batches of one step add up. The optional `penalty`, `(params) -> scalar`, is part of
+        the loss of every example.
       release: `(gradient_sum, count, config, key) -> gradient` of the step.
       event: `(config) -> DpEvent` of one release on a given batch, or None.
       bound: `(config) -> Sensitivity` of the sum over a batch, or None.
@@ -59,11 +60,12 @@ def plain(model: Model) -> GradientRule:
       The rule, which claims no privacy.
     """
 
-    def micro_batch(params, batch, is_real, key, config):
+    def micro_batch(params, batch, is_real, key, config, penalty=None):
         del config
 
         def total(p):
             losses, refreshed = model.losses(p, batch, is_training=True, key=key, mask=is_real)
+            losses = losses if penalty is None else losses + penalty(p)
             return jnp.sum(jnp.where(is_real, losses, 0.0)), refreshed
 
         (loss, refreshed), gradient = jax.value_and_grad(total, has_aux=True)(params)
@@ -123,7 +125,7 @@ def clipped(
     def mechanism_of(config: LocalConfig) -> Mechanism:
         return make(config.clip_norm, config.noise_multiplier)
 
-    def micro_batch(params, batch, is_real, key, config):
+    def micro_batch(params, batch, is_real, key, config, penalty=None):
         mechanism = mechanism_of(config)
         examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}
 
@@ -131,7 +133,8 @@ def clipped(
             single = jax.tree.map(lambda a: a[None], example["batch"])
             own_key = None if key is None else jax.random.fold_in(key, example["index"])
             mask = example["is_real"][None]
-            return model.losses(p, single, is_training=True, key=own_key, mask=mask)[0][0]
+            loss = model.losses(p, single, is_training=True, key=own_key, mask=mask)[0][0]
+            return loss if penalty is None else loss + penalty(p)
 
         if mechanism.clips_by_leaf_norms:
             gradients = per_example(loss_of, params, examples)

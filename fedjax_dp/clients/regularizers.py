@@ -1,5 +1,6 @@
 """Local objectives as Optax transforms that chain with any optimiser."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -95,6 +96,29 @@ def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
         return pulled, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def distance_to(anchor: PyTree, strength: float) -> Callable[[PyTree], jax.Array]:
+    """Builds the penalty `strength / 2 * ‖w − anchor‖²` for `LocalTrainer.train`.
+
+    Args:
+      anchor: the structure of the parameters; traced arrays are welcome.
+      strength: the weight of the term, at least 0.
+
+    Returns:
+      `(params) -> scalar`.
+
+    Source: Liu and others 2022 (MR-MTL), equation 2.
+    """
+    checks.non_negative("strength", strength)
+
+    def penalty(params):
+        squares = jax.tree.map(
+            lambda w, a: jnp.sum(jnp.square(trees.at_least_float32(w - a))), params, anchor
+        )
+        return strength / 2 * sum(jax.tree.leaves(squares))
+
+    return penalty
 
 
 def shift(direction: PyTree) -> optax.GradientTransformation:

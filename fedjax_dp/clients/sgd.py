@@ -1,6 +1,7 @@
 """Local training by any Optax optimiser, any sampler and any gradient rule."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import dp_accounting
@@ -112,6 +113,7 @@ def local_trainer(
         *,
         gradient_transform=None,
         update_transform=None,
+        penalty=None,
     ):
         capacity = sampler.capacity(client.limit, max_batch_size)
         micro = capacity if micro_batch_size is None else min(micro_batch_size, capacity)
@@ -125,6 +127,9 @@ def local_trainer(
         batch_key, noise_key = fold(key, Purpose.BATCH), fold(key, Purpose.RECORD_NOISE)
         model_key = fold(key, Purpose.MODEL)
         steps = num_steps(client.size, config)
+        micro_batch = rule.micro_batch
+        if penalty is not None:
+            micro_batch = partial(rule.micro_batch, penalty=penalty)
 
         def gradient_of(params, draw, step, passes):
             padding = num_micro * micro - capacity
@@ -135,7 +140,7 @@ def local_trainer(
                 rows = jax.lax.dynamic_slice_in_dim(indices, i * micro, micro)
                 real = jax.lax.dynamic_slice_in_dim(is_real, i * micro, micro)
                 batch = client.gather(rows)
-                return rule.micro_batch(params, batch, real, fold(model_key, step, i), config)
+                return micro_batch(params, batch, real, fold(model_key, step, i), config)
 
             if num_micro == 1:
                 return part(0, params)

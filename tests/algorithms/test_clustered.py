@@ -333,6 +333,38 @@ def test_without_a_pull_towards_the_mean_clients_train_alone():
     np.testing.assert_allclose(own[0], own[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("is_pull_clipped", [False, True])
+def test_the_pull_is_clipped_with_the_examples_or_added_behind(is_pull_clipped):
+    """Three rounds of whole batches without noise, in NumPy."""
+    model, data, key = linear_model(), hidden_clusters(0), jax.random.key(0)
+    config = LocalConfig(
+        learning_rate=0.5, batch_size=SIZE, num_steps=1, clip_norm=0.4, noise_multiplier=0.0
+    )
+    algorithm = algorithms.mr_mtl(
+        model,
+        dp_sgd_trainer(model, config),
+        len(TRUE),
+        strength=0.7,
+        is_pull_clipped=is_pull_clipped,
+    )
+    sim = simulation(algorithm, data, EVERYBODY)
+    state = sim.init(key)
+    own = np.tile(np.asarray(state.server.mean["w"], np.float64), (len(TRUE), 1))
+    for _ in range(3):
+        mean = own.mean(axis=0)
+        for i in range(len(TRUE)):
+            x, y = (data.client(i)[k].astype(np.float64) for k in ("x", "y"))
+            pull = 0.7 * (own[i] - mean)
+            each = (1 / (1 + np.exp(-x @ own[i])) - y)[:, None] * x
+            each = each + pull if is_pull_clipped else each
+            norms = np.linalg.norm(each, axis=1, keepdims=True)
+            gradient = (each * np.minimum(1, 0.4 / norms)).mean(axis=0)
+            own[i] = own[i] - 0.5 * (gradient if is_pull_clipped else gradient + pull)
+    state, _ = sim.run(state, key, 3)
+    np.testing.assert_allclose(state.rows["w"], own, atol=1e-5)
+    np.testing.assert_allclose(state.server.mean["w"], own.mean(axis=0), atol=1e-5)
+
+
 # Work on the host between rounds.
 
 
