@@ -33,9 +33,9 @@ def table_34():
         }
 
 
-def normalised_variance(name, method):
-    """`Σ w² σ²/(p η²)` of a method on the published budgets and batch sizes."""
-    epsilon, batch = budgets.published_budgets(name, 20), budgets.published_batch_sizes(20)
+def normalised_variance(name, method, moved=0.0):
+    """`Σ w² σ²/(p η²)` of a method on the published budgets, all moved, and batch sizes."""
+    epsilon, batch = budgets.published_budgets(name, 20) + moved, budgets.published_batch_sizes(20)
     calibrated = np.full(20, epsilon.min()) if method == "minimum_epsilon" else epsilon
     z = noise_levels.noise_multiplier_of_run(
         calibrated, DELTA, N, batch, num_rounds=ROUNDS, accountant=CLASSIC
@@ -51,12 +51,12 @@ def normalised_variance(name, method):
     return float(noise_levels.aggregate_variance(weights, variance))
 
 
-# Where the smallest budget, 0.15 or 0.19, is close to the recipe's floor of ln(1/δ)/63 = 0.146, a
-# rounding of z or ε in the authors' program shows: ours, the printed figure, and how far they are.
+# Here the smallest budget, 0.15 or 0.17, is close to the recipe's floor of ln(1/δ)/63 = 0.146, where
+# the noise depends much on the third decimal of ε, and the lists have two.
 NEAR_THE_FLOOR = {
-    ("Dist6", "DPFedAvg"): 0.06,
-    ("Dist6", "minimum_epsilon"): 0.23,
-    ("Dist8", "minimum_epsilon"): 0.04,
+    ("Dist6", "DPFedAvg"),
+    ("Dist6", "minimum_epsilon"),
+    ("Dist8", "minimum_epsilon"),
 }
 METHODS = ("WeiAvg", "DPFedAvg", "minimum_epsilon", "oracle")
 
@@ -69,7 +69,8 @@ def test_table_of_noise_variances_is_recomputed_from_our_own_parts(name, method)
     tolerance = 0.03 * printed + 0.005
     if (name, method) in NEAR_THE_FLOOR:
         assert abs(ours - printed) > tolerance, "no exception any more: remove it"
-        assert abs(ours - printed) < (NEAR_THE_FLOOR[name, method] + 0.01) * printed
+        # Budgets that were rounded up by less than 0.001 explain the printed figure.
+        assert ours < printed < normalised_variance(name, method, -0.001)
     else:
         assert abs(ours - printed) < tolerance
 
