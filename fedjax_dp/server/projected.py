@@ -87,10 +87,9 @@ def projected_mean(
         projected = jnp.matmul(gram, private_weight, precision=_EXACT)
         projected = jnp.matmul(vectors.T, projected, precision=_EXACT) * inverse
         projected = jnp.where(public, jnp.matmul(vectors, projected, precision=_EXACT), 0.0)
-        # The mean of the public updates comes back once for every private one, and a centred update
-        # holds it with the opposite sign.
-        mean_times = jnp.sum(private_weight) - jnp.sum(projected)
-        combination = jnp.where(public, weight + projected + mean_times * share, 0.0)
+        # Each private update brings the mean of the public ones; what lies in the subspace adds up
+        # to no mean, since the components of centred updates are orthogonal to a constant.
+        combination = jnp.where(public, weight + projected + jnp.sum(private_weight) * share, 0.0)
         combination = jnp.where(num_public >= 2, combination, weight)
         aggregate = jax.tree.map(
             lambda d: jnp.tensordot(combination, d, axes=1, precision=_EXACT), update.delta
