@@ -96,6 +96,12 @@ def _check_parts(config: Config) -> None:
         if default is inspect.Parameter.empty:
             rule = f"hold {option!r}, which {name} needs"
             checks.require(option in options, "algorithm.options", rule, options)
+    asks = "public_x" in inspect.signature(algorithms.ALGORITHMS[name].factory).parameters
+    rule = (
+        f"be {'at least 1' if asks else '0'} for {name}, which asks about {'' if asks else 'no '}"
+    )
+    count = config.data.public_examples
+    checks.require((count > 0) == asks, "data.public_examples", f"{rule}public inputs", count)
     offered = algorithms.ALGORITHMS[name].units
     rule = f"be {' or '.join(offered)} for the algorithm {name}"
     checks.require(config.privacy.unit in offered, "privacy.unit", rule, config.privacy.unit)

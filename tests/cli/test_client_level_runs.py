@@ -88,10 +88,19 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
             "denominator must be expected for discrete noise",
         ),
         (
-            ("--algorithm.name=ae_dpfl", "--privacy.client.mechanism=discrete_gaussian"),
+            (
+                "--algorithm.name=ae_dpfl",
+                "--data.public_examples=9",
+                "--privacy.client.mechanism=discrete_gaussian",
+            ),
             "mechanism must be gaussian or laplace for ae_dpfl",
         ),
         (("--data.public_examples=-1",), "public_examples must be an integer of at least 0"),
+        (
+            ("--data.public_examples=9",),
+            "public_examples must be 0 for dp_fedavg, which asks about no public inputs",
+        ),
+        (("--algorithm.name=ae_dpfl",), "public_examples must be at least 1 for ae_dpfl"),
     ],
 )
 def test_what_has_no_claim_or_no_meaning_is_refused(words, message):
