@@ -97,11 +97,10 @@ def _check_parts(config: Config) -> None:
             rule = f"hold {option!r}, which {name} needs"
             checks.require(option in options, "algorithm.options", rule, options)
     asks = "public_x" in inspect.signature(algorithms.ALGORITHMS[name].factory).parameters
-    rule = (
-        f"be {'at least 1' if asks else '0'} for {name}, which asks about {'' if asks else 'no '}"
-    )
+    wanted, asked = ("at least 1", "public inputs") if asks else ("0", "no public inputs")
+    rule = f"be {wanted} for {name}, which asks about {asked}"
     count = config.data.public_examples
-    checks.require((count > 0) == asks, "data.public_examples", f"{rule}public inputs", count)
+    checks.require((count > 0) == asks, "data.public_examples", rule, count)
     offered = algorithms.ALGORITHMS[name].units
     rule = f"be {' or '.join(offered)} for the algorithm {name}"
     checks.require(config.privacy.unit in offered, "privacy.unit", rule, config.privacy.unit)
