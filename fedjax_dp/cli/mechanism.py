@@ -15,7 +15,7 @@ from fedjax_dp.data import sampling
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
 from fedjax_dp.privacy.correlated_noise import banded_noise
-from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.privacy.distributed import choose_bits, make_plan
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean, num_shares
@@ -79,11 +79,14 @@ def _builder(
         # Room on the lattice for cohorts that are larger than expected.
         count = math.ceil(cohort + 4 * math.sqrt(cohort)) if is_split else int(cohort)
         shares = num_shares(cohort) if is_split else count
+        bits = level.bits
+        if bits == "auto":
+            # Before the noise is known, that of an ordinary run.
+            usual = float(level.noise_multiplier or 1.0)  # type: ignore[arg-type]
+            bits = choose_bits(size, clip_norm, usual, num_clients=count, num_shares=shares)
 
         def discrete(z: float) -> Aggregator:
-            plan = make_plan(
-                size, clip_norm, z, num_clients=count, num_shares=shares, bits=level.bits
-            )
+            plan = make_plan(size, clip_norm, z, num_clients=count, num_shares=shares, bits=bits)
             return discrete_mean(structure, plan, cohort if is_split else count, is_split=is_split)
 
         return discrete

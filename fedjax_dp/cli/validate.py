@@ -214,6 +214,6 @@ def _check_client_mechanism(config: Config) -> None:
     is_correlated = level.mechanism == "correlated_gaussian"
     rule = "be 1 unless the mechanism is correlated_gaussian"
     checks.require(is_correlated or level.bands == 1, f"{key}.bands", rule, level.bands)
-    rule = "lie between 2 and 32"
-    checks.require(2 <= level.bits <= 32, f"{key}.bits", rule, level.bits)
+    is_known = level.bits == "auto" or 2 <= level.bits <= 32
+    checks.require(is_known, f"{key}.bits", "lie between 2 and 32, or be auto", level.bits)
     checks.whole("participation.separation", config.participation.separation)

@@ -30,6 +30,7 @@ from fedjax_dp.privacy.distributed import (
     DistributedDiscreteGaussianDpEvent,
     Plan,
     SkellamDpEvent,
+    choose_bits,
     discrete_mechanism,
     make_plan,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "banded_noise",
     "calibrate_noise_multiplier",
     "calibrate_poisson",
+    "choose_bits",
     "clip_by_global_norm",
     "clip_by_l1_norm",
     "clip_per_layer",

@@ -237,6 +237,52 @@ def make_plan(
     )
 
 
+def choose_bits(
+    dimension: int,
+    clip_norm: float,
+    noise_multiplier: float,
+    *,
+    num_clients: int,
+    tolerance: float = 0.01,
+    **options: Any,
+) -> int:
+    """Chooses the fewest bits at which the lattice hardly costs anything.
+
+    A coarse lattice costs twice: rounding makes contributions longer, which the noise has to cover,
+    and adds a variance of up to γ²/4 for each client to the sum.
+
+    Args:
+      dimension: number of parameters, at least 1.
+      clip_norm: S, above 0.
+      noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, above 0.
+      num_clients: how many contributions a sum may hold.
+      tolerance: by what share the length of a contribution, and the variance of the sum, may grow;
+        above 0.
+      **options: further options of `make_plan`, but for the bits.
+
+    Returns:
+      B, from 2 to 32.
+
+    Raises:
+      ValueError: if 32 bits are too few.
+
+    Source: Kairouz, Liu, Steinke 2021, section 4; `user_level_dp` section 6.
+    """
+    checks.positive("noise_multiplier", noise_multiplier)
+    checks.positive("tolerance", tolerance)
+    # Fewer have no room for the rounding of so many clients.
+    fewest = max(2, math.floor(2 + 0.5 * math.log2(num_clients)) + 1)
+    for bits in range(fewest, 33):
+        plan = make_plan(
+            dimension, clip_norm, noise_multiplier, num_clients=num_clients, bits=bits, **options
+        )
+        longer = plan.l2_norm * plan.granularity / clip_norm - 1
+        wider = num_clients * plan.granularity**2 / 4 / plan.noise_stddev**2
+        if longer <= tolerance and wider <= tolerance:
+            return bits
+    raise ValueError(f"tolerance must be within reach of 32 bits, got {tolerance!r}")
+
+
 class DiscreteMechanism(NamedTuple):
     """A discrete mechanism on trees, in the pieces that clients and server run.
 

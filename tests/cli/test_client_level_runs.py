@@ -29,6 +29,7 @@ VARIANTS = {
     "blur + lus with ddgauss": (
         "--algorithm.name=blur_lus",
         "--privacy.client.mechanism=discrete_gaussian",
+        "--privacy.client.bits=auto",
     ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
 }
@@ -58,7 +59,8 @@ def test_a_variant_runs_within_its_budget_and_tells_its_figures(tmp_path, name):
     assert (folder / "plots" / "update_norms.png").is_file()
     if "ddgauss" in name:
         # 650 parameters are padded to 1,024.
-        assert summary["bits_per_parameter"] == pytest.approx(16 * 1024 / 650)
+        bits = summary["bits_per_parameter"] * 650 / 1024
+        assert bits == pytest.approx(16) if name == "ddgauss" else 8 < round(bits, 3) < 16
         assert claim["trusted"] == "secure_aggregation"
         assert "Poisson sampling" in claim["samplers"]
 

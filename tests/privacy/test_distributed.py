@@ -145,6 +145,27 @@ def test_the_plan_solves_its_equation():
     assert 8 * math.sqrt(inside) / plan.granularity == pytest.approx(2**16, rel=1e-9)
 
 
+@pytest.mark.parametrize("tolerance", [0.001, 0.01, 0.3])
+@pytest.mark.parametrize("size, clients", [(100, 3), (28_938, 50), (1_206_590, 136)])
+def test_chosen_bits_are_the_fewest_that_hardly_cost_anything(size, clients, tolerance):
+    bits = dist.choose_bits(size, 0.3, 1.2, num_clients=clients, tolerance=tolerance)
+
+    def costs(bits):
+        """By how much a contribution gets longer, and the sum noisier, on the planned lattice."""
+        gamma = dist.make_plan(size, 0.3, 1.2, num_clients=clients, bits=bits).granularity
+        d = 2 ** math.ceil(math.log2(size))
+        length = 0.3 / gamma
+        norms = (length + math.sqrt(d)) ** 2, length**2 + d / 4 + length + math.sqrt(d) / 2
+        return math.sqrt(min(norms)) / length - 1, clients * gamma**2 / 4 / (0.3 * 1.2) ** 2
+
+    assert max(costs(bits)) <= tolerance < max(costs(bits - 1))
+
+
+def test_bits_that_are_out_of_reach_are_refused():
+    with pytest.raises(ValueError, match="tolerance must be within reach of 32 bits"):
+        dist.choose_bits(10, 1.0, 1.0, num_clients=5, tolerance=1e-20)
+
+
 def test_no_update_makes_a_contribution_longer_than_the_plan_says():
     plan = dist.make_plan(187, 1.0, 0.0, num_clients=3, bits=14)
     mechanism = dist.discrete_mechanism(TREE, plan)
