@@ -1,12 +1,15 @@
 """Robust-HDP: clients weigh by how little noise robust PCA finds in their updates."""
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import trees
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import noise_aware_mean
+from fedjax_dp.server.robust_pca import blocks_of
 
 
 def robust_hdp(
@@ -50,6 +53,9 @@ def robust_hdp(
 
     Source: Malekmohammadi and others 2024, algorithms 1 and 2.
     """
+    # Asked now, so that blocks which the model does not have are refused before any work.
+    structure = jax.eval_shape(model.init, jax.random.key(0))
+    blocks_of(trees.num_parameters(structure), block_size, num_blocks)
     aggregator = noise_aware_mean(
         num_clients,
         reestimate=reestimate,

@@ -72,6 +72,31 @@ def check_options(mode: str, tolerance: float, max_iterations: int) -> None:
     checks.whole("max_iterations", max_iterations)
 
 
+def blocks_of(num_parameters: int, block_size: int, num_blocks: int | None) -> tuple[int, int]:
+    """Finds how many parameters a block has, and how many blocks are read.
+
+    Args:
+      num_parameters: p, at least 1.
+      block_size: p', at least 1; p where that is less.
+      num_blocks: Q, at most ⌊p/p'⌋; all where it is None.
+
+    Returns:
+      The width of a block and the number of blocks.
+
+    Raises:
+      ValueError: for a number out of range.
+    """
+    checks.whole("block_size", block_size)
+    width = min(block_size, num_parameters)
+    available = num_parameters // width
+    if num_blocks is None:
+        return width, available
+    checks.whole("num_blocks", num_blocks)
+    rule = f"be at most {available}, the blocks of {width} in {num_parameters} parameters"
+    checks.require(num_blocks <= available, "num_blocks", rule, num_blocks)
+    return width, num_blocks
+
+
 def principal_component_pursuit(
     matrix: jax.Array,
     is_real: jax.Array | None = None,
@@ -179,17 +204,10 @@ def estimate_noise(
     Source: Malekmohammadi and others 2024, section 3.5 and algorithm 2.
     """
     check_options(mode, tolerance, max_iterations)
-    checks.whole("block_size", block_size)
     leaves = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(updates)]
     num_slots, num_parameters = leaves[0].shape[0], sum(x.shape[1] for x in leaves)
     is_real = jnp.ones(num_slots, bool) if is_real is None else is_real
-    width = min(block_size, num_parameters)
-    available = num_parameters // width
-    if num_blocks is not None:
-        checks.whole("num_blocks", num_blocks)
-        rule = f"be at most {available}, the blocks of {width} in {num_parameters} parameters"
-        checks.require(num_blocks <= available, "num_blocks", rule, num_blocks)
-    count = available if num_blocks is None else num_blocks
+    width, count = blocks_of(num_parameters, block_size, num_blocks)
 
     def decompose(block: jax.Array) -> NoiseEstimate:
         found = principal_component_pursuit(
