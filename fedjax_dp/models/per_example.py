@@ -16,9 +16,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models import outer_products
+from fedjax_dp.models.lowering import winograd
+from fedjax_dp.models.lowering.patches import gather_patches
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call")
 _VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
+# Matrices of up to this many entries are kept and summed; for larger ones a second product for the
+# whole batch is faster than reading all of them again.
+_LARGEST_CONTRACTED = 20_000
 _LOOPS_AND_RULES = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
 
 
@@ -45,6 +51,19 @@ class _Site(NamedTuple):
     equation: int
     leaf: int
     position: int
+
+
+class _Product(NamedTuple):
+    """A site that multiplies rows of data by a matrix that holds each entry of its parameter once.
+
+    `rows_of(*data)` gives `[num_rows, inputs]`, `matrix_of(leaf)` gives `[inputs, outputs]`.
+    """
+
+    rows_of: Callable[..., jax.Array]
+    matrix_of: Callable[[jax.Array], jax.Array]
+    num_rows: int
+    inputs: int
+    outputs: int
 
 
 class _Plan(NamedTuple):
@@ -170,7 +189,7 @@ def _inlined(jaxpr: Jaxpr, consts: Any, args: Any) -> list[Any]:
 
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
-        if eqn.primitive.name in _INLINED:
+        if eqn.primitive.name in _INLINED and not _is_winograd(eqn):
             inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
             body, held = (
                 (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
@@ -262,34 +281,73 @@ def _at_site(
     product = _product_form(plan, site, eqn)
     # The pullback of a whole batch sums in the type of what it pulls back.
     is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
-    if product is not None and is_wide:
-        rows_of, num_rows, outputs = product
-        # The norm of one outer product is that of its factors. With several rows there is a form
-        # without the gradient too, by Gram matrices, but where rows cancel it loses half of the
-        # digits, and a norm that comes out too small lets a record through unclipped.
-        if num_rows == 1:
-            flat = cotangents.reshape(cotangents.shape[0], outputs)
-            rows = jax.vmap(rows_of)(*data).reshape(cotangents.shape[0], -1)
-            return _norms(rows) * _norms(flat), summed
-    gradients = jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents)
-    return _norms(gradients), _sum_of(gradients)
+    if product is None or not is_wide:
+        gradients = jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents)
+        return _norms(gradients), _sum_of(gradients)
+    rows = jax.vmap(product.rows_of)(*data)
+    outputs = cotangents.reshape(cotangents.shape[0], product.num_rows, product.outputs)
+    if not outer_products.is_formed(product.num_rows, product.inputs, product.outputs):
+        return outer_products.norms(rows, outputs), summed
+    matrices = outer_products.matrices(rows, outputs)
+    if product.inputs * product.outputs > _LARGEST_CONTRACTED:
+        return _norms(matrices), summed
+
+    def contracted(weights):
+        total = jnp.sum(_weigh(weights, matrices), axis=0)
+        total = total.T if product.outputs < product.inputs else total
+        return jax.linear_transpose(product.matrix_of, leaf)(total)[0]
+
+    return _norms(matrices), contracted
 
 
-def _product_form(
-    plan: _Plan, site: _Site, eqn: JaxprEqn
-) -> tuple[Callable[..., jax.Array], int, int] | None:
-    """Recognises a site that multiplies rows of data by a view of its parameter.
-
-    Returns:
-      `(data) -> rows [num_rows, inputs]`, their number, and that of outputs; None for any other
-      site.
-    """
-    if not _is_view(plan, eqn.invars[site.position], site):
+def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
+    """Recognises a site that multiplies rows of data by a matrix view of its parameter."""
+    operand = eqn.invars[site.position]
+    if not _is_view(plan, operand, site):
         return None
+
+    def view(leaf: jax.Array) -> jax.Array:
+        return _view_of(plan, site, leaf)
+
     if eqn.primitive.name == "dot_general":
-        return _rows_of_dot(eqn, eqn.invars[site.position], lambda x: x)
-    if eqn.primitive.name not in ("remat", "remat2", "checkpoint"):
+        return _product_of_dot(eqn, operand, lambda x: x, view)
+    if _is_winograd(eqn):
+        return _product_of_winograd(eqn, site, view)
+    if eqn.primitive.name in ("remat", "remat2", "checkpoint"):
+        return _product_of_patches(eqn, site, view)
+    return None
+
+
+def _is_winograd(eqn: JaxprEqn) -> bool:
+    return eqn.params.get("name") == winograd.NAME
+
+
+def _product_of_winograd(
+    eqn: JaxprEqn, site: _Site, view: Callable[[jax.Array], jax.Array]
+) -> _Product | None:
+    if site.position != 1:
         return None
+    x = _shape(eqn.invars[0])
+    *positions, outputs = _shape(eqn.outvars[0])
+    inputs, num_rows = 9 * x[-1], math.prod(positions)
+
+    def matrix_of(leaf: jax.Array) -> jax.Array:
+        # The convolution orients its kernel by the same rule.
+        kernel = jnp.swapaxes(view(leaf), 2, 3) if x[-1] >= outputs else view(leaf)
+        return kernel.reshape(inputs, outputs)
+
+    return _Product(
+        lambda x: gather_patches(x, winograd.WINDOW).reshape(num_rows, inputs),
+        matrix_of,
+        num_rows,
+        inputs,
+        outputs,
+    )
+
+
+def _product_of_patches(
+    eqn: JaxprEqn, site: _Site, view: Callable[[jax.Array], jax.Array]
+) -> _Product | None:
     inner = eqn.params["jaxpr"]
     parameter = inner.invars[site.position]
     views = {parameter}
@@ -308,21 +366,28 @@ def _product_form(
         other = next(v for v in step.invars if v not in views)
         held = [v for v in inner.invars if v is not parameter]
 
-        def patches(*data: jax.Array, steps=inner.eqns[:index], held=held, other=other):
-            env = dict(zip(held, data, strict=True))
-            for s in steps:
-                if all(isinstance(v, Literal) or v in env for v in s.invars):
-                    read = [v.val if isinstance(v, Literal) else env[v] for v in s.invars]
-                    env.update(zip(s.outvars, _bind(s, read), strict=True))
-            return env[other]
+        def reading(inputs, wanted, steps=inner.eqns[:index]):
+            def read(*values: jax.Array) -> jax.Array:
+                env = dict(zip(inputs, values, strict=True))
+                for s in steps:
+                    if all(isinstance(v, Literal) or v in env for v in s.invars):
+                        operands = [v.val if isinstance(v, Literal) else env[v] for v in s.invars]
+                        env.update(zip(s.outvars, _bind(s, operands), strict=True))
+                return env[wanted]
 
-        return _rows_of_dot(step, weights, patches)
+            return read
+
+        matrix = reading([parameter], weights)
+        return _product_of_dot(step, weights, reading(held, other), lambda leaf: matrix(view(leaf)))
     return None
 
 
-def _rows_of_dot(
-    eqn: JaxprEqn, weights: Any, operand: Callable[..., jax.Array]
-) -> tuple[Callable[..., jax.Array], int, int] | None:
+def _product_of_dot(
+    eqn: JaxprEqn,
+    weights: Any,
+    operand: Callable[..., jax.Array],
+    matrix_of: Callable[[jax.Array], jax.Array],
+) -> _Product | None:
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     x, w = eqn.invars
     x_shape, w_shape = _shape(x), _shape(w)
@@ -331,7 +396,13 @@ def _rows_of_dot(
         return None
     inputs, outputs = w_shape[right[0]], w_shape[1 - right[0]]
     num_rows = math.prod(x_shape[:-1])
-    return lambda *data: operand(*data).reshape(num_rows, inputs), num_rows, outputs
+    return _Product(
+        lambda *data: operand(*data).reshape(num_rows, inputs),
+        lambda leaf: matrix_of(leaf).T if right[0] == 1 else matrix_of(leaf),
+        num_rows,
+        inputs,
+        outputs,
+    )
 
 
 def _is_view(plan: _Plan, v: Any, site: _Site) -> bool:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_dp.models import registry
+from fedjax_dp.models import lower, registry
 from fedjax_dp.models.per_example import _plan, per_example
 
 
@@ -77,6 +77,51 @@ def test_convolutions_and_dense_layers_are_sites():
     plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
     assert len(plan.sites) == len(leaves)
     assert plan.direct == ()
+
+
+def _convolution(kernel, shape, features, **options):
+    """A convolution between two elementwise layers, with a parameter on its way in."""
+    inputs = shape[-1]
+    params = {
+        "kernel": 0.1 * jax.random.normal(jax.random.key(0), (*kernel, inputs, features)),
+        "scale": jnp.linspace(0.5, 1.5, inputs),
+    }
+
+    def convolve(x, w):
+        names = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x[None], w, dimension_numbers=names, **options)
+
+    def loss_fn(p, x):
+        return jnp.sum(jnp.tanh(lower(convolve)(jnp.tanh(x * p["scale"]), p["kernel"])) ** 2)
+
+    return loss_fn, params, jax.random.normal(jax.random.key(1), (4, *shape))
+
+
+_SAME = {"window_strides": (1, 1), "padding": "SAME"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "features", "options"),
+    [
+        # Winograd's tiles, kernels kept and transposed; forms by few rows, by small matrices and by
+        # large ones.
+        ((3, 3), (12, 12, 32), 32, _SAME),
+        ((3, 3), (12, 12, 48), 32, _SAME),
+        ((3, 3), (12, 12, 32), 48, _SAME),
+        ((3, 3), (4, 4, 64), 96, _SAME),
+        ((5, 5), (8, 8, 3), 16, _SAME),
+        ((5, 5), (8, 8, 40), 36, _SAME),
+        ((3, 3), (9, 9, 40), 36, {"window_strides": (2, 2), "padding": "VALID"}),
+        ((1, 1), (6, 6, 8), 16, _SAME),
+    ],
+)
+def test_convolutions_by_every_form(kernel, shape, features, options):
+    loss_fn, params, x = _convolution(kernel, shape, features, **options)
+    one = jax.ShapeDtypeStruct(shape, jnp.float32)
+    leaves, structure = jax.tree.flatten(params)
+    plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
+    assert [site.leaf for site in plan.sites] == [1, 0] and plan.direct == ()
+    _assert_same(loss_fn, params, x, 4)
 
 
 _PARAMS = {

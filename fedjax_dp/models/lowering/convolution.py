@@ -121,7 +121,7 @@ def _convolve(
 ) -> jax.Array:
     x = _pad(x, padding, lhs_dilation)
     is_exact = x.dtype in (jnp.float32, jnp.float64)
-    if window == Window((3, 3), (1, 1), (1, 1)) and is_exact and winograd.is_faster(x, w):
+    if window == winograd.WINDOW and is_exact and winograd.is_faster(x, w):
         w, is_transposed = _orient(w)
         return winograd.convolve(x, w, functools.partial(dot, is_transposed=is_transposed))
     matrix, is_transposed = _orient(w.reshape(-1, w.shape[-1]))
