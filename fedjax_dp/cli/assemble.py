@@ -11,6 +11,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.cli.budgets import with_named_lists
 from fedjax_dp.cli.config import Config
+from fedjax_dp.cli.devices import offer_devices
 from fedjax_dp.cli.mechanism import charged_rounds, client_aggregator, rounded_up, structure_of
 from fedjax_dp.cli.population import Population, build_population
 from fedjax_dp.cli.validate import OPTIMIZERS, validate
@@ -77,6 +78,7 @@ def assemble(config: Config) -> Experiment:
     """
     config = with_named_lists(config)
     validate(config)
+    offer_devices(config.execution.devices)
     stops = min(config.run.evaluate_every, config.run.checkpoint_every)
     execution = ExecutionConfig(
         clients_per_chunk=config.execution.clients_per_chunk,

@@ -1,6 +1,7 @@
 """`fedjax-dp bench`: seconds per round, against the machine's own limit."""
 
 import json
+import os
 import resource
 import statistics
 import sys
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedjax_dp.cli.devices import offer_devices
 from fedjax_dp.cli.workloads import WORKLOADS, Workload, prepare
 from fedjax_dp.core import checks
 from fedjax_dp.engine.execution import ExecutionConfig
@@ -117,6 +119,7 @@ def measure(
         "peak_rss_mb": _peak_rss_mb(),
         "peak_device_mb": stats.get("peak_bytes_in_use", 0) / 2**20 or None,
         "dp_overhead": median / statistics.median(times[1]) if len(cases) > 1 else None,
+        "layouts": [trial._asdict() for trial in case.simulation.layouts],
         "clients_per_chunk": case.simulation.shape.chunk,
         "devices": len(execution.device_list()),
         "backend": jax.default_backend(),
@@ -131,13 +134,18 @@ def _peak_rss_mb() -> float:
 
 
 def _layout(text: str) -> int | str:
-    names: dict[str, int | str] = {"sequential": 1, "vmap": 2**30, "auto": "auto"}
+    names: dict[str, int | str] = {
+        "sequential": 1,
+        "vmap": 2**30,
+        "auto": "auto",
+        "tuned": "tuned",
+    }
     if text in names:
         return names[text]
     checks.require(
         text.isdigit() and int(text) > 0,
         "--layout",
-        "be auto, sequential, vmap, or the number of clients in a chunk",
+        "be auto, tuned, sequential, vmap, or the number of clients in a chunk",
         text,
     )
     return int(text)
@@ -149,7 +157,9 @@ _SCALES = ("clients", "cohort", "chunk", "devices", "model")
 def command(
     name: Annotated[str, typer.Argument(help="A workload, or `list`.")],
     rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 5,
-    layout: Annotated[str, typer.Option(help="auto, sequential, vmap, or a chunk size.")] = "auto",
+    layout: Annotated[
+        str, typer.Option(help="auto, tuned, sequential, vmap, or a chunk size.")
+    ] = "auto",
     devices: Annotated[int, typer.Option(help="Devices that share a cohort.")] = 1,
     scale: Annotated[
         str | None, typer.Option(help="A curve over clients, cohort, chunk, devices or model.")
@@ -165,6 +175,7 @@ def command(
         console.print(table)
         return
     checks.one_of("NAME", name, WORKLOADS)
+    offer_devices(max(devices, os.cpu_count() or 1) if scale == "devices" else devices)
     results = []
     for execution, changes in _settings(name, layout, devices, scale):
         results.append(measure(name, execution, rounds, **changes) | changes)

@@ -156,7 +156,9 @@ class PrivacySection:
 class ExecutionSection:
     """Speed and memory; never results."""
 
-    clients_per_chunk: int | Literal["auto"] = _setting("auto", "clients computed side by side")
+    clients_per_chunk: int | Literal["auto", "tuned"] = _setting(
+        "auto", "clients computed side by side"
+    )
     devices: int = _setting(1, "devices that share a cohort")
     placement: Literal["auto", "device", "host"] = _setting("auto", "where examples are kept")
     compilation_cache: str | None = _setting(None, "folder that keeps compiled programs")

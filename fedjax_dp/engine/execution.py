@@ -21,7 +21,8 @@ class ExecutionConfig(NamedTuple):
 
     Attributes:
       clients_per_chunk: clients that are computed side by side; memory follows it. "auto" chooses
-        by backend and model size.
+        by backend and the operations that a client does, "tuned" by two rounds of a trial with that
+        choice and its neighbours, once for each kind of work in a process.
       devices: how many devices share the cohort, or the devices themselves; one where it is None.
       placement: "device" keeps all examples in device memory, "host" gathers each cohort on the
         host ahead of its round, "auto" chooses by size and by whether the store is on disk.
@@ -39,7 +40,9 @@ class ExecutionConfig(NamedTuple):
         Raises:
           ValueError: naming the field, the rule and the value.
         """
-        if self.clients_per_chunk != "auto":
+        if isinstance(self.clients_per_chunk, str):
+            checks.one_of("clients_per_chunk", self.clients_per_chunk, ("auto", "tuned"))
+        else:
             checks.whole("clients_per_chunk", self.clients_per_chunk)
         checks.one_of("placement", self.placement, ("auto", "device", "host"))
         checks.whole("rounds_per_call", self.rounds_per_call)
@@ -78,7 +81,7 @@ class ExecutionConfig(NamedTuple):
         Returns:
           The number of clients that are vmapped together.
         """
-        if self.clients_per_chunk != "auto":
+        if not isinstance(self.clients_per_chunk, str):
             return min(int(self.clients_per_chunk), clients_per_device)
         backend = jax.default_backend()
         fitting = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, operations())

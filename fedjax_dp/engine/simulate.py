@@ -1,6 +1,6 @@
 """Compiles a declared algorithm on a population into rounds that run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import NamedTuple
 
@@ -17,9 +17,11 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.sampling import Participation
+from fedjax_dp.engine import tuning
 from fedjax_dp.engine.cohort import ClientTable, Cohort, HostCohorts, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import AXIS, RoundShape, SimulationState, run_round
+from fedjax_dp.engine.tuning import Trial
 from fedjax_dp.models.cost import operations
 
 RunFn = Callable[..., tuple[SimulationState, dict[str, np.ndarray]]]
@@ -38,6 +40,7 @@ class Simulation(NamedTuple):
       sizes: examples of each client, `[num_clients]`.
       shape: the static choices that were made.
       num_traces: `() -> int`, how often the round was traced.
+      layouts: the trials that chose the layout, fastest first; empty where it was not tuned.
     """
 
     init: Callable[[PRNGKey], SimulationState]
@@ -48,6 +51,7 @@ class Simulation(NamedTuple):
     sizes: np.ndarray
     shape: RoundShape
     num_traces: Callable[[], int]
+    layouts: tuple[Trial, ...] = ()
 
 
 def simulation(
@@ -103,6 +107,16 @@ def simulation(
     # Slots may be many more than clients that are expected; a chunk is filled by the latter.
     expected = max(1, round(participation.cohort_size / len(devices)))
     chunk = execution.chunk(partial(_operations_of_a_client, algorithm, data, limit), expected)
+    layouts: tuple[Trial, ...] = ()
+    if execution.clients_per_chunk == "tuned":
+
+        def forced(chunk: int) -> Simulation:
+            layout = execution._replace(clients_per_chunk=chunk)
+            return simulation(algorithm, data, participation, layout)
+
+        work = _work(algorithm, data, participation, execution)
+        layouts = tuning.trials(work, tuning.candidates(chunk, expected), forced)
+        chunk = layouts[0].clients_per_chunk
     num_slots = -(-per_device // chunk) * chunk * len(devices)
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
     shape = RoundShape(limit=limit, chunk=chunk, mesh=mesh)
@@ -226,6 +240,30 @@ def simulation(
         sizes=sizes,
         shape=shape,
         num_traces=lambda: traces,
+        layouts=layouts,
+    )
+
+
+def _work(
+    algorithm: FederatedAlgorithm,
+    data: FederatedData,
+    participation: Participation,
+    execution: ExecutionConfig,
+) -> Hashable:
+    """Names what decides over a layout: shapes, numbers of local training, cohort, devices."""
+    server = jax.eval_shape(algorithm.init, jax.random.key(0))
+    shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(server)]
+    examples = [(k, str(v.dtype), v.shape[1:]) for k, v in sorted(data.examples.items())]
+    numbers = [np.asarray(x).tobytes() for x in jax.tree.leaves(algorithm.config)]
+    return (
+        algorithm.name,
+        str(shapes),
+        str(examples),
+        tuple(numbers),
+        data.sizes.tobytes(),
+        participation.sampler.name,
+        participation.cohort_size,
+        str(execution.device_list()),
     )
 
 

@@ -9,8 +9,8 @@ from fedjax_dp.core import trees
 # On a CPU a matrix that is formed costs, for each of its entries, as much as this many
 # multiplications: it is written and read twice.
 _COST_OF_AN_ENTRY = 200
-# The shift that keeps a Cholesky factor well defined, in units of the trace; well above the rounding
-# of the Gram matrix it is taken from.
+# The shift that keeps a Cholesky factor well defined, in units of the trace; well above the
+# rounding of its Gram matrix.
 _SHIFT = 1e-5
 # Added to norms in units of the product of the factors' norms: more than their rounding errors.
 _MARGIN = 2e-7
@@ -58,8 +58,8 @@ def norms(rows: jax.Array, columns: jax.Array) -> jax.Array:
 
     With `columns = L Q`, where `L` is square and the rows of `Q` are nearly orthonormal, the sum is
     `(Lᵀ rows)ᵀ Q`, whose norm can be read off two Gram matrices without cancellation. The Gram
-    matrices of the factors themselves would give it too, but where rows cancel they lose half of the
-    digits, and a norm that comes out too small lets a record through unclipped.
+    matrices of the factors themselves would give it too, but where rows cancel they lose half of
+    the digits, and a norm that comes out too small lets a record through unclipped.
 
     Args:
       rows: `[examples, num_rows, inputs]`.

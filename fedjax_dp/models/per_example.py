@@ -377,8 +377,10 @@ def _product_of_patches(
 
             return read
 
-        matrix = reading([parameter], weights)
-        return _product_of_dot(step, weights, reading(held, other), lambda leaf: matrix(view(leaf)))
+        def matrix_of(leaf: jax.Array, read=reading([parameter], weights)) -> jax.Array:
+            return read(view(leaf))
+
+        return _product_of_dot(step, weights, reading(held, other), matrix_of)
     return None
 
 

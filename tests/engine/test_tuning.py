@@ -1,0 +1,81 @@
+"""Layouts that are tuned: the fastest is taken, tried once, and changes no result."""
+
+import itertools
+
+import cases
+import jax
+import pytest
+
+from fedjax_dp.engine import ExecutionConfig, tuning
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    monkeypatch.setattr(tuning, "_CHOSEN", {})
+
+
+def test_candidates_lie_around_the_guess_and_within_the_cohort():
+    assert tuning.candidates(1, 50) == [1, 8]
+    assert tuning.candidates(64, 10_000) == [8, 64, 512]
+    assert tuning.candidates(64, 100) == [8, 64, 100]
+    assert tuning.candidates(4, 1) == [1]
+
+
+class Fake:
+    """A simulation whose rounds take as long as a table says."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def init(self, key):
+        return 0
+
+    def compile(self, state, key):
+        self.clock[0] += 10
+        return state
+
+    def run(self, state, key, num_rounds):
+        self.clock[0] += self.seconds.pop(0)
+        return state, {}
+
+
+def test_the_fastest_of_two_rounds_is_taken_and_never_tried_again():
+    clock, built = [0.0], []
+    table = {1: [9.0, 4.0], 8: [3.0, 7.0], 64: [5.0, 5.0]}
+
+    def build(chunk):
+        built.append(chunk)
+        return Fake(clock, list(table[chunk]))
+
+    def go(key):
+        return tuning.trials(key, [1, 8, 64], build, lambda: clock[0])
+
+    assert go("work") == (
+        tuning.Trial(8, 3.0, 10.0),
+        tuning.Trial(1, 4.0, 10.0),
+        tuning.Trial(64, 5.0, 10.0),
+    )
+    assert go("work") == go("work") and built == [1, 8, 64]
+    go("other work")
+    assert built == [1, 8, 64] * 2
+
+
+def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(seconds)))
+    reference = cases.reference("fedavg")
+    sim = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
+    assert sim.shape.chunk == sim.layouts[0].clients_per_chunk
+    assert {trial.clients_per_chunk for trial in sim.layouts} > {1}
+    key = jax.random.key(cases.KEY)
+    state, _ = sim.run(reference.initial, key, cases.ROUNDS)
+    cases.assert_same_state(cases.snapshot(state), reference.final, 1e-6)
+    again = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
+    assert again.layouts is sim.layouts
+
+
+def test_other_words_are_refused():
+    with pytest.raises(ValueError, match=r"clients_per_chunk must be one of .*tuned.*got 'best'"):
+        ExecutionConfig(clients_per_chunk="best").validate()
+    with pytest.raises(ValueError, match="chunks must hold a candidate"):
+        tuning.trials("nothing", [], Fake)
