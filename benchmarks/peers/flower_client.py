@@ -28,9 +28,8 @@ def client_app(path: str, num_clients: int) -> ClientApp:
         client = int(context.node_config["partition-id"])
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
         takes_part = client < int(message.content["config"]["clients"])
-        num_steps = int(message.content["config"]["steps"]) if takes_part else 0
         optimizer = torch.optim.SGD(module.parameters(), lr=problem.learning_rate)
-        for step in range(num_steps):
+        for step in range(int(message.content["config"]["steps"])):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x[client, step]), y[client, step]).backward()
             optimizer.step()
