@@ -122,9 +122,9 @@ class LevelSection:
 class ClientLevelSection(LevelSection):
     """The mechanism on clients' updates."""
 
-    mechanism: Literal["gaussian", "laplace", "discrete_gaussian", "correlated_gaussian"] = (
-        _setting("gaussian", "the noise; discrete noise is added by the clients, in shares")
-    )
+    mechanism: Literal[
+        "gaussian", "laplace", "staircase", "discrete_gaussian", "correlated_gaussian"
+    ] = _setting("gaussian", "the noise; discrete noise is added by the clients, in shares")
     denominator: Literal["expected", "realised"] = _setting(
         "expected", "what the noised sum is divided by; realised claims no privacy"
     )

@@ -24,6 +24,7 @@ from fedjax_dp.server.private import (
     by_realised_count,
     gaussian_mean,
     laplace_mean,
+    staircase_mean,
 )
 
 
@@ -74,6 +75,8 @@ def _builder(
     clip_norm = float(level.clip_norm)  # type: ignore[arg-type]
     if level.mechanism == "laplace":
         return lambda z: laplace_mean(clip_norm, z, cohort)
+    if level.mechanism == "staircase":
+        return lambda z: staircase_mean(structure, clip_norm, z, cohort)
     if level.mechanism == "discrete_gaussian":
         size, is_split = trees.num_parameters(structure), participation.sampler.varies
         # Room on the lattice for cohorts that are larger than expected.

@@ -19,6 +19,7 @@ from fedjax_dp.privacy.clipping import (
     Sensitivity,
     clip_by_global_norm,
     clip_by_l1_norm,
+    clip_entries,
     clip_per_layer,
     make_clipping,
     noise_stddev,
@@ -34,7 +35,7 @@ from fedjax_dp.privacy.distributed import (
     discrete_mechanism,
     make_plan,
 )
-from fedjax_dp.privacy.mechanisms import Mechanism, gaussian, laplace
+from fedjax_dp.privacy.mechanisms import Mechanism, gaussian, laplace, staircase
 from fedjax_dp.privacy.noise import add_gaussian, add_laplace
 from fedjax_dp.privacy.noise_levels import (
     aggregate_variance,
@@ -46,7 +47,12 @@ from fedjax_dp.privacy.noise_levels import (
     unclipped_gradient_variance,
     update_variance,
 )
-from fedjax_dp.privacy.scalar_noise import PureDpEvent, add_bounded_laplace, add_staircase
+from fedjax_dp.privacy.scalar_noise import (
+    PureDpEvent,
+    StaircaseDpEvent,
+    add_bounded_laplace,
+    add_staircase,
+)
 from fedjax_dp.privacy.selection import loss_score, select, selection_event
 
 __all__ = [
@@ -61,6 +67,7 @@ __all__ = [
     "PureDpEvent",
     "Sensitivity",
     "SkellamDpEvent",
+    "StaircaseDpEvent",
     "UnsupportedEvent",
     "add_bounded_laplace",
     "add_gaussian",
@@ -73,6 +80,7 @@ __all__ = [
     "choose_bits",
     "clip_by_global_norm",
     "clip_by_l1_norm",
+    "clip_entries",
     "clip_per_layer",
     "clipped_gradient_variance",
     "discrete_mechanism",
@@ -96,6 +104,7 @@ __all__ = [
     "selection_event",
     "sensitivity_of_sum",
     "separation_scores",
+    "staircase",
     "unclipped_gradient_variance",
     "update_variance",
 ]

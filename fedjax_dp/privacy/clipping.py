@@ -197,6 +197,36 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]
     return jax.tree.unflatten(treedef, clipped), norm
 
 
+def clip_entries(tree: PyTree, bound: Scalar) -> tuple[PyTree, jax.Array]:
+    """Cuts every entry off at a largest absolute value.
+
+    Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
+    that is not finite makes the whole tree zero.
+
+    Args:
+      tree: a tree of float arrays.
+      bound: the largest absolute value, above 0; may be traced. A traced bound that is nan or not
+        positive lets nothing through.
+
+    Returns:
+      `(clipped, largest)`: the clipped tree, and the largest absolute value before clipping, inf
+      where the tree was not finite. The latter is not private.
+
+    Raises:
+      ValueError: if a static `bound` is not positive or a leaf holds no floats.
+    """
+    _check_clip_norm(bound)
+    leaves, treedef = jax.tree.flatten(tree)
+    _check_leaves(leaves)
+    wide = [trees.at_least_float32(jnp.asarray(x)) for x in leaves]
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in wide]))
+    is_finite = jnp.isfinite(largest)
+    limit = jnp.asarray(bound, jnp.float32)
+    limit = jnp.where(limit > 0, limit, 0)
+    clipped = [jnp.where(is_finite, jnp.clip(x, -limit, limit), 0) for x in wide]
+    return jax.tree.unflatten(treedef, clipped), jnp.where(is_finite, largest, jnp.inf)
+
+
 def clip_per_layer(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
     """Scales every leaf down to its own share of a bound on the whole tree.
 

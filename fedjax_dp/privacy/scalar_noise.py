@@ -13,6 +13,7 @@ from fedjax_dp.core import checks, keys, trees
 from fedjax_dp.privacy.events import CurveDpEvent
 
 PyTree = Any
+Scalar = jax.typing.ArrayLike
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -43,6 +44,35 @@ class PureDpEvent(CurveDpEvent):
         return (top - np.logaddexp(0, epsilon)) / (orders - 1)
 
 
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class StaircaseDpEvent(CurveDpEvent):
+    """Staircase noise on every number of a vector whose entries are bounded one by one.
+
+    Attributes:
+      noise_multiplier: the bound on an entry over ε of that entry, measured in contributions: one
+        entry is 1/`noise_multiplier`-DP under add/remove and costs twice that under replace-one.
+      num_entries: numbers that one unit contributes to.
+    """
+
+    noise_multiplier: float
+    num_entries: int
+
+    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
+        """Computes the curve of pure DP with the ε of all entries together.
+
+        Args:
+          orders: `[orders]`, above 1.
+          relation: "add_remove" or "replace_one".
+
+        Returns:
+          `[orders]`.
+        """
+        if self.noise_multiplier == 0:
+            return np.full(np.shape(orders), np.inf)
+        steps = 2 if relation == "replace_one" else 1
+        return PureDpEvent(steps * self.num_entries / self.noise_multiplier).rdp(orders, relation)
+
+
 def _add(key: PRNGKey, tree: PyTree, sample: Any) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     noised = []
@@ -55,8 +85,8 @@ def _add(key: PRNGKey, tree: PyTree, sample: Any) -> PyTree:
 def add_staircase(
     key: PRNGKey,
     tree: PyTree,
-    epsilon: float,
-    sensitivity: float,
+    epsilon: Scalar,
+    sensitivity: Scalar,
     *,
     flatness: float | None = None,
 ) -> PyTree:
@@ -69,8 +99,8 @@ def add_staircase(
     Args:
       key: used for this addition and nothing else.
       tree: a tree of float arrays.
-      epsilon: above 0.
-      sensitivity: Δ, above 0, in units of the numbers.
+      epsilon: above 0; may be traced.
+      sensitivity: Δ, above 0, in units of the numbers; may be traced.
       flatness: γ in (0, 1), the part of each step that lies on its higher level;
         `1/(1 + e^(ε/2))`, which has the smallest mean absolute error, where None.
 
@@ -82,11 +112,13 @@ def add_staircase(
 
     Source: Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
     """
-    checks.positive("epsilon", epsilon)
-    checks.positive("sensitivity", sensitivity)
-    gamma = 1 / (1 + math.exp(epsilon / 2)) if flatness is None else flatness
-    checks.require(0 < gamma < 1, "flatness", "lie in (0, 1)", flatness)
-    shrink = math.exp(-epsilon)
+    for name, value in (("epsilon", epsilon), ("sensitivity", sensitivity)):
+        if not isinstance(value, jax.core.Tracer):
+            checks.positive(name, value)
+    if flatness is not None:
+        checks.require(0 < flatness < 1, "flatness", "lie in (0, 1)", flatness)
+    gamma = 1 / (1 + jnp.exp(epsilon / 2)) if flatness is None else flatness
+    shrink = jnp.exp(-jnp.asarray(epsilon, jnp.float32))
 
     def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
@@ -99,6 +131,27 @@ def add_staircase(
         return sign * sensitivity * (step + jnp.where(is_low, low, high))
 
     return _add(key, tree, sample)
+
+
+def staircase_stddev(epsilon: Scalar) -> jax.Array:
+    """Computes the standard deviation of staircase noise of the default flatness.
+
+    Args:
+      epsilon: above 0; may be traced.
+
+    Returns:
+      The deviation, in units of the sensitivity.
+
+    Source: moments of the sampler of Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
+    """
+    epsilon = jnp.asarray(epsilon, jnp.float32)
+    shrink, gamma = jnp.exp(-epsilon), 1 / (1 + jnp.exp(epsilon / 2))
+    share_low = (1 - gamma) * shrink / (gamma + (1 - gamma) * shrink)
+    rest = 1 - gamma
+    step, step_squared = shrink / (1 - shrink), shrink * (1 + shrink) / (1 - shrink) ** 2
+    within = (1 - share_low) * gamma / 2 + share_low * (gamma + rest / 2)
+    squared = (1 - share_low) * gamma**2 / 3 + share_low * (gamma**2 + gamma * rest + rest**2 / 3)
+    return jnp.sqrt(step_squared + 2 * step * within + squared)
 
 
 def add_bounded_laplace(

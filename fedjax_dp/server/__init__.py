@@ -39,6 +39,7 @@ from fedjax_dp.server.private import (
     gaussian_mean,
     laplace_mean,
     private_mean,
+    staircase_mean,
 )
 from fedjax_dp.server.projected import projected_mean
 from fedjax_dp.server.robust_pca import (
@@ -82,6 +83,7 @@ __all__ = [
     "projected_mean",
     "scaled_sum",
     "similarity_of",
+    "staircase_mean",
     "stateless",
     "uniform_mean",
     "weighted_by_client",

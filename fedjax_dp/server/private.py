@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
 from fedjax_dp.privacy.mechanisms import Mechanism
@@ -164,6 +165,27 @@ def laplace_mean(
       The aggregator.
     """
     return private_mean(mechanisms.laplace, clip_norm, noise_multiplier, expected_cohort_size)
+
+
+def staircase_mean(
+    structure: PyTree, clip_norm: float, noise_multiplier: float, expected_cohort_size: float
+) -> Aggregator:
+    """Builds the private mean with staircase noise on updates whose entries are cut off.
+
+    Guarantee: unit of privacy is one client; one release on a given cohort is pure
+    `num_parameters/noise_multiplier`-DP under add/remove: for models of few parameters.
+
+    Args:
+      structure: shapes of an update.
+      clip_norm: bound on the absolute value of every entry of one client's update, above 0.
+      noise_multiplier: 1/ε of one entry, at least 0.
+      expected_cohort_size: the public divisor, above 0.
+
+    Returns:
+      The aggregator.
+    """
+    staircase = partial(mechanisms.staircase, num_entries=trees.num_parameters(structure))
+    return private_mean(staircase, clip_norm, noise_multiplier, expected_cohort_size)
 
 
 def adaptive_gaussian_mean(

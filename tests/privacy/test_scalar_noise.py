@@ -9,8 +9,10 @@ import pytest
 from scipy import stats
 
 from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy import scalar_noise as sn
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.clipping import clip_entries
 
 ZEROS = jnp.zeros(1_000_000)
 
@@ -134,3 +136,63 @@ def test_pure_dp_costs_what_randomised_response_costs(epsilon):
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 8.0])
+def test_the_stated_deviation_is_that_of_the_draws(epsilon):
+    draws = np.asarray(sn.add_staircase(jax.random.key(5), ZEROS, epsilon, 2.0), np.float64)
+    fourth = np.mean(draws**4)
+    error = np.sqrt((fourth - np.mean(draws**2) ** 2) / draws.size)
+    stated = 2.0 * float(sn.staircase_stddev(epsilon))
+    assert np.mean(draws**2) == pytest.approx(stated**2, abs=5 * error)
+
+
+def test_the_mechanism_bounds_entries_and_pays_for_all_of_them():
+    mechanism = mechanisms.staircase(0.5, 2.0, num_entries=3)
+    tree = {"a": jnp.array([0.2, -7.0]), "b": jnp.array([1.0])}
+    clipped, largest = mechanism.clip(tree)
+    np.testing.assert_allclose(clipped["a"], [0.2, -0.5])
+    np.testing.assert_allclose(clipped["b"], [0.5])
+    assert largest == 7.0
+    assert mechanism.sensitivity.l2 == pytest.approx(0.5 * np.sqrt(3))
+    for relation, factor in (("add_remove", 1), ("replace_one", 2)):
+        ledger = Ledger(unit="client", relation=relation)
+        ledger.charge(mechanism.event())
+        # Pure DP: what RDP of any order can say is at most its ε, and nearly that at a tiny δ.
+        spent = float(ledger.epsilon(1e-12)[0])
+        # The conversion from the largest order, 1024, adds ln(1/δ)/1023.
+        assert 0.9 * factor * 3 / 2 <= spent <= factor * 3 / 2 + np.log(1e12) / 1000
+
+
+def test_the_mechanism_adds_the_noise_of_one_entrys_bound():
+    mechanism = mechanisms.staircase(0.5, 0.25, num_entries=ZEROS.size)
+    noise = np.abs(np.asarray(mechanism.add_noise(jax.random.key(6), ZEROS), np.float64))
+    # E|X| = Δ e^{ε/2}/(e^ε − 1) with Δ = 1/2 and ε = 4.
+    expected = 0.5 * np.exp(2) / np.expm1(4)
+    assert np.mean(noise) == pytest.approx(expected, abs=5 * np.std(noise) / 1000)
+    assert float(mechanism.noise_stddev) == pytest.approx(np.sqrt(np.mean(noise**2)), rel=0.01)
+
+
+def test_no_noise_and_bad_numbers_of_the_mechanism():
+    tree = {"a": jnp.ones(3)}
+
+    def release(multiplier):
+        return mechanisms.staircase(1.0, multiplier, num_entries=3).add_noise(
+            jax.random.key(0), tree
+        )["a"]
+
+    np.testing.assert_array_equal(jax.jit(release)(0.0), np.ones(3))
+    np.testing.assert_array_equal(jax.jit(release)(jnp.nan), np.zeros(3))
+    np.testing.assert_array_equal(jax.jit(release)(-1.0), np.zeros(3))
+    ledger = Ledger(unit="client")
+    ledger.charge(mechanisms.staircase(1.0, 0.0, num_entries=3).event())
+    assert np.isinf(ledger.epsilon(1e-5)[0])
+    with pytest.raises(ValueError, match="num_entries must be an integer of at least 1"):
+        mechanisms.staircase(1.0, 1.0, num_entries=0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_entries_of_what_is_not_finite_become_zero(bad):
+    clipped, largest = clip_entries({"a": jnp.array([1.0, bad]), "b": jnp.ones(2)}, 0.5)
+    np.testing.assert_array_equal(np.concatenate(jax.tree.leaves(clipped)), np.zeros(4))
+    assert np.isinf(largest)
