@@ -12,6 +12,7 @@ import numpy as np
 from problem import Params, Problem
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
+from fedjax_dp.cli.devices import offer_devices
 from fedjax_dp.cli.workloads import WORKLOADS
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import sampling
@@ -102,6 +103,7 @@ def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgor
 
 
 def main() -> None:
+    offer_devices("auto")
     session = Session("jax", "jaxlib", "flax", "fedjax-dp")
     session.serve(Ours(session.problem).run)
 

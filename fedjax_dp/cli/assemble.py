@@ -1,5 +1,6 @@
 """Builds the parts of an experiment from its configuration, checking all of it before any work."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -127,7 +128,7 @@ def assemble(config: Config) -> Experiment:
     )
     levels = {u: getattr(config.privacy, u) for u in units}
     return Experiment(
-        config=config,
+        config=_settled(config, compiled),
         population=population,
         model=model,
         simulation=compiled,
@@ -137,6 +138,15 @@ def assemble(config: Config) -> Experiment:
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(structure),
     )
+
+
+def _settled(config: Config, compiled: Simulation) -> Config:
+    """Writes down the layout that was found, so that a run is resumed in the same one."""
+    mesh = compiled.shape.mesh
+    found: dict[str, Any] = {"devices": 1 if mesh is None else mesh.size}
+    if config.execution.clients_per_chunk == "tuned":
+        found["clients_per_chunk"] = compiled.shape.chunk
+    return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **found))
 
 
 def _participation(config: Config, num_clients: int) -> sampling.Participation:

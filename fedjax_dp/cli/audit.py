@@ -71,7 +71,9 @@ def command(
         unit_key = jax.random.fold_in(key, len(steps))
         planted = _plant(experiment, unit, canaries)
         steps[unit] = _check_steps(experiment, planted, unit_key)
-        seen = run_audit(planted, unit_key, runs, num_rounds, execution=_execution(config))
+        seen = run_audit(
+            planted, unit_key, runs, num_rounds, execution=_execution(experiment.config)
+        )
         bounds += audit(
             seen,
             experiment.dp_delta[unit],
@@ -90,7 +92,7 @@ def command(
 
 
 def _execution(config: configuration.Config) -> ExecutionConfig:
-    return ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk)
+    return ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk, devices=None)
 
 
 def _maker(experiment: Experiment) -> Callable[[Model], FederatedAlgorithm]:

@@ -1,7 +1,6 @@
 """`fedjax-dp bench`: seconds per round, against the machine's own limit."""
 
 import json
-import os
 import resource
 import statistics
 import sys
@@ -121,7 +120,7 @@ def measure(
         "dp_overhead": median / statistics.median(times[1]) if len(cases) > 1 else None,
         "layouts": [trial._asdict() for trial in case.simulation.layouts],
         "clients_per_chunk": case.simulation.shape.chunk,
-        "devices": len(execution.device_list()),
+        "devices": 1 if case.simulation.shape.mesh is None else case.simulation.shape.mesh.size,
         "backend": jax.default_backend(),
         "jax": jax.__version__,
         "rounds": num_rounds,
@@ -160,7 +159,7 @@ def command(
     layout: Annotated[
         str, typer.Option(help="auto, tuned, sequential, vmap, or a chunk size.")
     ] = "auto",
-    devices: Annotated[int, typer.Option(help="Devices that share a cohort.")] = 1,
+    devices: Annotated[str, typer.Option(help="How many share a cohort, or auto.")] = "auto",
     scale: Annotated[
         str | None, typer.Option(help="A curve over clients, cohort, chunk, devices or model.")
     ] = None,
@@ -175,9 +174,16 @@ def command(
         console.print(table)
         return
     checks.one_of("NAME", name, WORKLOADS)
-    offer_devices(max(devices, os.cpu_count() or 1) if scale == "devices" else devices)
+    checks.require(
+        devices == "auto" or (devices.isdigit() and int(devices) > 0),
+        "--devices",
+        "be auto or a number of devices",
+        devices,
+    )
+    count: int | str = "auto" if devices == "auto" else int(devices)
+    offer_devices("auto" if scale == "devices" else count)
     results = []
-    for execution, changes in _settings(name, layout, devices, scale):
+    for execution, changes in _settings(name, layout, count, scale):
         results.append(measure(name, execution, rounds, **changes) | changes)
         if not as_json:
             _show(console, results[-1])
@@ -186,7 +192,7 @@ def command(
 
 
 def _settings(
-    name: str, layout: str, devices: int, scale: str | None
+    name: str, layout: str, devices: int | str, scale: str | None
 ) -> list[tuple[ExecutionConfig, dict[str, Any]]]:
     execution = ExecutionConfig(
         clients_per_chunk=_layout(layout), devices=devices, rounds_per_call=1

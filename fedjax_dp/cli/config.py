@@ -159,7 +159,7 @@ class ExecutionSection:
     clients_per_chunk: int | Literal["auto", "tuned"] = _setting(
         "auto", "clients computed side by side"
     )
-    devices: int = _setting(1, "devices that share a cohort")
+    devices: int | Literal["auto"] = _setting("auto", "devices that share a cohort; a CPU's cores")
     placement: Literal["auto", "device", "host"] = _setting("auto", "where examples are kept")
     compilation_cache: str | None = _setting(None, "folder that keeps compiled programs")
 

@@ -83,7 +83,7 @@ def run(
     with Progress(console, config.run.rounds) as progress:
         progress.phase("reading data and calibrating noise")
         experiment = assemble(config)
-        simulation = experiment.simulation
+        config, simulation = experiment.config, experiment.simulation
         key = jax.random.key(config.run.seed)
         state = simulation.init(key)
         seconds_before, ledgers = 0.0, None

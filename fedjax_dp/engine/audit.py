@@ -108,6 +108,8 @@ def run_audit(
     for name, count in counts.items():
         checks.whole(name, count)
     data = planted.data
+    if execution.devices == "auto":
+        execution = execution._replace(devices=None)
     sim = simulation(planted.algorithm, data, planted.participation, execution)
     algorithm, participation, shape = sim.algorithm, sim.participation, sim.shape
     checks.require(shape.mesh is None, "execution", "use one device", execution.devices)

@@ -12,6 +12,8 @@ from fedjax_dp.core import checks
 # small models gain from wide chunks, large ones fill the machine alone.
 _OPERATIONS_PER_CHUNK = {"cpu": 5e7, "gpu": 1e11, "tpu": 1e11}
 _WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
+# With fewer clients for each, devices wait for one another longer than they gain.
+_CLIENTS_PER_DEVICE = 4
 # A population up to this share of a device's memory is kept there whole.
 _RESIDENT_BYTES = 2 * 2**30
 
@@ -24,13 +26,14 @@ class ExecutionConfig(NamedTuple):
         by backend and the operations that a client does, "tuned" by two rounds of a trial with that
         choice and its neighbours, once for each kind of work in a process.
       devices: how many devices share the cohort, or the devices themselves; one where it is None.
+        "auto" takes all that there are if each of them gets a few clients, else one.
       placement: "device" keeps all examples in device memory, "host" gathers each cohort on the
         host ahead of its round, "auto" chooses by size and by whether the store is on disk.
       rounds_per_call: rounds that run inside one compiled call, between two looks from outside.
     """
 
     clients_per_chunk: int | str = "auto"
-    devices: int | Sequence[Any] | None = None
+    devices: int | str | Sequence[Any] | None = "auto"
     placement: str = "auto"
     rounds_per_call: int = 10
 
@@ -59,6 +62,9 @@ class ExecutionConfig(NamedTuple):
         """
         if self.devices is None:
             return jax.devices()[:1]
+        if isinstance(self.devices, str):
+            checks.one_of("devices", self.devices, ("auto",))
+            return jax.devices()
         if isinstance(self.devices, int):
             checks.whole("devices", self.devices)
             checks.require(
@@ -69,6 +75,21 @@ class ExecutionConfig(NamedTuple):
             )
             return jax.devices()[: self.devices]
         return list(self.devices)
+
+    def for_cohort(self, cohort_size: float) -> "ExecutionConfig":
+        """Settles which devices share a cohort, where that was left open.
+
+        Args:
+          cohort_size: the expected number of clients in a round.
+
+        Returns:
+          The configuration with `devices` decided.
+        """
+        if not isinstance(self.devices, str):
+            return self
+        count = len(self.device_list())
+        is_worthwhile = cohort_size >= _CLIENTS_PER_DEVICE * count
+        return self._replace(devices=count if is_worthwhile else None)
 
     def chunk(self, operations: Callable[[], float], clients_per_device: int) -> int:
         """Chooses the clients per chunk.

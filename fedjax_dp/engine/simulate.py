@@ -92,6 +92,7 @@ def simulation(
         "hold at least one and fewer than 2**31 examples",
         data.num_examples,
     )
+    execution = execution.for_cohort(participation.cohort_size)
     algorithm.config.validate(data.num_clients)
     for step in algorithm.host_steps:
         checks.whole("host_steps.after", step.after)

@@ -1,5 +1,7 @@
 """The main job: one command without arguments, and every file that it leaves."""
 
+import dataclasses
+import os
 import struct
 import tomllib
 
@@ -59,7 +61,11 @@ def test_progress_tells_phase_round_accuracy_and_epsilon(main_job):
 
 
 def test_the_resolved_configuration_is_the_default(folder):
-    assert configuration.load(folder / "config.toml") == configuration.Config()
+    loaded, default = configuration.load(folder / "config.toml"), configuration.Config()
+    # What was left open is written down as it was settled.
+    assert loaded.execution.devices in range(1, 1 + (os.cpu_count() or 1))
+    execution = dataclasses.replace(loaded.execution, devices=default.execution.devices)
+    assert dataclasses.replace(loaded, execution=execution) == default
     tables = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     assert tables["run"]["rounds"] == ROUNDS and tables["privacy"]["record"]["epsilon"] == 8.0
 
@@ -142,7 +148,12 @@ def test_plots_are_pictures(folder):
     from PIL import Image
 
     names = {path.name for path in (folder / "plots").iterdir()}
-    assert names == {"accuracy_epsilon.png", "client_accuracy.png", "partition.png"}
+    assert names == {
+        "accuracy_epsilon.png",
+        "client_accuracy.png",
+        "partition.png",
+        "update_norms.png",
+    }
     for name in names:
         width, height = png_size(folder / "plots" / name)
         assert width >= 600 and height >= 400

@@ -79,3 +79,13 @@ def test_other_words_are_refused():
         ExecutionConfig(clients_per_chunk="best").validate()
     with pytest.raises(ValueError, match="chunks must hold a candidate"):
         tuning.trials("nothing", [], Fake)
+
+
+def test_devices_are_shared_where_each_gets_a_few_clients(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: ["a", "b"])
+    settle = ExecutionConfig().for_cohort
+    assert settle(7).devices is None and settle(8).devices == 2
+    assert ExecutionConfig(devices=2).for_cohort(1).devices == 2
+    assert ExecutionConfig(devices=None).for_cohort(100).devices is None
+    with pytest.raises(ValueError, match="devices must be one of"):
+        ExecutionConfig(devices="all").validate()
