@@ -15,7 +15,7 @@ from fedjax_dp.core.trees import PyTree
 MODES = ("fixed", "inexact")
 # Of the inexact mode: how fast the penalty grows, and how far. What grows faster, or starts from
 # the penalty of the fixed mode, stops far from the minimum where the noise is dense.
-_GROWTH, _LARGEST_GROWTH = 1.2, 1e7
+_GROWTH, _LARGEST_GROWTH = 1.05, 1e7
 # Products of updates are summed over millions of parameters: no shorter floats inside.
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -116,7 +116,7 @@ def principal_component_pursuit(
       matrix: `[clients, parameters]`, computed in float32 or better.
       is_real: which rows count, `[clients]`; all where it is None.
       mode: "fixed" keeps the penalty at `μ = p n/(4 Σ|M|)`; "inexact" starts from `1.25/‖M‖_2` and
-        lets it grow by a fifth in every iteration, which takes tens of iterations, not hundreds.
+        lets it grow by a twentieth in every iteration; about a hundred iterations are enough.
       tolerance: stop when `‖M − L − S‖ ≤ tolerance ‖M‖`, above 0; rounding bounds it below near
         1e-7 in float32.
       max_iterations: stop then in any case, at least 1.

@@ -6,7 +6,7 @@ from sklearn.decomposition import PCA
 from oracles import local
 
 
-def pursuit(matrix, *, mode="fixed", tolerance=1e-7, max_iterations=1000, growth=1.2):
+def pursuit(matrix, *, mode="fixed", tolerance=1e-7, max_iterations=1000, growth=1.05):
     """Principal component pursuit of `[parameters, clients]`: both parts.
 
     Candès and others 2011, algorithm 1; with mode "inexact" the penalty of Lin, Chen and Ma 2010.
