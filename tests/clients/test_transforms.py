@@ -47,6 +47,12 @@ def test_keep_largest_breaks_ties_so_that_the_number_is_exact():
     assert np.count_nonzero(sparse) == 5
 
 
+def test_keep_largest_fills_up_with_the_first_of_those_that_tie_for_the_last_places():
+    delta = {"a": jnp.array([2.0, -3.0, 2.0, 1.0, -2.0, 2.0])}
+    sparse = keep_largest(0.5)(delta, CONTEXT)["a"]
+    np.testing.assert_array_equal(sparse, [2.0, -3.0, 2.0, 0.0, 0.0, 0.0])
+
+
 def test_cast_rounds_and_keeps_the_type():
     out = cast(jnp.bfloat16)({"a": jnp.array([1.0 + 2**-12, 2.0])}, CONTEXT)["a"]
     assert out.dtype == jnp.float32
