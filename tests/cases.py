@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracles import clustered, federated, local, noise_aware
 from oracles.replay import Replay
 
@@ -641,6 +642,28 @@ _CASES = (
     ),
 )
 CASES = {case.name: case for case in _CASES}
+
+# These are put together from parts of the others; every law is tested on them too, but not quickly.
+COMPOSED = {
+    "fedyogi",
+    "fedadagrad",
+    "record_dp_fedavg",
+    "minimum_epsilon",
+    "weiavg",
+    "pfa",
+    "noise_oracle",
+    "rc_dpfl",
+    "f_cdpfl",
+    "km_cdpfl",
+    "o_dpcfl",
+    "mr_mtl",
+}
+
+
+def composed_later(names):
+    """Parameters of which those of composed algorithms are marked slow."""
+    return [pytest.param(n, marks=pytest.mark.slow if n in COMPOSED else ()) for n in names]
+
 
 # Every case in its plainest layout: one client at a time, one device, all data resident.
 PLAIN = ExecutionConfig(clients_per_chunk=1, placement="device", rounds_per_call=2)

@@ -8,6 +8,7 @@ from cases import (
     PLAIN,
     ROUNDS,
     assert_same_state,
+    composed_later,
     make_data,
     make_model,
     num_slab_sizes,
@@ -63,7 +64,7 @@ def test_layout_changes_nothing(name, layout):
     assert sim.num_traces() == shapes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", composed_later(NAMES))
 def test_padding_and_chunks_change_nothing(name):
     """Twice as many clients side by side, empty slots, a larger limit, gaps in the store."""
     hand = hand_round(name)
@@ -75,7 +76,7 @@ def test_padding_and_chunks_change_nothing(name):
     np.testing.assert_allclose(info["train_loss"], expected_info["train_loss"][0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", composed_later(NAMES))
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e30])
 def test_rows_of_nobody_change_nothing(name, garbage):
     hand = hand_round(name)
@@ -86,7 +87,7 @@ def test_rows_of_nobody_change_nothing(name, garbage):
         np.testing.assert_array_equal(info[kind], clean_info[kind], err_msg=kind)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", composed_later(NAMES))
 def test_order_of_the_slots_changes_nothing(name):
     """Draws follow the client, not the slot: the cohort in reverse gives the same round."""
     hand = hand_round(name)
@@ -95,7 +96,7 @@ def test_order_of_the_slots_changes_nothing(name):
     assert_same_state(backward, forward, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not CASES[n].is_pooled])
+@pytest.mark.parametrize("name", composed_later(n for n in NAMES if not CASES[n].is_pooled))
 def test_a_client_of_the_cohort_matters(name):
     """The laws above would hold of a round that ignores its cohort; this one does not."""
     hand = hand_round(name)
@@ -124,7 +125,7 @@ def test_names_of_clients_do_not_matter_where_nothing_is_drawn():
     np.testing.assert_allclose(second.rows["w"], first.rows["w"][order], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", composed_later(NAMES))
 def test_resumed_equals_uninterrupted_bit_for_bit(name):
     """Killed after each round and carried on from NumPy arrays."""
     ref = reference(name)
@@ -136,7 +137,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name):
     assert ref.sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", composed_later(NAMES))
 def test_same_seed_same_bits_and_another_seed_another_model(name):
     ref = reference(name)
     start = ref.sim.init(ref.key)
@@ -151,7 +152,7 @@ def test_same_seed_same_bits_and_another_seed_another_model(name):
     assert ref.sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", composed_later(NAMES))
 def test_one_trace_whatever_the_numbers(name):
     """Numbers of rounds, learning rates, clip norms and noise change without a new trace."""
     ref = reference(name)
