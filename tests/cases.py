@@ -257,7 +257,7 @@ def _local_only(run: Run):
 
 # What clients declare; the three largest are public.
 EPSILON = (1.0, 2.0, 6.0, 0.5, 5.0, 7.0)
-PUBLIC = np.array([False, False, True, False, True, True])
+IS_PUBLIC = np.array([False, False, True, False, True, True])
 
 
 def _noise_aware(make_mean):
@@ -283,7 +283,7 @@ def _by_weight(weight_of):
 def _pfa_mean(sizes):
     epsilon = np.array(EPSILON)
     return lambda r, members, deltas: noise_aware.pfa_mean(
-        deltas, epsilon[members], PUBLIC[members]
+        deltas, epsilon[members], IS_PUBLIC[members]
     )
 
 
