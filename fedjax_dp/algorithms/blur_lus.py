@@ -93,7 +93,6 @@ def blur_lus(
 
 
 def _bound(aggregator: Aggregator | None) -> float:
-    is_bounded = aggregator is not None and aggregator.sensitivity is not None
-    rule = "be given where no aggregator bounds an update"
-    checks.require(is_bounded, "radius", rule, None)
-    return float(aggregator.sensitivity(aggregator.init(None)).l2)  # type: ignore
+    if aggregator is None or aggregator.sensitivity is None:
+        raise ValueError("radius must be given where no aggregator bounds an update, got None")
+    return float(aggregator.sensitivity(aggregator.init(None)).l2)

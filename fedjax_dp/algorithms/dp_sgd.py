@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
-from fedjax_dp.core import checks
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import NamedUpdate
 
@@ -45,9 +44,7 @@ def dp_sgd(
 
     Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` section 2.
     """
-    checks.require(
-        trainer.is_private, "trainer", "clip and noise every record's gradient", trainer.is_private
-    )
+    trainer.private_event()  # Refuses one that claims nothing.
     algorithm = fedavg(model, trainer, name="dp_sgd", **options)
     if weight_of is None:
         return algorithm

@@ -9,7 +9,7 @@ import optax
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Stages
 from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.selection import exact_choice, private_choice, trained_and_chosen
+from fedjax_dp.clients.selection import make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
@@ -78,23 +78,11 @@ def f_cdpfl(
     checks.whole("num_rounds", num_rounds)
     checks.whole("num_models", num_models)
     checks.whole("num_selections", num_selections, at_least=-1)
-    checks.one_of("selection", selection, ("private", "exact"))
-    train_event = trainer.event
-    checks.require(
-        trainer.is_private and train_event is not None,
-        "trainer",
-        "clip and noise every record's gradient",
-        trainer.is_private,
-    )
-    assert train_event is not None
-    is_exact = selection == "exact"
+    train_event = trainer.private_event()
+    choice = make_choice(model, selection, selection_epsilon, score, loss_bound)
+    is_exact = choice.event is None
     if num_selections < 0:
         num_selections = num_rounds if is_exact else num_rounds // 10
-    choice = (
-        exact_choice(model)
-        if is_exact
-        else private_choice(model, selection_epsilon, score=score, loss_bound=loss_bound)
-    )
     is_offered = jnp.ones(num_models, bool)
 
     def init(key):

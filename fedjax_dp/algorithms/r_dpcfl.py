@@ -10,12 +10,7 @@ import optax
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, HostStep, Stages
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.selection import (
-    Choice,
-    exact_choice,
-    private_choice,
-    trained_and_chosen,
-)
+from fedjax_dp.clients.selection import make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
@@ -149,24 +144,12 @@ def r_dpcfl(
     checks.whole("num_components", num_components)
     checks.whole("num_selections", num_selections, at_least=-1)
     checks.whole("fixed_soft_rounds", fixed_soft_rounds, at_least=-1)
-    checks.one_of("selection", selection, ("private", "exact"))
-    train_event = trainer.event
-    checks.require(
-        trainer.is_private and train_event is not None,
-        "trainer",
-        "clip and noise every record's gradient",
-        trainer.is_private,
-    )
-    assert train_event is not None
+    train_event = trainer.private_event()
     capacity = num_models or max_models
-    is_exact = selection == "exact"
+    choice = make_choice(model, selection, selection_epsilon, score, loss_bound)
+    is_exact = choice.event is None
     if num_selections < 0:
         num_selections = num_rounds if is_exact else num_rounds // 10
-    choice: Choice = (
-        exact_choice(model)
-        if is_exact
-        else private_choice(model, selection_epsilon, score=score, loss_bound=loss_bound)
-    )
 
     def init(key):
         start = model.init(key)

@@ -97,24 +97,9 @@ def assemble(config: Config) -> Experiment:
         **config.model.options,
     )
     participation = _participation(config, train.num_clients)
-    trainer = _trainer(config, model, train.sizes, participation)
-    unit, units = config.privacy.unit, config.privacy.units
-    structure = structure_of(model)
-    protects_clients = "client" in units
-    aggregator = client_aggregator(config, participation, structure) if protects_clients else None
-    algorithm = algorithms.build(
-        config.algorithm.name,
-        model,
-        trainer,
-        num_clients=train.num_clients,
-        num_rounds=config.run.rounds,
-        unit=unit,
-        aggregator=aggregator,
-        epsilon=_declared(config, train.num_clients),
-        public_x=population.public_x,
-        options=config.algorithm.options,
-    )
-    if algorithm.stages is not None and "record" in units:
+    trainer = build_trainer(config, model, train.sizes, participation)
+    algorithm = build_algorithm(config, model, trainer, participation, population.public_x)
+    if algorithm.stages is not None and "record" in config.privacy.units:
         algorithm = _calibrated_by_stage(config, algorithm, train.sizes)
     compiled = simulation(algorithm, train, participation, execution)
     checks.require(
@@ -126,17 +111,55 @@ def assemble(config: Config) -> Experiment:
     evaluations = evaluator(
         compiled, model, train, whole=population.test, clients=population.client_test
     )
-    levels = {u: getattr(config.privacy, u) for u in units}
+    levels = {u: getattr(config.privacy, u) for u in config.privacy.units}
     return Experiment(
         config=_settled(config, compiled),
         population=population,
         model=model,
         simulation=compiled,
         evaluator=evaluations,
-        client_clip_norm=config.privacy.client.clip_norm if protects_clients else None,
+        client_clip_norm=config.privacy.client.clip_norm if "client" in levels else None,
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
-        num_parameters=trees.num_parameters(structure),
+        num_parameters=trees.num_parameters(structure_of(model)),
+    )
+
+
+def build_algorithm(
+    config: Config,
+    model: Model,
+    trainer: LocalTrainer,
+    participation: sampling.Participation,
+    public_x: np.ndarray | None,
+) -> FederatedAlgorithm:
+    """Builds the algorithm of an experiment.
+
+    Args:
+      config: the configuration, named lists resolved.
+      model: what is trained.
+      trainer: local training.
+      participation: who joins a round.
+      public_x: public inputs, where the data have some.
+
+    Returns:
+      The algorithm, for the population of `participation`.
+
+    Raises:
+      ValueError: as `algorithms.registry.build`.
+    """
+    is_private = "client" in config.privacy.units
+    structure = structure_of(model)
+    return algorithms.build(
+        config.algorithm.name,
+        model,
+        trainer,
+        num_clients=participation.num_clients,
+        num_rounds=config.run.rounds,
+        unit=config.privacy.unit,
+        aggregator=client_aggregator(config, participation, structure) if is_private else None,
+        epsilon=_declared(config, participation.num_clients),
+        public_x=public_x,
+        options=config.algorithm.options,
     )
 
 
@@ -164,9 +187,23 @@ def _numbers(value: Any) -> Any:
     return np.asarray(value, dtype=np.float32) if value is not None else None
 
 
-def _trainer(
+def build_trainer(
     config: Config, model: Model, sizes: np.ndarray, participation: sampling.Participation
 ) -> LocalTrainer:
+    """Builds the local training of an experiment, its noise calibrated where it is asked for.
+
+    Args:
+      config: the configuration.
+      model: what is trained.
+      sizes: examples of each client, `[num_clients]`.
+      participation: who joins a round.
+
+    Returns:
+      The trainer.
+
+    Raises:
+      ValueError: for numbers out of range, or a budget that no noise can meet.
+    """
     section, is_private = config.training, "record" in config.privacy.units
     name = section.sampler
     if name == "auto":

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import typer
 from rich.console import Console
@@ -15,14 +16,19 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.cli import assemble as assembly
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.assemble import Experiment
-from fedjax_dp.cli.mechanism import client_aggregator, structure_of
+from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.gradients import clipped
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
 from fedjax_dp.engine.audit import AuditResult, audit, run_audit
 from fedjax_dp.engine.audit_canaries import Planted
 from fedjax_dp.engine.audit_clients import plant_clients
 from fedjax_dp.engine.audit_local import check_client
-from fedjax_dp.engine.audit_membership import MembershipResult, attack_model
+from fedjax_dp.engine.audit_membership import (
+    MembershipResult,
+    attack_features,
+    attack_model,
+    membership_attack,
+)
 from fedjax_dp.engine.audit_noise import StepCheck
 from fedjax_dp.engine.audit_records import plant_records
 from fedjax_dp.engine.audit_steps import check_cohort, check_gradient_rule
@@ -32,6 +38,8 @@ from fedjax_dp.models.base import Model
 
 # Records of a batch on which gradients are compared.
 _BATCH = 4
+# Clients whose own models are attacked, where the server has none.
+_MOST_CLIENTS = 20
 
 
 def command(
@@ -70,7 +78,9 @@ def command(
     for unit in config.privacy.units:
         unit_key = jax.random.fold_in(key, len(steps))
         planted = _plant(experiment, unit, canaries)
-        steps[unit] = _check_steps(experiment, planted, unit_key)
+        steps[unit] = _check_steps(experiment, unit, planted, unit_key)
+        if planted is None:
+            continue
         seen = run_audit(
             planted, unit_key, runs, num_rounds, execution=_execution(experiment.config)
         )
@@ -98,29 +108,20 @@ def _execution(config: configuration.Config) -> ExecutionConfig:
 def _maker(experiment: Experiment) -> Callable[[Model], FederatedAlgorithm]:
     """Builds the experiment's algorithm for another model, one with canaries in its loss."""
     config, participation = experiment.config, experiment.simulation.participation
-    sizes = experiment.population.train.sizes
+    population = experiment.population
 
     def make(model: Model) -> FederatedAlgorithm:
-        trainer = assembly._trainer(config, model, sizes, participation)
+        trainer = assembly.build_trainer(config, model, population.train.sizes, participation)
         # The noise that was calibrated for the experiment is what is audited.
         trainer = trainer._replace(config=experiment.simulation.algorithm.config)
-        aggregator = None
-        if "client" in config.privacy.units:
-            aggregator = client_aggregator(config, participation, structure_of(model))
-        return algorithms.build(
-            config.algorithm.name,
-            model,
-            trainer,
-            num_clients=participation.num_clients,
-            unit=config.privacy.unit,
-            aggregator=aggregator,
-            options=config.algorithm.options,
-        )
+        public_x = population.public_x
+        return assembly.build_algorithm(config, model, trainer, participation, public_x)
 
     return make
 
 
-def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted:
+def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted | None:
+    """Plants canaries; none among the records of clients that send something else than a model."""
     config, train = experiment.config, experiment.population.train
     participation = experiment.simulation.participation
     rng = np.random.default_rng([config.run.seed, 7])
@@ -129,16 +130,20 @@ def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted:
     if unit == "client":
         algorithm = experiment.simulation.algorithm
         return plant_clients(algorithm, train, participation, count, rng, relation=relation)
+    if not algorithms.ALGORITHMS[config.algorithm.name].sends_model:
+        return None
     return plant_records(
         _maker(experiment), experiment.model, train, participation, count, rng, relation=relation
     )
 
 
-def _check_steps(experiment: Experiment, planted: Planted, key: Any) -> list[StepCheck]:
+def _check_steps(
+    experiment: Experiment, unit: str, planted: Planted | None, key: Any
+) -> list[StepCheck]:
     """Runs the grey-box checks of a unit."""
     config, train = experiment.config, experiment.population.train
     simulation = experiment.simulation
-    if planted.unit == "client":
+    if unit == "client":
         state = simulation.init(key)
         return check_cohort(simulation.algorithm, train, state, key)
     owner = int(np.argmax(train.sizes))
@@ -148,26 +153,37 @@ def _check_steps(experiment: Experiment, planted: Planted, key: Any) -> list[Ste
     results = []
     if len(batch["x"]) > 1:
         results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
-    if config.training.optimizer == "sgd" and not config.training.optimizer_options:
+    is_sgd = config.training.optimizer == "sgd" and not config.training.optimizer_options
+    if planted is not None and is_sgd:
         watched = compile_simulation(planted.algorithm, planted.data, planted.participation)
         results += check_client(planted, watched.init(key), key)
     return results
 
 
 def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResult | None:
-    """Trains as the experiment would, and attacks the server's model."""
-    algorithm, population = experiment.simulation.algorithm, experiment.population
+    """Trains as the experiment would, and attacks the server's model, or the clients' own."""
+    simulation, population = experiment.simulation, experiment.population
+    algorithm, model, train = simulation.algorithm, experiment.model, population.train
     others = population.client_test or population.test
-    if algorithm.model_of is None or others is None:
+    if others is None or (algorithm.model_of is None and population.client_test is None):
         return None
-    state, _ = experiment.simulation.run(experiment.simulation.init(key), key, num_rounds)
-    return attack_model(
-        experiment.model,
-        algorithm.model_of(state.server),
-        population.train.examples,
-        others.examples,
-        np.random.default_rng([experiment.config.run.seed, 8]),
-    )
+    state, _ = simulation.run(simulation.init(key), key, num_rounds)
+    rng = np.random.default_rng([experiment.config.run.seed, 8])
+    if algorithm.model_of is not None:
+        params = algorithm.model_of(state.server)
+        return attack_model(model, params, train.examples, others.examples, rng)
+    personal, limit = algorithm.personal_model_of, simulation.shape.limit
+    assert personal is not None
+    examples = {name: jnp.asarray(array) for name, array in train.examples.items()}
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    (clients,) = np.nonzero((train.sizes > 0) & (others.sizes > 0))
+    for i in clients[:_MOST_CLIENTS]:
+        index, start, size = (jnp.int32(x) for x in (i, train.offsets[i], train.sizes[i]))
+        row = None if state.rows is None else trees.take(state.rows, index)
+        params = personal(state.server, row, ClientData(examples, start, size, index, limit=limit))
+        for side, data in zip(sides, (train, others), strict=True):
+            side.append(attack_features(model, params, data.client(int(i))))
+    return membership_attack(np.concatenate(sides[0]), np.concatenate(sides[1]), rng)
 
 
 def _plain(

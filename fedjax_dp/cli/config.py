@@ -123,7 +123,12 @@ class ClientLevelSection(LevelSection):
     """The mechanism on clients' updates."""
 
     mechanism: Literal[
-        "gaussian", "laplace", "staircase", "discrete_gaussian", "correlated_gaussian"
+        "gaussian",
+        "laplace",
+        "staircase",
+        "bounded_laplace",
+        "discrete_gaussian",
+        "correlated_gaussian",
     ] = _setting("gaussian", "the noise; discrete noise is added by the clients, in shares")
     denominator: Literal["expected", "realised"] = _setting(
         "expected", "what the noised sum is divided by; realised claims no privacy"

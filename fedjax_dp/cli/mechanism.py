@@ -21,6 +21,7 @@ from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean, num_shares
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
+    bounded_laplace_mean,
     by_realised_count,
     gaussian_mean,
     laplace_mean,
@@ -77,6 +78,17 @@ def _builder(
         return lambda z: laplace_mean(clip_norm, z, cohort)
     if level.mechanism == "staircase":
         return lambda z: staircase_mean(structure, clip_norm, z, cohort)
+    if level.mechanism == "bounded_laplace":
+        # Half of δ goes into what is cut off, in equal parts; the other half is left for ε.
+        parts = 2 * trees.num_parameters(structure) * charged_rounds(config, participation)
+        is_exchanged = config.privacy.relation == "replace_one"
+
+        def bounded(z: float) -> Aggregator:
+            group = 1 + math.exp(min(1 / z, 700.0)) if is_exchanged and z > 0 else 1.0
+            entry_delta = max(level.dp_delta / parts / group, float(np.finfo(np.float32).tiny))
+            return bounded_laplace_mean(structure, clip_norm, z, cohort, entry_delta)
+
+        return bounded
     if level.mechanism == "discrete_gaussian":
         size, is_split = trees.num_parameters(structure), participation.sampler.varies
         # Room on the lattice for cohorts that are larger than expected.

@@ -192,7 +192,7 @@ def _check_client_mechanism(config: Config) -> None:
     checks.require(
         is_gaussian or not level.adaptive_clipping, f"{key}.mechanism", rule, level.mechanism
     )
-    follows_model = level.mechanism in ("discrete_gaussian", "correlated_gaussian")
+    follows_model = level.mechanism not in ("gaussian", "laplace")
     sends_model = algorithms.ALGORITHMS[config.algorithm.name].sends_model
     rule = f"be gaussian or laplace for {config.algorithm.name}, whose updates are no models"
     checks.require(sends_model or not follows_model, f"{key}.mechanism", rule, level.mechanism)

@@ -157,7 +157,6 @@ class LocalTrainer(NamedTuple):
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.
-      is_private: whether every gradient is clipped by record and noised.
       is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
         client as it is; what control variates are computed from.
     """
@@ -166,5 +165,24 @@ class LocalTrainer(NamedTuple):
     config: LocalConfig
     num_steps: Callable[[Any, LocalConfig], Any]
     event: Callable[[int, LocalConfig], Any] | None
-    is_private: bool
     is_plain_sgd: bool = False
+
+    @property
+    def is_private(self) -> bool:
+        """Tells whether every gradient is clipped by record and noised."""
+        return self.event is not None
+
+    def private_event(self) -> Callable[[int, LocalConfig], Any]:
+        """Gives the event, for algorithms that promise privacy for records.
+
+        Returns:
+          `(size, config) -> DpEvent` of one run of `train`.
+
+        Raises:
+          ValueError: if nothing is claimed.
+        """
+        if self.event is None:
+            raise ValueError(
+                "trainer must clip and noise every record's gradient, got none that does"
+            )
+        return self.event

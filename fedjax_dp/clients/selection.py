@@ -198,3 +198,28 @@ def private_choice(
         return select(key, scores, epsilon, sensitivity, is_offered=is_offered)
 
     return Choice(choose, lambda: selection_event(epsilon))
+
+
+def make_choice(
+    model: Model, selection: str, epsilon: float, score: str, loss_bound: float
+) -> Choice:
+    """Builds a choice by name.
+
+    Args:
+      model: what is trained.
+      selection: "private" for `private_choice`, "exact" for `exact_choice`, which reads nothing of
+        what follows.
+      epsilon: as for `private_choice`.
+      score: as for `private_choice`.
+      loss_bound: as for `private_choice`.
+
+    Returns:
+      The choice.
+
+    Raises:
+      ValueError: for an unknown name, or as `private_choice`.
+    """
+    checks.one_of("selection", selection, ("private", "exact"))
+    if selection == "exact":
+        return exact_choice(model)
+    return private_choice(model, epsilon, score=score, loss_bound=loss_bound)

@@ -226,9 +226,7 @@ def local_trainer(
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
     is_plain_sgd = optimizer is optax.sgd and not update_transforms
-    return LocalTrainer(
-        train, config, num_steps, event if is_private else None, is_private, is_plain_sgd
-    )
+    return LocalTrainer(train, config, num_steps, event if is_private else None, is_plain_sgd)
 
 
 def _usual_micro_batch_size(batch_size: Any) -> int:

@@ -1,5 +1,6 @@
 """Audits: attacks through canaries, and what they prove beside what is claimed."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -8,13 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.algorithms.base import HostStep
 from fedjax_dp.core import checks
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.audit_canaries import MARK, Planted
 from fedjax_dp.engine.cohort import ClientTable, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import SimulationState, run_round
-from fedjax_dp.engine.simulate import Simulation, simulation
+from fedjax_dp.engine.simulate import (
+    Simulation,
+    after_host_step,
+    rounds_and_host_steps,
+    simulation,
+)
 from fedjax_dp.privacy import auditing
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.auditing import LowerBound
@@ -34,6 +41,7 @@ class AuditRuns(NamedTuple):
       seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`.
       is_included: the auditor's coins, `[runs, canaries]`, bool.
       participants: clients of every round, -1 in empty slots, `[runs, rounds, slots]`.
+      stages: kinds of the rounds, `[runs, rounds]`, int32; zeros where they are all of a kind.
       simulation: what was run.
       start: the state that every run began with.
     """
@@ -42,6 +50,7 @@ class AuditRuns(NamedTuple):
     seen: np.ndarray
     is_included: np.ndarray
     participants: np.ndarray
+    stages: np.ndarray
     simulation: Simulation
     start: SimulationState
 
@@ -117,10 +126,12 @@ def run_audit(
     coin_key, init_key, run_key = jax.random.split(key, 3)
     is_included = jax.random.bernoulli(coin_key, shape=(num_runs, len(planted.owners)))
 
-    @jax.jit
-    def attack(keys, coins, start, examples, table):
-        def one_run(run: tuple[Any, Any]):
-            key, coin = run
+    @partial(jax.jit, static_argnames=("num_rounds", "is_last"))
+    def attack(keys, coins, states, examples, table, num_rounds, is_last):
+        """Goes on with every run; `states` is the start of all, or has one for each run."""
+
+        def one_run(run: tuple[Any, ...]):
+            key, coin, *own = run
             held = examples | {MARK: planted.marks(coin)}
 
             def one_round(state, _):
@@ -128,26 +139,52 @@ def run_audit(
                     algorithm, participation, num_slots, 1, table, state.config, key, state.round
                 )
                 state, info = run_round(algorithm, shape, state, held, cohort, key)
-                return state, (planted.scores(state), info["participants"])
+                stage = info.get("stage", jnp.int32(0))
+                return state, (planted.scores(state), info["participants"], stage)
 
-            return jax.lax.scan(one_round, start, None, length=num_rounds)[1]
+            state, seen = jax.lax.scan(one_round, own[0] if own else states, None, num_rounds)
+            # The states of all runs side by side are kept only where somebody goes on with them.
+            return (None if is_last else state), seen
 
-        return jax.lax.map(one_run, (keys, coins), batch_size=min(runs_at_once, num_runs))
+        has_own = jnp.ndim(states.round) > 0
+        runs = (keys, coins, states) if has_own else (keys, coins)
+        return jax.lax.map(one_run, runs, batch_size=min(runs_at_once, num_runs))
 
     start = sim.init(init_key)
     examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
     starts, sizes = data.offsets[:-1].astype(np.int32), data.sizes.astype(np.int32)
     table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
     keys = jax.random.split(run_key, num_runs)
-    sums, participants = attack(keys, is_included, start, examples, table)
+    states, parts = start, []
+    blocks = rounds_and_host_steps(algorithm, 0, num_rounds)
+    for i, (length, steps) in enumerate(blocks):
+        is_last = i == len(blocks) - 1
+        states, part = attack(keys, is_included, states, examples, table, length, is_last)
+        parts.append(jax.device_get(part))
+        if not is_last:
+            states = _after_host_steps(states, steps, keys)
+    sums, participants, stages = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
     return AuditRuns(
         planted,
-        np.diff(np.asarray(sums, np.float64), axis=1, prepend=0.0),
+        np.diff(sums.astype(np.float64), axis=1, prepend=0.0),
         np.asarray(is_included),
-        np.asarray(participants),
+        participants,
+        stages,
         sim,
         start,
     )
+
+
+def _after_host_steps(states: SimulationState, steps: list[HostStep], keys: Any) -> SimulationState:
+    """Does the work on the host of every run."""
+    states = jax.device_get(states)
+    ended = []
+    for i, key in enumerate(keys):
+        state = jax.tree.map(lambda x, i=i: x[i], states)
+        for step in steps:
+            state = after_host_step(step, state, key)
+        ended.append(state)
+    return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(v) for v in x]), *ended)
 
 
 def audit(
@@ -187,14 +224,14 @@ def audit(
     checks.require(
         0 <= audited_run < num_runs, "audited_run", f"lie in [0, {num_runs})", audited_run
     )
-    claims: list[tuple[Ledger, np.ndarray]] = []
+    claims: list[tuple[list[Ledger], np.ndarray]] = []
     plans: list[tuple[str, float, int]] = []
     if num_canaries > 1:
         only = slice(audited_run, audited_run + 1)
-        claims.append(_claim(runs, runs.participants[only], runs.planted.owners))
+        claims.append(_claims(runs, only, runs.planted.owners))
         plans.append(("one_run", dp_delta, 0))
     if num_runs >= _FEWEST_RUNS:
-        claims.append(_claim(runs, runs.participants, runs.planted.owners[:1]))
+        claims.append(_claims(runs, slice(None), runs.planted.owners[:1]))
         at = len(claims) - 1
         plans += [("threshold", delta, at) for delta in sorted({dp_delta, _LARGE_DELTA})]
         if _is_gaussian(*claims[at]):
@@ -202,8 +239,8 @@ def audit(
     each = 1 - (1 - confidence) / max(len(plans), 1)
     results = []
     for method, delta, at in plans:
-        ledger, accounts = claims[at]
-        claimed = float(ledger.epsilon(delta, accountant)[accounts].max())
+        ledgers, accounts = claims[at]
+        claimed = max(float(v.epsilon(delta, accountant)[accounts].max()) for v in ledgers)
         if method == "one_run":
             bound, used = _one_run_bound(runs, audited_run, delta, each), (1, num_canaries)
         else:
@@ -244,18 +281,28 @@ def _many_runs_bound(
     return bound(scores[inside], scores[outside], dp_delta, confidence=confidence)
 
 
-def _claim(
-    runs: AuditRuns, participants: np.ndarray, owners: np.ndarray
-) -> tuple[Ledger, np.ndarray]:
-    """Charges the run in which one of the owners took part most often; names their accounts."""
+def _claims(runs: AuditRuns, which: slice, owners: np.ndarray) -> tuple[list[Ledger], np.ndarray]:
+    """Charges the runs that cost an owner most; names the owners' accounts.
+
+    One run costs most where rounds are all of a kind; where they are not, no run may take part more
+    often in every kind of round than one that is charged.
+    """
     planted = runs.planted
-    accounting = PrivacyAccounting(runs.simulation, runs.start, planted.relation)
-    times = [(participants == owner).sum(axis=(1, 2)) for owner in np.unique(owners)]
-    accounting.charge({"participants": participants[np.argmax(np.max(times, axis=0))]})
-    ledger = accounting.ledgers[planted.unit]
-    return ledger, owners if ledger.num_units > 1 else np.zeros(1, int)
+    stages, participants = runs.stages[which], runs.participants[which]
+    takes_part = (participants[..., None] == np.unique(owners)).any(axis=2)
+    is_kind = np.eye(1 + int(stages.max()), dtype=int)[stages]
+    times = np.einsum("nro,nrk->nok", takes_part, is_kind).reshape(len(stages), -1)
+    rows, first = np.unique(times, axis=0, return_index=True)
+    is_above = (rows[None] >= rows[:, None]).all(axis=2) & (rows[None] != rows[:, None]).any(axis=2)
+    ledgers = []
+    for run in first[~is_above.any(axis=1)]:
+        accounting = PrivacyAccounting(runs.simulation, runs.start, planted.relation)
+        accounting.charge({"participants": participants[run], "stage": stages[run]})
+        ledgers.append(accounting.ledgers[planted.unit])
+    return ledgers, owners if ledgers[0].num_units > 1 else np.zeros(1, int)
 
 
-def _is_gaussian(ledger: Ledger, accounts: np.ndarray) -> bool:
-    parts = [part for account in accounts for part, _ in flatten(ledger.events(int(account)))]
+def _is_gaussian(ledgers: list[Ledger], accounts: np.ndarray) -> bool:
+    events = [ledger.events(int(account)) for ledger in ledgers for account in accounts]
+    parts = [part for event in events for part, _ in flatten(event)]
     return bool(parts) and all(isinstance(part, dp_accounting.GaussianDpEvent) for part in parts)

@@ -118,43 +118,55 @@ def draw_coordinates(
     return rng.choice(entries, num_canaries, replace=False).astype(np.int32)
 
 
-def through(
-    algorithm: FederatedAlgorithm,
-    server_of: Callable[[PyTree], PyTree],
-    row_of: Callable[[PyTree], PyTree],
-) -> dict[str, Any]:
+def own_part(tree: PyTree) -> PyTree:
+    """Reads the algorithm's own part of a server state or of rows, watched or not.
+
+    Args:
+      tree: `Watched`, or anything else.
+
+    Returns:
+      What the algorithm knows of it.
+    """
+    return tree.inner if isinstance(tree, Watched) else tree
+
+
+def through(algorithm: FederatedAlgorithm) -> dict[str, Any]:
     """Leads the functions of a declaration that read server or row to the algorithm's own parts.
 
     Args:
       algorithm: the declaration.
-      server_of: from the watched server state to the algorithm's own.
-      row_of: from a client's watched row to the algorithm's own.
 
     Returns:
-      The fields `model_of`, `init_row`, `personal_model_of` and `stages` for the watched
-      declaration.
-
-    Raises:
-      ValueError: for an algorithm that works on the host between rounds, whose state cannot be
-        watched.
+      The fields `model_of`, `init_row`, `personal_model_of`, `stages` and `host_steps` for the
+      watched declaration.
     """
-    checks.require(
-        not algorithm.host_steps,
-        "algorithm",
-        "stay on the device between rounds to be audited",
-        algorithm.name,
-    )
     stages = algorithm.stages
     if stages is not None:
         kind_of = stages.of
-        stages = stages._replace(of=lambda server, r: kind_of(server_of(server), r))
+        stages = stages._replace(of=lambda server, r: kind_of(own_part(server), r))
     model_of, init_row = algorithm.model_of, algorithm.init_row
     personal = algorithm.personal_model_of
     return {
-        "model_of": None if model_of is None else lambda server: model_of(server_of(server)),
-        "init_row": None if init_row is None else lambda server: init_row(server_of(server)),
+        "model_of": None if model_of is None else lambda server: model_of(own_part(server)),
+        "init_row": None if init_row is None else lambda server: init_row(own_part(server)),
         "stages": stages,
         "personal_model_of": None
         if personal is None
-        else lambda server, row, client: personal(server_of(server), row_of(row), client),
+        else lambda server, row, client: personal(own_part(server), own_part(row), client),
+        "host_steps": tuple(
+            step._replace(step=_around(step.step)) for step in algorithm.host_steps
+        ),
     }
+
+
+def _around(step: Callable[..., tuple[PyTree, PyTree]]) -> Callable[..., tuple[PyTree, PyTree]]:
+    """Lets work on the host see and change the algorithm's own parts alone."""
+
+    def kept(watched: PyTree, inner: PyTree) -> PyTree:
+        return watched._replace(inner=inner) if isinstance(watched, Watched) else inner
+
+    def wrapped(server, rows, key):
+        after = step(own_part(server), own_part(rows), key)
+        return kept(server, after[0]), kept(rows, after[1])
+
+    return wrapped

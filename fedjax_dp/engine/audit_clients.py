@@ -86,7 +86,7 @@ def plant_clients(
         server_step=server_step,
         aggregator=aggregator._replace(init=lambda server: aggregator.init(server.inner)),
         config=jax.tree.map(lambda x: _grown(x, num_canaries), algorithm.config),
-        **through(algorithm, lambda server: server.inner, lambda row: row),
+        **through(algorithm),
     )
     return Planted(
         "client",

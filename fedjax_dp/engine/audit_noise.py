@@ -15,12 +15,15 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
 from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier
+from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 # Sums and norms are float32: this share of a bound is rounding and no leak.
 ROUNDING = 1e-4
 # Measured noise may differ from stated noise by this share, and by so many standard errors.
 _TOLERANCE = 0.02
 _STANDARD_ERRORS = 5.0
+# Noise that hides every entry on its own.
+_BY_ENTRIES = (StaircaseDpEvent, BoundedLaplaceDpEvent)
 
 
 class StepCheck(NamedTuple):
@@ -68,7 +71,7 @@ class ReleaseNoise(NamedTuple):
           event: of one release.
 
         Returns:
-          The check; None for an event that states neither Gaussian-like nor Laplace noise.
+          The check; None for an event that states no noise of a known kind.
         """
         gaps = _gaps(released, neighbour)
         multiplier = stated_multiplier(event)
@@ -80,6 +83,11 @@ class ReleaseNoise(NamedTuple):
             multiplier, units = event.noise_multiplier, zip(gaps, self.stddevs, strict=True)
             terms = [_ratio(float(np.abs(gap).sum()), s / math.sqrt(2)) for gap, s in units]
             measured = sum(terms)
+        elif isinstance(event, _BY_ENTRIES) and event.noise_multiplier > 0:
+            # Entries are bounded one by one: the one that moves farthest decides.
+            multiplier, units = event.entry_stddev, zip(gaps, self.stddevs, strict=True)
+            terms = [_ratio(float(np.abs(gap).max(initial=0)), s) for gap, s in units]
+            measured = max(terms)
         else:
             return None
         # Leaves count in the error of the sum by their part in it.

@@ -38,10 +38,11 @@ def plant_records(
 ) -> Planted:
     """Adds records whose gradient is one entry of the parameters, far above the clip norm.
 
-    The model is wrapped: for a canary the loss is a multiple of one parameter, for all other
-    records it is what it was. What is watched is what leaves the client, or, where nothing does,
-    the client's own model. Under add/remove a canary that is not included has gradient zero and
-    the client's size, which is public, stays; under replace-one it has the opposite gradient.
+    The model is wrapped: for a canary the loss is a multiple of one parameter, and its prediction
+    counts as right where it is included; for all other records both are what they were. What is
+    watched is what leaves the client, or, where nothing does, the client's own model. Under
+    add/remove a canary that is not included has gradient zero and the client's size, which is
+    public, stays; under replace-one it has the opposite gradient.
 
     Args:
       make_algorithm: `(model) -> algorithm` that claims privacy for records.
@@ -89,7 +90,7 @@ def plant_records(
         return output._replace(row=Watched(output.row, row.seen + moved))
 
     init_row = algorithm.init_row or (lambda server: None)
-    own = through(algorithm, lambda server: server, lambda row: row.inner)
+    own = through(algorithm)
     own["init_row"] = lambda server: Watched(init_row(server), jnp.zeros(width))
     watched = algorithm._replace(client=client, **own)
     return Planted(
@@ -124,14 +125,25 @@ def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Mode
         sign = jnp.where(is_included, 1.0, opposite)
         return jnp.where(is_canary, STRENGTH * sign * pulls[index], model.loss_fn(outputs, batch))
 
-    return model._replace(apply=apply, loss_fn=loss_fn, correct_fn=None)
+    def correct_fn(outputs, batch):
+        assert model.correct_fn is not None
+        is_canary, is_included, _ = read_mark(batch[MARK])
+        correct, weight = model.correct_fn(outputs[0], batch)
+        return jnp.where(is_canary, is_included.astype(correct.dtype), correct), weight
+
+    return model._replace(
+        apply=apply,
+        loss_fn=loss_fn,
+        correct_fn=None if model.correct_fn is None else correct_fn,
+    )
 
 
 def _released(output: ClientOutput, row: PyTree, params: PyTree) -> PyTree:
     """Finds what leaves a client in the shape of the parameters; its own model where nothing does.
 
     Raises:
-      ValueError: if there is neither.
+      ValueError: if there is neither; an algorithm that sends something computed from its model is
+        attacked through the one that sends the model, such as `dp_sgd`.
     """
     structure, shapes = jax.tree.structure(params), [x.shape for x in jax.tree.leaves(params)]
 

@@ -225,11 +225,11 @@ def simulation(
         checks.whole("num_rounds", num_rounds)
         _check_batch_size(algorithm, state.config)
         state, infos = placed(state), []
-        for block, steps in _blocks(algorithm, state, num_rounds):
+        for block, steps in rounds_and_host_steps(algorithm, int(state.round), num_rounds):
             state, more = run_blocks(state, key, block)
             infos += [_on_host(info, done) for info, done in more]
             for step in steps:
-                state = placed(_after_host_step(step, state, key))
+                state = placed(after_host_step(step, state, key))
         return state, _concatenate(infos)
 
     return Simulation(
@@ -268,22 +268,42 @@ def _work(
     )
 
 
-def _blocks(
-    algorithm: FederatedAlgorithm, state: SimulationState, num_rounds: int
+def rounds_and_host_steps(
+    algorithm: FederatedAlgorithm, first_round: int, num_rounds: int
 ) -> list[tuple[int, list[HostStep]]]:
-    """Splits rounds where work on the host comes between them."""
-    if not algorithm.host_steps:
-        return [(num_rounds, [])]
-    first = int(state.round)
-    last = first + num_rounds
-    ends = sorted({s.after for s in algorithm.host_steps if first < s.after <= last} | {last})
-    return [
-        (end - start, [s for s in algorithm.host_steps if s.after == end])
-        for start, end in zip([first, *ends[:-1]], ends, strict=True)
-    ]
+    """Splits rounds where work on the host comes between them.
+
+    Args:
+      algorithm: the declaration.
+      first_round: rounds done.
+      num_rounds: rounds to come, at least 1.
+
+    Returns:
+      Numbers of rounds, and what is done on the host after them.
+    """
+    last = first_round + num_rounds
+    ends = {s.after for s in algorithm.host_steps if first_round < s.after <= last} | {last}
+    blocks, done = [], first_round
+    for end in sorted(ends):
+        blocks.append((end - done, [s for s in algorithm.host_steps if s.after == end]))
+        done = end
+    return blocks
 
 
-def _after_host_step(step: HostStep, state: SimulationState, key: PRNGKey) -> SimulationState:
+def after_host_step(step: HostStep, state: SimulationState, key: PRNGKey) -> SimulationState:
+    """Does work on the host.
+
+    Args:
+      step: the work.
+      state: the state before it.
+      key: the root key of the run.
+
+    Returns:
+      The state after it, of the same structure, on the host.
+
+    Raises:
+      ValueError: if the step changed structure, shapes or types.
+    """
     before = jax.device_get((state.server, state.rows))
     server, rows = step.step(before[0], before[1], fold(key, Purpose.SERVER, step.after))
     kinds = [

@@ -36,8 +36,7 @@ def candidates(guess: int, widest: int) -> list[int]:
     Returns:
       Two or three chunks in rising order, one where there is no choice.
     """
-    near = {guess // 8, guess, guess * 8, 1 if guess < 8 else guess}
-    return sorted({min(max(chunk, 1), widest) for chunk in near})
+    return sorted({min(max(chunk, 1), widest) for chunk in (guess // 8, guess, guess * 8)})
 
 
 def trials(

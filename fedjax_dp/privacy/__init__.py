@@ -35,7 +35,13 @@ from fedjax_dp.privacy.distributed import (
     discrete_mechanism,
     make_plan,
 )
-from fedjax_dp.privacy.mechanisms import Mechanism, gaussian, laplace, staircase
+from fedjax_dp.privacy.mechanisms import (
+    Mechanism,
+    bounded_laplace,
+    gaussian,
+    laplace,
+    staircase,
+)
 from fedjax_dp.privacy.noise import add_gaussian, add_laplace
 from fedjax_dp.privacy.noise_levels import (
     aggregate_variance,
@@ -48,6 +54,7 @@ from fedjax_dp.privacy.noise_levels import (
     update_variance,
 )
 from fedjax_dp.privacy.scalar_noise import (
+    BoundedLaplaceDpEvent,
     PureDpEvent,
     StaircaseDpEvent,
     add_bounded_laplace,
@@ -58,6 +65,7 @@ from fedjax_dp.privacy.selection import loss_score, select, selection_event
 __all__ = [
     "AdaptiveClipping",
     "BandedNoise",
+    "BoundedLaplaceDpEvent",
     "Clipping",
     "DiscreteMechanism",
     "DistributedDiscreteGaussianDpEvent",
@@ -75,6 +83,7 @@ __all__ = [
     "add_staircase",
     "aggregate_variance",
     "banded_noise",
+    "bounded_laplace",
     "calibrate_noise_multiplier",
     "calibrate_poisson",
     "choose_bits",

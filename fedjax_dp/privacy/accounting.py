@@ -197,13 +197,18 @@ class Ledger:
         if accountant == "pld":
             answers = np.array([self._pld(question, at, row) for row in history])
         else:
-            convert = rdp.to_epsilon if question == "epsilon" else rdp.to_delta
-            answers = convert(
-                history @ self._all_curves(accountant),
-                orders_of(accountant),
-                at,
-                is_classic=accountant == "rdp-classic-64",
-            )
+            curves, orders = history @ self._all_curves(accountant), orders_of(accountant)
+            parts = [self._parts[k] for k in self._counts]
+            slack = history @ np.array([ev.slack_of(part, self.relation) for part in parts] or [0])
+            is_classic = accountant == "rdp-classic-64"
+            if question == "epsilon":
+                # Of the δ that is asked for, what the curves do not cover is spent already.
+                left = np.maximum(at - slack, 0.0)
+                answers = rdp.to_epsilon(curves, orders, left, is_classic=is_classic)
+                answers = np.where(at < slack, np.inf, answers)
+            else:
+                answers = rdp.to_delta(curves, orders, at, is_classic=is_classic)
+                answers = np.minimum(answers + slack, 1.0)
         is_charged = np.diff(history.indptr) > 0
         return np.where(is_charged, answers, 0.0)[labels]
 

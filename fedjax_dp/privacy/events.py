@@ -42,6 +42,18 @@ class CurveDpEvent(DpEvent):
         """
         raise NotImplementedError
 
+    def slack(self, relation: str) -> float:
+        """Computes the δ that the curve does not cover.
+
+        Args:
+          relation: "add_remove" or "replace_one".
+
+        Returns:
+          The probability with which one run may reveal everything; 0 unless a class says otherwise.
+        """
+        del relation
+        return 0.0
+
 
 def to_dict(event: DpEvent) -> dict[str, Any]:
     """Writes an event as plain data: its class and its fields.
@@ -142,6 +154,30 @@ def _check_parameters(event: DpEvent) -> None:
             checks.require(is_valid, field.name, "be at least 0", value)
         elif field.name == "sampling_probability":
             checks.probability(field.name, value, allow_zero=True)
+
+
+def slack_of(event: DpEvent, relation: str) -> float:
+    """Bounds the δ that the Rényi curves of an event do not cover.
+
+    A mechanism that is (ε, δ)-DP is, but for an event of probability δ, one that is ε-DP; behind
+    Poisson sampling that event needs the unit to be drawn.
+
+    Args:
+      event: any event.
+      relation: "add_remove" or "replace_one".
+
+    Returns:
+      A number of at least 0, which adds up over compositions.
+
+    Source: Murtagh and Vadhan 2016, lemma 3.2, for the decomposition.
+    """
+    total = 0.0
+    for part, count in flatten(event):
+        if isinstance(part, CurveDpEvent):
+            total += count * part.slack(relation)
+        elif isinstance(part, dpa.PoissonSampledDpEvent):
+            total += count * part.sampling_probability * slack_of(part.event, relation)
+    return total
 
 
 def effective_noise_multiplier(event: DpEvent) -> float | None:

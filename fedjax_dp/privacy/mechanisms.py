@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
 from fedjax_dp.privacy import clipping, noise, scalar_noise
 from fedjax_dp.privacy.clipping import Scalar, Sensitivity
 from fedjax_dp.privacy.events import DpEvent
@@ -168,6 +168,81 @@ def staircase(
 
     Source: Geng, Kairouz, Oh, Viswanath 2015.
     """
+
+    def noise_of(key: PRNGKey, total: PyTree, epsilon: jax.Array, step: jax.Array) -> PyTree:
+        return scalar_noise.add_staircase(key, total, epsilon, step)
+
+    return _by_entries(
+        "staircase",
+        clip_norm,
+        noise_multiplier,
+        num_entries,
+        relation,
+        noise_of,
+        scalar_noise.staircase_stddev,
+        lambda z: scalar_noise.StaircaseDpEvent(z, num_entries),
+    )
+
+
+def bounded_laplace(
+    clip_norm: Scalar,
+    noise_multiplier: Scalar,
+    *,
+    num_entries: int,
+    entry_delta: float,
+    relation: str = "add_remove",
+) -> Mechanism:
+    """Builds the bounded Laplace mechanism on a sum of contributions whose entries are bounded.
+
+    No release lies farther from the truth than `scalar_noise.bounded_laplace_range`. The price of a
+    vector is that of its entries together, so that it is for models of few parameters.
+
+    Guarantee: one entry of one release is (1/noise_multiplier, entry_delta)-DP under add/remove;
+    its entries add up, and replace-one costs what two units in a row cost.
+
+    Args:
+      clip_norm: bound on the absolute value of every entry, above 0; may be traced.
+      noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
+      num_entries: numbers of one contribution, at least 1.
+      entry_delta: δ of one entry, in (0, 1/2).
+      relation: "add_remove" or "replace_one".
+
+    Returns:
+      The mechanism.
+
+    Raises:
+      ValueError: if the relation is not known, or a number is out of range.
+
+    Source: Geng, Ding, Guo, Kumar 2020.
+    """
+    checks.require(0 < entry_delta < 0.5, "entry_delta", "lie in (0, 1/2)", entry_delta)
+
+    def noise_of(key: PRNGKey, total: PyTree, epsilon: jax.Array, step: jax.Array) -> PyTree:
+        return scalar_noise.add_bounded_laplace(key, total, epsilon, entry_delta, step)
+
+    return _by_entries(
+        "bounded_laplace",
+        clip_norm,
+        noise_multiplier,
+        num_entries,
+        relation,
+        noise_of,
+        lambda epsilon: scalar_noise.bounded_laplace_stddev(epsilon, entry_delta),
+        lambda z: scalar_noise.BoundedLaplaceDpEvent(z, num_entries, entry_delta),
+    )
+
+
+def _by_entries(
+    name: str,
+    clip_norm: Scalar,
+    noise_multiplier: Scalar,
+    num_entries: int,
+    relation: str,
+    noise_of: Callable[..., PyTree],
+    stddev_of: Callable[[jax.Array], jax.Array],
+    event_of: Callable[[float], DpEvent],
+) -> Mechanism:
+    """Builds a mechanism whose noise hides every entry on its own; ε of one is 1/multiplier."""
     checks.whole("num_entries", num_entries)
     bound = clip_norm * math.sqrt(num_entries)
     sensitivity = clipping.sensitivity_of_sum(bound, relation)
@@ -175,9 +250,12 @@ def staircase(
     epsilon = 1 / jnp.where(multiplier > 0, multiplier, 1)
 
     def add_noise(key: PRNGKey, total: PyTree) -> PyTree:
-        # One step of the staircase is the largest move of an entry under add/remove.
+        rule = f"be {num_entries}, the number of entries that is paid for"
+        count = trees.num_parameters(total)
+        checks.require(count == num_entries, "number of entries in the sum", rule, count)
+        # The largest move of an entry under add/remove.
         step = jnp.asarray(sensitivity.contribution, jnp.float32) / math.sqrt(num_entries)
-        noised = scalar_noise.add_staircase(key, total, epsilon, step)
+        noised = noise_of(key, total, epsilon, step)
         # Zeros answer a traced multiplier that is not valid, as they do for other noise.
         is_valid = jnp.isfinite(multiplier) & (multiplier >= 0)
         return jax.tree.map(
@@ -185,14 +263,10 @@ def staircase(
         )
 
     return Mechanism(
-        name="staircase",
+        name=name,
         clip=lambda tree: clipping.clip_entries(tree, clip_norm),
         sensitivity=sensitivity,
-        noise_stddev=jnp.where(
-            multiplier > 0, clip_norm * scalar_noise.staircase_stddev(epsilon), 0.0
-        ),
+        noise_stddev=jnp.where(multiplier > 0, clip_norm * stddev_of(epsilon), 0.0),
         add_noise=add_noise,
-        event=lambda: scalar_noise.StaircaseDpEvent(
-            concrete("noise_multiplier", noise_multiplier), num_entries
-        ),
+        event=lambda: event_of(concrete("noise_multiplier", noise_multiplier)),
     )

@@ -125,14 +125,14 @@ def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> 
 
 
 def to_epsilon(
-    curves: ArrayLike, orders: Sequence[float], dp_delta: float, *, is_classic: bool = False
+    curves: ArrayLike, orders: Sequence[float], dp_delta: ArrayLike, *, is_classic: bool = False
 ) -> np.ndarray:
     """Converts Rényi curves to the smallest ε at one δ.
 
     Args:
       curves: `[..., orders]`, the divergences of the whole composition.
       orders: the Rényi orders, above 1.
-      dp_delta: δ in [0, 1).
+      dp_delta: δ in [0, 1), a scalar or one for each curve, `[...]`.
       is_classic: whether to use `ρ(α) + ln(1/δ)/(α − 1)` (Mironov 2017, Proposition 3) in place
         of the tighter bound (Canonne, Kamath, Steinke 2020, Proposition 12).
 
@@ -141,15 +141,18 @@ def to_epsilon(
     """
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)
-    if dp_delta == 0:
-        return np.where(np.all(rho == 0, axis=-1), 0.0, np.inf)
-    if is_classic:
-        return np.min(rho - np.log(dp_delta) / (alpha - 1), axis=-1)
-    with np.errstate(invalid="ignore"):
-        epsilon = rho + np.log1p(-1 / alpha) - np.log(dp_delta * alpha) / (alpha - 1)
-        # δ ≤ √(1 − exp(−KL)): at a divergence this small the claim holds with ε = 0.
-        epsilon = np.where(dp_delta**2 + np.expm1(-rho) > 0, 0.0, epsilon)
-    return np.maximum(np.min(epsilon, axis=-1), 0.0)
+    at = np.asarray(dp_delta, float)[..., None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if is_classic:
+            epsilon = rho - np.log(at) / (alpha - 1)
+        else:
+            epsilon = rho + np.log1p(-1 / alpha) - np.log(at * alpha) / (alpha - 1)
+            # δ ≤ √(1 − exp(−KL)): at a divergence this small the claim holds with ε = 0.
+            epsilon = np.where(at**2 + np.expm1(-rho) > 0, 0.0, epsilon)
+            epsilon = np.maximum(epsilon, 0.0)
+        # Without any δ a Rényi curve promises something only where nothing was released.
+        nothing = np.where(rho == 0, 0.0, np.inf)
+        return np.min(np.where(at == 0, nothing.max(axis=-1, keepdims=True), epsilon), axis=-1)
 
 
 def to_delta(

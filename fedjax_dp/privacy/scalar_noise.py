@@ -67,10 +67,74 @@ class StaircaseDpEvent(CurveDpEvent):
         Returns:
           `[orders]`.
         """
+        return _pure_curve(self.noise_multiplier, self.num_entries, orders, relation)
+
+    @property
+    def entry_stddev(self) -> float:
+        """Gives the standard deviation of the noise over the bound on an entry."""
         if self.noise_multiplier == 0:
-            return np.full(np.shape(orders), np.inf)
-        steps = 2 if relation == "replace_one" else 1
-        return PureDpEvent(steps * self.num_entries / self.noise_multiplier).rdp(orders, relation)
+            return 0.0
+        return float(staircase_stddev(1 / self.noise_multiplier))
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class BoundedLaplaceDpEvent(CurveDpEvent):
+    """Bounded Laplace noise on every number of a vector whose entries are bounded one by one.
+
+    Attributes:
+      noise_multiplier: the bound on an entry over ε of that entry, measured in contributions: one
+        entry is (1/`noise_multiplier`, `entry_delta`)-DP under add/remove; replace-one costs what
+        two units in a row cost.
+      num_entries: numbers that one unit contributes to.
+      entry_delta: δ of one entry, in (0, 1/2).
+    """
+
+    noise_multiplier: float
+    num_entries: int
+    entry_delta: float
+
+    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
+        """Computes the curve of pure DP with the ε of all entries together.
+
+        Args:
+          orders: `[orders]`, above 1.
+          relation: "add_remove" or "replace_one".
+
+        Returns:
+          `[orders]`.
+        """
+        return _pure_curve(self.noise_multiplier, self.num_entries, orders, relation)
+
+    @property
+    def entry_stddev(self) -> float:
+        """Gives the standard deviation of the noise over the bound on an entry."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        return float(bounded_laplace_stddev(1 / self.noise_multiplier, self.entry_delta))
+
+    def slack(self, relation: str) -> float:
+        """Computes the δ of all entries together.
+
+        Args:
+          relation: "add_remove" or "replace_one".
+
+        Returns:
+          A number of at least 0.
+        """
+        if self.noise_multiplier == 0:
+            return 1.0
+        exchanged = 1 + np.exp(1 / self.noise_multiplier)
+        steps = exchanged if relation == "replace_one" else 1
+        return float(self.num_entries * self.entry_delta * steps)
+
+
+def _pure_curve(
+    noise_multiplier: float, num_entries: int, orders: np.ndarray, relation: str
+) -> np.ndarray:
+    if noise_multiplier == 0:
+        return np.full(np.shape(orders), np.inf)
+    steps = 2 if relation == "replace_one" else 1
+    return PureDpEvent(steps * num_entries / noise_multiplier).rdp(orders, relation)
 
 
 def _add(key: PRNGKey, tree: PyTree, sample: Any) -> PyTree:
@@ -155,20 +219,19 @@ def staircase_stddev(epsilon: Scalar) -> jax.Array:
 
 
 def add_bounded_laplace(
-    key: PRNGKey, tree: PyTree, epsilon: float, dp_delta: float, sensitivity: float
+    key: PRNGKey, tree: PyTree, epsilon: Scalar, dp_delta: float, sensitivity: Scalar
 ) -> PyTree:
     """Adds Laplace noise that is cut off at a fixed distance to every number of a tree.
 
     Guarantee: each number on its own is (ε, δ)-DP where `sensitivity` bounds how far one unit
-    moves it; a vector costs the composition of its numbers. No curve is known, so that no
-    ledger takes it: add up ε and δ by hand.
+    moves it; a vector costs the composition of its numbers, see `BoundedLaplaceDpEvent`.
 
     Args:
       key: used for this addition and nothing else.
       tree: a tree of float arrays.
-      epsilon: above 0.
+      epsilon: above 0; may be traced.
       dp_delta: δ in (0, 1/2).
-      sensitivity: Δ, above 0, in units of the numbers.
+      sensitivity: Δ, above 0, in units of the numbers; may be traced.
 
     Returns:
       The noised tree, float32 or better; nothing moves by more than `bounded_laplace_range`.
@@ -180,33 +243,56 @@ def add_bounded_laplace(
     Approximate Differential Privacy", definition 2 and theorem 1.
     """
     largest = bounded_laplace_range(epsilon, dp_delta, sensitivity)
-    scale = sensitivity / epsilon
-    inside = -math.expm1(-largest / scale)
+    scale = sensitivity / jnp.asarray(epsilon, jnp.float32)
+    inside = -jnp.expm1(-largest / scale)
 
     def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
         uniform = jax.random.uniform(keys.fold(key, 1), shape, dtype)
         distance = -scale * jnp.log1p(-uniform * inside)
-        return sign * jnp.minimum(distance, largest)
+        return (sign * jnp.minimum(distance, largest)).astype(dtype)
 
     return _add(key, tree, sample)
 
 
-def bounded_laplace_range(epsilon: float, dp_delta: float, sensitivity: float) -> float:
+def bounded_laplace_range(epsilon: Scalar, dp_delta: float, sensitivity: Scalar) -> jax.Array:
     """Computes the largest noise that `add_bounded_laplace` adds: `Δ/ε·ln(1 + (e^ε − 1)/(2δ))`.
 
     Args:
-      epsilon: above 0.
+      epsilon: above 0; may be traced.
       dp_delta: δ in (0, 1/2).
-      sensitivity: Δ, above 0.
+      sensitivity: Δ, above 0; may be traced.
 
     Returns:
-      The distance, in units of the sensitivity.
+      The distance, in units of the sensitivity, float32.
 
     Raises:
       ValueError: if an argument is out of range.
     """
-    checks.positive("epsilon", epsilon)
-    checks.positive("sensitivity", sensitivity)
+    for name, value in (("epsilon", epsilon), ("sensitivity", sensitivity)):
+        if not isinstance(value, jax.core.Tracer):
+            checks.positive(name, value)
     checks.require(0 < dp_delta < 0.5, "dp_delta", "lie in (0, 1/2)", dp_delta)
-    return sensitivity / epsilon * math.log1p(math.expm1(epsilon) / (2 * dp_delta))
+    epsilon = jnp.asarray(epsilon, jnp.float32)
+    # Beyond ε = 30 the ones are lost in float32, and e^ε would soon be infinite.
+    near = jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 30)) / (2 * dp_delta))
+    far = epsilon - math.log(2 * dp_delta)
+    scale = jnp.asarray(sensitivity, jnp.float32) / epsilon
+    return scale * jnp.where(epsilon > 30, far, near)
+
+
+def bounded_laplace_stddev(epsilon: Scalar, dp_delta: float) -> jax.Array:
+    """Computes the standard deviation of bounded Laplace noise.
+
+    Args:
+      epsilon: above 0; may be traced.
+      dp_delta: δ in (0, 1/2).
+
+    Returns:
+      The deviation, in units of the sensitivity.
+    """
+    epsilon = jnp.asarray(epsilon, jnp.float32)
+    reach = bounded_laplace_range(epsilon, dp_delta, 1.0) * epsilon
+    lost = jnp.exp(-reach)
+    squared = (2 - lost * (reach**2 + 2 * reach + 2)) / (1 - lost)
+    return jnp.sqrt(squared) / epsilon

@@ -11,7 +11,7 @@ from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
 from fedjax_dp.privacy.events import DpEvent
-from fedjax_dp.privacy.scalar_noise import PureDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, PureDpEvent, StaircaseDpEvent
 
 _UNITS = {
     "client": "one client with all of its data",
@@ -55,6 +55,7 @@ _MECHANISMS = {
     SkellamDpEvent: "Skellam noise",
     PureDpEvent: "mechanisms that are ε-DP",
     StaircaseDpEvent: "staircase noise",
+    BoundedLaplaceDpEvent: "bounded Laplace noise",
 }
 
 

@@ -35,6 +35,7 @@ from fedjax_dp.server.noise_aware import (
 from fedjax_dp.server.optimizers import apply_aggregate
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
+    bounded_laplace_mean,
     by_realised_count,
     gaussian_mean,
     laplace_mean,
@@ -62,6 +63,7 @@ __all__ = [
     "Similarity",
     "adaptive_gaussian_mean",
     "apply_aggregate",
+    "bounded_laplace_mean",
     "by_realised_count",
     "correlated_gaussian_mean",
     "discrete_mean",

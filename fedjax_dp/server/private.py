@@ -188,6 +188,36 @@ def staircase_mean(
     return private_mean(staircase, clip_norm, noise_multiplier, expected_cohort_size)
 
 
+def bounded_laplace_mean(
+    structure: PyTree,
+    clip_norm: float,
+    noise_multiplier: float,
+    expected_cohort_size: float,
+    entry_delta: float,
+) -> Aggregator:
+    """Builds the private mean with bounded Laplace noise on updates whose entries are cut off.
+
+    Guarantee: unit of privacy is one client; one release on a given cohort composes
+    (1/noise_multiplier, entry_delta)-DP under add/remove over all parameters: for models of few.
+
+    Args:
+      structure: shapes of an update.
+      clip_norm: bound on the absolute value of every entry of one client's update, above 0.
+      noise_multiplier: 1/ε of one entry, at least 0.
+      expected_cohort_size: the public divisor, above 0.
+      entry_delta: δ of one entry of one release, in (0, 1/2).
+
+    Returns:
+      The aggregator.
+    """
+    bounded_laplace = partial(
+        mechanisms.bounded_laplace,
+        num_entries=trees.num_parameters(structure),
+        entry_delta=entry_delta,
+    )
+    return private_mean(bounded_laplace, clip_norm, noise_multiplier, expected_cohort_size)
+
+
 def adaptive_gaussian_mean(
     rule: AdaptiveClipping, noise_multiplier: float, *, per_layer: bool = False
 ) -> Aggregator:

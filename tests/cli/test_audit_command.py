@@ -69,6 +69,38 @@ def test_nothing_is_held_against_an_experiment_that_claims_nothing():
     assert "membership attack on outputs: accuracy" in result.stdout
 
 
+def test_work_on_the_host_and_kinds_of_round_are_audited_too():
+    result = invoke(
+        "--json",
+        "--canaries=10",
+        "--runs=2",
+        "--run.rounds=4",
+        "--algorithm.name=r_dpcfl",
+        "--algorithm.options.num_models=2",
+        "--algorithm.options.num_selections=1",
+    )
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and not report["is_violated"]
+    [bound] = report["bounds"]
+    # All of the budget, that of the first round on whole batches and of the choice among it.
+    assert bound["epsilon_claimed"] == pytest.approx(8, rel=0.05)
+    # Every client has a model of its cluster: these are what is attacked.
+    assert report["membership"]["num_examples"] > 10
+
+
+def test_records_behind_votes_are_audited_by_their_steps_alone():
+    result = invoke(
+        "--json",
+        "--canaries=5",
+        "--no-membership",
+        "--algorithm.name=ae_dpfl",
+        "--data.public_examples=20",
+    )
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and not report["bounds"]
+    assert "gradient of a record alone" in {step["name"] for step in report["steps"]}
+
+
 @pytest.mark.parametrize(
     ("word", "match"),
     [

@@ -25,6 +25,8 @@ VARIANTS = {
     "blur alone": ("--algorithm.name=blur_lus", "--algorithm.options.sparsity=0"),
     "lus alone": ("--algorithm.name=blur_lus", "--algorithm.options.strength=0"),
     "adaptive": ("--algorithm.name=blur_lus", "--privacy.client.adaptive_clipping=true"),
+    "staircase": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=staircase"),
+    "bounded laplace": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=bounded_laplace"),
     "ddgauss": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=discrete_gaussian"),
     "blur + lus with ddgauss": (
         "--algorithm.name=blur_lus",
@@ -33,7 +35,7 @@ VARIANTS = {
     ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
 }
-QUICK = ("blur + lus with adam", "ddgauss")
+QUICK = ("blur + lus with adam", "ddgauss", "bounded laplace")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A small problem for audits, and every algorithm that claims privacy on it."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from fedjax_dp.server.private import gaussian_mean
 
 NUM_FEATURES = 60
 NUM_CLIENTS = 4
+NUM_ROUNDS = 4
 SIZE = 8
 NOISE_MULTIPLIER = 1.0
 DP_DELTA = 1e-5
@@ -76,12 +78,17 @@ def mean(noise_multiplier=NOISE_MULTIPLIER):
 
 
 def private_pairs() -> list[tuple[str, str]]:
-    """All algorithms of the registry with each unit of privacy that they claim."""
+    """All algorithms of the registry with each unit of privacy that they claim.
+
+    Where clients send something that is computed from their model, records are attacked through the
+    algorithms that send the model itself.
+    """
     return [
         (name, unit)
         for name, entry in registry.ALGORITHMS.items()
         for unit in ("client", "record")
-        if unit in entry.units or "both" in entry.units
+        if (unit in entry.units or "both" in entry.units)
+        and (unit == "client" or entry.sends_model)
     ]
 
 
@@ -98,14 +105,26 @@ def build(name, model, unit, trainer=None, aggregator=None):
         model,
         trainer,
         num_clients=NUM_CLIENTS,
+        num_rounds=NUM_ROUNDS,
         unit=unit,
         aggregator=aggregator,
-        options=_OPTIONS.get(name, {}),
+        epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
+        public_x=PUBLIC,
+        options=_OPTIONS.get((name, unit), _OPTIONS.get(name, {})),
     )
 
 
-# Options that have no default.
-_OPTIONS: dict[str, dict] = {}
+PUBLIC = np.random.default_rng(1).normal(size=(80, NUM_FEATURES)).astype(np.float32)
+# Two clusters for four clients, and a round of every kind.
+_OPTIONS: dict[Any, dict] = {
+    # Every entry is kept, so that no canary is dropped for being small.
+    ("blur_lus", "record"): {"sparsity": 0.0, "radius": 0.5, "score": "magnitude"},
+    "r_dpcfl": {"num_models": 2, "fixed_soft_rounds": 2, "num_selections": 1},
+    "rc_dpfl": {"num_models": 2},
+    "f_cdpfl": {"num_models": 2, "num_selections": 2},
+    "km_cdpfl": {"num_models": 2},
+    "o_dpcfl": {"clusters": (0, 1, 0, 1)},
+}
 
 
 def plant(name, unit, num_canaries, participation=None, **parts):

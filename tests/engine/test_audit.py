@@ -25,7 +25,7 @@ from fedjax_dp.privacy.auditing import linear_direction
 from fedjax_dp.server.private import private_mean
 
 NUM_SEEDS = 20
-NUM_ROUNDS = 4
+NUM_ROUNDS = cases.NUM_ROUNDS
 QUICK = [
     ("dp_fedavg", "client"),
     ("dp_sgd", "record"),

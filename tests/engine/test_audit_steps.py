@@ -218,6 +218,11 @@ def aggregators():
         "gaussian": (private.gaussian_mean(0.5, 1.2, 2.0), everybody),
         "per_layer": (private.gaussian_mean(0.5, 1.2, 2.0, per_layer=True), everybody),
         "laplace": (private.laplace_mean(0.5, 1.2, 2.0), everybody),
+        "staircase": (private.staircase_mean(structure, 0.5, 1.2, 2.0), everybody),
+        "bounded_laplace": (
+            private.bounded_laplace_mean(structure, 0.5, 1.2, 2.0, 1e-4),
+            everybody,
+        ),
         "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), everybody),
         "discrete_gaussian": (discrete_mean(structure, plan(), count), everybody),
         "split": (

@@ -2,6 +2,7 @@
 
 import json
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,3 +197,126 @@ def test_entries_of_what_is_not_finite_become_zero(bad):
     clipped, largest = clip_entries({"a": jnp.array([1.0, bad]), "b": jnp.ones(2)}, 0.5)
     np.testing.assert_array_equal(np.concatenate(jax.tree.leaves(clipped)), np.zeros(4))
     assert np.isinf(largest)
+
+
+def test_bounded_laplace_range_of_a_large_epsilon_is_finite():
+    # ln(1 + (e^ε − 1)/(2δ)) → ε − ln(2δ).
+    for epsilon in (25.0, 35.0, 500.0):
+        expected = (epsilon - np.log(2e-6)) / epsilon
+        assert sn.bounded_laplace_range(epsilon, 1e-6, 1.0) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 40.0])
+def test_the_stated_deviation_of_bounded_laplace_is_that_of_its_density(epsilon):
+    dp_delta = 0.05
+    largest = np.log1p(np.expm1(epsilon) / (2 * dp_delta)) / epsilon
+    x = np.linspace(0, largest, 1_000_001)
+    density = np.exp(-epsilon * x)
+    expected = np.sqrt(np.trapezoid(x**2 * density, x) / np.trapezoid(density, x))
+    assert float(sn.bounded_laplace_stddev(epsilon, dp_delta)) == pytest.approx(expected, rel=1e-4)
+
+
+def bounded(multiplier=0.5, num_entries=3, entry_delta=1e-4, **options):
+    return mechanisms.bounded_laplace(
+        0.5, multiplier, num_entries=num_entries, entry_delta=entry_delta, **options
+    )
+
+
+def test_bounded_laplace_hides_an_entry_at_the_bound_and_never_leaves_its_range():
+    mechanism = bounded(num_entries=ZEROS.size, entry_delta=1e-3)
+    noise = np.asarray(mechanism.add_noise(jax.random.key(7), ZEROS), np.float64)
+    epsilon, scale = 2.0, 0.25
+    largest = scale * np.log1p(np.expm1(epsilon) / 2e-3)
+    assert np.abs(noise).max() <= largest * (1 + 1e-6)
+    assert stats.kstest(noise, bounded_laplace_cdf, args=(scale, largest)).pvalue > 1e-3
+    for wrong in (0.97, 1.03):
+        off = stats.kstest(noise, bounded_laplace_cdf, args=(wrong * scale, largest))
+        assert off.pvalue < 1e-6
+    assert float(mechanism.noise_stddev) == pytest.approx(noise.std(), rel=0.01)
+
+
+def true_delta(epsilon, multiplier, entry_delta, num_releases):
+    """δ(ε) of releases of one entry that a unit moves by its bound, by convolving losses."""
+    largest = np.log1p(np.expm1(1 / multiplier) / (2 * entry_delta)) * multiplier
+    width = 1e-3
+    x = np.arange(-largest, largest, width) + width / 2
+    mass = np.exp(-np.abs(x) / multiplier)
+    mass /= mass.sum()
+    outside = x + 1 > largest
+    # The loss at x is ln(p(x)/p(x + 1)), infinite where the neighbour never goes.
+    loss = (np.abs(x + 1) - np.abs(x)) / multiplier
+    lost, grid = mass[outside].sum(), 1e-3
+    index = np.rint(loss[~outside] / grid).astype(int)
+    low = index.min()
+    single = np.bincount(index - low, weights=mass[~outside])
+    total = np.ones(1)
+    for _ in range(num_releases):
+        total = np.convolve(total, single)
+    losses = grid * (low * num_releases + np.arange(total.size))
+    finite = np.sum(total * np.maximum(-np.expm1(epsilon - losses), 0))
+    return finite + 1 - (1 - lost) ** num_releases
+
+
+@pytest.mark.parametrize("num_releases", [1, 4])
+def test_the_ledger_never_claims_more_than_bounded_laplace_gives(num_releases):
+    multiplier, entry_delta = 1.5, 1e-3
+    ledger = Ledger(unit="client")
+    ledger.charge(bounded(multiplier, 1, entry_delta).event(), count=num_releases)
+    for epsilon in (0.5, 1.0, 2.0, 3.0):
+        truth = true_delta(epsilon, multiplier, entry_delta, num_releases)
+        claimed = ledger.delta(epsilon)[0]
+        assert truth <= claimed * (1 + 1e-3)
+    # With a large ε only what is cut off is left: half of δ on this side for each release.
+    assert ledger.delta(100.0)[0] == pytest.approx(num_releases * entry_delta, rel=1e-6)
+    assert truth > 0
+
+
+def test_the_delta_that_is_cut_off_is_taken_off_what_is_asked():
+    event = bounded(2.0, 3, 1e-6).event()
+    ledger, pure = Ledger(unit="client"), Ledger(unit="client")
+    ledger.charge(event, count=10)
+    pure.charge(mechanisms.staircase(0.5, 2.0, num_entries=3).event(), count=10)
+    # 10 releases of 3 entries spend 3e-5 of δ.
+    assert ledger.epsilon(1e-4)[0] == pytest.approx(pure.epsilon(7e-5)[0], rel=1e-9)
+    assert np.isinf(ledger.epsilon(2.9e-5)[0])
+    assert ledger.delta(20.0)[0] == pytest.approx(pure.delta(20.0)[0] + 3e-5, rel=1e-9)
+    assert ev.from_dict(json.loads(json.dumps(ev.to_dict(event)))) == event
+    again = Ledger.from_json(ledger.to_json())
+    assert again.epsilon(1e-4)[0] == ledger.epsilon(1e-4)[0]
+
+
+def test_sampling_thins_the_delta_and_exchanging_a_unit_costs_two():
+    event = bounded(2.0, 3, 1e-6).event()
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, event)
+    assert ev.slack_of(sampled, "add_remove") == pytest.approx(3e-7)
+    several = dp_accounting.SelfComposedDpEvent(dp_accounting.ComposedDpEvent([sampled, event]), 5)
+    assert ev.slack_of(several, "add_remove") == pytest.approx(5 * 3.3e-6)
+    assert ev.slack_of(event, "replace_one") == pytest.approx(3e-6 * (1 + np.exp(0.5)))
+    assert ev.slack_of(dp_accounting.GaussianDpEvent(1.0), "add_remove") == 0
+
+
+def test_an_account_beside_one_with_lost_delta_keeps_all_of_its_own():
+    ledger, alone = Ledger(num_units=2), Ledger()
+    gaussian = dp_accounting.GaussianDpEvent(2.0)
+    ledger.charge(gaussian)
+    ledger.charge(bounded(2.0, 3, 1e-6).event(), units=[1])
+    alone.charge(gaussian)
+    first, second = ledger.epsilon(1e-5)
+    assert first == alone.epsilon(1e-5)[0] < second < np.inf
+
+
+def test_no_noise_and_bad_numbers_of_bounded_laplace():
+    tree = {"a": jnp.ones(3)}
+
+    def release(multiplier):
+        return bounded(multiplier).add_noise(jax.random.key(0), tree)["a"]
+
+    np.testing.assert_array_equal(jax.jit(release)(0.0), np.ones(3))
+    np.testing.assert_array_equal(jax.jit(release)(jnp.nan), np.zeros(3))
+    ledger = Ledger(unit="client")
+    ledger.charge(bounded(0.0).event())
+    assert np.isinf(ledger.epsilon(1e-5)[0])
+    with pytest.raises(ValueError, match="entry_delta must lie in"):
+        bounded(entry_delta=0.5)
+    with pytest.raises(ValueError, match="number of entries in the sum must be 4"):
+        bounded(num_entries=4).add_noise(jax.random.key(0), tree)
