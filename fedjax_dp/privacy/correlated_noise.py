@@ -1,6 +1,5 @@
 """Noise that is correlated over rounds: banded matrix factorisation, for cohorts nobody samples."""
 
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from numpy.typing import ArrayLike
-from scipy import optimize
+from scipy import signal
 
 from fedjax_dp.core import checks, keys, trees
 from fedjax_dp.privacy.events import DpEvent
@@ -151,37 +150,12 @@ def error_of(coefficients: ArrayLike, num_rounds: int) -> float:
       The mean over rounds of the variance of the summed noise, times the squared norm of the
       coefficients: the error at fixed privacy. Independent noise has `(num_rounds + 1) / 2`.
     """
-    value, _ = _loss(np.asarray(coefficients, float), num_rounds)
-    return value
-
-
-def _inverse(coefficients: np.ndarray, length: int) -> np.ndarray:
-    """First column of the inverse of a lower triangular Toeplitz matrix."""
-    inverse = np.zeros(length)
-    inverse[0] = 1 / coefficients[0]
-    for t in range(1, length):
-        reach = min(t, len(coefficients) - 1)
-        known = coefficients[1 : reach + 1] @ inverse[t - reach : t][::-1]
-        inverse[t] = -known / coefficients[0]
-    return inverse
-
-
-def _loss(coefficients: np.ndarray, num_rounds: int) -> tuple[float, np.ndarray]:
-    """The error and its gradient; `A C⁻¹` is Toeplitz, its column the running sum of C⁻¹'s."""
-    inverse = _inverse(coefficients, num_rounds)
-    noising = np.cumsum(inverse)
+    column = np.asarray(coefficients, float)
+    first = np.eye(1, num_rounds)[0]
+    # `A C⁻¹` is Toeplitz; its column is the running sum of that of C⁻¹.
+    noising = np.cumsum(signal.lfilter([1.0], column, first))
     share = (num_rounds - np.arange(num_rounds)) / num_rounds
-    error, size = float(share @ noising**2), float(coefficients @ coefficients)
-    toward_inverse = np.cumsum((2 * share * noising)[::-1])[::-1]
-    # The inverse series moves by −(C⁻¹ * C⁻¹ * dC).
-    squared = np.convolve(inverse, inverse)[:num_rounds]
-    slope = np.array(
-        [
-            -(toward_inverse[j:] @ squared[: num_rounds - j])
-            for j in range(min(len(coefficients), num_rounds))
-        ]
-    )
-    return error * size, slope * size + 2 * error * coefficients
+    return float(share @ noising**2) * float(column @ column)
 
 
 def best_coefficients(num_rounds: int, bands: int) -> np.ndarray:
@@ -194,15 +168,10 @@ def best_coefficients(num_rounds: int, bands: int) -> np.ndarray:
     Returns:
       `[bands]`, float64, Euclidean norm 1.
     """
-    # The square root of the matrix of ones, cut to the bands, is the best full strategy's start.
-    ratios = ((2 * k - 1) / (2 * k) for k in range(1, bands))
-    start = np.array(list(itertools.accumulate(ratios, lambda a, b: a * b, initial=1.0)))
-    found = optimize.minimize(
-        _loss,
-        start / np.linalg.norm(start),
-        args=(num_rounds,),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
-    )
-    return found.x / np.linalg.norm(found.x) * np.sign(found.x[0])
+    if bands == 1:
+        return np.ones(1)
+    # Importing it takes a third of a second, which runs without correlated noise need not pay.
+    from jax_privacy.matrix_factorization import toeplitz
+
+    found = np.asarray(toeplitz.optimize_banded_toeplitz(num_rounds, bands), float)
+    return found / np.linalg.norm(found)

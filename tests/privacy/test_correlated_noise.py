@@ -30,12 +30,10 @@ def test_error_is_that_of_the_dense_matrices(n, bands):
     coefficients = np.random.default_rng(0).uniform(0.1, 1, bands)
     coefficients[0] = 1.5
     assert cn.error_of(coefficients, n) == pytest.approx(dense_error(coefficients, n), rel=1e-9)
-    numeric = optimize.approx_fprime(coefficients, lambda c: dense_error(c, n), 1e-7)
-    _, slope = cn._loss(coefficients, n)
-    np.testing.assert_allclose(slope, numeric, rtol=1e-4, atol=1e-4 * np.abs(numeric).max())
 
 
-@pytest.mark.parametrize("n,bands", [(8, 2), (12, 4)])
+# The last one is where a search that starts from the square root of A may not get away from it.
+@pytest.mark.parametrize("n,bands", [(8, 2), (12, 4), (50, 5)])
 def test_no_other_search_finds_a_smaller_error(n, bands):
     best = cn.best_coefficients(n, bands)
     assert np.linalg.norm(best) == pytest.approx(1)
