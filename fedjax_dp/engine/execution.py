@@ -7,11 +7,17 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.devices import memory_per_device
+from fedjax_dp.models.cost import Cost
 
 # Clients share a chunk until a pass through its loop body does this many floating-point operations:
 # small models gain from wide chunks, large ones fill the machine alone.
 _OPERATIONS_PER_CHUNK = {"cpu": 5e7, "gpu": 1e11, "tpu": 1e11}
 _WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
+# A chunk may take this share of a device's memory, if so many values as large as a client's largest
+# live side by side.
+_CHUNK_SHARE = 0.25
+_LIVE_VALUES = 8
 # With fewer clients for each, devices wait for one another longer than they gain.
 _CLIENTS_PER_DEVICE = 4
 # A population up to this share of a device's memory is kept there whole.
@@ -23,8 +29,9 @@ class ExecutionConfig(NamedTuple):
 
     Attributes:
       clients_per_chunk: clients that are computed side by side; memory follows it. "auto" chooses
-        by backend and the operations that a client does, "tuned" by two rounds of a trial with that
-        choice and its neighbours, once for each kind of work in a process.
+        by backend, by the operations that a client does and the memory that it takes, "tuned" by
+        two rounds of a trial with that choice and its neighbours, once for each kind of work in a
+        process.
       devices: how many devices share the cohort, or the devices themselves; one where it is None.
         "auto" takes all that there are if each of them gets a few clients, else one.
       placement: "device" keeps all examples in device memory, "host" gathers each cohort on the
@@ -91,12 +98,12 @@ class ExecutionConfig(NamedTuple):
         is_worthwhile = cohort_size >= _CLIENTS_PER_DEVICE * count
         return self._replace(devices=count if is_worthwhile else None)
 
-    def chunk(self, operations: Callable[[], float], clients_per_device: int) -> int:
+    def chunk(self, cost: Callable[[], Cost], clients_per_device: int) -> int:
         """Chooses the clients per chunk.
 
         Args:
-          operations: counts the floating-point operations of one pass through a client's loop
-            body; asked only where there is something to choose.
+          cost: counts what one pass through a client's loop body takes; asked only where there is
+            something to choose.
           clients_per_device: expected clients of one device; a chunk is never wider.
 
         Returns:
@@ -105,8 +112,11 @@ class ExecutionConfig(NamedTuple):
         if not isinstance(self.clients_per_chunk, str):
             return min(int(self.clients_per_chunk), clients_per_device)
         backend = jax.default_backend()
-        fitting = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, operations())
-        return int(np.clip(fitting, 1, min(_WIDEST_CHUNK.get(backend, 256), clients_per_device)))
+        of_one = cost()
+        busy = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, of_one.operations)
+        room = _CHUNK_SHARE * memory_per_device() / max(1, _LIVE_VALUES * of_one.largest_bytes)
+        widest = min(_WIDEST_CHUNK.get(backend, 256), clients_per_device)
+        return int(np.clip(min(busy, room), 1, widest))
 
     def is_resident(self, data: Any) -> bool:
         """Decides whether all examples live in device memory.

@@ -22,7 +22,7 @@ from fedjax_dp.engine.cohort import ClientTable, Cohort, HostCohorts, draw_cohor
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import AXIS, RoundShape, SimulationState, run_round
 from fedjax_dp.engine.tuning import Trial
-from fedjax_dp.models.cost import operations
+from fedjax_dp.models.cost import Cost, cost_of
 
 RunFn = Callable[..., tuple[SimulationState, dict[str, np.ndarray]]]
 
@@ -107,7 +107,7 @@ def simulation(
     limit = max(1, int(sizes.max()))
     # Slots may be many more than clients that are expected; a chunk is filled by the latter.
     expected = max(1, round(participation.cohort_size / len(devices)))
-    chunk = execution.chunk(partial(_operations_of_a_client, algorithm, data, limit), expected)
+    chunk = execution.chunk(partial(_cost_of_a_client, algorithm, data, limit), expected)
     layouts: tuple[Trial, ...] = ()
     if execution.clients_per_chunk == "tuned":
 
@@ -344,9 +344,7 @@ def _check_participation(algorithm: FederatedAlgorithm, participation: Participa
     )
 
 
-def _operations_of_a_client(
-    algorithm: FederatedAlgorithm, data: FederatedData, limit: int
-) -> float:
+def _cost_of_a_client(algorithm: FederatedAlgorithm, data: FederatedData, limit: int) -> Cost:
     """Counts what one client computes in a pass through its loop body."""
 
     def one_client(key, examples, index):
@@ -356,7 +354,7 @@ def _operations_of_a_client(
         return algorithm.client(server, row, client, algorithm.config.row(index), key).update
 
     examples = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
-    return operations(one_client, jax.random.key(0), examples, jax.ShapeDtypeStruct((), jnp.int32))
+    return cost_of(one_client, jax.random.key(0), examples, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def _initial_state(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,32 +26,45 @@ def forward_operations(model: Model, shape: tuple[int, ...], dtype: Any = jnp.fl
       The number of operations, a multiplication and an addition counting as two.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
-    return operations(model.predict, params, jax.ShapeDtypeStruct((1, *shape), dtype))
+    return cost_of(model.predict, params, jax.ShapeDtypeStruct((1, *shape), dtype)).operations
 
 
-def operations(fn: Callable[..., Any], *arguments: Any) -> float:
-    """Counts floating-point operations of matrix products and convolutions of a function.
+class Cost(NamedTuple):
+    """What a function takes, as its trace tells.
+
+    Attributes:
+      operations: floating-point operations of matrix products and convolutions.
+      largest_bytes: size of the largest value that is computed on the way.
+    """
+
+    operations: float
+    largest_bytes: int
+
+
+def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
+    """Counts what a function computes; the body of a loop whose length is not static counts once.
 
     Args:
       fn: a function of pytrees; it is traced and not run.
       *arguments: arrays or their shapes.
 
     Returns:
-      The number of operations; the body of a loop whose length is not static counts once.
+      Its cost.
     """
-    return _operations(jax.make_jaxpr(fn)(*arguments).jaxpr)
+    return _cost(jax.make_jaxpr(fn)(*arguments).jaxpr)
 
 
-def _operations(jaxpr: Jaxpr) -> float:
-    total = 0.0
+def _cost(jaxpr: Jaxpr) -> Cost:
+    total, largest = 0.0, 0
     for eqn in jaxpr.eqns:
         repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         for value in eqn.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, ClosedJaxpr):
-                    total += repeats * _operations(inner.jaxpr)
-                elif isinstance(inner, Jaxpr):
-                    total += repeats * _operations(inner)
+                if isinstance(inner, ClosedJaxpr | Jaxpr):
+                    body = _cost(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+                    total += repeats * body.operations
+                    largest = max(largest, body.largest_bytes)
+        largest = max([largest, *map(_num_bytes, eqn.outvars)])
         if eqn.primitive.name == "dot_general":
             ((contracted, _), _) = eqn.params["dimension_numbers"]
             lhs, out = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
@@ -60,7 +73,13 @@ def _operations(jaxpr: Jaxpr) -> float:
             kernel, out = _shape(eqn.invars[1]), _shape(eqn.outvars[0])
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             total += 2 * math.prod(out) * math.prod(kernel) / kernel[features]
-    return total
+    return Cost(total, largest)
+
+
+def _num_bytes(v: Any) -> int:
+    # Random keys have a type of their own, without a size.
+    size = getattr(v.aval.dtype, "itemsize", 4) if hasattr(v.aval, "dtype") else 0
+    return math.prod(_shape(v)) * size if size else 0
 
 
 def _shape(v: Any) -> tuple[int, ...]:

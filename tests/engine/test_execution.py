@@ -12,11 +12,13 @@ from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import sampling
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import execution as execution_module
 from fedjax_dp.engine.cohort import ClientTable, Cohort, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.cost import Cost, cost_of
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,28 @@ def test_chunks_are_no_wider_than_the_cohort_that_is_expected(asked, given):
     execution = PLAIN._replace(clients_per_chunk=asked)
     chunk = simulation(algorithm, make_data(), participation, execution).shape.chunk
     assert chunk == given if given else 1 <= chunk <= NUM_CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("operations", "largest", "expected"),
+    [(1e3, 1, 100), (1e30, 1, 1), (1e3, 2**62, 1), (1e3, 2**20, None)],
+)
+def test_chunks_follow_operations_and_memory(monkeypatch, operations, largest, expected):
+    monkeypatch.setattr(execution_module, "memory_per_device", lambda: 2.0**30)
+    chunk = ExecutionConfig().chunk(lambda: Cost(operations, largest), 100)
+    # A quarter of 1 GiB holds 32 times 8 values of 1 MiB.
+    assert chunk == (expected or 32)
+
+
+def test_a_cost_names_the_largest_value_on_the_way():
+    def fn(x):
+        return jax.lax.fori_loop(
+            0, x.astype(jnp.int32), lambda i, v: v + (jnp.ones(1000) * v).sum(), x
+        )
+
+    assert cost_of(fn, jnp.float32(3)).largest_bytes == 4000
+    assert cost_of(lambda a: a @ a, jnp.ones((8, 8))) == (2 * 8**3, 8 * 8 * 4)
+    assert cost_of(lambda: jax.random.split(jax.random.key(0), 5)).operations == 0
 
 
 @functools.cache
