@@ -15,15 +15,13 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
 from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier
-from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.scalar_noise import EntrywiseDpEvent
 
 # Sums and norms are float32: this share of a bound is rounding and no leak.
 ROUNDING = 1e-4
 # Measured noise may differ from stated noise by this share, and by so many standard errors.
 _TOLERANCE = 0.02
 _STANDARD_ERRORS = 5.0
-# Noise that hides every entry on its own.
-_BY_ENTRIES = (StaircaseDpEvent, BoundedLaplaceDpEvent)
 
 
 class StepCheck(NamedTuple):
@@ -83,7 +81,7 @@ class ReleaseNoise(NamedTuple):
             multiplier, units = event.noise_multiplier, zip(gaps, self.stddevs, strict=True)
             terms = [_ratio(float(np.abs(gap).sum()), s / math.sqrt(2)) for gap, s in units]
             measured = sum(terms)
-        elif isinstance(event, _BY_ENTRIES) and event.noise_multiplier > 0:
+        elif isinstance(event, EntrywiseDpEvent) and event.noise_multiplier > 0:
             # Entries are bounded one by one: the one that moves farthest decides.
             multiplier, units = event.entry_stddev, zip(gaps, self.stddevs, strict=True)
             terms = [_ratio(float(np.abs(gap).max(initial=0)), s) for gap, s in units]

@@ -45,12 +45,12 @@ class PureDpEvent(CurveDpEvent):
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
-class StaircaseDpEvent(CurveDpEvent):
-    """Staircase noise on every number of a vector whose entries are bounded one by one.
+class EntrywiseDpEvent(CurveDpEvent):
+    """Noise that hides every entry of a vector on its own, entries being bounded one by one.
 
     Attributes:
       noise_multiplier: the bound on an entry over ε of that entry, measured in contributions: one
-        entry is 1/`noise_multiplier`-DP under add/remove and costs twice that under replace-one.
+        entry costs ε = 1/`noise_multiplier` under add/remove, and twice that under replace-one.
       num_entries: numbers that one unit contributes to.
     """
 
@@ -67,50 +67,39 @@ class StaircaseDpEvent(CurveDpEvent):
         Returns:
           `[orders]`.
         """
-        return _pure_curve(self.noise_multiplier, self.num_entries, orders, relation)
+        if self.noise_multiplier == 0:
+            return np.full(np.shape(orders), np.inf)
+        steps = 2 if relation == "replace_one" else 1
+        return PureDpEvent(steps * self.num_entries / self.noise_multiplier).rdp(orders, relation)
 
     @property
     def entry_stddev(self) -> float:
         """Gives the standard deviation of the noise over the bound on an entry."""
-        if self.noise_multiplier == 0:
-            return 0.0
-        return float(staircase_stddev(1 / self.noise_multiplier))
+        is_noised = self.noise_multiplier > 0
+        return float(self._stddev(1 / self.noise_multiplier)) if is_noised else 0.0
+
+    def _stddev(self, epsilon: float) -> jax.Array:
+        raise NotImplementedError
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
-class BoundedLaplaceDpEvent(CurveDpEvent):
-    """Bounded Laplace noise on every number of a vector whose entries are bounded one by one.
+class StaircaseDpEvent(EntrywiseDpEvent):
+    """Staircase noise on every number of a vector."""
+
+    def _stddev(self, epsilon: float) -> jax.Array:
+        return staircase_stddev(epsilon)
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class BoundedLaplaceDpEvent(EntrywiseDpEvent):
+    """Bounded Laplace noise on every number of a vector.
 
     Attributes:
-      noise_multiplier: the bound on an entry over ε of that entry, measured in contributions: one
-        entry is (1/`noise_multiplier`, `entry_delta`)-DP under add/remove; replace-one costs what
-        two units in a row cost.
-      num_entries: numbers that one unit contributes to.
-      entry_delta: δ of one entry, in (0, 1/2).
+      entry_delta: δ of one entry under add/remove, in (0, 1/2); replace-one costs what two units in
+        a row cost.
     """
 
-    noise_multiplier: float
-    num_entries: int
     entry_delta: float
-
-    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
-        """Computes the curve of pure DP with the ε of all entries together.
-
-        Args:
-          orders: `[orders]`, above 1.
-          relation: "add_remove" or "replace_one".
-
-        Returns:
-          `[orders]`.
-        """
-        return _pure_curve(self.noise_multiplier, self.num_entries, orders, relation)
-
-    @property
-    def entry_stddev(self) -> float:
-        """Gives the standard deviation of the noise over the bound on an entry."""
-        if self.noise_multiplier == 0:
-            return 0.0
-        return float(bounded_laplace_stddev(1 / self.noise_multiplier, self.entry_delta))
 
     def slack(self, relation: str) -> float:
         """Computes the δ of all entries together.
@@ -123,18 +112,13 @@ class BoundedLaplaceDpEvent(CurveDpEvent):
         """
         if self.noise_multiplier == 0:
             return 1.0
-        exchanged = 1 + np.exp(1 / self.noise_multiplier)
-        steps = exchanged if relation == "replace_one" else 1
-        return float(self.num_entries * self.entry_delta * steps)
+        steps = 1.0
+        if relation == "replace_one":
+            steps += float(np.exp(min(1 / self.noise_multiplier, 700.0)))
+        return self.num_entries * self.entry_delta * steps
 
-
-def _pure_curve(
-    noise_multiplier: float, num_entries: int, orders: np.ndarray, relation: str
-) -> np.ndarray:
-    if noise_multiplier == 0:
-        return np.full(np.shape(orders), np.inf)
-    steps = 2 if relation == "replace_one" else 1
-    return PureDpEvent(steps * num_entries / noise_multiplier).rdp(orders, relation)
+    def _stddev(self, epsilon: float) -> jax.Array:
+        return bounded_laplace_stddev(epsilon, self.entry_delta)
 
 
 def _add(key: PRNGKey, tree: PyTree, sample: Any) -> PyTree:
