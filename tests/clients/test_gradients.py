@@ -10,6 +10,7 @@ from oracles import local, logistic
 
 from fedjax_dp.clients import LocalConfig, clipped, plain
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy import mechanisms
 
 KEY = jax.random.key(0)
 BOUND = 0.9
@@ -59,6 +60,25 @@ def test_sums_over_the_real_rows_only(make, bound, garbage):
     gradient, loss = expected(params, batch, real, bound)
     np.testing.assert_allclose(theta_of(out.gradient), gradient, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", [mechanisms.gaussian, mechanisms.laplace])
+def test_padding_has_no_share_in_a_penalty(mechanism):
+    # A penalty has a gradient for every slot, whatever the slot holds.
+    params, batch = problem()
+    real = np.array([1, 1, 0, 1, 1, 0, 1, 0, 0], bool)
+    rule = clipped(make_model(), make_mechanism=mechanism)
+
+    def penalty(p):
+        return 3.0 * jnp.sum(p["w"]) + p["b"]
+
+    def summed(batch, real):
+        arguments = (params, batch, jnp.asarray(real), KEY, CONFIG)
+        return theta_of(rule.micro_batch(*arguments, penalty=penalty).gradient)
+
+    alone = {name: array[real] for name, array in batch.items()}
+    expected = summed(alone, np.ones(real.sum(), bool))
+    np.testing.assert_allclose(summed(batch, real), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [plain, clipped])
