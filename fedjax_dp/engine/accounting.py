@@ -66,7 +66,8 @@ class PrivacyAccounting:
     What is charged comes from the parts that ran: the event of a round of clients from the
     aggregator's mechanism and the participation, the event of a client's local training from its
     trainer. Sampling of clients never amplifies record-level privacy here: a record pays for every
-    round in which its client took part.
+    round in which its client took part, or, beside client-level privacy that is amplified by secret
+    cohorts, for every round.
 
     Attributes:
       ledgers: by unit, "client" and "record"; empty where the simulation claims nothing.
@@ -111,7 +112,8 @@ class PrivacyAccounting:
             events["client"] = [[(event, np.arange(num_units))]]
         record_events = record_events_of(algorithm)
         if record_events:
-            numbers = [np.asarray(x) for x in jax.tree.leaves(state.config)]
+            # None counts: a number that takes its place changes what the others mean.
+            numbers = [None if x is None else np.asarray(x) for x in state.config]
             before = getattr(self, "_numbers", None)
             is_same = before is not None and all(map(np.array_equal, before, numbers))
             self._numbers = numbers
@@ -146,8 +148,17 @@ class PrivacyAccounting:
         participants = np.asarray(info["participants"])
         stages = np.asarray(info.get("stage", np.zeros(len(participants), np.int32)))
         for unit, ledger in self.ledgers.items():
-            everybody = unit == "client" and self._charges_everybody
-            self._charge(unit, ledger, stages, None if everybody else participants)
+            cohorts = None if self._is_everybody_charged(unit) else participants
+            self._charge(unit, ledger, stages, cohorts)
+
+    def _is_everybody_charged(self, unit: str) -> bool:
+        """Tells whether who took part must not be told by the accounts.
+
+        Amplification of client-level privacy rests on cohorts that stay secret. Accounts of records
+        that follow them would publish how often each client was drawn, and a budget of records
+        would stop the run when that told it to.
+        """
+        return self._charges_everybody and (unit == "client" or "client" in self.ledgers)
 
     def _charge(
         self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None

@@ -147,12 +147,12 @@ def test_both_units_are_protected_and_accounted_at_once(tmp_path):
         record["epsilon_per_unit"],
         strict=True,
     ):
-        assert n % np.ceil(size / 64) == 0 and n <= 4 * np.ceil(size / 64)
-        expected = epsilon_of(poisson(min(1.0, 64 / size), z), n) if n else 0.0
+        # All four rounds, whoever was drawn: that is what amplifies the clients' privacy.
+        assert n == 4 * np.ceil(size / 64)
+        expected = epsilon_of(poisson(min(1.0, 64 / size), z), n)
         assert e == pytest.approx(expected, rel=1e-6)
     assert record["epsilon"] <= 6 and record["trusted"] == "client"
-    taken_part = sum(row["num_participants"] for row in rows)
-    assert sum(record["num_compositions"] / np.ceil(sizes / 64)) == taken_part
+    assert len({row["num_participants"] for row in rows}) > 1
 
 
 @pytest.mark.slow

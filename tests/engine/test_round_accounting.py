@@ -136,7 +136,7 @@ def test_records_pay_for_the_rounds_of_their_client_and_are_never_amplified(samp
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(TIMES), rtol=1e-9)
 
 
-def test_both_units_pay_each_in_its_own_way():
+def test_records_pay_for_every_round_where_who_was_drawn_amplifies_the_clients():
     account = accounting("both", "poisson", COHORT)
     for cohort in FOUR_ROUNDS:
         account.charge(info_of(cohort))
@@ -144,7 +144,32 @@ def test_both_units_pay_each_in_its_own_way():
     expected = spent(poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), 4, DELTA["client"])
     assert sorted(found) == ["client", "record"]
     np.testing.assert_allclose(found["client"], [expected], rtol=1e-9)
+    # Accounts that followed the cohorts would publish what the clients' amplification rests on.
+    everybody = record_epsilon([4] * NUM_CLIENTS)
+    np.testing.assert_allclose(found["record"], everybody, rtol=1e-9)
+    other = accounting("both", "poisson", COHORT)
+    other.charge(info_of((1,), (3,), (4, 5), ()))
+    assert other.to_json() == account.to_json()
+
+
+def test_both_units_pay_each_in_its_own_way_where_turns_are_public():
+    account = accounting("both", "cyclic", 2)
+    account.charge(info_of(*FOUR_ROUNDS))
+    found = account.epsilon(DELTA)
+    expected = [n and spent(gaussian(CHARGED_NOISE), n, DELTA["client"]) for n in TIMES]
+    np.testing.assert_allclose(found["client"], expected, rtol=1e-9)
     np.testing.assert_allclose(found["record"], record_epsilon(TIMES), rtol=1e-9)
+
+
+def test_numbers_that_take_the_place_of_none_are_read_anew():
+    sim, state = initial("record", "poisson", COHORT)
+    account = PrivacyAccounting(sim, state)
+    config = state.config._replace(num_steps=np.int32(1), noise_multiplier=np.float32(0.01))
+    changed = state._replace(config=config)
+    account.charge(info_of(range(NUM_CLIENTS)), changed)
+    expected = PrivacyAccounting(sim, changed)
+    expected.charge(info_of(range(NUM_CLIENTS)))
+    assert account.to_json() == expected.to_json()
 
 
 def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
