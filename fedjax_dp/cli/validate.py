@@ -34,6 +34,8 @@ def validate(config: Config) -> None:
     for key in ("rounds", "evaluate_every", "checkpoint_every"):
         checks.whole(f"run.{key}", getattr(config.run, key))
     checks.whole("run.seed", config.run.seed, at_least=0)
+    # A key holds 32 bits of its seed: beyond them two seeds would share all noise.
+    checks.require(config.run.seed < 2**32, "run.seed", "be below 2**32", config.run.seed)
     checks.whole("data.num_clients", config.data.num_clients)
     checks.whole("data.public_examples", config.data.public_examples, at_least=0)
     _check_parts(config)

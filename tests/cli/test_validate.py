@@ -121,6 +121,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         (("--run.evaluate_every=0",), "run.evaluate_every must be an integer of at least 1"),
         (("--run.checkpoint_every=-2",), "run.checkpoint_every must be an integer of at least 1"),
         (("--run.seed=-1",), "run.seed must be an integer of at least 0, got -1"),
+        (("--run.seed=4294967296",), "run.seed must be below"),
         (("--data.num_clients=0",), "data.num_clients must be an integer of at least 1, got 0"),
         (("--data.client_test_share=1.0",), "data.client_test_share must lie in [0, 1), got 1.0"),
         (("--training.learning_rate=-1",), "training.learning_rate must be at least 0, got -1.0"),
