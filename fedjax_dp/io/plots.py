@@ -149,6 +149,35 @@ def accuracy_by_epsilon(
     return figure
 
 
+def accuracy_by_round(
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]], title: str
+) -> Figure:
+    """Draws test accuracy over rounds for several methods.
+
+    Args:
+      curves: for each method its rounds, the mean accuracies in percent, and their standard
+        deviations over seeds, 0 where there is one seed.
+      title: what is compared.
+
+    Returns:
+      The figure, with a band of one standard deviation about each curve.
+
+    Source: Malekmohammadi and others 2024, figure 3.5.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, (rounds, means, deviations) in curves.items():
+        mean, deviation = np.asarray(means), np.asarray(deviations)
+        (line,) = axes.plot(rounds, mean, marker=".", label=name)
+        axes.fill_between(
+            rounds, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.15
+        )
+    axes.set(xlabel="round", ylabel="test accuracy in percent", title=title)
+    axes.grid(alpha=0.25)
+    axes.legend()
+    return figure
+
+
 def epsilon_curves(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
 ) -> Figure:

@@ -1,0 +1,154 @@
+"""Figures of unequal clients are computed at the setting of what they show."""
+
+import json
+
+import numpy as np
+import pytest
+from run_folders import execute
+
+from experiments.heterogeneous_dp import figures, sweep
+from fedjax_dp.io import plots
+from fedjax_dp.privacy import budgets
+from fedjax_dp.privacy.calibration import calibrate_poisson
+
+# heterogeneous_dp §8.2: the authors' accountant at N = 2400, E = 200, δ = 1e-4.
+AUTHORS = {
+    0.5: (10.08, 14.24, 20.13, 28.45),
+    1.0: (5.15, 7.25, 10.22, 14.44),
+    2.0: (2.71, 3.77, 5.28, 7.43),
+    5.0: (1.31, 1.73, 2.35, 3.25),
+}
+BATCHES = [8.0, 16.0] * 10
+DIGITS = (
+    "--data.partition=iid",
+    "--data.num_clients=20",
+    "--run.rounds=2",
+    f"--training.batch_size={BATCHES}",
+    "--training.learning_rate=0.05",
+    "--privacy.record.epsilon=Dist6",
+    "--privacy.record.dp_delta=1e-4",
+)
+
+
+@pytest.fixture(autouse=True)
+def shown(monkeypatch):
+    """Pictures by file name, in place of files."""
+    kept = {}
+    monkeypatch.setattr(plots, "save", lambda figure, path: kept.__setitem__(path.name, figure))
+    return kept
+
+
+@pytest.mark.parametrize("epsilon", AUTHORS)
+def test_multipliers_of_figure_32_are_those_of_the_authors(epsilon):
+    np.testing.assert_allclose(figures.multipliers(epsilon)[:4], AUTHORS[epsilon], atol=0.006)
+
+
+def test_variances_of_figure_33_follow_the_authors_multipliers():
+    """(3.5) by hand: p c² z² η² ⌈N/b⌉/b²; N/b is whole but for b = 128 and 256."""
+    table = figures.variances()
+    for i, epsilon in enumerate(figures.EPSILONS):
+        for j, b in enumerate((16, 32, 64, 128)):
+            if epsilon in AUTHORS:
+                z = AUTHORS[epsilon][j]
+                expected = 28_938 * 9 * z**2 * 1e-4 * np.ceil(2400 / b) / b**2
+                assert table[i, j] == pytest.approx(expected, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def run_folders(tmp_path_factory):
+    """A short run of Robust-HDP under each accountant."""
+    found = {}
+    for accountant in ("rdp", "rdp-classic-64"):
+        found[accountant] = tmp_path_factory.mktemp("runs") / accountant
+        words = ("--algorithm.name=robust_hdp", f"--privacy.accountant={accountant}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plots, "save", lambda figure, path: None)
+            execute(found[accountant], *DIGITS, *words)
+    return found
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "rdp-classic-64"])
+def test_the_oracle_of_figure_37_is_that_of_the_run(run_folders, accountant):
+    title, weights = figures.weights_of_run(run_folders[accountant])
+    # 1,437 digits over 20 clients, of which a fifth is held out.
+    sizes = np.array([1437 // 20 + (i < 1437 % 20) for i in range(20)])
+    sizes = sizes - np.round(0.2 * sizes)
+    epsilon = budgets.published_budgets("Dist6", 20)
+    np.testing.assert_allclose(weights["DPFedAvg"], sizes / sizes.sum(), rtol=0.02)
+    np.testing.assert_allclose(weights["WeiAvg"], epsilon / epsilon.sum(), rtol=1e-6)
+    for name in ("rdp", "rdp-classic-64"):
+        steps = np.ceil(sizes / BATCHES)
+        z = calibrate_poisson(epsilon, 1e-4, BATCHES / sizes, 2 * steps, accountant=name)
+        inverse = np.square(BATCHES) / steps / z**2
+        off = np.abs(weights["oracle"] / (inverse / inverse.sum()) - 1).max()
+        assert off < 1e-3 if name == accountant else off > 0.1, (name, off)
+    assert title == "digits, logistic_regression, p = 650, Dist6"
+    assert figures.precision(weights["oracle"], weights["oracle"]) == pytest.approx(1)
+    assert figures.precision(np.array([1.0, 0.0]), np.array([0.25, 0.75])) == 0.25
+
+
+def test_a_run_of_another_method_is_refused(tmp_path):
+    words = [word for word in DIGITS if "rounds" not in word]
+    execute(tmp_path / "run", *words, "--run.rounds=1", "--algorithm.name=weiavg")
+    with pytest.raises(SystemExit, match="must be a run of robust_hdp, got weiavg"):
+        figures.weights_of_run(tmp_path / "run")
+
+
+def folder_of_sweep(path, **runs):
+    """A sweep's folder with made-up accuracies by round."""
+    for name, rows in runs.items():
+        folder = path / name
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text("{}")
+        lines = [json.dumps({"round": r, "test_accuracy": a}) for r, a in rows]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (path / "runs.json").write_text(json.dumps([{}] * len(runs)))
+    return path
+
+
+def test_figure_35_shows_means_and_deviations_over_seeds(tmp_path, shown):
+    runs = {
+        "distribution=Dist6,algorithm=A,seed=0": [(1, 0.1), (2, None), (3, 0.5)],
+        "distribution=Dist6,algorithm=A,seed=1": [(1, 0.3), (2, None), (3, 0.5)],
+        "distribution=Dist2,algorithm=A,seed=0": [(1, 0.9)],
+        "distribution=Dist6,algorithm=B,seed=0": [(1, 0.2)],
+    }
+    path = folder_of_sweep(tmp_path / "study", **runs)
+    figures.main(["--output", str(tmp_path), "--convergence", str(path)])
+    curves = figures.accuracy_by_round(path, "Dist6")
+    assert curves["A"][0] == [1, 3] and set(curves) == {"A", "B"}
+    np.testing.assert_allclose(curves["A"][1], [20, 50])
+    np.testing.assert_allclose(curves["A"][2], [np.sqrt(200), 0])
+    lines = shown["accuracy_by_round.png"].axes[0].get_lines()
+    np.testing.assert_allclose(lines[0].get_ydata(), [20, 50])
+    assert {"multipliers_by_batch_size.png", "variance_by_setting.png"} < set(shown)
+    with pytest.raises(SystemExit, match="no run of Dist9"):
+        figures.accuracy_by_round(path, "Dist9")
+
+
+def test_figure_37_shows_the_precision_of_each_block_size(tmp_path, monkeypatch, shown):
+    runs = {f"distribution=Dist2,block_size={p},seed={s}": [] for p in (30, 200) for s in (0, 1)}
+    path = folder_of_sweep(tmp_path / "study", **runs)
+
+    def weights_of_run(folder):
+        size, seed = (int(x.split("=")[1]) for x in folder.name.split(",")[1:])
+        ours = np.array([0.5 + size / 1000 + seed / 10, 0.5 - size / 1000 - seed / 10])
+        return "", {"Robust-HDP": ours, "oracle": np.array([1.0, 0.0])}
+
+    monkeypatch.setattr(figures, "weights_of_run", weights_of_run)
+    scores = figures.precision_by_block_size(path)
+    np.testing.assert_allclose([scores[30], scores[200]], [[0.53, 0.63], [0.7, 0.8]])
+    figures.main(["--output", str(tmp_path), "--precision", str(path)])
+    drawn = shown["precision_by_block_size.png"].axes[0].get_lines()[0].get_xydata()
+    np.testing.assert_allclose(drawn, [[30, 0.58], [200, 0.75]])
+
+
+def test_the_liar_of_figure_36_has_the_budget_that_the_paper_gives_it():
+    study = sweep.STUDIES["falsified"]
+    true = budgets.published_budgets("Dist5", 20)
+    assert true[sweep.LIAR] == 0.95 == sweep.TRUE_BUDGET
+    for times in sweep.LIES:
+        [word] = [w for w in study.axes["algorithm"][f"WeiAvg x{times}"] if "declared" in w]
+        claims = np.array(json.loads(word.split("=", 1)[1]))
+        np.testing.assert_array_equal(np.flatnonzero(claims != true), [10] if times > 1 else [])
+        assert claims[10] == pytest.approx(0.95 * times)
