@@ -1,12 +1,13 @@
 """Tells the ledgers what ran: the bridge from a simulation's rounds to its privacy accounts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from chex import PRNGKey
+from numpy.typing import ArrayLike
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
@@ -112,8 +113,8 @@ class PrivacyAccounting:
             events["client"] = [[(event, np.arange(num_units))]]
         record_events = record_events_of(algorithm)
         if record_events:
-            # None counts: a number that takes its place changes what the others mean.
-            numbers = [None if x is None else np.asarray(x) for x in state.config]
+            # Field by field: a number that takes the place of None changes what is charged.
+            numbers = [np.asarray(x) for x in state.config]
             before = getattr(self, "_numbers", None)
             is_same = before is not None and all(map(np.array_equal, before, numbers))
             self._numbers = numbers
@@ -187,7 +188,7 @@ class PrivacyAccounting:
         key: PRNGKey,
         num_rounds: int,
         epsilon: dict[str, float],
-        dp_delta: dict[str, float],
+        dp_delta: Mapping[str, ArrayLike],
         accountant: str,
     ) -> int:
         """Counts the rounds that may still run before any unit's budget is exceeded.
@@ -201,7 +202,7 @@ class PrivacyAccounting:
           num_rounds: how many rounds are wanted, at least 0.
           epsilon: the budget of each unit, a number or one for each account; units that are not
             named are not bounded.
-          dp_delta: δ of each unit.
+          dp_delta: δ of each unit, a number or one for each account.
           accountant: as for `Ledger.epsilon`.
 
         Returns:
@@ -238,11 +239,13 @@ class PrivacyAccounting:
         draws = jax.vmap(lambda r: self._participation.draw(draw_key, r))(rounds)
         return np.where(draws.is_real, draws.indices, -1)
 
-    def epsilon(self, dp_delta: dict[str, float], accountant: str = "rdp") -> dict[str, np.ndarray]:
+    def epsilon(
+        self, dp_delta: Mapping[str, ArrayLike], accountant: str = "rdp"
+    ) -> dict[str, np.ndarray]:
         """Computes ε spent so far.
 
         Args:
-          dp_delta: δ of each unit.
+          dp_delta: δ of each unit, a number or one for each account.
           accountant: as for `Ledger.epsilon`.
 
         Returns:

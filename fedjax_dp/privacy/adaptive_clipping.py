@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core import checks
+from fedjax_dp.privacy import draws
 
 Scalar = jax.typing.ArrayLike
 
@@ -65,7 +66,7 @@ class AdaptiveClipping(NamedTuple):
 
         Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, algorithm 1 and equation (1).
         """
-        noised = total + self.count_stddev * jax.random.normal(key, ())
+        noised = total + self.count_stddev * draws.normal(key, ())
         unclipped = noised / self.expected_count + 0.5
         rate = jnp.exp(-self.learning_rate * (unclipped - self.target_quantile))
         return jnp.clip(clip_norm * rate, _SMALLEST, _LARGEST), unclipped

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from scipy import signal
 
 from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.noise import release
 
@@ -70,7 +71,7 @@ class BandedNoise(NamedTuple):
         first, *rest = [float(c) for c in self.coefficients]
         kept, noised = [], []
         for index, (leaf, buffer) in enumerate(zip(leaves, past, strict=True)):
-            draw = jax.random.normal(keys.fold(key, index), jnp.shape(leaf), jnp.float32)
+            draw = draws.normal(keys.fold(key, index), jnp.shape(leaf))
             known = sum((c * buffer[i] for i, c in enumerate(rest)), start=jnp.float32(0))
             new = (draw - known) / first
             kept.append(jnp.concatenate([new[None], buffer[:-1]]) if rest else buffer)

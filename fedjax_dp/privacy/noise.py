@@ -9,6 +9,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.privacy import draws
 
 PyTree = Any
 Scalar = jax.typing.ArrayLike
@@ -58,8 +59,8 @@ def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
     Each leaf draws from its own key, folded from its place in the tree, in float32 or better.
 
     Guarantee: none by itself; what it buys is in the sensitivity from which `stddev` was made
-    (`clipping.noise_stddev`). Float32 draws reach 5.4 standard deviations and leave gaps
-    between the values that they can take; see `discrete` for noise without either.
+    (`clipping.noise_stddev`). Draws reach 6.3 standard deviations and leave gaps between the
+    values that they can take; see `discrete` for noise without either.
 
     Args:
       key: used for this addition and nothing else.
@@ -74,7 +75,7 @@ def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
       ValueError: if a static `stddev` is negative or not finite, or a leaf holds no floats.
     """
     _check_scale("stddev", stddev)
-    return _add(key, tree, stddev, jax.random.normal)
+    return _add(key, tree, stddev, draws.normal)
 
 
 def add_laplace(key: PRNGKey, tree: PyTree, scale: Scalar) -> PyTree:
@@ -96,4 +97,4 @@ def add_laplace(key: PRNGKey, tree: PyTree, scale: Scalar) -> PyTree:
       ValueError: if a static `scale` is negative or not finite, or a leaf holds no floats.
     """
     _check_scale("scale", scale)
-    return _add(key, tree, scale, jax.random.laplace)
+    return _add(key, tree, scale, draws.laplace)

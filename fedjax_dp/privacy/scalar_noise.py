@@ -10,6 +10,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import CurveDpEvent
 
 PyTree = Any
@@ -170,7 +171,7 @@ def add_staircase(
 
     def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
-        step = jnp.floor(jax.random.exponential(keys.fold(key, 1), shape, dtype) / epsilon)
+        step = jnp.floor(draws.exponential(keys.fold(key, 1), shape, dtype) / epsilon)
         within = jax.random.uniform(keys.fold(key, 2), shape, dtype)
         is_low = jax.random.bernoulli(
             keys.fold(key, 3), (1 - gamma) * shrink / (gamma + (1 - gamma) * shrink), shape
@@ -228,13 +229,15 @@ def add_bounded_laplace(
     """
     largest = bounded_laplace_range(epsilon, dp_delta, sensitivity)
     scale = sensitivity / jnp.asarray(epsilon, jnp.float32)
-    inside = -jnp.expm1(-largest / scale)
+    cut, inside = jnp.exp(-largest / scale), -jnp.expm1(-largest / scale)
 
     def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
-        uniform = jax.random.uniform(keys.fold(key, 1), shape, dtype)
-        distance = -scale * jnp.log1p(-uniform * inside)
-        return (sign * jnp.minimum(distance, largest)).astype(dtype)
+        small, rest = draws.complements(keys.fold(key, 1), shape)
+        # What is left of the density at the distance, between its value at the end and 1.
+        far, near = -jnp.log(cut + small * inside), -jnp.log1p(-rest * inside)
+        distance = scale * jnp.where(small < 0.5, far, near)
+        return sign * jnp.minimum(distance, largest).astype(dtype)
 
     return _add(key, tree, sample)
 

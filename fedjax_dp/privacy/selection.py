@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core import checks
+from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import DpEvent
 
 Scalar = jax.typing.ArrayLike
@@ -49,7 +50,7 @@ def select(
     behind = scores - jnp.max(scores, where=is_offered, initial=jnp.finfo(jnp.float32).min)
     # Multiplying instead of dividing the noise keeps both ends, ε = 0 and ε = inf, defined.
     logits = jnp.where((behind == 0) | (epsilon == 0), 0.0, behind * epsilon / (2 * sensitivity))
-    noisy = logits + jax.random.gumbel(key, scores.shape)
+    noisy = logits + draws.gumbel(key, scores.shape)
     return jnp.argmax(jnp.where(is_offered, noisy, -jnp.inf)).astype(jnp.int32)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from sklearn.mixture import GaussianMixture
 
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.privacy import draws
 from oracles import local, logistic
 
 
@@ -20,7 +21,7 @@ def mean_loss(theta, x, y):
 def gumbel(replay, round_index, client, count):
     """The draws of a client's choice."""
     key = fold(replay._client_key(round_index, client), Purpose.SELECTION)
-    return np.asarray(jax.random.gumbel(key, (count,)), np.float64)
+    return np.asarray(draws.gumbel(key, (count,)), np.float64)
 
 
 def choose_privately(models, x, y, epsilon, noise):

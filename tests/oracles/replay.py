@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.privacy import draws
 
 
 @functools.partial(jax.jit, static_argnames=("draw", "limit", "capacity"))
@@ -57,7 +58,7 @@ class Replay:
     def _normal(self, key):
         """One standard normal draw for each parameter, leaf after leaf."""
         draws = [
-            np.asarray(jax.random.normal(fold(key, leaf), shape)).reshape(-1)
+            np.asarray(draws.normal(fold(key, leaf), shape)).reshape(-1)
             for leaf, shape in enumerate(self.theta_shapes)
         ]
         return np.concatenate(draws).astype(np.float64)

@@ -1,0 +1,78 @@
+"""Draws of noise follow their laws, far into the tails too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_dp.privacy import draws
+from fedjax_dp.privacy import scalar_noise as sn
+from fedjax_dp.privacy.selection import select
+
+NUM = 1_000_000
+LAWS = {
+    "normal": (draws.normal, stats.norm),
+    "exponential": (draws.exponential, stats.expon),
+    "laplace": (draws.laplace, stats.laplace),
+    "gumbel": (draws.gumbel, stats.gumbel_r),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_laws_are_accepted_at_the_right_scale_and_rejected_three_percent_off(name):
+    draw, law = LAWS[name]
+    found = np.asarray(draw(jax.random.key(0), (NUM,)), np.float64)
+    assert stats.kstest(found, law.cdf).pvalue > 1e-3
+    for wrong in (0.97, 1.03):
+        assert stats.kstest(found, law(scale=wrong).cdf).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("tail", [0, 1, 2, 1000, 2**20, 2**30, 2**31 - 1])
+def test_a_normal_number_is_the_quantile_of_its_bits_on_either_side(tail):
+    bits = jnp.array([tail, tail + 2**31], jnp.uint32)
+    low, high = np.asarray(draws.normal_of(bits), np.float64)
+    assert high == -low
+    assert low == pytest.approx(stats.norm.ppf((tail + 0.5) * 2.0**-32), rel=2e-6, abs=3e-7)
+
+
+def test_a_normal_number_reaches_beyond_six_deviations():
+    assert draws.normal_of(jnp.uint32(0)) < -6.3 and draws.normal_of(jnp.uint32(2**31)) > 6.3
+
+
+def bits_of(high, low):
+    return lambda key, shape, dtype: jnp.array([high, low], jnp.uint32).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "expected"),
+    [
+        (0, 0, -np.log(0.5) + 64 * np.log(2)),
+        (0, 2**32 - 1, 32 * np.log(2)),
+        (1, 0, 32 * np.log(2)),
+        (2**31, 0, np.log(2)),
+        (2**32 - 1, 2**32 - 1, 2.0**-65),
+        (2**32 - 1, 0, 2.0**-32),
+    ],
+)
+def test_an_exponential_number_is_exact_at_both_ends(monkeypatch, high, low, expected):
+    monkeypatch.setattr(jax.random, "bits", bits_of(high, low))
+    assert float(draws.exponential(None, ())) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("epsilon", "dp_delta"), [(1.0, 1e-10), (0.1, 1e-15), (5.0, 1e-12)])
+def test_bounded_laplace_noise_reaches_the_end_of_its_range(monkeypatch, epsilon, dp_delta):
+    # Where it ended earlier the delta of what runs would not be the one that is accounted.
+    monkeypatch.setattr(jax.random, "bits", bits_of(0, 0))
+    monkeypatch.setattr(jax.random, "rademacher", lambda key, shape, dtype: jnp.ones(shape, dtype))
+    noised = sn.add_bounded_laplace(jax.random.key(0), jnp.float32(0), epsilon, dp_delta, 1.0)
+    expected = np.log1p(np.expm1(epsilon) / (2 * dp_delta)) / epsilon
+    assert float(noised) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_choice_may_fall_on_what_is_twenty_scales_behind(monkeypatch):
+    # Ends at 16 scales, as those of a numeric library have them, would rule it out for good.
+    noise = jnp.array([[0, 2**32 - 1], [0, 2**32 - 1]], jnp.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: noise)
+    scores = jnp.array([0.0, -10.0])
+    assert int(select(None, scores, 4.0, 1.0)) == 1
