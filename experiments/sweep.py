@@ -126,7 +126,8 @@ def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]
     for point in grid:
         file = output / point.name / "summary.json"
         if file.is_file():
-            rows.append(point.values | json.loads(file.read_text(encoding="utf-8")))
+            # An axis keeps its name for what a summary may call otherwise, such as the algorithm.
+            rows.append(json.loads(file.read_text(encoding="utf-8")) | point.values)
     return rows
 
 
