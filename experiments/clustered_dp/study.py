@@ -1,11 +1,10 @@
 """The study of clustered federated learning under record-level privacy: runs, tables, pictures.
 
-python experiments/clustered_dp/study.py run CONFIG --output FOLDER --methods … --seeds …
-python experiments/clustered_dp/study.py table FOLDER
+python -m experiments.clustered_dp.study run CONFIG --output FOLDER --methods … --epsilons …
+python -m experiments.clustered_dp.study table FOLDER
 """
 
 import argparse
-import csv
 import json
 import os
 import pathlib
@@ -16,77 +15,26 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.clustered_dp.grid import (
+    METHODS,
+    PAPER_EPSILONS,
+    Point,
+    differences,
+    points,
+    tables_of,
+    true_clusters,
+)
+from experiments.clustered_dp.tables import as_markdown, read_results
 from fedjax_dp.algorithms import local_only
-from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.assemble import Experiment, assemble
-from fedjax_dp.cli.config import Config
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import sampling
-from fedjax_dp.data.clusters import CLUSTER_SIZES
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import PrivacyAccounting, evaluator, simulation
 from fedjax_dp.evaluation.clustering import is_minority_found, is_partition_found, matched_share
 from fedjax_dp.evaluation.evaluate import personal_evaluator
-from fedjax_dp.evaluation.fairness import cluster_fairness, over_seeds
+from fedjax_dp.evaluation.fairness import cluster_fairness
 from fedjax_dp.io import plots
-
-HERE = pathlib.Path(__file__).parent
-SELECTION_SHARE = 0.03  # of the total ε, for one private choice
-
-# The paper's names, and how it calls the same thing in its tables.
-METHODS = {
-    "R-DPCFL": None,
-    "RC-DPFL": "RC-DPFL",
-    "f-CDPFL": "f-CDPFL",
-    "IFCA": None,
-    "KM-CDPFL": "KM-CDPFL",
-    "MR-MTL": None,
-    "Local": None,
-    "Global": "DPFedAvg",
-    "Oracle": "O-CDPFL",
-}
-
-
-# Where the paper trains a method with other numbers than R-DPCFL, by the name of the setting.
-LARGE_BATCHES = ("--training.batch_size=64",)
-OTHER_NUMBERS: dict[str, dict[str, tuple[str, ...]]] = {
-    "clustered_mnist": {"Local": ("--training.learning_rate=0.01",)},
-    "clustered_cifar10_labels": dict.fromkeys(
-        ("IFCA", "f-CDPFL", "Global", "MR-MTL", "Local"), LARGE_BATCHES
-    ),
-    "clustered_cifar10_rotation": dict.fromkeys(("IFCA", "f-CDPFL"), LARGE_BATCHES)
-    | dict.fromkeys(
-        ("Global", "MR-MTL", "Local"),
-        (*LARGE_BATCHES, "--training.learning_rate=0.0005", "--privacy.record.clip_norm=4.0"),
-    ),
-}
-
-
-def true_clusters(config: Config) -> np.ndarray:
-    """The cluster of each client, as the partition deals them out."""
-    sizes = config.data.partition_options.get("cluster_sizes", CLUSTER_SIZES)
-    return np.repeat(np.arange(len(sizes)), sizes)
-
-
-def words_of(method: str, config: Config) -> list[str]:
-    """What a method changes in the configuration of the study."""
-    clusters = true_clusters(config)
-    options = {"num_models": int(clusters.max()) + 1}
-    choice = {"selection_epsilon": SELECTION_SHARE * float(config.privacy.record.epsilon)}
-    name, options = {
-        "R-DPCFL": ("r_dpcfl", options | choice),
-        "RC-DPFL": ("rc_dpfl", options),
-        "f-CDPFL": ("f_cdpfl", options | {"selection": "exact"}),
-        "IFCA": ("f_cdpfl", options | choice),
-        "KM-CDPFL": ("km_cdpfl", options),
-        "MR-MTL": ("mr_mtl", {}),
-        "Local": ("local_only", {}),
-        "Global": ("dp_sgd", {}),
-        "Oracle": ("o_dpcfl", {"clusters": clusters.tolist()}),
-    }[method]
-    given = [f"--algorithm.options.{key}={json.dumps(value)}" for key, value in options.items()]
-    numbers = OTHER_NUMBERS.get(config.run.name, {}).get(method, ())
-    return [f"--algorithm.name={name}", *given, *numbers]
 
 
 def assigned_clusters(experiment: Experiment, state: Any, true: np.ndarray) -> np.ndarray | None:
@@ -129,9 +77,31 @@ def references(
     return accuracy, personal_evaluator(model, train, params_of)(state.rows).client_loss
 
 
-def run_one(config: Config, method: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def reference_of(
+    point: Point, experiment: Experiment, true: np.ndarray, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Trains the models to compare with, or reads them where they were trained on the same data."""
+    path = pathlib.Path(arguments.output) / f"{point.reference_name}.json"
+    training = {
+        "epochs": arguments.reference_epochs,
+        "learning_rate": arguments.reference_learning_rate,
+    }
+    setting = tables_of(point.setting)
+    setting = {k: v for k, v in setting.items() if k in ("data", "model")} | {"training": training}
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        require_same(path, found["setting"], setting)
+        return found
+    accuracy, loss = references(experiment, true, **training)
+    found = {"setting": setting, "accuracy": accuracy.tolist(), "loss": loss.tolist()}
+    write(path, found)
+    return found
+
+
+def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs one method from one seed, writes what it found, returns the same."""
     started = time.perf_counter()
+    config, method = point.config, point.method
     true = true_clusters(config)
     experiment = assemble(config)
     sim, key = experiment.simulation, jax.random.key(config.run.seed)
@@ -154,13 +124,7 @@ def run_one(config: Config, method: str, arguments: argparse.Namespace) -> dict[
     assert on_train is not None
     loss = on_train(state).client_loss
     folder = pathlib.Path(arguments.output)
-    cached = folder / f"reference-{config.run.seed}.json"
-    if not cached.is_file():
-        numbers = references(
-            experiment, true, arguments.reference_epochs, arguments.reference_learning_rate
-        )
-        write(cached, {"accuracy": numbers[0].tolist(), "loss": numbers[1].tolist()})
-    reference = json.loads(cached.read_text())
+    reference = reference_of(point, experiment, true, arguments)
     smallest = np.argmin(np.bincount(true))
     metrics = cluster_fairness(
         accuracy, loss, reference["accuracy"], reference["loss"], true == smallest
@@ -176,6 +140,9 @@ def run_one(config: Config, method: str, arguments: argparse.Namespace) -> dict[
     result: dict[str, Any] = {
         "method": method,
         "seed": config.run.seed,
+        "epsilon": config.privacy.record.epsilon,
+        "setting": tables_of(point.setting),
+        "changes": list(point.words),
         "metrics": metrics,
         "client_accuracy": accuracy.tolist(),
         "clusters": None if assigned is None else assigned.tolist(),
@@ -203,9 +170,19 @@ def run_one(config: Config, method: str, arguments: argparse.Namespace) -> dict[
             server.features, true, server.means[:count], server.radii[:count],
             f"updates of round 1, MSS {server.separation:.1f}",
         )  # fmt: skip
-        plots.save(figure, folder / f"mixture-{method}-{config.run.seed}.png")
-    write(folder / f"{method}-{config.run.seed}.json", result)
+        plots.save(figure, folder / f"mixture,{point.name}.png")
+    write(folder / f"{point.name}.json", result)
     return result
+
+
+def require_same(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuses a folder that holds the results of another setting."""
+    lines = differences(found, wanted)
+    if lines:
+        raise SystemExit(
+            f"{path} holds another setting; give another --output. There and here:\n"
+            + "\n".join(lines)
+        )
 
 
 def write(path: pathlib.Path, data: Any) -> None:
@@ -215,72 +192,46 @@ def write(path: pathlib.Path, data: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Runs a grid of methods and seeds, leaving out what is there already."""
-    for seed in arguments.seeds:
-        for method in arguments.methods:
-            done = pathlib.Path(arguments.output) / f"{method}-{seed}.json"
-            if done.is_file():
-                print(f"{done} is there already")
-                continue
-            words = [f"--run.seed={seed}", *arguments.set]
-            plain = configuration.load(arguments.config, words)
-            config = configuration.load(arguments.config, [*words, *words_of(method, plain)])
-            result = run_one(config, method, arguments)
-            shown = {k: round(v, 2) for k, v in result["metrics"].items()}
-            print(f"{method} seed {seed}: {shown} in {result['seconds']:.0f} s", flush=True)
+    """Runs a grid of methods, budgets and seeds, leaving out what is there already."""
+    grid = points(
+        arguments.config, arguments.methods, arguments.epsilons, arguments.seeds, arguments.set
+    )
+    for point in grid:
+        done = pathlib.Path(arguments.output) / f"{point.name}.json"
+        if done.is_file():
+            found = json.loads(done.read_text(encoding="utf-8"))
+            require_same(done, found["setting"], tables_of(point.setting))
+            require_same(done, {"changes": found["changes"]}, {"changes": list(point.words)})
+            print(f"{done} is there already")
+            continue
+        result = run_one(point, arguments)
+        shown = {k: round(v, 2) for k, v in result["metrics"].items()}
+        print(f"{point.name}: {shown} in {result['seconds']:.0f} s", flush=True)
 
 
 def table(arguments: argparse.Namespace) -> None:
     """Writes a table of all methods over their seeds, the paper's numbers beside ours."""
     folder = pathlib.Path(arguments.output)
-    paper: dict[tuple[str, str], tuple[float, float]] = {}
-    with open(HERE / "paper_tables.csv", newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if (row["dataset"], row["shift"]) == (arguments.dataset, arguments.shift) and float(
-                row["epsilon"]
-            ) == arguments.paper_epsilon:
-                paper[row["algorithm"], row["metric"]] = float(row["mean"]), float(row["std"])
-    names = ("acc_all", "acc_maj", "acc_min", "min_acc", "acc_disparity", "F_acc", "F_loss")
-    lines = [
-        f"Ours over seeds, mean ± standard deviation; in brackets the paper's numbers for "
-        f"{arguments.dataset}, {arguments.shift} shift, ε = {arguments.paper_epsilon:g}, at its "
-        "full size.",
-        "",
-        "| method | seeds | " + " | ".join(names) + " | clusters found | minority found | ε |",
-        "|" + "---|" * (len(names) + 5),
-    ]
-    for method, printed in METHODS.items():
-        results = [json.loads(p.read_text()) for p in sorted(folder.glob(f"{method}-[0-9]*.json"))]
-        if not results:
-            continue
-        summary = over_seeds([r["metrics"] for r in results])
-        cells = []
-        for name in names:
-            mean, spread = summary[name]
-            cell = f"{mean:.2f} ± {spread:.2f}"
-            if printed is not None and (printed, name) in paper:
-                cell += " ({:.2f} ± {:.2f})".format(*paper[printed, name])
-            cells.append(cell)
-        for name in ("clusters_found", "minority_found"):
-            cells.append(f"{summary[name][0]:.0%}" if name in summary else "")
-        spent = [e for r in results for e in r["epsilon_by_client"]]
-        star = "*" if results[0]["not_covered"] else ""
-        cells.append(f"{min(spent):.3f} to {max(spent):.3f}{star}")
-        lines.append(f"| {method} | {len(results)} | " + " | ".join(cells) + " |")
-    lines += ["", "\\* of the updates alone: the choice of a cluster is exact and not private.", ""]
-    text = "\n".join(lines)
+    text = as_markdown(read_results(folder))
     (folder / "table.md").write_text(text, encoding="utf-8")
     print(text)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("run", help="run methods from seeds")
+    one = commands.add_parser("run", help="run methods at budgets from seeds")
     one.add_argument("config")
     one.add_argument("--output", required=True)
     one.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    one.add_argument(
+        "--epsilons",
+        nargs="+",
+        type=float,
+        default=[],
+        help=f"that of the configuration, if not given; the paper has {PAPER_EPSILONS}",
+    )
     one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     one.add_argument("--reference-epochs", type=int, default=10)
     one.add_argument("--reference-learning-rate", type=float, default=0.1)
@@ -288,11 +239,8 @@ def main() -> None:
     one.set_defaults(do=run)
     other = commands.add_parser("table", help="write a table of what ran")
     other.add_argument("output")
-    other.add_argument("--dataset", default="MNIST")
-    other.add_argument("--shift", default="covariate")
-    other.add_argument("--paper-epsilon", type=float, default=5.0)
     other.set_defaults(do=table)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     arguments.do(arguments)
 
 

@@ -1,0 +1,74 @@
+"""Figures 3 and 4, without training: `python -m experiments.clustered_dp.figures`.
+
+The noise multiplier, and the noise variance of the first and of later updates, over the batch sizes
+of the first round b¹ and of all others b^{>1}.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_dp.io import noise_plots, plots
+from fedjax_dp.privacy import noise_levels
+
+# CIFAR-10 with ResNet-18, as the paper draws it.
+N, EPSILON, DELTA, CLIP, ROUNDS = 6600, 5.0, 1e-4, 3.0, 200
+PARAMETERS, RATE = 11_181_642, 5e-4
+ACCOUNTANT = "rdp-classic-64"
+FIRST_BATCHES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 6600)
+LATER_BATCHES = (16, 32, 64, 128, 256)
+
+
+def multipliers() -> np.ndarray:
+    """Noise multipliers, `[first batch sizes, later batch sizes]`."""
+    first, later = np.meshgrid(FIRST_BATCHES, LATER_BATCHES, indexing="ij")
+    found = noise_levels.noise_multiplier_of_run(
+        EPSILON,
+        DELTA,
+        N,
+        later.ravel(),
+        num_rounds=ROUNDS,
+        first_batch_size=first.ravel(),
+        accountant=ACCOUNTANT,
+    )
+    return found.reshape(first.shape)
+
+
+def variances(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Noise variance by lemma 4.1 of the first update and of a later one, as `multipliers`."""
+    first, later = np.meshgrid(FIRST_BATCHES, LATER_BATCHES, indexing="ij")
+
+    def of(batch: np.ndarray) -> np.ndarray:
+        gradient = noise_levels.clipped_gradient_variance(
+            z, batch, clip_norm=CLIP, num_parameters=PARAMETERS
+        )
+        return noise_levels.update_variance(
+            gradient, N, batch, learning_rate=RATE, rounds_steps_up=False
+        )
+
+    return of(first), of(later)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/figures"))
+    output = parser.parse_args(arguments).output
+    z = multipliers()
+    title = f"N = {N}, E = {ROUNDS}, ε = {EPSILON:g}, δ = {DELTA:g}"
+    curves = {f"$b^{{>1}}$ = {b}": z[:, j].tolist() for j, b in enumerate(LATER_BATCHES)}
+    label = "batch size of the first round $b^1$"
+    figure = noise_plots.multipliers_by_batch_size(FIRST_BATCHES, curves, title, label=label)
+    plots.save(figure, output / "multipliers_by_batch_sizes.png")
+    labels = ("$b^1$", "$b^{>1}$")
+    for name, table in zip(("first", "later"), variances(z), strict=True):
+        about = f"{name} update: {title},\nc = {CLIP:g}, p = {PARAMETERS:,}, η = {RATE:g}"
+        figure = noise_plots.variance_by_setting(
+            table, FIRST_BATCHES, LATER_BATCHES, about, labels=labels
+        )
+        plots.save(figure, output / f"variance_of_{name}_update.png")
+
+
+if __name__ == "__main__":
+    main()

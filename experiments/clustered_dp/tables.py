@@ -1,0 +1,101 @@
+"""Tables of what ran, the paper's numbers for the same data, shift and ε beside ours."""
+
+import csv
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.clustered_dp.grid import METHODS, differences
+from fedjax_dp.evaluation.fairness import over_seeds
+
+HERE = pathlib.Path(__file__).parent
+METRICS = ("acc_all", "acc_maj", "acc_min", "min_acc", "acc_disparity", "F_acc", "F_loss")
+# What the paper calls the data sets and shifts.
+DATASETS = {"mnist": "MNIST", "fashion_mnist": "FMNIST", "cifar10": "CIFAR10"}
+SHIFTS = {"rotation": "covariate", "label": "concept"}
+
+
+def read_results(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the results of a folder, which must be of one setting but for ε and seed."""
+    results = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("method=*"))]
+    if not results:
+        raise SystemExit(f"{folder} holds no result")
+    first = results[0]
+    for result in results[1:]:
+        lines = differences(
+            first["setting"], result["setting"], ("run.seed", "privacy.record.epsilon")
+        )
+        if lines:
+            raise SystemExit(
+                f"{folder} mixes settings: {first['method']} and {result['method']} differ in\n"
+                + "\n".join(lines)
+            )
+    return results
+
+
+Printed = dict[tuple[str, str], tuple[float, float]]
+
+
+def published(dataset: str, shift: str, epsilon: float) -> Printed:
+    """The paper's mean and deviation by method and metric; empty where it prints none."""
+    with open(HERE / "paper_tables.csv", newline="", encoding="utf-8") as file:
+        return {
+            (row["algorithm"], row["metric"]): (float(row["mean"]), float(row["std"]))
+            for row in csv.DictReader(file)
+            if (row["dataset"], row["shift"]) == (dataset, shift)
+            and float(row["epsilon"]) == epsilon
+        }
+
+
+def as_markdown(results: Sequence[dict[str, Any]]) -> str:
+    """Writes one table for each ε."""
+    data = results[0]["setting"]["data"]
+    dataset = DATASETS.get(data["name"], data["name"])
+    shift = SHIFTS[data["partition_options"].get("shift", "rotation")]
+    parts = []
+    for epsilon in sorted({r["epsilon"] for r in results}, reverse=True):
+        paper = published(dataset, shift, epsilon)
+        beside = (
+            f"in brackets the paper's numbers for {dataset}, {shift} shift, ε = {epsilon:g}, at "
+            "its full size."
+            if paper
+            else f"the paper prints no numbers for {dataset}, {shift} shift, ε = {epsilon:g}."
+        )
+        parts += [
+            f"Ours at ε = {epsilon:g} over seeds, mean ± standard deviation; {beside}",
+            "",
+            "| method | seeds | "
+            + " | ".join(METRICS)
+            + " | clusters found | minority found | ε spent |",
+            "|" + "---|" * (len(METRICS) + 5),
+            *_rows([r for r in results if r["epsilon"] == epsilon], paper),
+            "",
+        ]
+    if any(r["not_covered"] for r in results):
+        note = "\\* of the updates alone: the choice of a cluster is exact and not private."
+        parts += [note, ""]
+    return "\n".join(parts)
+
+
+def _rows(results: Sequence[dict[str, Any]], paper: Printed) -> list[str]:
+    lines = []
+    for method, printed in METHODS.items():
+        mine = [r for r in results if r["method"] == method]
+        if not mine:
+            continue
+        summary = over_seeds([r["metrics"] for r in mine])
+        cells = []
+        for name in METRICS:
+            mean, spread = summary[name]
+            cell = f"{mean:.2f} ± {spread:.2f}"
+            if printed is not None and (printed, name) in paper:
+                cell += " ({:.2f} ± {:.2f})".format(*paper[printed, name])
+            cells.append(cell)
+        for name in ("clusters_found", "minority_found"):
+            cells.append(f"{summary[name][0]:.0%}" if name in summary else "")
+        spent = [e for r in mine for e in r["epsilon_by_client"]]
+        star = "*" if mine[0]["not_covered"] else ""
+        cells.append(f"{min(spent):.3f} to {max(spent):.3f}{star}")
+        lines.append(f"| {method} | {len(mine)} | " + " | ".join(cells) + " |")
+    return lines

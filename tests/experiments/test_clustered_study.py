@@ -1,0 +1,166 @@
+"""The clustered study: its grid, what a folder may hold, and the numbers beside ours."""
+
+import argparse
+import csv
+import json
+import pathlib
+
+import pytest
+
+from experiments.clustered_dp import grid, study, tables
+from fedjax_dp.io import plots
+
+HERE = pathlib.Path(study.__file__).parent
+MNIST = HERE / "mnist.toml"
+SMALL = """
+[run]
+name = "small"
+rounds = 2
+[data]
+name = "digits"
+partition = "shifted_clusters"
+[data.partition_options]
+cluster_sizes = [1, 2]
+samples_per_client = 40
+test_samples_per_client = 20
+[training]
+batch_size = 20
+[privacy]
+unit = "record"
+[privacy.record]
+dp_delta = 1e-4
+epsilon = 8.0
+"""
+
+
+def test_the_grid_is_methods_by_budgets_by_seeds():
+    points = grid.points(MNIST, list(grid.METHODS), grid.PAPER_EPSILONS, [0, 1])
+    assert len(points) == 9 * 5 * 2 == len({p.name for p in points})
+    by_name = {p.name: p for p in points}
+    point = by_name["method=R-DPCFL,epsilon=2,seed=1"]
+    assert (point.config.privacy.record.epsilon, point.config.run.seed) == (2.0, 1)
+    # A private choice costs 0.03 of the point's own budget, not of the file's.
+    assert point.config.algorithm.options["selection_epsilon"] == pytest.approx(0.06)
+    assert by_name["method=Local,epsilon=3,seed=0"].config.training.learning_rate == 0.01
+    plain = grid.points(MNIST, ["Global"], [], [0])
+    assert [p.name for p in plain] == ["method=Global,epsilon=5,seed=0"]
+
+
+def run(folder, *words):
+    file = folder.parent / "small.toml"
+    file.write_text(SMALL)
+    grid = ("--methods", "Global", "--seeds", "0", "--reference-epochs", "1")
+    study.main(["run", str(file), "--output", str(folder), *grid, *words])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two methods at two budgets."""
+    path = tmp_path_factory.mktemp("study") / "results"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "save", lambda figure, path: None)
+        run(path, "--epsilons", "4", "2")
+    return path
+
+
+def test_results_hold_their_setting_and_are_not_run_again(folder, capsys):
+    names = sorted(p.name for p in folder.glob("*.json"))
+    stems = ["method=Global,epsilon=2,seed=0", "method=Global,epsilon=4,seed=0"]
+    assert names == [*(f"{s}.json" for s in stems), "reference,seed=0.json"]
+    for stem, epsilon in zip(stems, (2.0, 4.0), strict=True):
+        result = json.loads((folder / f"{stem}.json").read_text())
+        assert result["epsilon"] == result["setting"]["privacy"]["record"]["epsilon"] == epsilon
+        assert max(result["epsilon_by_client"]) == pytest.approx(epsilon, rel=1e-4)
+    run(folder, "--epsilons", "4", "2")
+    assert capsys.readouterr().out.count("is there already") == 2
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--set=--training.learning_rate=0.25",), "training.learning_rate: 2.0 and 0.25"),
+        (("--set=--privacy.record.clip_norm=3",), "privacy.record.clip_norm: 1.0 and 3.0"),
+        (("--set=--data.partition_options.shift=label",), "data.partition_options: "),
+    ],
+)
+def test_results_of_another_setting_are_not_taken_for_these(folder, words, message):
+    with pytest.raises(SystemExit, match="holds another setting") as refused:
+        run(folder, "--epsilons", "4", *words)
+    assert message in str(refused.value)
+
+
+def test_how_a_run_executes_is_no_other_setting(folder, capsys):
+    words = ("--set=--execution.clients_per_chunk=1", "--set=--training.micro_batch_size=4")
+    run(folder, "--epsilons", "4", *words)
+    assert "is there already" in capsys.readouterr().out
+
+
+def test_references_of_other_data_are_refused(folder):
+    arguments = argparse.Namespace(output=folder, reference_epochs=1, reference_learning_rate=0.1)
+    [point] = grid.points(
+        folder.parent / "small.toml", ["Global"], [4], [0], ["--data.partition_options.shift=label"]
+    )
+    with pytest.raises(SystemExit, match=r"reference,seed=0\.json holds another setting"):
+        study.reference_of(point, None, None, arguments)
+    arguments.reference_epochs = 2
+    [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
+    with pytest.raises(SystemExit, match=r"training\.epochs: 1 and 2"):
+        study.reference_of(point, None, None, arguments)
+
+
+def made_up(method, epsilon, seed, accuracy, **changes):
+    words = [f"--{key}={value}" for key, value in changes.items()]
+    [point] = grid.points(MNIST, [method], [epsilon], [seed], words)
+    metrics = dict.fromkeys(tables.METRICS, accuracy)
+    return point.name, {
+        "method": method, "seed": seed, "epsilon": epsilon, "metrics": metrics,
+        "setting": grid.tables_of(point.setting), "changes": list(point.words),
+        "epsilon_by_client": [epsilon], "not_covered": None,
+    }  # fmt: skip
+
+
+def written(folder, *results):
+    for name, result in results:
+        (folder / f"{name}.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_the_paper_numbers_beside_ours_are_those_of_the_budget_that_ran(tmp_path):
+    """Table 3 of RC-DPFL: DPFedAvg 80.92 at ε = 10, 79.37 at 5; nothing is printed for 7."""
+    results = [made_up("Global", e, s, 70.0 + s) for e in (10.0, 5.0, 7.0) for s in (0, 1)]
+    study.main(["table", str(written(tmp_path, *results))])
+    parts = (tmp_path / "table.md").read_text().split("Ours at ")[1:]
+    assert [p.split(" over")[0] for p in parts] == ["ε = 10", "ε = 7", "ε = 5"]
+    assert "70.50 ± 0.71 (80.92 ± 0.83)" in parts[0] and "(79.37" not in parts[0]
+    assert "70.50 ± 0.71 (79.37 ± 0.76)" in parts[2]
+    assert "the paper prints no numbers" in parts[1] and "70.50 ± 0.71 |" in parts[1]
+
+
+def test_a_table_of_mixed_settings_is_refused(tmp_path):
+    changes = {"training.batch_size": 64}
+    folder = written(tmp_path, made_up("Global", 5.0, 0, 1), made_up("Local", 5.0, 0, 1, **changes))
+    with pytest.raises(SystemExit, match="mixes settings") as refused:
+        study.main(["table", str(folder)])
+    assert "training.batch_size: 32.0 and 64.0" in str(refused.value)
+    with pytest.raises(SystemExit, match="holds no result"):
+        study.main(["table", str(tmp_path / "nothing")])
+
+
+def test_the_committed_table_is_that_of_the_committed_results():
+    folder = HERE / "results" / "mnist_two_cores"
+    text = tables.as_markdown(tables.read_results(folder))
+    assert text == (folder / "table.md").read_text(encoding="utf-8")
+
+
+def test_every_printed_number_is_found_by_the_names_of_its_configuration():
+    """One look-up for each data set, shift and ε of the paper covers its file of numbers."""
+    with (HERE / "paper_tables.csv").open(encoding="utf-8") as file:
+        printed = len(list(csv.DictReader(file)))
+    found = 0
+    for name in ("mnist", "fashion_mnist", "cifar10_rotation", "cifar10_labels"):
+        for epsilon in grid.PAPER_EPSILONS:
+            [point] = grid.points(HERE / f"{name}.toml", ["Global"], [epsilon], [0])
+            data = point.config.data
+            shift = tables.SHIFTS[data.partition_options["shift"]]
+            found += len(tables.published(tables.DATASETS[data.name], shift, epsilon))
+    assert found == printed == 700
