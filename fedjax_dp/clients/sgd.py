@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_dp.clients import gradients
+from fedjax_dp.clients import gradients, micro_batches
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalResult, LocalTrainer
 from fedjax_dp.clients.transforms import UpdateContext, UpdateTransform
 from fedjax_dp.core import checks, trees
@@ -48,8 +48,10 @@ def local_trainer(
       sampler: how a step's batch is drawn; shuffled epochs where it is None.
       gradient_rule: `gradients.plain(model)` where it is None, or `gradients.clipped(model)`.
       micro_batch_size: examples that are computed at once; it bounds memory and changes nothing
-        else, but for the draws of dropout. The whole batch where it is None; where the number drawn
-        is random, 8 to 32, so that clients computed alone spend about a seventh on padding at most.
+        else, but for the draws of dropout. Where it is None, as many as a processor's caches hold,
+        or the whole batch where there are none or the model is the larger part; where the number
+        drawn is random, 32 at most and fewer for small batches, so that clients computed alone
+        spend about a seventh on padding.
       update_transforms: what is done to the delta before it leaves, in order.
 
     Returns:
@@ -88,8 +90,7 @@ def local_trainer(
             sampler.name,
         )
     max_batch_size = config.max_batch_size()
-    if micro_batch_size is None and sampler.varies:
-        micro_batch_size = _usual_micro_batch_size(config.batch_size)
+    widest = _widest_micro_batch(config.batch_size) if sampler.varies else None
 
     def make_optimizer(row: LocalConfig) -> optax.GradientTransformation:
         if isinstance(optimizer, optax.GradientTransformation):
@@ -116,7 +117,10 @@ def local_trainer(
         penalty=None,
     ):
         capacity = sampler.capacity(client.limit, max_batch_size)
-        micro = capacity if micro_batch_size is None else min(micro_batch_size, capacity)
+        if micro_batch_size is None:
+            micro = micro_batches.size_for(model, start, client, min(widest or capacity, capacity))
+        else:
+            micro = min(micro_batch_size, capacity)
         num_micro = -(-capacity // micro)
         if not sampler.varies:
             config = config._replace(batch_size=jnp.asarray(config.batch_size, jnp.int32))
@@ -229,8 +233,8 @@ def local_trainer(
     return LocalTrainer(train, config, num_steps, event if is_private else None, is_plain_sgd)
 
 
-def _usual_micro_batch_size(batch_size: Any) -> int:
-    """Chooses how many examples of a batch of random size are computed at once."""
+def _widest_micro_batch(batch_size: Any) -> int:
+    """Bounds how many examples of a batch of random size are computed at once."""
     # A step leaves half a micro-batch empty on average, and 1/b of the steps read one example.
     half_empty = float(np.mean(1.0 / np.asarray(batch_size, np.float64))) / 2
     size = 32

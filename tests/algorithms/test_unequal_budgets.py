@@ -258,10 +258,10 @@ def test_clients_of_unequal_batches_share_a_round_with_little_padding(data_dir):
 
 def test_micro_batches_follow_the_batch_sizes():
     """Batches of 64 pay little for 16 at once; those of 16 need 8, and 128 may have 32."""
-    from fedjax_dp.clients.sgd import _usual_micro_batch_size
+    from fedjax_dp.clients.sgd import _widest_micro_batch
 
-    assert [_usual_micro_batch_size(b) for b in (4, 16, 64, 128, 1000)] == [8, 8, 16, 32, 32]
-    assert _usual_micro_batch_size(budgets.published_batch_sizes(20)) == 8
+    assert [_widest_micro_batch(b) for b in (4, 16, 64, 128, 1000)] == [8, 8, 16, 32, 32]
+    assert _widest_micro_batch(budgets.published_batch_sizes(20)) == 8
 
 
 def test_configurations_are_not_changed_by_naming_no_list():

@@ -36,12 +36,33 @@ def test_a_normal_number_is_the_quantile_of_its_bits_on_either_side(tail):
     assert low == pytest.approx(stats.norm.ppf((tail + 0.5) * 2.0**-32), rel=2e-6, abs=3e-7)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (0, 5)])
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_bits_have_their_shape_and_depend_on_the_key(shape, impl):
+    first, second = (draws.bits(jax.random.key(i, impl=impl), shape) for i in (0, 1))
+    assert first.shape == shape and first.dtype == jnp.uint32
+    assert not first.size or np.any(np.asarray(first) != np.asarray(second))
+    together = jax.vmap(lambda k: draws.bits(k, shape))(jax.random.split(jax.random.key(0), 2))
+    assert together.shape == (2, *shape)
+
+
+def test_bits_are_balanced_and_no_word_repeats_more_than_by_chance():
+    words = np.asarray(draws.bits(jax.random.key(3), (NUM,)))
+    for place in range(32):
+        ones = int(((words >> place) & 1).sum())
+        assert abs(ones - NUM / 2) < 5 * np.sqrt(NUM) / 2
+    # Birthdays: 116 pairs are expected among a million words of 32 bits.
+    assert NUM - len(np.unique(words)) == pytest.approx(116, abs=55)
+    halves = words.reshape(2, -1) / 2.0**32
+    assert abs(np.corrcoef(halves)[0, 1]) < 5 / np.sqrt(NUM / 2)
+
+
 def test_a_normal_number_reaches_beyond_six_deviations():
     assert draws.normal_of(jnp.uint32(0)) < -6.3 and draws.normal_of(jnp.uint32(2**31)) > 6.3
 
 
 def bits_of(high, low):
-    return lambda key, shape, dtype: jnp.array([high, low], jnp.uint32).reshape(shape)
+    return lambda key, shape: jnp.array([high, low], jnp.uint32).reshape(shape)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +77,14 @@ def bits_of(high, low):
     ],
 )
 def test_an_exponential_number_is_exact_at_both_ends(monkeypatch, high, low, expected):
-    monkeypatch.setattr(jax.random, "bits", bits_of(high, low))
+    monkeypatch.setattr(draws, "bits", bits_of(high, low))
     assert float(draws.exponential(None, ())) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("epsilon", "dp_delta"), [(1.0, 1e-10), (0.1, 1e-15), (5.0, 1e-12)])
 def test_bounded_laplace_noise_reaches_the_end_of_its_range(monkeypatch, epsilon, dp_delta):
     # Where it ended earlier the delta of what runs would not be the one that is accounted.
-    monkeypatch.setattr(jax.random, "bits", bits_of(0, 0))
+    monkeypatch.setattr(draws, "bits", bits_of(0, 0))
     monkeypatch.setattr(jax.random, "rademacher", lambda key, shape, dtype: jnp.ones(shape, dtype))
     noised = sn.add_bounded_laplace(jax.random.key(0), jnp.float32(0), epsilon, dp_delta, 1.0)
     expected = np.log1p(np.expm1(epsilon) / (2 * dp_delta)) / epsilon
@@ -73,6 +94,6 @@ def test_bounded_laplace_noise_reaches_the_end_of_its_range(monkeypatch, epsilon
 def test_a_choice_may_fall_on_what_is_twenty_scales_behind(monkeypatch):
     # Ends at 16 scales, as those of a numeric library have them, would rule it out for good.
     noise = jnp.array([[0, 2**32 - 1], [0, 2**32 - 1]], jnp.uint32)
-    monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: noise)
+    monkeypatch.setattr(draws, "bits", lambda key, shape: noise)
     scores = jnp.array([0.0, -10.0])
     assert int(select(None, scores, 4.0, 1.0)) == 1

@@ -1,0 +1,50 @@
+"""How many examples of a batch are computed at once, where nobody said."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.clients.base import ClientData
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.cost import cost_of
+
+# What the largest value of a pass may take so that the next operation finds it in a cache.
+_CACHED_BYTES = 4 * 2**20
+# Every pass reads and writes the sum of gradients: its values must be larger than that by far.
+_PASSES_COST = 4
+# Narrower products leave a core idle.
+_FEWEST = 4
+
+
+def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) -> int:
+    """Chooses micro-batches whose values stay in a processor's cache.
+
+    On a CPU the patches of a convolution over a whole batch go to memory and come back; a few
+    examples at a time they do not.
+
+    Args:
+      model: what is trained.
+      params: its parameters, or their shapes.
+      client: where examples come from; their shapes are read.
+      batch_size: the largest batch.
+
+    Returns:
+      From 1 to `batch_size`; the whole batch where examples must stay together, where clients are
+      computed side by side, and on other backends.
+    """
+    stays_whole = model.mixes_examples or bool(model.buffer_keys) or client.chunk_axis is not None
+    if stays_whole or jax.default_backend() != "cpu" or batch_size <= _FEWEST:
+        return batch_size
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), client.examples)
+    largest = cost_of(lambda p, batch: model.losses(p, batch)[0], shapes, one).largest_bytes
+    size_of_params = sum(a.size * jnp.dtype(a.dtype).itemsize for a in jax.tree.leaves(shapes))
+    room = max(_CACHED_BYTES, _PASSES_COST * size_of_params)
+    fitting = max(_FEWEST, room // max(1, largest))
+    if fitting >= batch_size:
+        return batch_size
+    fewest_passes = -(-batch_size // fitting)
+    # Up to twice as many passes, for those that leave the last one full.
+    passes = range(fewest_passes, 2 * fewest_passes + 1)
+    sizes = [-(-batch_size // p) for p in passes if -(-batch_size // p) >= _FEWEST]
+    return min(sizes, key=lambda size: -(-batch_size // size) * size)
