@@ -11,11 +11,11 @@ import optax
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.cli.budgets import with_named_lists
-from fedjax_dp.cli.config import Config
+from fedjax_dp.cli.config import Config, Numbers
 from fedjax_dp.cli.devices import offer_devices
 from fedjax_dp.cli.mechanism import charged_rounds, client_aggregator, rounded_up, structure_of
 from fedjax_dp.cli.population import Population, build_population
-from fedjax_dp.cli.validate import OPTIMIZERS, validate
+from fedjax_dp.cli.validate import OPTIMIZERS, check_one_for_each, validate
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
@@ -48,7 +48,7 @@ class Experiment(NamedTuple):
       simulation: the compiled rounds.
       evaluator: the compiled evaluations.
       client_clip_norm: bound on one client's update, or None where clients are not protected.
-      dp_delta: δ by unit.
+      dp_delta: δ by unit; of records, one number or one for each client.
       budget: ε by unit that must not be exceeded.
       num_parameters: size of the model.
     """
@@ -59,7 +59,7 @@ class Experiment(NamedTuple):
     simulation: Simulation
     evaluator: Evaluator
     client_clip_norm: Any
-    dp_delta: dict[str, float]
+    dp_delta: dict[str, Numbers]
     budget: dict[str, Any]
     num_parameters: int
 
@@ -229,6 +229,8 @@ def build_trainer(
     if not is_private:
         return build(model, numbers, **common)
     level = config.privacy.record
+    for budget in ("epsilon", "dp_delta"):
+        check_one_for_each(f"privacy.record.{budget}", getattr(level, budget), len(sizes))
     numbers = numbers._replace(
         clip_norm=_numbers(level.clip_norm), noise_multiplier=np.float32(1.0)
     )
@@ -271,14 +273,10 @@ def _calibrated(
 ) -> np.ndarray:
     """Finds each client's noise multiplier for its own budget over the rounds it may be drawn."""
     level, numbers = config.privacy.record, trainer.config
-    target = np.asarray(level.epsilon, dtype=np.float64)
-    checks.require(
-        target.shape in ((), sizes.shape),
-        "privacy.record.epsilon",
-        f"be one number or have one for each of the {len(sizes)} clients",
-        level.epsilon,
+    target, delta = (
+        np.broadcast_to(np.asarray(x, dtype=np.float64), sizes.shape)
+        for x in (level.epsilon, level.dp_delta)
     )
-    target = np.broadcast_to(target, sizes.shape)
     budgets = algorithms.ALGORITHMS[config.algorithm.name].budgets
     target = target if budgets is None else budgets(target)
     steps = rounds * np.asarray(trainer.num_steps(sizes, numbers))
@@ -289,7 +287,7 @@ def _calibrated(
         batch = np.broadcast_to(np.asarray(numbers.batch_size, dtype=np.float64), sizes.shape)
         rate = np.minimum(1.0, batch / np.maximum(sizes, 1))
         noise[trains] = calibrate_poisson(
-            target[trains], level.dp_delta, rate[trains], steps[trains], **promise
+            target[trains], delta[trains], rate[trains], steps[trains], **promise
         )
         return rounded_up(noise)
     assert trainer.event is not None
@@ -301,6 +299,6 @@ def _calibrated(
             return dp_accounting.SelfComposedDpEvent(one, rounds)
 
         noise[client] = calibrate_noise_multiplier(
-            run_of, float(target[client]), level.dp_delta, **promise
+            run_of, float(target[client]), float(delta[client]), **promise
         )
     return rounded_up(noise)

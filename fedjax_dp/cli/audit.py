@@ -86,7 +86,8 @@ def command(
         )
         bounds += audit(
             seen,
-            experiment.dp_delta[unit],
+            # Where clients chose their own, the δ at which most can be proven.
+            float(np.max(experiment.dp_delta[unit])),
             accountant=config.privacy.accountant,
             confidence=confidence,
         )

@@ -243,13 +243,15 @@ def _finish(
     config, rows = experiment.config, read_metrics(folder)
     accountant = config.privacy.accountant
     spent = accounting.epsilon(experiment.dp_delta, accountant)
+    deltas = [float(delta) for unit in spent for delta in np.ravel(experiment.dp_delta[unit])]
     evaluated = _evaluate(experiment, state)
     summary = {
         "name": config.run.name,
         "algorithm": experiment.simulation.algorithm.name,
         **evaluated,
         "epsilon": max((float(np.max(each)) for each in spent.values()), default=None),
-        "dp_delta": max((experiment.dp_delta[unit] for unit in spent), default=None),
+        "dp_delta": max(deltas, default=None),
+        "dp_delta_smallest": min(deltas, default=None),
         **{f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()},
         "rounds": int(state.round),
         "num_clients": experiment.population.train.num_clients,
@@ -340,7 +342,9 @@ def _report(
     if summary.get("worst_client_accuracy") is not None:
         parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
     if summary["epsilon"] is not None:
-        parts.append(f"ε = {summary['epsilon']:.3f} at δ = {summary['dp_delta']:g}")
+        low, high = summary["dp_delta_smallest"], summary["dp_delta"]
+        delta = f"{high:g}" if low == high else f"{low:g} to {high:g}"
+        parts.append(f"ε = {summary['epsilon']:.3f} at δ = {delta}")
         if "not_covered" in summary:
             parts.append(f"NOT covered: {summary['not_covered']}")
     else:

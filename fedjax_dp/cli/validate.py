@@ -140,9 +140,24 @@ def _num_clients(config: Config) -> int | None:
 
 def _check_length(config: Config, key: str, value: Any) -> None:
     expected = _num_clients(config)
-    if isinstance(value, list) and expected is not None:
-        rule = f"be one number or have one for each of the {expected} clients"
-        checks.require(len(value) == expected, key, rule, value)
+    if expected is not None:
+        check_one_for_each(key, value, expected)
+
+
+def check_one_for_each(key: str, value: Any, num_clients: int) -> None:
+    """Requires a list to hold as many numbers as there are clients.
+
+    Args:
+      key: the dotted name of the value.
+      value: a list, or anything else, which passes.
+      num_clients: how many there must be.
+
+    Raises:
+      ValueError: naming the key, the rule and the list.
+    """
+    rule = f"be one number or have one for each of the {num_clients} clients"
+    fits = not isinstance(value, list) or len(value) == num_clients
+    checks.require(fits, key, rule, value)
 
 
 def _check_participation(config: Config) -> None:
@@ -167,7 +182,9 @@ def _check_participation(config: Config) -> None:
 def _check_level(config: Config, unit: str) -> None:
     level, key = getattr(config.privacy, unit), f"privacy.{unit}"
     checks.positive(f"{key}.clip_norm", level.clip_norm)
-    checks.require(0 < level.dp_delta < 1, f"{key}.dp_delta", "lie in (0, 1)", level.dp_delta)
+    delta = np.asarray(level.dp_delta)
+    inside = bool(np.all((delta > 0) & (delta < 1)))
+    checks.require(inside, f"{key}.dp_delta", "lie in (0, 1)", level.dp_delta)
     noise, epsilon = level.noise_multiplier, level.epsilon
     is_given = noise is not None or epsilon is not None
     checks.require(is_given, key, "give an epsilon to calibrate to, or a noise_multiplier", None)
@@ -178,7 +195,7 @@ def _check_level(config: Config, unit: str) -> None:
         is_noised = bool(np.all(np.asarray(noise) > 0))
         rule = f"be above 0 to keep the budget {key}.epsilon; without noise set that to none"
         checks.require(is_noised or epsilon is None, f"{key}.noise_multiplier", rule, noise)
-    for name in ("clip_norm", "noise_multiplier", "epsilon"):
+    for name in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
         value = getattr(level, name)
         if unit == "record":
             _check_length(config, f"{key}.{name}", value)

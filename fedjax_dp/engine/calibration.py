@@ -68,7 +68,7 @@ def calibrate(
     algorithm: FederatedAlgorithm,
     sizes: np.ndarray,
     epsilon: Any,
-    dp_delta: float,
+    dp_delta: Any,
     num_rounds: int,
     *,
     accountant: str = "rdp",
@@ -79,13 +79,13 @@ def calibrate(
     One multiplier a client covers all rounds: those of other batch sizes and those with private
     selections are composed with the rest and converted to ε once.
 
-    Guarantee: ε of each client after `num_rounds` rounds is at most its budget.
+    Guarantee: ε of each client at its δ after `num_rounds` rounds is at most its budget.
 
     Args:
       algorithm: a declaration that claims privacy for records.
       sizes: examples of each client, `[num_clients]`.
       epsilon: budgets, above 0; a scalar or `[num_clients]`.
-      dp_delta: δ in (0, 1).
+      dp_delta: δ in (0, 1); a scalar or `[num_clients]`.
       num_rounds: rounds of the run, at least 1.
       accountant: "rdp", "pld" or "rdp-classic-64".
       relation: "add_remove" or "replace_one".
@@ -94,29 +94,36 @@ def calibrate(
       The same declaration with `config.noise_multiplier` of `[num_clients]`, float32, rounded up.
 
     Raises:
-      ValueError: if nothing is claimed for records, or a budget cannot be reached.
+      ValueError: if nothing is claimed for records, a budget cannot be reached, or there is not one
+        for each client.
 
     Source: `clustered_dp` sections 4 and 5.
     """
     algorithm.config.validate(len(sizes))
     priced = _priced_stages(algorithm, num_rounds)
-    targets = np.broadcast_to(np.asarray(epsilon, np.float64), np.shape(sizes))
+    rule = f"be one number or have one for each of the {len(sizes)} clients"
+    for name, value in (("epsilon", epsilon), ("dp_delta", dp_delta)):
+        checks.require(np.shape(value) in ((), np.shape(sizes)), name, rule, value)
+    targets, deltas = (
+        np.broadcast_to(np.asarray(x, np.float64), np.shape(sizes)) for x in (epsilon, dp_delta)
+    )
     found: dict[Any, float] = {}
     noise = np.ones(len(sizes), np.float32)
     host = jax.tree.map(np.asarray, algorithm.config)
-    for client, (size, target) in enumerate(zip(sizes, targets, strict=True)):
+    budgets = zip(sizes.tolist(), targets.tolist(), deltas.tolist(), strict=True)
+    for client, (size, target, delta) in enumerate(budgets):
         row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host)
         numbers = row._replace(noise_multiplier=None)
-        facts = (int(size), float(target), *(float(x) for x in jax.tree.leaves(numbers)))
+        facts = (size, target, delta, *(float(x) for x in jax.tree.leaves(numbers)))
         if facts not in found:
             found[facts] = 1.0
             if size > 0:
 
-                def whole_run(z: float, size: int = int(size), row: LocalConfig = row) -> Any:
+                def whole_run(z: float, size: int = size, row: LocalConfig = row) -> Any:
                     return _composed(priced, size, row._replace(noise_multiplier=z))
 
                 found[facts] = calibrate_noise_multiplier(
-                    whole_run, float(target), dp_delta, accountant=accountant, relation=relation
+                    whole_run, target, delta, accountant=accountant, relation=relation
                 )
         noise[client] = np.nextafter(np.float32(found[facts]), np.float32(np.inf))
     return algorithm._replace(config=algorithm.config._replace(noise_multiplier=noise))

@@ -4,6 +4,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.statement import in_words, statement
@@ -12,7 +14,7 @@ from fedjax_dp.privacy.statement import in_words, statement
 def write_statement(
     folder: str | pathlib.Path,
     ledgers: Mapping[str, Ledger],
-    dp_delta: Mapping[str, float],
+    dp_delta: Mapping[str, ArrayLike],
     accountant: str,
     facts: Mapping[str, Mapping[str, Any]],
 ) -> None:
@@ -21,7 +23,7 @@ def write_statement(
     Args:
       folder: the run folder.
       ledgers: by unit, "client" and "record", what ran; empty where nothing is claimed.
-      dp_delta: δ by unit.
+      dp_delta: δ by unit, a number or one for each account.
       accountant: as for `Ledger.epsilon`.
       facts: by unit, more to say, such as `clip_norm`.
     """
@@ -44,6 +46,14 @@ def write_statement(
 
 
 def _table(claim: Mapping[str, Any]) -> str:
-    rows = zip(claim["epsilon_per_unit"], claim["num_compositions"], strict=True)
-    lines = [f"| {i} | {float(e):.4f} | {releases} |" for i, (e, releases) in enumerate(rows)]
-    return "\n".join(["| client | ε | releases |", "|---|---|---|", *lines, ""])
+    columns = {
+        "client": range(len(claim["epsilon_per_unit"])),
+        "ε": [f"{float(epsilon):.4f}" for epsilon in claim["epsilon_per_unit"]],
+        "releases": claim["num_compositions"],
+    }
+    if len(set(claim["dp_delta_per_unit"])) > 1:
+        columns["δ"] = [f"{delta:g}" for delta in claim["dp_delta_per_unit"]]
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(columns))
+    return "\n".join([*lines, ""])

@@ -156,12 +156,12 @@ class Ledger:
         groups = [np.flatnonzero(labels == i) for i in range(labels.max() + 1)]
         return [(units, self.events(int(units[0]))) for units in groups]
 
-    def epsilon(self, dp_delta: float, accountant: str = "rdp") -> np.ndarray:
-        """Computes ε of every unit at one δ.
+    def epsilon(self, dp_delta: ArrayLike, accountant: str = "rdp") -> np.ndarray:
+        """Computes ε of every unit at its δ.
 
         Args:
-          dp_delta: δ in [0, 1).
-          accountant: "rdp", "pld" (tighter, a second or less per distinct history), or
+          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
+          accountant: "rdp", "pld" (tighter, a second or less per distinct history and δ), or
             "rdp-classic-64" (orders up to 64 and the conversion of older papers).
 
         Returns:
@@ -171,8 +171,16 @@ class Ledger:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
           ValueError: if an argument is not valid.
         """
-        checks.require(0 <= dp_delta < 1, "dp_delta", "lie in [0, 1)", dp_delta)
-        return self._answer("epsilon", float(dp_delta), accountant)
+        return self._answer("epsilon", self._deltas(dp_delta), accountant)
+
+    def _deltas(self, dp_delta: ArrayLike) -> np.ndarray:
+        """One δ for each unit, `[num_units]`."""
+        delta = np.asarray(dp_delta, float)
+        rule = f"be one number or have one for each of the {self.num_units} units"
+        checks.require(delta.shape in ((), (self.num_units,)), "dp_delta", rule, dp_delta)
+        inside = bool(np.all((delta >= 0) & (delta < 1)))
+        checks.require(inside, "dp_delta", "lie in [0, 1)", dp_delta)
+        return np.broadcast_to(delta, (self.num_units,))
 
     def delta(self, epsilon: float, accountant: str = "rdp") -> np.ndarray:
         """Computes δ of every unit at one ε.
@@ -189,13 +197,19 @@ class Ledger:
           ValueError: if an argument is not valid.
         """
         checks.non_negative("epsilon", epsilon)
-        return self._answer("delta", float(epsilon), accountant)
+        at = np.full(self.num_units, epsilon, float)
+        return self._answer("delta", at, accountant)
 
-    def _answer(self, question: str, at: float, accountant: str) -> np.ndarray:
+    def _answer(self, question: str, at: np.ndarray, accountant: str) -> np.ndarray:
+        """Answers what is asked of every unit at its ε or δ, `[num_units]`."""
         accountant_name(accountant)
         history, labels = self._histories()
+        # Units that share a history and what they are asked at share the answer.
+        asked, labels = np.unique(np.stack([labels, at], axis=1), axis=0, return_inverse=True)
+        history, at, labels = history[asked[:, 0].astype(int)], asked[:, 1], labels.reshape(-1)
         if accountant == "pld":
-            answers = np.array([self._pld(question, at, row) for row in history])
+            pairs = zip(at, history, strict=True)
+            answers = np.array([self._pld(question, x, row) for x, row in pairs])
         else:
             curves, orders = history @ self._all_curves(accountant), orders_of(accountant)
             parts = [self._parts[k] for k in self._counts]
@@ -277,7 +291,7 @@ class Ledger:
         self,
         event: DpEvent,
         epsilon: ArrayLike,
-        dp_delta: float,
+        dp_delta: ArrayLike,
         *,
         units: ArrayLike | None = None,
         count: int = 1,
@@ -288,7 +302,7 @@ class Ledger:
         Args:
           event: what is about to run.
           epsilon: the largest ε allowed, a scalar or `[num_units]`, kept to 1e-9 of itself.
-          dp_delta: δ in [0, 1).
+          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
           units: as for `charge`.
           count: how often it would run for each of them, at least 0.
           accountant: as for `epsilon`.
@@ -296,28 +310,29 @@ class Ledger:
         Returns:
           Whether any charged unit's ε would exceed its budget.
         """
-        return self._exceeds(self._concerned(units, epsilon), event, dp_delta, count, accountant)
+        concerned = self._concerned(units, epsilon, dp_delta)
+        return self._exceeds(concerned, event, count, accountant)
 
     def _concerned(
-        self, units: ArrayLike | None, epsilon: ArrayLike
-    ) -> tuple["Ledger", np.ndarray] | None:
-        """The accounts and budgets of those whom a charge concerns; None where nobody."""
+        self, units: ArrayLike | None, epsilon: ArrayLike, dp_delta: ArrayLike
+    ) -> tuple["Ledger", np.ndarray, np.ndarray] | None:
+        """The accounts, ε and δ of those whom a charge concerns; None where nobody."""
         index, _ = self._charged(units, 1)
         index = np.unique(index)
         budget = np.broadcast_to(np.asarray(epsilon, float), (self.num_units,))
-        return (self._restricted(index), budget[index]) if index.size else None
+        deltas = self._deltas(dp_delta)
+        return (self._restricted(index), budget[index], deltas[index]) if index.size else None
 
     @staticmethod
     def _exceeds(
-        concerned: tuple["Ledger", np.ndarray] | None,
+        concerned: tuple["Ledger", np.ndarray, np.ndarray] | None,
         event: DpEvent,
-        dp_delta: float,
         count: int,
         accountant: str,
     ) -> bool:
         if concerned is None:
             return False
-        before, budget = concerned
+        before, budget, dp_delta = concerned
         after = before.copy()
         after.charge(event, count=count)
         return bool(np.any(after.epsilon(dp_delta, accountant) > budget * (1 + _SLACK)))
@@ -326,7 +341,7 @@ class Ledger:
         self,
         event: DpEvent,
         epsilon: ArrayLike,
-        dp_delta: float,
+        dp_delta: ArrayLike,
         *,
         units: ArrayLike | None = None,
         accountant: str = "rdp",
@@ -337,7 +352,7 @@ class Ledger:
         Args:
           event: what one round is to the accountant.
           epsilon: the largest ε allowed, a scalar or `[num_units]`.
-          dp_delta: δ in [0, 1).
+          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
           units: as for `charge`.
           accountant: as for `epsilon`.
           limit: the largest answer that is looked for, at least 1.
@@ -347,10 +362,10 @@ class Ledger:
         """
         checks.whole("limit", limit)
 
-        concerned = self._concerned(units, epsilon)
+        concerned = self._concerned(units, epsilon, dp_delta)
 
         def exceeds(count: int) -> bool:
-            return self._exceeds(concerned, event, dp_delta, count, accountant)
+            return self._exceeds(concerned, event, count, accountant)
 
         fits, too_many = 0, 1
         while not exceeds(too_many):

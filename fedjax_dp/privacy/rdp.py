@@ -156,14 +156,14 @@ def to_epsilon(
 
 
 def to_delta(
-    curves: ArrayLike, orders: Sequence[float], epsilon: float, *, is_classic: bool = False
+    curves: ArrayLike, orders: Sequence[float], epsilon: ArrayLike, *, is_classic: bool = False
 ) -> np.ndarray:
     """Converts Rényi curves to the smallest δ at one ε.
 
     Args:
       curves: `[..., orders]`, the divergences of the whole composition.
       orders: the Rényi orders, above 1.
-      epsilon: ε, at least 0.
+      epsilon: ε, at least 0, a scalar or one for each curve, `[...]`.
       is_classic: as for `to_epsilon`.
 
     Returns:
@@ -171,11 +171,12 @@ def to_delta(
     """
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)
+    at = np.asarray(epsilon, float)[..., None]
     if is_classic:
-        exponent = np.where(rho == 0, -np.inf, (alpha - 1) * (rho - epsilon))
+        exponent = np.where(rho == 0, -np.inf, (alpha - 1) * (rho - at))
     else:
         with np.errstate(divide="ignore"):
             by_kl = 0.5 * np.log(-np.expm1(-rho))
-        exponent = (alpha - 1) * (rho - epsilon + np.log1p(-1 / alpha)) - np.log(alpha)
+        exponent = (alpha - 1) * (rho - at + np.log1p(-1 / alpha)) - np.log(alpha)
         exponent = np.where(rho == 0, -np.inf, np.minimum(by_kl, exponent))
     return np.exp(np.minimum(np.min(exponent, axis=-1), 0.0))

@@ -5,6 +5,7 @@ from typing import Any
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import dp_event as standard
+from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.privacy import events as ev
@@ -61,7 +62,7 @@ _MECHANISMS = {
 
 def statement(
     ledger: Ledger,
-    dp_delta: float,
+    dp_delta: ArrayLike,
     *,
     accountant: str = "rdp",
     trust: str | None = None,
@@ -75,7 +76,7 @@ def statement(
 
     Args:
       ledger: what ran.
-      dp_delta: δ in (0, 1).
+      dp_delta: δ in (0, 1), a scalar or `[num_units]`.
       accountant: "rdp", "pld" or "rdp-classic-64".
       trust: who is trusted: "server", "client" or "secure_aggregation"; where None, "server" for
         client-level and "client" for record-level privacy.
@@ -84,17 +85,19 @@ def statement(
 
     Returns:
       A dictionary that `json` can write: `unit`, `relation`, `samplers`, `mechanisms`,
-      `noise_multiplier` (smallest and largest; None where there is none), `dp_delta`, `epsilon`
-      (the largest), `epsilon_per_unit`, `accountant`, `num_compositions` (per unit), `histories`
-      (for each distinct history its units and its event), `trusted`, `not_private`, `not_covered`
-      where there is something, and the facts.
+      `noise_multiplier` (smallest and largest; None where there is none), `dp_delta` and `epsilon`
+      (the largest), `dp_delta_per_unit`, `epsilon_per_unit`, `accountant`, `num_compositions` (per
+      unit), `histories` (for each distinct history its units and its event), `trusted`,
+      `not_private`, `not_covered` where there is something, and the facts.
       An infinite ε is written as "inf".
 
     Raises:
       UnsupportedEvent: if a charged event has no valid analysis by the accountant.
       ValueError: if an argument is not valid.
     """
-    checks.require(0 < dp_delta < 1, "dp_delta", "lie in (0, 1)", dp_delta)
+    deltas = np.asarray(dp_delta, float)
+    inside = bool(np.all((deltas > 0) & (deltas < 1)))
+    checks.require(inside, "dp_delta", "lie in (0, 1)", dp_delta)
     trusted = trust or {"client": "server", "record": "client"}[ledger.unit]
     checks.one_of("trust", trusted, _TRUST)
     epsilon = ledger.epsilon(dp_delta, accountant)
@@ -111,7 +114,8 @@ def statement(
         "samplers": sorted(samplers),
         "mechanisms": sorted(mechanisms),
         "noise_multiplier": [min(multipliers), max(multipliers)] if multipliers else None,
-        "dp_delta": dp_delta,
+        "dp_delta": np.max(deltas),
+        "dp_delta_per_unit": np.broadcast_to(deltas, ledger.num_units),
         "epsilon": np.max(epsilon),
         "epsilon_per_unit": epsilon,
         "accountant": accountant,
@@ -176,8 +180,7 @@ def in_words(data: dict[str, Any]) -> str:
     else:
         claim = (
             f"The run is (ε, δ)-differentially private with **ε = {largest:.4g}** at "
-            f"**δ = {data['dp_delta']:g}**"
-            + (", the largest over all units." if len(data["epsilon_per_unit"]) > 1 else ".")
+            f"**δ = {data['dp_delta']:g}**" + _over_units(data)
         )
     if "not_covered" in data:
         claim = (
@@ -200,6 +203,18 @@ def in_words(data: dict[str, Any]) -> str:
         "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _over_units(data: dict[str, Any]) -> str:
+    deltas = data["dp_delta_per_unit"]
+    if len(deltas) == 1:
+        return "."
+    if min(deltas) == max(deltas):
+        return ", the largest over all units."
+    return (
+        ", the largest of each over all units. Every unit chose its own δ, from "
+        f"{min(deltas):g} to {max(deltas):g}, and its ε is that at its δ."
+    )
 
 
 def _range(values: list[float]) -> str:

@@ -95,6 +95,21 @@ def multiplier(algorithm, epsilon):
     return float(done.config.noise_multiplier[0])
 
 
+def test_clients_of_one_epsilon_and_different_delta_get_their_own_noise():
+    """Against the same clients calibrated alone, each at its one δ."""
+    model = linear_model()
+    algorithm = algorithms.r_dpcfl(model, trainer(model), 3, 10, num_models=2)
+    sizes, deltas = np.array([60, 60, 60]), np.array([1e-4, 1e-6, 1e-4])
+    together = calibrate(algorithm, sizes, 3.0, deltas, 10).config.noise_multiplier
+    alone = [calibrate(algorithm, sizes, 3.0, d, 10).config.noise_multiplier[0] for d in deltas]
+    np.testing.assert_array_equal(together, alone)
+    assert together[0] < together[1]
+    with pytest.raises(ValueError, match="dp_delta must be one number or have one for each of"):
+        calibrate(algorithm, sizes, 3.0, deltas[:2], 10)
+    with pytest.raises(ValueError, match="epsilon must be one number or have one for each of"):
+        calibrate(algorithm, sizes, [3.0, 1.0], 1e-4, 10)
+
+
 @pytest.mark.parametrize("which", range(len(EPSILONS)))
 def test_noise_is_that_of_the_paper_with_a_whole_first_batch_and_with_selections(which):
     """An epoch takes ⌈6600/32⌉ = 207 steps where the printed numbers count 206.25."""

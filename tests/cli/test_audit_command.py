@@ -42,6 +42,13 @@ def test_a_private_experiment_passes_with_claims_beside_bounds():
     assert report["membership"]["num_examples"] > 10
 
 
+def test_clients_with_their_own_delta_are_audited_where_most_can_be_proven():
+    words = ("--privacy.record.dp_delta=[1e-6, 1e-3, 1e-5]", "--no-membership")
+    result = invoke("--json", "--canaries=20", *words)
+    [bound] = json.loads(result.stdout)["bounds"]
+    assert result.exit_code == 0 and bound["dp_delta"] == 1e-3
+
+
 def half_the_noise(clip_norm, noise_multiplier, **options):
     quiet = make_gaussian(clip_norm, noise_multiplier / 2, **options)
     return make_gaussian(clip_norm, noise_multiplier, **options)._replace(add_noise=quiet.add_noise)

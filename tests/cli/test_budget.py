@@ -4,11 +4,14 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import pld, rdp
-from run_folders import SMALL, execute, metrics, read_json
+from run_folders import SMALL, assert_same_run, execute, metrics, read_json
+from typer.testing import CliRunner
 
+from fedjax_dp.cli import privacy
 from fedjax_dp.cli.config import load
 from fedjax_dp.cli.population import build_population
 from fedjax_dp.io import plots
+from fedjax_dp.io.logbook import Logbook
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", SEQUENTIAL)
@@ -60,6 +63,46 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
     assert rows[-1]["test_accuracy"] == summary["test_accuracy"]
     again, _ = execute(folder, resume=True)
     assert again == 0 and read_json(folder, "summary.json")["rounds"] == allowed
+
+
+def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
+    """Clients 0 and 2 differ from 1 in δ; each has the noise of its budget, and keeps it."""
+    deltas = [1e-3, 1e-7, 1e-5]
+    words = (f"--privacy.record.dp_delta={deltas}", "--privacy.record.epsilon=4")
+    words = (*words, "--training.batch_size=1000000", "--training.num_steps=1")
+    words = (*words, "--run.checkpoint_every=1")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    status, text = execute(whole, *SMALL, SEQUENTIAL, *words)
+    assert status == 0 and "ε = 4.000 at δ = 1e-07 to 0.001" in text
+    claim = read_json(whole, "privacy.json")["claims"][0]
+    noise = claim["noise_multiplier_per_unit"]
+    # Everybody releases the same, whole batches: what remains between them is δ.
+    for z, delta, epsilon in zip(noise, deltas, claim["epsilon_per_unit"], strict=True):
+        assert epsilon == pytest.approx(epsilon_of(gaussian(z), 2, delta), rel=1e-6)
+        assert epsilon <= 4 and epsilon == pytest.approx(4, rel=1e-5)
+    assert noise[0] < noise[2] < noise[1]
+    assert claim["dp_delta_per_unit"] == deltas and claim["dp_delta"] == max(deltas)
+    summary = read_json(whole, "summary.json")
+    assert (summary["dp_delta_smallest"], summary["dp_delta"]) == (1e-7, 1e-3)
+    report = CliRunner().invoke(privacy.app, ["report", str(whole)], catch_exceptions=False)
+    assert "Every unit chose its own δ, from 1e-07 to 0.001" in report.stdout
+    assert f"| 1 | {claim['epsilon_per_unit'][1]:.4f} | 2 | 1e-07 |" in report.stdout
+
+    class Killed(BaseException):
+        pass
+
+    def dying(self, row):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        write = Logbook.write
+        # After one row, which lies behind a checkpoint.
+        patched.setattr(Logbook, "write", lambda s, row: [write, dying][row["round"] > 1](s, row))
+        with pytest.raises(Killed):
+            execute(broken, *SMALL, SEQUENTIAL, *words)
+    assert len(metrics(broken)) == 1
+    assert execute(broken, resume=True)[0] == 0
+    assert_same_run(broken, whole)
 
 
 def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):

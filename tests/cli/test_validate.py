@@ -148,7 +148,7 @@ def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data,
         (("--privacy.record.noise_multiplier=-1",), "noise_multiplier must be at least 0, got -1"),
         *(
             ((f"--privacy.record.dp_delta={delta}",), "privacy.record.dp_delta must lie in (0, 1)")
-            for delta in ("0.0", "1.0", "-1e-5", "2")
+            for delta in ("0.0", "1.0", "-1e-5", "2", "[0.1, 0.0, 0.1]", "[0.1, 0.1, 1.0]")
         ),
         (
             ("--privacy.record.noise_multiplier=0",),
@@ -173,6 +173,10 @@ def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data,
             ((*DP_FEDAVG, f"--privacy.client.{key}=[1, 1, 1]"), f"privacy.client.{key} must be one")
             for key in ("clip_norm", "noise_multiplier", "epsilon")
         ),
+        (
+            (*DP_FEDAVG, "--privacy.client.dp_delta=[0.1, 0.1, 0.1]"),
+            "privacy.client.dp_delta must be one number, since all clients are treated alike",
+        ),
         (("--privacy.unit=client",), "privacy.unit must be record or both for the algorithm dp_sg"),
         (("--privacy.unit=none",), "privacy.unit must be record or both for the algorithm dp_sgd"),
         (("--algorithm.name=dp_fedavg",), "privacy.unit must be client or both"),
@@ -194,8 +198,12 @@ def test_privacy_out_of_range_is_refused_before_data_are_read(tmp_path, no_data,
 
 PER_CLIENT = (
     *(f"training.{key}" for key in ("learning_rate", "batch_size", "num_epochs", "num_steps")),
-    *(f"privacy.record.{key}" for key in ("clip_norm", "noise_multiplier", "epsilon")),
+    *(f"privacy.record.{key}" for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta")),
 )
+
+
+def two_numbers(key):
+    return [0.1, 0.2] if key.endswith("dp_delta") else [1.0, 2.0]
 
 
 @pytest.mark.parametrize("key", PER_CLIENT)
@@ -203,9 +211,9 @@ def test_lists_of_another_length_than_the_clients_are_refused_before_data_are_re
     tmp_path, no_data, key
 ):
     with pytest.raises(ValueError) as error:
-        execute(tmp_path / "run", *SMALL, f"--{key}=[1, 2]")
+        execute(tmp_path / "run", *SMALL, f"--{key}={two_numbers(key)}")
     rule = "be one number or have one for each of the 3 clients"
-    assert str(error.value) == f"{key} must {rule}, got [1.0, 2.0]"
+    assert str(error.value) == f"{key} must {rule}, got {two_numbers(key)}"
 
 
 @pytest.mark.parametrize("key", PER_CLIENT)
@@ -217,7 +225,7 @@ def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
     data = dataclasses.replace(real, train_clients=clients)
     monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
     with pytest.raises(ValueError) as error:
-        execute(tmp_path / "run", "--data.partition=natural", f"--{key}=[1, 2]")
+        execute(tmp_path / "run", "--data.partition=natural", f"--{key}={two_numbers(key)}")
     assert key.rpartition(".")[2] in str(error.value) and "3 clients" in str(error.value)
 
 

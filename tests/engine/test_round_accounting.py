@@ -279,6 +279,28 @@ def test_affordable_rounds_are_exact_at_the_boundary(unit, rounds, before):
     assert affordable({units[0]: 0.0}) == 0
 
 
+def test_each_client_has_its_own_delta():
+    sim, state = initial("record", "poisson", COHORT)
+    account = PrivacyAccounting(sim, state)
+    deltas = np.array([1e-6, 1e-5, 1e-7, 1e-5, 1e-9, 1e-6])
+    after = [
+        [record_epsilon([rounds] * NUM_CLIENTS, delta)[i] for i, delta in enumerate(deltas)]
+        for rounds in (3, 7)
+    ]
+    budgets = np.array(after[1])
+
+    def affordable(dp_delta):
+        asked = {"record": dp_delta}
+        return account.affordable_rounds(state, KEY, 9, {"record": budgets}, asked, "rdp")
+
+    assert affordable(deltas) == 7
+    assert affordable(np.where(np.arange(NUM_CLIENTS) == 3, 1e-6, deltas)) < 7
+    budgets[4] = after[0][4]
+    assert affordable(deltas) == 3
+    account.charge(info_of(*[range(NUM_CLIENTS)] * 3))
+    np.testing.assert_allclose(account.epsilon({"record": deltas})["record"], after[0], rtol=1e-9)
+
+
 def test_each_client_has_its_own_budget():
     sim, state = initial("record", "poisson", COHORT)
     account = PrivacyAccounting(sim, state)

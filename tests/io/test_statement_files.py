@@ -48,6 +48,21 @@ def test_every_unit_has_its_claim(tmp_path, ledgers):
     assert spent[1] == 0.0 < spent[0] < spent[2]
 
 
+def test_units_that_chose_their_own_delta_have_it_in_their_row(tmp_path, ledgers):
+    deltas = [1e-3, 1e-4, 1e-6]
+    write_statement(tmp_path, ledgers, DELTA | {"record": deltas}, "rdp", FACTS)
+    client, record = json.loads((tmp_path / "privacy.json").read_text())["claims"]
+    assert client["dp_delta_per_unit"] == [DELTA["client"]]
+    assert record["dp_delta_per_unit"] == deltas
+    spent = [ledgers["record"].epsilon(delta)[i] for i, delta in enumerate(deltas)]
+    rows = [row for row in (tmp_path / "privacy.md").read_text().splitlines() if row[:2] == "| "]
+    assert rows[0] == "| client | ε | releases | δ |"
+    assert rows[1:] == [
+        f"| {i} | {spent[i]:.4f} | {n} | {delta:g} |"
+        for i, (n, delta) in enumerate(zip((3, 0, 5), deltas, strict=True))
+    ]
+
+
 def test_an_infinite_epsilon_is_written_and_told(tmp_path):
     record = Ledger("record", num_units=2)
     record.charge(dp_accounting.GaussianDpEvent(0.0), units=[1])

@@ -422,6 +422,44 @@ def test_budgets_may_differ_by_unit():
     assert not ledger.would_exceed(event, budgets, 1e-5, units=[1], count=50)
 
 
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "rdp-classic-64"])
+def test_every_unit_is_asked_at_its_own_delta(accountant):
+    event, deltas = poisson(0.1, 1.0), [1e-3, 1e-6, 1e-6, 1e-4]
+    ledger = Ledger("record", num_units=4)
+    ledger.charge(event, units=[0, 1, 2], count=[20, 20, 30])
+    orders = None
+    if accountant == "rdp-classic-64":
+        orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 65))
+    expected = [0.0] * 4
+    for unit, count in enumerate((20, 20, 30)):
+        if orders is None:
+            expected[unit] = independent(
+                event, ADD_REMOVE, count=count, dp_delta=deltas[unit], accountant=accountant
+            )
+        else:
+            curve = dpa_rdp.RdpAccountant(orders).compose(event, count).rdp
+            at = curve + np.log(1 / deltas[unit]) / (np.array(orders) - 1)
+            expected[unit] = at.min()
+    found = ledger.epsilon(deltas, accountant)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert expected[3] == 0 < expected[0] < expected[1] < expected[2]
+    with pytest.raises(ValueError, match="dp_delta must be one number or have one for each of"):
+        ledger.epsilon(deltas[:3], accountant)
+    with pytest.raises(ValueError, match="dp_delta must lie in"):
+        ledger.epsilon([1e-3, 1e-6, 1e-6, 1.0], accountant)
+
+
+def test_budgets_are_asked_at_each_units_own_delta():
+    ledger, event = Ledger("record", num_units=3), poisson(0.1, 1.0)
+    deltas = np.array([1e-3, 1e-6, 1e-6])
+    budget = spent(event, count=50, dp_delta=1e-6)
+    assert ledger.max_rounds(event, budget, deltas, units=[1, 2]) == 50
+    assert ledger.max_rounds(event, budget, deltas, units=[0]) > 60
+    assert ledger.max_rounds(event, budget, deltas) == 50
+    assert ledger.would_exceed(event, budget, deltas, count=51)
+    assert not ledger.would_exceed(event, budget, deltas, units=[0], count=51)
+
+
 def test_a_question_about_few_units_looks_at_their_own_history():
     ledger = Ledger("record", num_units=4)
     ledger.charge(poisson(0.1, 1.0), units=[0, 2], count=[200, 50])

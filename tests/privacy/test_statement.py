@@ -97,8 +97,24 @@ def test_what_is_not_covered_comes_before_any_claim():
     assert "not_covered" not in st.statement(ledger, 1e-5)
 
 
+def test_units_that_chose_their_own_delta_are_told_apart():
+    ledger = Ledger("record", num_units=2)
+    ledger.charge(poisson(0.1, 1.5), count=100)
+    account = dpa_rdp.RdpAccountant().compose(poisson(0.1, 1.5), 100)
+    data = json.loads(json.dumps(st.statement(ledger, [1e-4, 1e-6])))
+    expected = [account.get_epsilon(1e-4), account.get_epsilon(1e-6)]
+    assert data["epsilon_per_unit"] == pytest.approx(expected, rel=1e-6)
+    assert expected[0] < expected[1] == pytest.approx(data["epsilon"], rel=1e-6)
+    # Every unit is private at the largest ε and the largest δ together.
+    assert data["dp_delta"] == 1e-4 and data["dp_delta_per_unit"] == [1e-4, 1e-6]
+    assert "Every unit chose its own δ, from 1e-06 to 0.0001" in st.in_words(data)
+    assert "chose its own" not in st.in_words(st.statement(ledger, 1e-5))
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="dp_delta must lie in"):
         st.statement(Ledger(), 0.0)
+    with pytest.raises(ValueError, match="dp_delta must lie in"):
+        st.statement(Ledger(num_units=2), [0.1, 1.0])
     with pytest.raises(ValueError, match="trust must be one of"):
         st.statement(Ledger(), 1e-5, trust="nobody")
