@@ -182,5 +182,7 @@ def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
 
 def _bound(aggregator: Aggregator) -> float:
     if aggregator.sensitivity is None:
-        return 1.0
+        raise ValueError(
+            "aggregator must carry a sensitivity, which votes are scaled to, got one that has none"
+        )
     return float(aggregator.sensitivity(aggregator.init(None)).l2)

@@ -96,11 +96,14 @@ def f_cdpfl(
         return jnp.where(round_index < num_selections, _SELECT, _FROZEN).astype(jnp.int32)
 
     def client(server, row, client, config, key):
+        # The kind of round is the same for all clients: side by side nobody pays for a choice that
+        # is not made.
         chosen = jax.lax.cond(
-            (stage_of(server, client.round) == _SELECT) & (client.size > 0),
+            stage_of(server, client.round) == _SELECT,
             lambda: choice.of(fold(key, Purpose.SELECTION), server.models, client, is_offered),
             lambda: row,
         )
+        chosen = jnp.where(client.size > 0, chosen, row)
         result = trainer.train(trees.take(server.models, chosen), client, config, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(chosen, result.delta)

@@ -183,8 +183,10 @@ def r_dpcfl(
         own_key = fold(key, Purpose.SELECTION)
         chances = jnp.log(server.responsibilities[client.index])
         is_offered = jnp.arange(capacity) < server.num_models
+        # The kind of round is the same for all clients: side by side nobody pays for a choice that
+        # is not made.
         chosen = jax.lax.switch(
-            jnp.where(client.size > 0, stage, Stage.FROZEN),
+            stage,
             [
                 lambda: row,
                 lambda: jax.random.categorical(own_key, chances).astype(jnp.int32),
@@ -192,6 +194,7 @@ def r_dpcfl(
                 lambda: row,
             ],
         )
+        chosen = jnp.where(client.size > 0, chosen, row)
         whole = full_batch(client.size.astype(jnp.float32), config).batch_size
         batch = jnp.where(stage == Stage.FIRST, whole, config.batch_size)
         start = trees.take(server.models, chosen)

@@ -19,6 +19,8 @@ _RESOLUTION = 1e-5
 _NUM_RESTARTS = 10
 _TOLERANCE = 1e-6
 _MAX_ITERATIONS = 1000
+# Clusters with fewer expected clients than this have no width of their own.
+_FEW_CLIENTS = 1.5
 
 
 class Mixture(NamedTuple):
@@ -137,9 +139,9 @@ def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
 def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) -> Mixture:
     """Fits mixtures of several sizes and keeps the one whose clusters stand farthest apart.
 
-    For this comparison no cluster counts as narrower than all of them are on average, by the
-    unbiased estimate: the noise is the same for everybody, and clusters of one or two clients,
-    which have hardly any width, would look far apart from anything.
+    For this comparison a cluster of a single client, which has no width and would look far apart
+    from anything, does not count as narrower than all clusters are on average, by the unbiased
+    estimate: the noise is the same for everybody.
 
     Args:
       features: `[clients, features]`.
@@ -147,8 +149,8 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
       seed: as for `fit_mixture`.
 
     Returns:
-      The mixture of largest smallest separation score (MSS), each score taken with no less than the
-      average width.
+      The mixture of largest smallest separation score (MSS), taken with no less than the average
+      width where a cluster is expected to hold fewer than 1.5 clients.
 
     Raises:
       ValueError: if there is no candidate.
@@ -161,7 +163,8 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
         shares = mixture.responsibilities.mean(axis=0)
         n, m = mixture.responsibilities.shape
         average = np.sqrt(np.sum(shares * np.square(mixture.radii)) * n / max(n - m, 1))
-        return float(np.min(separation_scores(mixture.means, np.maximum(mixture.radii, average))))
+        least = np.where(n * shares < _FEW_CLIENTS, average, 0.0)
+        return float(np.min(separation_scores(mixture.means, np.maximum(mixture.radii, least))))
 
     return max((fit_mixture(features, m, seed) for m in candidates), key=separation)
 

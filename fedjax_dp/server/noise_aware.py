@@ -112,9 +112,9 @@ def noise_aware_mean(
       max_iterations: stops it in any case, at least 1.
 
     Returns:
-      The aggregator of `NamedUpdate`, stacked; a client of weight 0, which has no examples, counts
-      for nothing. Its info holds `weights` and `noise_levels`, `[num_clients]` and 0 for those that
-      did not take part, `signal_levels`, and what the pursuit did: `rpca_iterations`,
+      The aggregator of `NamedUpdate`, stacked; a client of weight 0, which has no examples, or with
+      an update of zeros counts for nothing. Its info holds `weights` and `noise_levels`,
+      `[num_clients]` and 0 for those that did not take part, `signal_levels`, and what the pursuit did: `rpca_iterations`,
       `rpca_residual` and `rpca_rank`, 0 in rounds without an estimate.
 
     Raises:
@@ -144,7 +144,12 @@ def noise_aware_mean(
 
     def combine(state: NoiseState, total, key):
         (update, weight), is_real = total
-        counts = is_real & (weight > 0)
+        # What says nothing holds no noise, and would take all of the weight.
+        squares = [
+            jnp.sum(jnp.square(x.reshape(len(weight), -1)), 1)
+            for x in jax.tree.leaves(update.delta)
+        ]
+        counts = is_real & (weight > 0) & (sum(squares) > 0)
         clients = update.client.astype(jnp.int32)
         is_due = (state.rounds % period == 0) if period else jnp.bool_(False)
         is_new = counts & (is_due | ~state.is_known[clients])

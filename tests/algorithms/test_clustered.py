@@ -5,10 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES, make_model
 from rounds import flat
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.base import ClientData
 from fedjax_dp.data import sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import PrivacyAccounting, SimulationState, simulation
@@ -418,3 +420,26 @@ def test_host_steps_that_change_shapes_are_refused():
     sim, key = simulation(with_host_step(widen), hidden_clusters(0), EVERYBODY), jax.random.key(0)
     with pytest.raises(ValueError, match="host step after round 2 must keep structure"):
         sim.run(sim.init(key), key, 2)
+
+
+@pytest.mark.parametrize("name", ["r_dpcfl", "f_cdpfl"])
+def test_clients_side_by_side_do_not_pay_for_choices_that_are_not_made(name):
+    """A condition that differs between clients would compute every branch for all of them."""
+    case = CASES[name]
+    algorithm, data = case.make(make_model()), case.data()
+    examples = {key: jnp.asarray(array) for key, array in data.examples.items()}
+
+    def side_by_side(server, rows, indices, sizes, round_index, key):
+        def one(row, index, size):
+            limit = int(data.sizes.max())
+            client = ClientData(examples, index, size, index, limit, "clients", round_index)
+            config = algorithm.config.row(index)
+            return algorithm.client(server, row, client, config, key).update
+
+        return jax.vmap(one, axis_name="clients")(rows, indices, sizes)
+
+    server = algorithm.init(jax.random.key(0))
+    count = jnp.arange(data.num_clients, dtype=jnp.int32)
+    arguments = (server, 0 * count, count, count, jnp.int32(1), jax.random.key(0))
+    jaxpr = jax.make_jaxpr(side_by_side)(*arguments).jaxpr
+    assert "cond" in {equation.primitive.name for equation in jaxpr.eqns}

@@ -110,6 +110,17 @@ def test_clusters_of_single_clients_do_not_count_as_well_separated():
     assert len(fit_best_mixture(points, [4, 6], 0).means) == 4
 
 
+def test_clusters_of_several_clients_may_be_narrower_than_others():
+    """Two close clusters that are narrow for real are not taken for one."""
+    rng = np.random.default_rng(0)
+    centres = np.array([(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.28, 1.0)])
+    widths, sizes = (0.06, 0.06, 0.025, 0.025), (6, 6, 6, 6)
+    points = np.concatenate(
+        [c + w * rng.normal(size=(n, 2)) for c, w, n in zip(centres, widths, sizes, strict=True)]
+    )
+    assert len(fit_best_mixture(points, [3, 4], 0).means) == 4
+
+
 def test_responsibilities_come_from_equal_prior_chances():
     """By hand: densities of the fitted components, without the sizes of their clusters."""
     points = separated(3.0, np.random.default_rng(5))

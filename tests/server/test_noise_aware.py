@@ -281,3 +281,13 @@ def test_split_of_published_budgets():
 def test_bad_choices_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_an_update_of_zeros_has_no_weight():
+    clients = range(NUM_CLIENTS)
+    deltas = jax.tree.map(lambda x: x.at[2].set(0.0), updates_of(clients))
+    aggregator = noise_aware_mean(NUM_CLIENTS)
+    _, _, info = combine(aggregator, aggregator.init(None), clients, deltas)
+    weights = np.asarray(info["weights"])
+    assert weights[2] == 0 and np.delete(weights, 2).min() > 0
+    assert weights.sum() == pytest.approx(1, rel=1e-5)
