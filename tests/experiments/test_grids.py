@@ -1,0 +1,79 @@
+"""Every point of every study is a valid configuration; nothing is run."""
+
+import pathlib
+
+import pytest
+
+from experiments import sweep
+from experiments.clustered_dp import grid as clustered
+from experiments.heterogeneous_dp import sweep as heterogeneous
+from experiments.user_level_dp import grids as user_level
+from experiments.user_level_dp import mnist_by_writer
+from fedjax_dp.cli import config as configuration
+from fedjax_dp.cli.budgets import with_named_lists
+from fedjax_dp.cli.config import ConfigError
+from fedjax_dp.cli.validate import validate
+
+HERE = pathlib.Path(sweep.__file__).parent
+CONFIGURATIONS = sorted(HERE.glob("*/*.toml"))
+CLUSTERED = [path for path in CONFIGURATIONS if path.parent.name == "clustered_dp"]
+STUDIES = {
+    **{f"heterogeneous {name}": study for name, study in heterogeneous.STUDIES.items()},
+    **{f"user-level {name}": study for name, study in user_level.tables(True).items()},
+    **{
+        f"user-level {name} on {file.stem}": study
+        for file in sorted((HERE / "user_level_dp").glob("*.toml"))
+        for name, study in user_level.sweeps(file).items()
+    },
+    "user-level tune": mnist_by_writer.TUNE,
+    "user-level compare": mnist_by_writer.COMPARE,
+}
+
+
+def checked(config):
+    validate(with_named_lists(config))
+    # What is written down at the start of a run is read again when it is resumed.
+    assert configuration.to_toml(config)
+    return config
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_point_of_a_sweep_is_valid(name):
+    study = STUDIES[name]
+    grid = sweep.points(study, {}, ())
+    assert len({point.name for point in grid}) == len(grid) > 0
+    assert {study.rows, study.columns} <= set(study.axes)
+    found = [checked(configuration.load(study.file, point.words)) for point in grid]
+    # Points that ran the same would fill the table with one number under two names.
+    if "falsified" not in name and "tune" not in name:
+        assert len({configuration.to_toml(config) for config in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    "file", sorted((HERE / "clustered_dp").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_every_point_of_the_clustered_grid_is_valid(file):
+    grid = clustered.points(file, list(clustered.METHODS), clustered.PAPER_EPSILONS, [0, 1, 2])
+    assert len({point.name for point in grid}) == len(grid) == 9 * 5 * 3
+    texts = {configuration.to_toml(checked(point.config)) for point in grid}
+    assert len(texts) == len(grid)
+
+
+@pytest.mark.parametrize(
+    "file", sorted(HERE.glob("*/*.toml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_every_configuration_is_valid_as_it_stands(file):
+    checked(configuration.load(file))
+
+
+def test_a_word_that_no_configuration_has_would_be_found():
+    study = heterogeneous.STUDIES["mnist"]
+    [point] = sweep.points(
+        study,
+        {"distribution": ["Dist1"], "algorithm": ["PFA"], "seed": ["0"]},
+        ("--training.learning_rat=1",),
+    )
+    with pytest.raises(ConfigError, match="learning_rat"):
+        configuration.load(study.file, point.words)
+    with pytest.raises(ValueError, match=r"model\.name must be one of"):
+        checked(configuration.load(study.file, ("--model.name=thesis_cn",)))
