@@ -125,6 +125,9 @@ def clipped(
     def mechanism_of(config: LocalConfig) -> Mechanism:
         return make(config.clip_norm, config.noise_multiplier)
 
+    # Accelerators round the factors of float32 products by default; a sum would then not be that of
+    # the gradients whose norms were bounded.
+    @jax.default_matmul_precision("highest")
     def micro_batch(params, batch, is_real, key, config, penalty=None):
         mechanism = mechanism_of(config)
         examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}

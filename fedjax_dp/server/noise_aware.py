@@ -114,8 +114,8 @@ def noise_aware_mean(
     Returns:
       The aggregator of `NamedUpdate`, stacked; a client of weight 0, which has no examples, or with
       an update of zeros counts for nothing. Its info holds `weights` and `noise_levels`,
-      `[num_clients]` and 0 for those that did not take part, `signal_levels`, and what the pursuit did: `rpca_iterations`,
-      `rpca_residual` and `rpca_rank`, 0 in rounds without an estimate.
+      `[num_clients]` and 0 for those that did not take part, `signal_levels`, and what the pursuit
+      did: `rpca_iterations`, `rpca_residual` and `rpca_rank`, 0 in rounds without an estimate.
 
     Raises:
       ValueError: naming the argument, the rule and the value.

@@ -162,3 +162,22 @@ def test_per_layer_clipping_shares_the_bound():
 def test_the_plain_rule_claims_nothing():
     rule = plain(make_model())
     assert rule.event is None and rule.bound is None
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_products_of_clipped_sums_are_float32_on_every_backend(name):
+    """Where a product states no precision, a GPU or TPU would round its factors."""
+    model = LAYERED[name]()
+    params = jax.eval_shape(model.init, KEY)
+    batch = {
+        "x": jax.ShapeDtypeStruct((4, 8, 8, 1), jnp.float32),
+        "y": jax.ShapeDtypeStruct((4,), jnp.int32),
+    }
+
+    def run(params, batch):
+        return clipped(model).micro_batch(params, batch, jnp.ones(4, bool), KEY, CONFIG).gradient
+
+    found = str(jax.make_jaxpr(run)(params, batch))
+    products = found.count("dot_general[")
+    assert products > 3 and found.count("precision=(Precision.HIGHEST") >= products
+    assert "precision=None" not in found
