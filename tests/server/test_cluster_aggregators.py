@@ -10,6 +10,7 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from fedjax_dp.evaluation import is_partition_found
+from fedjax_dp.privacy.noise_levels import overlap
 from fedjax_dp.server import (
     ClusterUpdate,
     fit_best_mixture,
@@ -134,7 +135,8 @@ def test_responsibilities_come_from_equal_prior_chances():
 
 def test_soft_rounds_follow_the_overlap():
     """Oracles 3 and 7, with E = 200."""
-    overlaps = [0.3173, 0.0455, 0.0027]
+    overlaps = overlap([1.0, 2.0, 3.0])
+    np.testing.assert_allclose(overlaps, [0.3173, 0.0455, 0.0027], atol=5e-5)
     assert [num_soft_rounds(o, 200) for o in overlaps] == [68, 95, 99]
     assert num_soft_rounds(0.0, 200) == 100 and num_soft_rounds(1.0, 200) == 0
     counts = [num_soft_rounds(o, 200) for o in np.linspace(0, 1, 101)]

@@ -27,11 +27,11 @@ def principal_component_pursuit(matrix, **options):
     return compiled("principal_component_pursuit", **options)(matrix)
 
 
-def noisy_updates(seed=0):
+def noisy_updates(seed=0, signal_scale=1.0):
     """A common direction and noise of its own for each client, `[clients, parameters]`."""
     rng = np.random.default_rng(seed)
     variance = np.exp(rng.uniform(np.log(0.05), np.log(50), CLIENTS))
-    signal = rng.normal(size=PARAMETERS)
+    signal = signal_scale * rng.normal(size=PARAMETERS)
     noise = rng.normal(size=(PARAMETERS, CLIENTS)) * np.sqrt(variance)
     return (signal[:, None] + noise).T.astype(np.float32), variance
 
@@ -54,6 +54,25 @@ def test_noise_of_a_rank_one_signal_is_found(mode):
     assert oracle == pytest.approx(0.0120, abs=1e-4) and uniform == pytest.approx(0.386, abs=1e-3)
     assert ours == pytest.approx(0.0121, abs=1e-4)
     assert ours < 1.02 * oracle < norms < uniform
+
+
+def test_weights_by_the_norms_of_updates_depend_on_the_signal():
+    """heterogeneous_dp §8 (3) prints 0.0172 for 1/‖M_i‖² and does not give the signal's scale.
+
+    Of unit signals the expected norms (1 + s²)p give 0.033; a signal of half that size would give
+    what is printed. Robust PCA does as well under both.
+    """
+    found = {}
+    for scale in (1.0, 0.5):
+        updates, variance = noisy_updates(signal_scale=scale)
+        norms = aggregated(noise_aware.inverse(np.sum(updates.astype(float) ** 2, 1)), variance)
+        closed_form = aggregated(noise_aware.inverse(scale**2 + variance), variance)
+        assert norms == pytest.approx(closed_form, rel=0.03)
+        levels = np.asarray(estimate_noise(jnp.asarray(updates)).noise_levels, float)
+        assert aggregated(noise_aware.inverse(levels), variance) == pytest.approx(0.0121, abs=1e-4)
+        found[scale] = norms
+    assert abs(found[1.0] / 0.0172 - 1) > 0.5
+    assert found[0.5] == pytest.approx(0.0172, rel=0.03)
 
 
 def test_scale_of_the_updates_does_not_matter():
