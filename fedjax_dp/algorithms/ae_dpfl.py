@@ -65,9 +65,11 @@ def ae_dpfl(
     client, so that neither the size of the model nor clipping matters.
 
     Guarantee: that of the aggregator. A client's votes of a round are one vector whose L2 norm is
-    scaled to the aggregator's bound: noise of `noise_multiplier` z is noise of z·√queries on counts
-    of votes. Removing a client moves the counts by √queries, exchanging it by √2 times that, of
-    which a replace-one account charges 2.
+    scaled to the aggregator's bound: Gaussian noise of `noise_multiplier` z is noise of z·√queries
+    on counts of votes. Noise that is bounded in L1, such as Laplace, clips the same votes to an L1
+    norm of the bound: a scale of z is one of z·queries on counts, so that Gaussian noise is the
+    better choice for many queries. Removing a client moves the counts by √queries in L2, exchanging
+    it by √2 times that, of which a replace-one account charges 2.
 
     Args:
       model: what clients and server train; its outputs are logits, `[examples, classes]`, or
@@ -97,7 +99,7 @@ def ae_dpfl(
     num_classes = _num_classes(model, public_x)
     votes_of = _voter(model, public_x, block, num_classes)
     mean = aggregator or scaled_sum(1.0)
-    scale = _bound(mean) / block**0.5
+    scale = (1.0 if aggregator is None else _bound(aggregator)) / block**0.5
     numbers = LocalConfig(server_learning_rate, server_batch_size, server_epochs)
     numbers.validate()
     learner = local_trainer(model, numbers)
@@ -116,7 +118,9 @@ def ae_dpfl(
         votes = votes_of(result.params, rows) * is_query[:, None] * (client.size > 0)
         # A vote is finite whatever the model is: the engine must see that of one that is not.
         votes = jnp.where(trees.is_finite(result.params), scale * votes, jnp.nan)
-        return ClientOutput(votes, result.weight, row, result.metrics)
+        # What is clipped is the votes: the norm of an update that nobody is sent says nothing.
+        metrics = result.metrics | {"update_norm": trees.l2_norm(votes)}
+        return ClientOutput(votes, result.weight, row, metrics)
 
     def combine(state, total, key):
         state, votes, info = mean.combine(state, total, fold(key, 0))

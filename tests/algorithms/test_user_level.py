@@ -24,7 +24,7 @@ from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.server import by_realised_count, gaussian_mean, uniform_mean
+from fedjax_dp.server import by_realised_count, gaussian_mean, laplace_mean, uniform_mean
 
 KEY = jax.random.key(5)
 
@@ -208,6 +208,32 @@ def test_noise_on_counts_of_votes_is_the_multiplier_times_the_root_of_the_querie
     assert float(trees.l2_norm(sent)) == pytest.approx(clip_norm, rel=1e-5)
     one = float(jnp.max(sent)) / len(VOTES)
     assert noise.std() / one == pytest.approx(multiplier * math.sqrt(3), rel=0.02)
+
+
+def test_laplace_noise_on_counts_of_votes_is_the_multiplier_times_the_queries():
+    """Votes of three queries are clipped to an L1 norm of the bound: a third of it for each."""
+    model, multiplier = three_class_model(), 0.7
+    trainer = local_trainer(model, LocalConfig(1.0, 1, 3))
+    aggregator = laplace_mean(2.0, multiplier, len(VOTES))
+    algorithm = ae_dpfl(model, trainer, QUERIES, aggregator=aggregator)
+    state = aggregator.init(None)
+    zeros = jax.vmap(lambda k: aggregator.combine(state, (jnp.zeros((3, 3)), 0.0), k)[1])
+    noise = np.asarray(zeros(jax.random.split(KEY, 4000)))
+    _, info, _ = run(algorithm, 1, voters())
+    votes = jnp.zeros((3, 3)).at[:, 0].set(2.0 / math.sqrt(3))
+    sent, was_clipped = aggregator.contribute(state, votes, 1.0)
+    assert was_clipped == 1 and info["num_clipped"][0] == len(VOTES)
+    one = float(jnp.max(sent)) / len(VOTES)
+    # A Laplace variable of scale b has a mean absolute value of b.
+    assert np.abs(noise).mean() / one == pytest.approx(multiplier * 3, rel=0.02)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 2.0])
+def test_the_norms_that_are_logged_are_those_of_the_votes(clip_norm):
+    """Votes have the norm of the bound; the clients' models have moved by something else."""
+    _, info, _ = run(poll(0.0, clip_norm=clip_norm), 1, voters())
+    np.testing.assert_allclose(info["update_norm_quantiles"][0], clip_norm, rtol=1e-5)
+    assert info["num_clipped"][0] == 0
 
 
 @pytest.mark.parametrize("num_queries, sigma", [(1, 2.0), (100, 30.0), (5000, 90.0)])
