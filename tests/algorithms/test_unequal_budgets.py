@@ -216,7 +216,8 @@ PAPER = (
     "--training.batch_size=heterogeneous",
     "--algorithm.name=robust_hdp",
 )
-LEARNING_RATE = 0.001
+# That of the experiments.
+LEARNING_RATE = 0.01
 
 
 @functools.cache
