@@ -271,7 +271,8 @@ class PrivacyAccounting:
           text: what `to_json` wrote.
 
         Raises:
-          ValueError: if it holds other units than this simulation claims.
+          ValueError: if it holds other units than this simulation claims, or accounts of another
+            number or relation.
         """
         saved = json.loads(text)
         checks.require(
@@ -280,7 +281,14 @@ class PrivacyAccounting:
             f"be those of the units {sorted(self.ledgers)}",
             sorted(saved),
         )
-        self.ledgers = {unit: Ledger.from_json(json.dumps(v)) for unit, v in saved.items()}
+        found = {unit: Ledger.from_json(json.dumps(v)) for unit, v in saved.items()}
+        for unit, ledger in found.items():
+            for fact in ("unit", "relation", "num_units"):
+                own = getattr(self.ledgers[unit], fact)
+                there = getattr(ledger, fact)
+                rule = f"be {own!r} as in this simulation"
+                checks.require(there == own, f"ledgers.{unit}.{fact}", rule, there)
+        self.ledgers = found
 
 
 def _by_stage(priced: list[_Prices], stages: np.ndarray) -> list[tuple[int | None, _Prices]]:

@@ -60,12 +60,18 @@ from fedjax_dp.privacy.scalar_noise import (
     add_bounded_laplace,
     add_staircase,
 )
-from fedjax_dp.privacy.selection import loss_score, select, selection_event
+from fedjax_dp.privacy.selection import (
+    BoundedRangeDpEvent,
+    loss_score,
+    select,
+    selection_event,
+)
 
 __all__ = [
     "AdaptiveClipping",
     "BandedNoise",
     "BoundedLaplaceDpEvent",
+    "BoundedRangeDpEvent",
     "Clipping",
     "DiscreteMechanism",
     "DistributedDiscreteGaussianDpEvent",

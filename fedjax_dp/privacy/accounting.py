@@ -6,7 +6,6 @@ from typing import Any
 import dp_accounting as dpa
 import numpy as np
 import scipy.sparse
-from dp_accounting import pld as dpa_pld
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
@@ -15,6 +14,7 @@ from fedjax_dp.privacy import rdp
 from fedjax_dp.privacy.clipping import RELATIONS
 from fedjax_dp.privacy.curves import DPA_RELATION, orders_of, rdp_curves
 from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
+from fedjax_dp.privacy.pld import LossAccountant
 from fedjax_dp.privacy.translation import accountant_name, require_some_accountant, translate
 
 __all__ = ["Ledger", "UnsupportedEvent"]
@@ -96,6 +96,8 @@ class Ledger:
             if ev.key_of(part) not in self._parts:
                 require_some_accountant(part, self.relation)
         index, repeats = self._charged(units, count)
+        if not index.size:
+            return
         for part, times in parts:
             key = ev.key_of(part)
             self._parts[key] = part
@@ -281,7 +283,7 @@ class Ledger:
         return np.stack([self._curves[accountant, k] for k in self._counts])
 
     def _pld(self, question: str, at: float, row: Any) -> float:
-        account = dpa_pld.PLDAccountant(DPA_RELATION[self.relation])
+        account = LossAccountant(DPA_RELATION[self.relation])
         parts = list(self._parts[k] for k in self._counts)
         for i, count in zip(row.indices, row.data, strict=True):
             account.compose(translate(parts[i], self.relation, "pld"), int(count))

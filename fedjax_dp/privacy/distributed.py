@@ -47,11 +47,13 @@ class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
           relation: "add_remove" or "replace_one".
 
         Returns:
-          `[orders]`; inf where there is no noise.
+          `[orders]`; inf where there is no noise, or where one of several shares has a scale below
+          1/2, for which nothing is proven.
 
         Source: Kairouz, Liu, Steinke 2021, proposition 14 and theorem 1.
         """
-        if self.noise_scale == 0:
+        is_too_small = self.num_shares > 1 and self.noise_scale < 0.5
+        if self.noise_scale == 0 or is_too_small:
             return np.full(len(orders), np.inf)
         factor = 2 if relation == "replace_one" else 1
         total = math.sqrt(self.num_shares) * self.noise_scale

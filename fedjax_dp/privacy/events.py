@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import attr
 import dp_accounting as dpa
@@ -24,7 +24,12 @@ class CurveDpEvent(DpEvent):
 
     Subclasses are attrs classes whose fields describe the mechanism in full, so that anybody
     can recompute the curve from the stored event.
+
+    Attributes:
+      has_loss_masses: whether a privacy loss distribution is known too.
     """
+
+    has_loss_masses: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Makes the class known to `from_json`."""
@@ -39,6 +44,20 @@ class CurveDpEvent(DpEvent):
 
         Returns:
           `[orders]`.
+        """
+        raise NotImplementedError
+
+    def loss_masses(self, interval: float) -> dict[int, float]:
+        """Spreads the privacy loss of a dominating pair over a lattice, never to its advantage.
+
+        Read only where `has_loss_masses`. One distribution has to serve both directions of both
+        relations.
+
+        Args:
+          interval: width of the lattice, above 0.
+
+        Returns:
+          By multiple of `interval` the probability of that loss; they sum to 1.
         """
         raise NotImplementedError
 

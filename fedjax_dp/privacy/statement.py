@@ -12,7 +12,13 @@ from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
 from fedjax_dp.privacy.events import DpEvent
-from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, PureDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.scalar_noise import (
+    BoundedLaplaceDpEvent,
+    EntrywiseDpEvent,
+    PureDpEvent,
+    StaircaseDpEvent,
+)
+from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
 _UNITS = {
     "client": "one client with all of its data",
@@ -55,8 +61,24 @@ _MECHANISMS = {
     DistributedDiscreteGaussianDpEvent: "discrete Gaussian noise",
     SkellamDpEvent: "Skellam noise",
     PureDpEvent: "mechanisms that are ε-DP",
+    BoundedRangeDpEvent: "private selection by the exponential mechanism",
     StaircaseDpEvent: "staircase noise",
     BoundedLaplaceDpEvent: "bounded Laplace noise",
+}
+
+# What is measured of the noise, and how it is told.
+_NOISE = {
+    "noise_multiplier": (
+        "The Gaussian noise has a standard deviation of {} times the largest contribution of one "
+        "unit. "
+    ),
+    "laplace_scale": (
+        "The Laplace noise has a scale of {} times the largest L1 norm of one unit's contribution. "
+    ),
+    "entry_stddev": (
+        "Every entry has noise of its own, with a standard deviation of {} times the bound on that "
+        "entry. "
+    ),
 }
 
 
@@ -85,10 +107,12 @@ def statement(
 
     Returns:
       A dictionary that `json` can write: `unit`, `relation`, `samplers`, `mechanisms`,
-      `noise_multiplier` (smallest and largest; None where there is none), `dp_delta` and `epsilon`
-      (the largest), `dp_delta_per_unit`, `epsilon_per_unit`, `accountant`, `num_compositions` (per
-      unit), `histories` (for each distinct history its units and its event), `trusted`,
-      `not_private`, `not_covered` where there is something, and the facts.
+      `noise_multiplier` of Gaussian noise, `laplace_scale` over the bound on the L1 norm and
+      `entry_stddev` over the bound on an entry (each the smallest and the largest; None where there
+      is none), `dp_delta` and `epsilon` (the largest), `dp_delta_per_unit`, `epsilon_per_unit`,
+      `accountant`, `num_compositions` (per unit), `histories` (for each distinct history its units
+      and its event), `trusted`, `not_private`, `not_covered` where there is something, and the
+      facts.
       An infinite ε is written as "inf".
 
     Raises:
@@ -104,16 +128,16 @@ def statement(
     histories = ledger.histories()
     samplers: set[str] = set()
     mechanisms: set[str] = set()
-    multipliers: list[float] = []
+    noise: dict[str, list[float]] = {name: [] for name in _NOISE}
     for _, history in histories:
         for part, _ in ev.flatten(history):
-            _describe(part, samplers, mechanisms, multipliers)
+            _describe(part, samplers, mechanisms, noise)
     data = {
         "unit": ledger.unit,
         "relation": ledger.relation,
         "samplers": sorted(samplers),
         "mechanisms": sorted(mechanisms),
-        "noise_multiplier": [min(multipliers), max(multipliers)] if multipliers else None,
+        **{name: [min(found), max(found)] if found else None for name, found in noise.items()},
         "dp_delta": np.max(deltas),
         "dp_delta_per_unit": np.broadcast_to(deltas, ledger.num_units),
         "epsilon": np.max(epsilon),
@@ -132,7 +156,7 @@ def statement(
 
 
 def _describe(
-    event: DpEvent, samplers: set[str], mechanisms: set[str], multipliers: list[float]
+    event: DpEvent, samplers: set[str], mechanisms: set[str], noise: dict[str, list[float]]
 ) -> None:
     sampler, inner = "everybody who takes part", [event]
     if isinstance(event, dpa.PoissonSampledDpEvent):
@@ -146,8 +170,13 @@ def _describe(
     samplers.add(sampler)
     for part in inner:
         mechanisms.add(_MECHANISMS.get(type(part), type(part).__name__))
-        if hasattr(part, "noise_multiplier"):
-            multipliers.append(float(part.noise_multiplier))
+        # What is called a multiplier is a standard deviation for Gaussian noise alone.
+        if isinstance(part, EntrywiseDpEvent):
+            noise["entry_stddev"].append(part.entry_stddev)
+        elif isinstance(part, dpa.LaplaceDpEvent):
+            noise["laplace_scale"].append(float(part.noise_multiplier))
+        elif hasattr(part, "noise_multiplier"):
+            noise["noise_multiplier"].append(float(part.noise_multiplier))
 
 
 def _plain(value: Any) -> Any:
@@ -187,16 +216,12 @@ def in_words(data: dict[str, Any]) -> str:
             "As a whole the run is **not differentially private**. No noise protects "
             f"{data['not_covered']}. What is counted: {claim}"
         )
-    noise = data["noise_multiplier"]
+    noise = [words.format(_range(data[name])) for name, words in _NOISE.items() if data[name]]
     parts = [
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
         f"(`{data['relation']}`).",
         f"Mechanism: {', '.join(data['mechanisms'])}; drawn: {', '.join(data['samplers'])}. "
-        + (
-            f"The noise has {_range(noise)} times the largest contribution of one unit. "
-            if noise
-            else ""
-        )
+        + "".join(noise)
         + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]],

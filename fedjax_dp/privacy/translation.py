@@ -68,17 +68,13 @@ def translate(event: DpEvent, relation: str, accountant: str) -> DpEvent:
     family = "pld" if accountant_name(accountant) == "pld" else "rdp"
     rule = _RULES[family].get(type(event))
     if isinstance(event, CurveDpEvent):
-        rule = _own_curve if family == "rdp" else _rdp_only
+        rule = _same if family == "rdp" or event.has_loss_masses else _rdp_only
     if rule is None:
         _refuse(event, relation, accountant, *_NO_RULE.get(type(event), _UNKNOWN)[family])
     return rule(event, relation, accountant)  # type: ignore[misc]
 
 
 def _same(event: DpEvent, relation: str, accountant: str) -> DpEvent:
-    return event
-
-
-def _own_curve(event: DpEvent, relation: str, accountant: str) -> DpEvent:
     return event
 
 

@@ -279,6 +279,24 @@ def test_affordable_rounds_are_exact_at_the_boundary(unit, rounds, before):
     assert affordable({units[0]: 0.0}) == 0
 
 
+@pytest.mark.parametrize(
+    "fact,value", [("relation", "replace_one"), ("num_units", NUM_CLIENTS + 1), ("unit", "client")]
+)
+def test_accounts_of_another_kind_are_not_taken(fact, value):
+    account = accounting("record", "cyclic", 2)
+    account.charge(info_of((0, 1), (2, 3)))
+    saved = json.loads(account.to_json())
+    saved["record"][fact] = value
+    # Whatever the other ledger was charged is valid under its own relation.
+    saved["record"]["entries"] = []
+    fresh = accounting("record", "cyclic", 2)
+    with pytest.raises(ValueError, match=rf"ledgers\.record\.{fact} must be .*{value!r}"):
+        fresh.restore(json.dumps(saved))
+    assert not fresh.ledgers["record"].num_compositions.any()
+    fresh.restore(account.to_json())
+    assert fresh.to_json() == account.to_json()
+
+
 def test_each_client_has_its_own_delta():
     sim, state = initial("record", "poisson", COHORT)
     account = PrivacyAccounting(sim, state)

@@ -379,6 +379,17 @@ def test_a_restored_ledger_goes_on_as_if_never_saved():
         Ledger.from_json('{"format": 0}')
 
 
+@pytest.mark.parametrize("words", [{"count": 0}, {"units": []}, {"units": [1], "count": [0]}])
+def test_what_nobody_ran_leaves_no_entry(words):
+    ledger = Ledger("record", num_units=2)
+    ledger.charge(poisson(0.1, 1.0), **words)
+    again = Ledger.from_json(ledger.to_json())
+    assert again.to_json() == ledger.to_json() and json.loads(ledger.to_json())["entries"] == []
+    np.testing.assert_array_equal(again.epsilon(1e-5), [0.0, 0.0])
+    with pytest.raises(UnsupportedEvent):
+        ledger.charge(dpa.UnsupportedDpEvent(), **words)
+
+
 def test_a_copy_is_a_snapshot():
     ledger = Ledger(num_units=2)
     ledger.charge(poisson(0.1, 1.0))

@@ -193,7 +193,7 @@ def expected_curve(alpha, s, n, d, l2, l1):
     )
 
 
-@pytest.mark.parametrize("s", [0.2, 0.6, 5.0])
+@pytest.mark.parametrize("s", [0.5, 0.6, 5.0])
 def test_curve_of_the_distributed_discrete_gaussian_is_the_published_one(s):
     event = dist.DistributedDiscreteGaussianDpEvent(s, 40, 7.5, 30.0, 128)
     orders = np.array([1.5, 2.0, 9.0])
@@ -212,7 +212,7 @@ def divergence(log_pmf, shift, alpha):
     return max(special.logsumexp(terms) for terms in both) / (alpha - 1)
 
 
-@pytest.mark.parametrize("s", [0.35, 0.5, 0.8, 2.0])
+@pytest.mark.parametrize("s", [0.1, 0.35, 0.5, 0.8, 2.0])
 @pytest.mark.parametrize("num_shares", [1, 2, 3])
 def test_curve_bounds_the_exact_divergence_of_sums_of_discrete_gaussians(s, num_shares):
     k = np.arange(-60, 61)
@@ -226,12 +226,14 @@ def test_curve_bounds_the_exact_divergence_of_sums_of_discrete_gaussians(s, num_
         log_pmf = special.logsumexp(log_pmf[None, :] + shares, axis=1)
     log_pmf = log_pmf[30:-30]
     event = dist.DistributedDiscreteGaussianDpEvent(s, num_shares, 1.0, 1.0, 1)
-    for alpha in (1.5, 2.0, 4.0):
+    # Below 1/2 the printed curve fails for several shares: 36.6 where 49.3 is true, at 0.1 and 1.1.
+    for alpha in (1.1, 1.5, 2.0, 4.0):
         exact = divergence(log_pmf, 1, alpha)
         stated = event.rdp(np.array([alpha]), "add_remove")[0]
         assert exact <= stated * (1 + 1e-9)
         if s == 2.0:
             assert exact > 0.99 * stated
+        assert np.isinf(stated) == (s < 0.5 and num_shares > 1)
 
 
 @pytest.mark.parametrize("variance", [0.5, 3.0, 40.0, 1000.0])

@@ -1,13 +1,16 @@
 """The exponential mechanism chooses as it states, and costs what it states."""
 
+import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dp_accounting import pld as dpa_pld
 from scipy import special, stats
 
 from fedjax_dp.privacy import selection
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.curves import orders_of, rdp_curves
 
 KEYS = jax.random.split(jax.random.key(3), 40_000)
 
@@ -73,9 +76,114 @@ def test_the_stated_cost_bounds_the_true_divergence(epsilon):
         worst = np.maximum(worst, divergence / (orders - 1))
     ledger = Ledger("record", "replace_one")
     ledger.charge(selection.selection_event(epsilon))
-    stated = orders * ledger.events(0).events[0].event.rho
+    stated = rdp_curves([ledger.events(0).events[0].event], "replace_one")
+    stated = np.interp(orders, orders_of("rdp"), stated[0])
     assert np.all(worst <= stated)
     assert np.any(worst > 0.75 * stated)
+
+
+def hockey_stick(masses, interval, a):
+    """δ at each a of a pair of distributions, from the first one's losses."""
+    loss = np.array(list(masses)) * interval
+    p = np.array(list(masses.values()))
+    return np.array([np.sum(np.maximum(0, p * -np.expm1(x - loss))) for x in np.atleast_1d(a)])
+
+
+@pytest.mark.parametrize("epsilon", [0.00317, 0.15, 1.0, 3.0, 40.0])
+def test_losses_are_those_of_two_distributions_that_dominate_randomised_responses(epsilon):
+    interval = 1e-4
+    masses = selection.BoundedRangeDpEvent(epsilon).loss_masses(interval)
+    loss, p = np.array(list(masses)) * interval, np.array(list(masses.values()))
+    assert p.min() >= 0
+    assert np.sum(p) == pytest.approx(1, abs=1e-10)
+    assert np.sum(p * np.exp(-loss)) == pytest.approx(1, abs=1e-10)
+    # Two answers with losses t and t - ε are what bounded range allows at worst; t = (a + ε)/2.
+    t = np.linspace(0, epsilon, 41)[1:-1]
+    yes = np.expm1(t - epsilon) / np.expm1(-epsilon)
+    worst = 0.0
+    for a in np.linspace(-0.95, 0.95, 39) * epsilon:
+        exact = yes * np.maximum(0, -np.expm1(a - t))
+        exact = exact + (1 - yes) * np.maximum(0, -np.expm1(a - t + epsilon))
+        [stated] = hockey_stick(masses, interval, a)
+        assert np.all(exact <= stated * (1 + 1e-9))
+        worst = max(worst, exact.max() / stated)
+    assert worst > 0.99
+
+
+def test_losses_dominate_choices_between_neighbouring_scores():
+    rng, epsilon, interval = np.random.default_rng(1), 1.0, 1e-3
+    masses = selection.BoundedRangeDpEvent(epsilon).loss_masses(interval)
+    at = np.linspace(-0.8, 0.8, 9) * epsilon
+    stated, worst = hockey_stick(masses, interval, at), np.zeros(len(at))
+    for _ in range(3000):
+        size = rng.integers(2, 5)
+        scores = rng.normal(size=size) * rng.choice([0.1, 1.0, 5.0])
+        moved = scores + rng.choice([-1.0, 1.0], size=size)
+        p, q = (np.exp(special.log_softmax(epsilon * s / 2)) for s in (scores, moved))
+        true = np.sum(np.maximum(0, p - np.exp(at)[:, None] * q), axis=1)
+        worst = np.maximum(worst, true)
+    assert np.all(worst <= stated * (1 + 1e-9))
+    assert np.all(worst > 0.9 * stated)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_choices_that_follow_on_each_other_cost_no_more_than_the_ledger_says(count):
+    """The adversary picks the worst randomised response after every answer: dynamic programming."""
+    epsilon, steps = 0.3, 30
+    grid = np.arange(-2 * count * steps, 2 * count * steps + 1)
+    a = grid * epsilon / steps
+    t = np.arange(1, steps)
+    yes = np.expm1(t * epsilon / steps - epsilon) / np.expm1(-epsilon)
+    # δ that is left at each a, where outside of the table it is 0 and 1 - e^a.
+    left = np.maximum(0, -np.expm1(a))
+    for _ in range(count):
+
+        def after(shift, left=left):
+            moved = grid - shift
+            inside = np.interp(moved, grid, left)
+            outside = np.maximum(0, -np.expm1(moved * epsilon / steps))
+            return np.where(np.abs(moved) <= grid[-1], inside, outside)
+
+        left = np.max(
+            [y * after(s) + (1 - y) * after(s - steps) for s, y in zip(t, yes, strict=True)], axis=0
+        )
+    ledger = Ledger("record", "replace_one")
+    ledger.charge(selection.selection_event(epsilon), count=count)
+    for at in (0.2, 0.4, 0.6, 0.8):
+        [index] = np.flatnonzero(np.isclose(a, at * count * epsilon))
+        stated = ledger.delta(a[index], "pld")[0]
+        assert left[index] <= stated * (1 + 1e-9)
+        if count == 1:
+            assert left[index] == pytest.approx(stated, rel=1e-6)
+    pure = Ledger("record", "replace_one")
+    pure.charge(dpa.RandomizedResponseDpEvent(2 / (1 + np.exp(epsilon)), 2), count=count)
+    assert ledger.epsilon(1e-4, "pld")[0] < count * epsilon
+    assert ledger.epsilon(1e-4, "pld")[0] < pure.epsilon(1e-4)[0]
+
+
+def test_choices_compose_with_training_by_distributions():
+    """Against dp-accounting alone: above training without choices, below choices as ε-DP."""
+    training = dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(1.0))
+    epsilon, count = 0.15, 20
+    relation = dpa.NeighboringRelation.REPLACE_ONE
+    account = dpa_pld.PLDAccountant(relation).compose(training, 300)
+    alone = account.get_epsilon(1e-5)
+    parameters = dpa_pld.common.DifferentialPrivacyParameters(epsilon)
+    pure = dpa_pld.privacy_loss_distribution.from_privacy_parameters(parameters)
+    trained = dpa_pld.privacy_loss_distribution.from_gaussian_mechanism(
+        1.0, sampling_prob=0.05, neighboring_relation=relation
+    )
+    composed = trained.self_compose(300).compose(pure.self_compose(count))
+    ledger = Ledger("record", "replace_one")
+    ledger.charge(training, count=300)
+    np.testing.assert_allclose(ledger.epsilon(1e-5, "pld"), [alone], rtol=1e-9)
+    ledger.charge(selection.selection_event(epsilon), count=count)
+    [found] = ledger.epsilon(1e-5, "pld")
+    assert alone + 1e-3 < found < composed.get_epsilon_for_delta(1e-5) - 1e-3
+    with pytest.raises(UnsupportedEvent, match="accountant 'pld'"):
+        ledger.epsilon(1e-5, "rdp")
+    again = Ledger.from_json(ledger.to_json())
+    assert again.epsilon(1e-5, "pld") == found
 
 
 def test_loss_scores_clip_each_example():

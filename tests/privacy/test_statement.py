@@ -10,6 +10,7 @@ from dp_accounting import rdp as dpa_rdp
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import statement as st
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 
 def poisson(q, z):
@@ -51,6 +52,42 @@ def test_sampler_mechanism_and_noise_are_read_off_what_ran(ledger):
     fixed.charge(dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(3.0)))
     data = st.statement(fixed, 1e-5)
     assert data["samplers"] == ["fixed-size sampling without replacement"]
+
+
+def test_noise_is_told_in_the_measure_of_its_mechanism():
+    """A multiplier of 1 is 1/ε of an entry, a scale, or a standard deviation."""
+    epsilon, entry_delta = 0.8, 1e-6
+    staircase = StaircaseDpEvent(1 / epsilon, 3)
+    bounded = BoundedLaplaceDpEvent(1 / epsilon, 3, entry_delta)
+    # The staircase's density: a(γ)·b^k on [k, k + γ), b times that up to k + 1.
+    b, g = np.exp(-epsilon), 1 / (1 + np.exp(epsilon / 2))
+    k = np.arange(200.0)
+    height = (1 - b) / (2 * (g + b * (1 - g))) * b**k
+    near = ((k + g) ** 3 - k**3) / 3
+    far = ((k + 1) ** 3 - (k + g) ** 3) / 3
+    variance = 2 * np.sum(height * (near + b * far))
+    # Bounded Laplace: Laplace of scale 1/ε, cut off at its reach.
+    x = np.linspace(0, np.log(1 + np.expm1(epsilon) / (2 * entry_delta)) / epsilon, 2_000_001)
+    weight = np.exp(-epsilon * x)
+    cut = np.trapezoid(x**2 * weight, x) / np.trapezoid(weight, x)
+    for event, expected in ((staircase, variance**0.5), (bounded, cut**0.5)):
+        ledger = Ledger()
+        ledger.charge(event)
+        data = st.statement(ledger, 1e-5)
+        assert data["noise_multiplier"] is None and data["laplace_scale"] is None
+        assert data["entry_stddev"] == pytest.approx([expected] * 2, rel=1e-4)
+        words = st.in_words(data)
+        assert f"standard deviation of {data['entry_stddev'][0]:.4g} times the bound on" in words
+        assert "largest contribution" not in words
+    ledger = Ledger()
+    ledger.charge(dpa.LaplaceDpEvent(2.5))
+    ledger.charge(dpa.GaussianDpEvent(7.0))
+    data = st.statement(ledger, 1e-5)
+    assert (data["laplace_scale"], data["noise_multiplier"]) == ([2.5, 2.5], [7.0, 7.0])
+    assert data["entry_stddev"] is None
+    words = st.in_words(data)
+    assert "scale of 2.5 times the largest L1 norm" in words
+    assert "standard deviation of 7 times the largest contribution" in words
 
 
 @pytest.mark.parametrize(
