@@ -14,6 +14,7 @@ class LossAccountant(dpa_pld.PLDAccountant):
 
     # Its own default; named here since the masses lie on the lattice of this width.
     _INTERVAL = 1e-4
+    _pld: privacy_loss_distribution.PrivacyLossDistribution
 
     def __init__(self, relation: NeighboringRelation):
         """Opens an account.

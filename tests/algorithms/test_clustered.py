@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, make_model
+from dp_accounting.pld import PLDAccountant
 from rounds import flat
 
 from fedjax_dp import algorithms
@@ -20,7 +21,7 @@ from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.events import flatten
-from fedjax_dp.privacy.selection import selection_event
+from fedjax_dp.privacy.selection import BoundedRangeDpEvent, selection_event
 
 NUM_FEATURES, SIZE, ROUNDS, EPSILON, DELTA = 8, 150, 10, 8.0, 1e-3
 TRUE = np.repeat(np.arange(4), (2, 3, 3, 4))
@@ -141,6 +142,29 @@ def test_twenty_selections_cost_what_the_paper_converts_them_to(which):
     ledger.charge(selection_event(0.03 * EPSILONS[which]), count=20)
     spent = ledger.epsilon(1e-4, "rdp-classic-64")[0]
     assert spent == pytest.approx(SELECTIONS_ALONE[which], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["r_dpcfl", "f_cdpfl"])
+def test_replacing_a_record_is_accounted_jointly_by_distributions(name):
+    """Section 1 of the specification: replace-one for training and for selections."""
+    options = {"num_models": 4} if name == "r_dpcfl" else {}
+    algorithm = declared(name, num_selections=3, **options)
+    sizes = np.full(len(TRUE), SIZE)
+    promise = {"accountant": "pld", "relation": "replace_one"}
+    algorithm = calibrate(algorithm, sizes, EPSILON, DELTA, ROUNDS, **promise)
+    z = float(algorithm.config.noise_multiplier[0])
+    row = jax.tree.map(np.asarray, algorithm.config.row(0))
+    whole = run_event(algorithm, SIZE, row, ROUNDS)
+    ledger = Ledger("record", "replace_one")
+    ledger.charge(whole)
+    [spent] = ledger.epsilon(DELTA, "pld")
+    assert EPSILON * (1 - 1e-4) < spent <= EPSILON
+    training = [(e, n) for e, n in flatten(whole) if not isinstance(e, BoundedRangeDpEvent)]
+    assert sum(n for _, n in flatten(whole)) - sum(n for _, n in training) == 3
+    account = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    for event, count in training:
+        account.compose(event, count)
+    assert z > 0.5 and account.get_epsilon(DELTA) < spent - 1e-3
 
 
 # Oracle 4: the toy problem of figure 1.
