@@ -18,9 +18,11 @@ from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.assemble import Experiment
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.clients.selection import make_choice
 from fedjax_dp.core import checks, trees
 from fedjax_dp.engine.audit import AuditResult, audit, run_audit
 from fedjax_dp.engine.audit_canaries import Planted
+from fedjax_dp.engine.audit_choices import check_choice
 from fedjax_dp.engine.audit_clients import plant_clients
 from fedjax_dp.engine.audit_local import check_client
 from fedjax_dp.engine.audit_membership import (
@@ -154,6 +156,12 @@ def _check_steps(
     results = []
     if len(batch["x"]) > 1:
         results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
+    options = algorithms.options_of(config.algorithm.name) | config.algorithm.options
+    if "selection_epsilon" in options:
+        names = ("selection", "selection_epsilon", "score", "loss_bound")
+        choice = make_choice(experiment.model, *(options[name] for name in names))
+        models = jax.vmap(experiment.model.init)(jax.random.split(key, 2))
+        results += check_choice(choice, models, batch, key) if len(batch["x"]) > 1 else []
     is_sgd = config.training.optimizer == "sgd" and not config.training.optimizer_options
     if planted is not None and is_sgd:
         watched = compile_simulation(planted.algorithm, planted.data, planted.participation)

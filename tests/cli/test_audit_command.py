@@ -91,6 +91,7 @@ def test_work_on_the_host_and_kinds_of_round_are_audited_too():
     [bound] = report["bounds"]
     # All of the budget, that of the first round on whole batches and of the choice among it.
     assert bound["epsilon_claimed"] == pytest.approx(8, rel=0.05)
+    assert "choice with a record exchanged or left out" in {s["name"] for s in report["steps"]}
     # Every client has a model of its cluster: these are what is attacked.
     assert report["membership"]["num_examples"] > 10
 

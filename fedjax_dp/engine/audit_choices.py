@@ -1,0 +1,94 @@
+"""Grey-box check of a private choice: how often each answer is given, on neighbouring data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from scipy import stats
+
+from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.selection import Choice
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.audit_extremes import extreme_records
+from fedjax_dp.engine.audit_noise import StepCheck
+from fedjax_dp.privacy.selection import BoundedRangeDpEvent
+
+# How sure every limit on a frequency is; there are some hundreds of them.
+_CONFIDENCE = 1 - 1e-6
+
+
+def check_choice(
+    choice: Choice,
+    models: PyTree,
+    batch: Mapping[str, Any],
+    key: PRNGKey,
+    *,
+    num_draws: int = 20_000,
+) -> list[StepCheck]:
+    """Compares how often a choice falls on each model, with one record exchanged or left out.
+
+    A few records are the sharpest test, since each moves the score of a model most. The first is
+    exchanged for everything that `extreme_records` lists; the last is left out.
+
+    Args:
+      choice: the choice.
+      models: parameters of the models that are offered, `[models, ...]`, unlike one another.
+      batch: the client's records, named arrays `[examples, ...]`, two at least.
+      key: root of all draws.
+      num_draws: choices on each client, at least 1,000.
+
+    Returns:
+      One check: the largest log-ratio that is proven beside ε. Empty for a choice that claims
+      nothing.
+
+    Raises:
+      ValueError: if the batch or the number of draws is too small.
+    """
+    if choice.event is None:
+        return []
+    size = len(next(iter(batch.values())))
+    checks.require(size >= 2, "batch", "hold two examples at least", size)
+    checks.whole("num_draws", num_draws, at_least=1000)
+    event = choice.event()
+    assert isinstance(event, BoundedRangeDpEvent)
+    count = jax.tree.leaves(models)[0].shape[0]
+
+    @jax.jit
+    def frequencies(examples, size, key):
+        client = ClientData(examples, jnp.int32(0), size, jnp.int32(0), limit=len(batch["x"]))
+
+        def one(key):
+            return choice.of(key, models, client, jnp.ones(count, bool))
+
+        drawn = jax.lax.map(one, jax.random.split(key, num_draws), batch_size=1000)
+        return jnp.zeros(count, jnp.int32).at[drawn].add(1)
+
+    batch = {name: np.asarray(array) for name, array in batch.items()}
+    clients = [(batch, size), (batch, size - 1)]
+    first = {name: array[0] for name, array in batch.items()}
+    for record in extreme_records(first, np.random.default_rng(0)):
+        changed = {name: np.stack([record[name], *a[1:]]) for name, a in batch.items()}
+        clients.append((changed, size))
+    tables = [
+        np.asarray(frequencies(examples, jnp.int32(n), jax.random.fold_in(key, i)))
+        for i, (examples, n) in enumerate(clients)
+    ]
+    proven = max(
+        _proven_ratio(one, other, num_draws)
+        for table in tables[1:]
+        for one, other in ((tables[0], table), (table, tables[0]))
+    )
+    return [StepCheck("choice with a record exchanged or left out", proven, event.epsilon)]
+
+
+def _proven_ratio(one: np.ndarray, other: np.ndarray, num_draws: int) -> float:
+    """Bounds the largest log-ratio of two discrete distributions from below."""
+    tail = 1 - _CONFIDENCE
+    least = stats.beta.ppf(tail, np.maximum(one, 1), num_draws - one + 1)
+    most = stats.beta.ppf(_CONFIDENCE, other + 1, np.maximum(num_draws - other, 1))
+    ratios = np.log(np.where(one > 0, least, 1e-300) / np.where(other < num_draws, most, 1.0))
+    return max(float(np.max(ratios)), 0.0)

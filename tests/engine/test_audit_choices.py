@@ -1,0 +1,62 @@
+"""The check of private choices: quiet as they are, loud without noise or with too little."""
+
+import audit_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp.clients import selection
+from fedjax_dp.clients.selection import exact_choice, make_choice
+from fedjax_dp.engine.audit_choices import check_choice
+from fedjax_dp.privacy.selection import select
+
+EPSILON = 2.0
+# Two models that call everything by opposite names, and three records on which they are even but
+# for one.
+MODELS = {
+    "b": jnp.zeros(2),
+    "w": jnp.stack([jnp.eye(1, cases.NUM_FEATURES)[0], -jnp.eye(1, cases.NUM_FEATURES)[0]]),
+}
+BATCH = {
+    "x": np.eye(1, cases.NUM_FEATURES, dtype=np.float32) * np.ones((3, 1), np.float32),
+    "y": np.array([1.0, 1.0, 0.0], np.float32),
+}
+
+
+def checked(score="accuracy", **options):
+    choice = make_choice(cases.model(), "private", EPSILON, score, 1.5)
+    return check_choice(choice, MODELS, BATCH, jax.random.key(0), **options)
+
+
+@pytest.mark.parametrize("score", ["accuracy", "loss"])
+def test_a_private_choice_holds_what_it_states(score):
+    [result] = checked(score)
+    assert not result.is_violated
+    # It would see a good deal more: one record of three moves a score by 1/3, sensitivity is 1/2.
+    assert result.allowed == pytest.approx(EPSILON) and result.measured > EPSILON / 5
+
+
+def without_noise(key, scores, epsilon, sensitivity, *, is_offered):
+    del key, epsilon, sensitivity
+    return jnp.argmax(jnp.where(is_offered, scores, -jnp.inf)).astype(jnp.int32)
+
+
+def with_a_sixth_of_it(key, scores, epsilon, sensitivity, **options):
+    return select(key, scores, 6 * epsilon, sensitivity, **options)
+
+
+@pytest.mark.parametrize("broken", [without_noise, with_a_sixth_of_it])
+def test_a_choice_with_too_little_noise_is_found(monkeypatch, broken):
+    monkeypatch.setattr(selection, "select", broken)
+    [result] = checked()
+    assert result.is_violated
+
+
+def test_an_exact_choice_claims_nothing():
+    assert check_choice(exact_choice(cases.model()), MODELS, BATCH, jax.random.key(0)) == []
+
+
+def test_too_little_to_compare_is_refused():
+    with pytest.raises(ValueError, match="num_draws must be an integer of at least 1000"):
+        checked(num_draws=10)
