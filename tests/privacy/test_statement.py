@@ -8,8 +8,10 @@ import pytest
 from dp_accounting import rdp as dpa_rdp
 
 from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy import rdp
 from fedjax_dp.privacy import statement as st
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.curves import rdp_curves
 from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 
@@ -36,6 +38,28 @@ def test_epsilon_can_be_recomputed_from_the_statement_alone(ledger):
             assert data["epsilon_per_unit"][unit] == pytest.approx(expected, rel=1e-6)
     assert data["epsilon"] == max(data["epsilon_per_unit"]) > 0
     assert data["num_compositions"] == [100, 51, 100, 0]
+
+
+@pytest.mark.parametrize("rate", [None, 0.2])
+def test_events_of_this_package_are_recomputed_as_the_documentation_says(rate):
+    """Through a ledger, and by hand from curve and slack; dp-accounting alone refuses them."""
+    event = BoundedLaplaceDpEvent(4.0, 2, 1e-8)
+    if rate is not None:
+        event = dpa.PoissonSampledDpEvent(rate, event)
+    ran = Ledger()
+    ran.charge(event, count=10)
+    data = json.loads(json.dumps(st.statement(ran, 1e-5)))
+    again = Ledger(data["unit"], data["relation"])
+    restored = ev.from_dict(data["histories"][0]["event"])
+    again.charge(restored)
+    assert again.epsilon(1e-5, data["accountant"])[0] == data["epsilon"] > 0
+    with pytest.raises(dpa.privacy_accountant.UnsupportedEventError):
+        dpa_rdp.RdpAccountant().compose(restored)
+    slack = ev.slack_of(restored, "add_remove")
+    assert slack == pytest.approx(10 * (rate or 1) * 2 * 1e-8)
+    curve = 10 * rdp_curves([event])[0]
+    by_hand = rdp.to_epsilon(curve, rdp.DEFAULT_ORDERS, 1e-5 - slack)
+    assert data["epsilon"] == pytest.approx(float(by_hand), rel=1e-12)
 
 
 def test_sampler_mechanism_and_noise_are_read_off_what_ran(ledger):
