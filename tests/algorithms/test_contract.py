@@ -27,6 +27,7 @@ from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy import draws
 from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
 
 FEDERATED = [name for name in CASES if not CASES[name].is_pooled]
@@ -461,15 +462,15 @@ def test_no_key_feeds_two_draws(monkeypatch):
     )
     examples = {k: jnp.asarray(v) for k, v in data.examples.items()}
     used = {"normal": [], "bits": []}
-    for kind in used:
-        original = getattr(jax.random, kind)
+    for kind, module in (("normal", draws), ("bits", jax.random)):
+        original = getattr(module, kind)
 
         def recorded(key, *arguments, kind=kind, original=original, **options):
             if not isinstance(key, jax.core.Tracer):
                 used[kind].append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
             return original(key, *arguments, **options)
 
-        monkeypatch.setattr(jax.random, kind, recorded)
+        monkeypatch.setattr(module, kind, recorded)
     with jax.disable_jit():
         for _ in range(2):
             state, _ = run_round(

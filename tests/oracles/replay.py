@@ -57,11 +57,11 @@ class Replay:
 
     def _normal(self, key):
         """One standard normal draw for each parameter, leaf after leaf."""
-        draws = [
+        drawn = [
             np.asarray(draws.normal(fold(key, leaf), shape)).reshape(-1)
             for leaf, shape in enumerate(self.theta_shapes)
         ]
-        return np.concatenate(draws).astype(np.float64)
+        return np.concatenate(drawn).astype(np.float64)
 
     def record_noise(self, round_index, client, num_steps):
         key = fold(self._client_key(round_index, client), Purpose.RECORD_NOISE)
