@@ -58,7 +58,7 @@ def test_a_budget_covers_every_kind_of_round(tmp_path):
     assert status == 0 and "NOT covered" not in text
     assert 8 * (1 - 1e-4) < summary["epsilon"] <= 8 and summary["rounds"] == 4
     [claim] = read_json(tmp_path / "run", "privacy.json")["claims"]
-    assert "releases with a zCDP cost" in claim["mechanisms"]
+    assert "private selection by the exponential mechanism" in claim["mechanisms"]
     # One whole batch, three rounds of three steps, one choice.
     assert set(claim["num_compositions"]) == {1 + 3 * 3 + 1}
     assert "not_covered" not in claim
