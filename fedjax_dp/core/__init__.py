@@ -1,1 +1,1 @@
-"""Small helpers that every layer may use: checks, keys, trees."""
+"""Small helpers that every layer may use: checks, devices, keys, trees."""
