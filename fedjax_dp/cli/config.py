@@ -114,7 +114,7 @@ class LevelSection:
     epsilon: Numbers | NamedBudgets | None = _setting(
         8.0, "ε at the end of the run, and its budget; or, of records, a published list"
     )
-    dp_delta: Numbers = _setting(1e-5, "δ; of records, one for all clients or one for each")
+    dp_delta: Numbers = _setting(1e-5, "δ, one for all clients or one for each")
     per_layer: bool = _setting(False, "clip layer by layer")
 
 
@@ -122,6 +122,7 @@ class LevelSection:
 class ClientLevelSection(LevelSection):
     """The mechanism on clients' updates."""
 
+    dp_delta: float = _setting(1e-5, "δ")
     mechanism: Literal[
         "gaussian",
         "laplace",

@@ -62,7 +62,7 @@ def client_aggregator(
     calibrated = calibrate_noise_multiplier(
         run_of,
         float(level.epsilon),  # type: ignore[arg-type]
-        float(level.dp_delta),  # type: ignore[arg-type]
+        level.dp_delta,
         accountant=config.privacy.accountant,
         relation=config.privacy.relation,
     )
@@ -82,11 +82,10 @@ def _builder(
         # Half of δ goes into what is cut off, in equal parts; the other half is left for ε.
         parts = 2 * trees.num_parameters(structure) * charged_rounds(config, participation)
         is_exchanged = config.privacy.relation == "replace_one"
-        dp_delta = float(level.dp_delta)  # type: ignore[arg-type]
 
         def bounded(z: float) -> Aggregator:
             group = 1 + math.exp(min(1 / z, 700.0)) if is_exchanged and z > 0 else 1.0
-            entry_delta = max(dp_delta / parts / group, float(np.finfo(np.float32).tiny))
+            entry_delta = max(level.dp_delta / parts / group, float(np.finfo(np.float32).tiny))
             return bounded_laplace_mean(structure, clip_norm, z, cohort, entry_delta)
 
         return bounded

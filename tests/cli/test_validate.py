@@ -175,7 +175,7 @@ def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data,
         ),
         (
             (*DP_FEDAVG, "--privacy.client.dp_delta=[0.1, 0.1, 0.1]"),
-            "privacy.client.dp_delta must be one number, since all clients are treated alike",
+            "privacy.client.dp_delta must be a finite number, got [0.1, 0.1, 0.1]",
         ),
         (("--privacy.unit=client",), "privacy.unit must be record or both for the algorithm dp_sg"),
         (("--privacy.unit=none",), "privacy.unit must be record or both for the algorithm dp_sgd"),
