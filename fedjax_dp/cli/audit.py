@@ -34,6 +34,7 @@ from fedjax_dp.engine.audit_membership import (
 from fedjax_dp.engine.audit_noise import StepCheck
 from fedjax_dp.engine.audit_records import plant_records
 from fedjax_dp.engine.audit_steps import check_cohort, check_gradient_rule
+from fedjax_dp.engine.audit_votes import plant_votes
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation as compile_simulation
 from fedjax_dp.models.base import Model
@@ -81,8 +82,6 @@ def command(
         unit_key = jax.random.fold_in(key, len(steps))
         planted = _plant(experiment, unit, canaries)
         steps[unit] = _check_steps(experiment, unit, planted, unit_key)
-        if planted is None:
-            continue
         seen = run_audit(
             planted, unit_key, runs, num_rounds, execution=_execution(experiment.config)
         )
@@ -108,23 +107,23 @@ def _execution(config: configuration.Config) -> ExecutionConfig:
     return ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk, devices=None)
 
 
-def _maker(experiment: Experiment) -> Callable[[Model], FederatedAlgorithm]:
-    """Builds the experiment's algorithm for another model, one with canaries in its loss."""
+def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
+    """Builds the experiment's algorithm for another model, and other public inputs if given."""
     config, participation = experiment.config, experiment.simulation.participation
     population = experiment.population
 
-    def make(model: Model) -> FederatedAlgorithm:
+    def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
         trainer = assembly.build_trainer(config, model, population.train.sizes, participation)
         # The noise that was calibrated for the experiment is what is audited.
         trainer = trainer._replace(config=experiment.simulation.algorithm.config)
-        public_x = population.public_x
+        public_x = population.public_x if public_x is None else public_x
         return assembly.build_algorithm(config, model, trainer, participation, public_x)
 
     return make
 
 
-def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted | None:
-    """Plants canaries; none among the records of clients that send something else than a model."""
+def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted:
+    """Plants canaries."""
     config, train = experiment.config, experiment.population.train
     participation = experiment.simulation.participation
     rng = np.random.default_rng([config.run.seed, 7])
@@ -133,16 +132,14 @@ def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted | No
     if unit == "client":
         algorithm = experiment.simulation.algorithm
         return plant_clients(algorithm, train, participation, count, rng, relation=relation)
-    if not algorithms.ALGORITHMS[config.algorithm.name].sends_model:
-        return None
-    return plant_records(
-        _maker(experiment), experiment.model, train, participation, count, rng, relation=relation
-    )
+    make, model = _maker(experiment), experiment.model
+    if algorithms.ALGORITHMS[config.algorithm.name].sends_model:
+        return plant_records(make, model, train, participation, count, rng, relation=relation)
+    num_rounds = config.run.rounds
+    return plant_votes(make, model, train, participation, count, num_rounds, rng, relation=relation)
 
 
-def _check_steps(
-    experiment: Experiment, unit: str, planted: Planted | None, key: Any
-) -> list[StepCheck]:
+def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) -> list[StepCheck]:
     """Runs the grey-box checks of a unit."""
     config, train = experiment.config, experiment.population.train
     simulation = experiment.simulation
@@ -163,7 +160,7 @@ def _check_steps(
         models = jax.vmap(experiment.model.init)(jax.random.split(key, 2))
         results += check_choice(choice, models, batch, key) if len(batch["x"]) > 1 else []
     is_sgd = config.training.optimizer == "sgd" and not config.training.optimizer_options
-    if planted is not None and is_sgd:
+    if is_sgd:
         watched = compile_simulation(planted.algorithm, planted.data, planted.participation)
         results += check_client(planted, watched.init(key), key)
     return results

@@ -33,6 +33,7 @@ class Planted(NamedTuple):
       participation: who joins a round, with the canaries among the clients.
       owners: the client that each canary is, or whose record it is, `[canaries]`.
       scores: `(state) -> [canaries]`, higher where a canary was likelier included.
+      sends_votes: whether clients send votes, between which distances have no meaning.
     """
 
     unit: str
@@ -42,6 +43,7 @@ class Planted(NamedTuple):
     participation: Participation
     owners: np.ndarray
     scores: Callable[[SimulationState], jax.Array]
+    sends_votes: bool = False
 
     def marks(self, is_included: jax.Array) -> jax.Array:
         """Writes the auditor's coins into the data.

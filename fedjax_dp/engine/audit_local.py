@@ -21,7 +21,8 @@ def check_client(
     The client takes one local step on all of its records. Each part of what it sends (and its own
     model, where it sends nothing) must carry noise to hide the canary's share in it, or must not
     depend on the canary at all, as its weight must not. Parts are looked at one by one, since one
-    may be a function of another, like a control variate of an update.
+    may be a function of another, like a control variate of an update. Votes have no distance that
+    noise could be held against: they are left to the canaries, and all else is looked at.
 
     Args:
       planted: canary records in an algorithm whose local optimiser is plain SGD; others do not
@@ -58,7 +59,8 @@ def check_client(
         row = trees.take(state.rows, owner)
         output = algorithm.client(state.server, row, client, config, key)
         kept: Watched = output.row
-        return output.update, output.weight, () if algorithm.sends_updates else kept.inner
+        sent = () if planted.sends_votes else output.update
+        return sent, output.weight, () if algorithm.sends_updates else kept.inner
 
     noise = measure_noise(send, (state, True), key, num_draws)
     with_canary, without = send(state, True, key), send(state, False, key)

@@ -60,20 +60,68 @@ def plant_records(
       ValueError: if the algorithm claims nothing for records, or an argument is not valid.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
+    coordinates = draw_trained(model, num_canaries, rng)
+    algorithm = make_algorithm(_with_canaries(model, coordinates, relation))
+
+    def read(output: ClientOutput, row: PyTree, canaries: jax.Array) -> jax.Array:
+        # Descent moves the parameters against the gradient of the canary.
+        return -flat(_released(output, row, params))[jnp.asarray(coordinates)[canaries]]
+
+    return watch_records(algorithm, data, participation, num_canaries, read, relation)
+
+
+def draw_trained(model: Model, num_canaries: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws for each canary an entry of the parameters that training changes.
+
+    Args:
+      model: what is trained.
+      num_canaries: at least 1, at most the number of trained parameters.
+      rng: what draws.
+
+    Returns:
+      The entries, `[canaries]`, counted as in `flat`.
+
+    Raises:
+      ValueError: if the number of canaries is out of range.
+    """
+    params = jax.eval_shape(model.init, jax.random.key(0))
     is_trained = [
         np.full(leaf.size, not is_buffer)
         for leaf, is_buffer in zip(
             jax.tree.leaves(params), jax.tree.leaves(model.is_buffer(params)), strict=True
         )
     ]
-    coordinates = draw_coordinates(np.concatenate(is_trained), num_canaries, rng)
-    algorithm = make_algorithm(_with_canaries(model, coordinates, relation))
-    checks.require(
-        algorithm.record_event is not None,
-        "algorithm",
-        "claim privacy for records",
-        algorithm.name,
-    )
+    return draw_coordinates(np.concatenate(is_trained), num_canaries, rng)
+
+
+def watch_records(
+    algorithm: FederatedAlgorithm,
+    data: FederatedData,
+    participation: Participation,
+    num_canaries: int,
+    read: Callable[[ClientOutput, PyTree, jax.Array], jax.Array],
+    relation: str,
+) -> Planted:
+    """Gives canaries to clients in turn, and adds up what is read of them in the clients' rows.
+
+    Args:
+      algorithm: built for a model that knows canaries.
+      data: the clients' examples.
+      participation: who joins a round.
+      num_canaries: at least 1.
+      read: `(output, row, canaries) -> [canaries]`, from what a client leaves behind, the row that
+        it began with, and the canaries that it owns; higher where they were likelier included.
+      relation: which data are neighbours.
+
+    Returns:
+      The planted population; canaries are the last records of their clients, each a copy of its
+      client's first but for the mark.
+
+    Raises:
+      ValueError: if the algorithm claims nothing for records.
+    """
+    rule = "claim privacy for records"
+    checks.require(algorithm.record_event is not None, "algorithm", rule, algorithm.name)
     (hosts,) = np.nonzero(data.sizes)
     owners = hosts[np.arange(num_canaries) % hosts.size]
     width = -(-num_canaries // hosts.size)
@@ -83,20 +131,16 @@ def plant_records(
 
     def client(server, row, client: ClientData, config: LocalConfig, key):
         output: ClientOutput = algorithm.client(server, row.inner, client, config, key)
-        released = _released(output, row.inner, params)
-        mine = jnp.asarray(table)[client.index]
-        # Descent moves the parameters against the gradient of the canary.
-        moved = -flat(released)[jnp.asarray(coordinates)[jnp.maximum(mine, 0)]]
-        return output._replace(row=Watched(output.row, row.seen + moved))
+        mine = jnp.maximum(jnp.asarray(table)[client.index], 0)
+        return output._replace(row=Watched(output.row, row.seen + read(output, row.inner, mine)))
 
     init_row = algorithm.init_row or (lambda server: None)
     own = through(algorithm)
     own["init_row"] = lambda server: Watched(init_row(server), jnp.zeros(width))
-    watched = algorithm._replace(client=client, **own)
     return Planted(
         "record",
         relation,
-        watched,
+        algorithm._replace(client=client, **own),
         _with_records(data, owners),
         participation,
         owners,
@@ -142,8 +186,7 @@ def _released(output: ClientOutput, row: PyTree, params: PyTree) -> PyTree:
     """Finds what leaves a client in the shape of the parameters; its own model where nothing does.
 
     Raises:
-      ValueError: if there is neither; an algorithm that sends something computed from its model is
-        attacked through the one that sends the model, such as `dp_sgd`.
+      ValueError: if there is neither; an algorithm that sends votes is attacked by `plant_votes`.
     """
     structure, shapes = jax.tree.structure(params), [x.shape for x in jax.tree.leaves(params)]
 

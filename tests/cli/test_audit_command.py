@@ -96,17 +96,26 @@ def test_work_on_the_host_and_kinds_of_round_are_audited_too():
     assert report["membership"]["num_examples"] > 10
 
 
-def test_records_behind_votes_are_audited_by_their_steps_alone():
+def test_records_behind_votes_are_attacked_through_the_votes():
     result = invoke(
         "--json",
         "--canaries=5",
+        "--runs=40",
+        "--run.rounds=2",
         "--no-membership",
         "--algorithm.name=ae_dpfl",
         "--data.public_examples=20",
     )
     report = json.loads(result.stdout)
-    assert result.exit_code == 0 and not report["bounds"]
-    assert "gradient of a record alone" in {step["name"] for step in report["steps"]}
+    assert result.exit_code == 0 and not report["is_violated"]
+    methods = [bound["method"] for bound in report["bounds"]]
+    assert methods == ["one_run", "threshold", "threshold"]
+    # Both rounds are charged whatever the votes are about: the whole budget is claimed.
+    assert report["bounds"][0]["epsilon_claimed"] == pytest.approx(8, rel=0.05)
+    names = {step["name"] for step in report["steps"]}
+    assert "gradient of a record alone" in names
+    # Of what leaves a client, only its weight is compared: votes have no distance.
+    assert sum(name.startswith("what a client sends") for name in names) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,22 @@ import numpy as np
 from fedjax_dp.algorithms import pool, registry
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.core import trees
 from fedjax_dp.data import sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.audit_clients import plant_clients
 from fedjax_dp.engine.audit_records import plant_records
+from fedjax_dp.engine.audit_votes import plant_votes
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.correlated_noise import banded_noise
+from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.server import private
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.correlated import correlated_gaussian_mean
+from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.private import gaussian_mean
 
 NUM_FEATURES = 60
@@ -78,21 +87,16 @@ def mean(noise_multiplier=NOISE_MULTIPLIER):
 
 
 def private_pairs() -> list[tuple[str, str]]:
-    """All algorithms of the registry with each unit of privacy that they claim.
-
-    Where clients send something that is computed from their model, records are attacked through the
-    algorithms that send the model itself.
-    """
+    """All algorithms of the registry with each unit of privacy that they claim."""
     return [
         (name, unit)
         for name, entry in registry.ALGORITHMS.items()
         for unit in ("client", "record")
-        if (unit in entry.units or "both" in entry.units)
-        and (unit == "client" or entry.sends_model)
+        if unit in entry.units or "both" in entry.units
     ]
 
 
-def build(name, model, unit, trainer=None, aggregator=None):
+def build(name, model, unit, trainer=None, aggregator=None, public_x=None):
     """Builds an algorithm of the registry with one unit protected, or both where it must be."""
     offered = registry.ALGORITHMS[name].units
     unit = unit if unit in offered else "both"
@@ -109,9 +113,40 @@ def build(name, model, unit, trainer=None, aggregator=None):
         unit=unit,
         aggregator=aggregator,
         epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
-        public_x=PUBLIC,
+        public_x=PUBLIC if public_x is None else public_x,
         options=_OPTIONS.get((name, unit), _OPTIONS.get(name, {})),
     )
+
+
+def aggregators() -> dict[str, tuple[Aggregator, sampling.Participation]]:
+    """Every private mean that there is, with who may join a round of it."""
+    structure = jax.eval_shape(model().init, jax.random.key(0))
+    size, count = trees.num_parameters(structure), NUM_CLIENTS
+    everybody = sampling.participation(EVERYBODY, count)
+    rule = make_adaptive_clipping(2.0, initial_clip_norm=0.5, count_stddev=2.0)
+    plan = functools.partial(make_plan, size, 0.5, 1.2, num_clients=count)
+    banded = banded_noise(8, 2, min_separation=2)
+    return {
+        "gaussian": (private.gaussian_mean(0.5, 1.2, 2.0), everybody),
+        "per_layer": (private.gaussian_mean(0.5, 1.2, 2.0, per_layer=True), everybody),
+        "laplace": (private.laplace_mean(0.5, 1.2, 2.0), everybody),
+        "staircase": (private.staircase_mean(structure, 0.5, 1.2, 2.0), everybody),
+        "bounded_laplace": (
+            private.bounded_laplace_mean(structure, 0.5, 1.2, 2.0, 1e-4),
+            everybody,
+        ),
+        "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), everybody),
+        "discrete_gaussian": (discrete_mean(structure, plan(), count), everybody),
+        "split": (
+            discrete_mean(structure, plan(num_shares=8), 2.0, is_split=True),
+            sampling.participation(sampling.poisson(), count, 2.0),
+        ),
+        "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),
+        "correlated": (
+            correlated_gaussian_mean(structure, banded, 0.5, 1.2, 2.0),
+            sampling.participation(sampling.cyclic(), count, 2),
+        ),
+    }
 
 
 PUBLIC = np.random.default_rng(1).normal(size=(80, NUM_FEATURES)).astype(np.float32)
@@ -119,6 +154,8 @@ PUBLIC = np.random.default_rng(1).normal(size=(80, NUM_FEATURES)).astype(np.floa
 _OPTIONS: dict[Any, dict] = {
     # Every entry is kept, so that no canary is dropped for being small.
     ("blur_lus", "record"): {"sparsity": 0.0, "radius": 0.5, "score": "magnitude"},
+    # What the server learns from answers shows nothing that the answers do not.
+    ("ae_dpfl", "record"): {"server_epochs": 0},
     "r_dpcfl": {"num_models": 2, "fixed_soft_rounds": 2, "num_selections": 1},
     "rc_dpfl": {"num_models": 2},
     "f_cdpfl": {"num_models": 2, "num_selections": 2},
@@ -137,6 +174,14 @@ def plant(name, unit, num_canaries, participation=None, **parts):
     if unit == "client":
         algorithm = build(name, model(), unit, **parts)
         return plant_clients(algorithm, store, participation, num_canaries, rng)
+    if not registry.ALGORITHMS[name].sends_model:
+
+        def make_voters(model, public_x):
+            return build(name, model, unit, public_x=public_x, **parts)
+
+        return plant_votes(
+            make_voters, model(), store, participation, num_canaries, NUM_ROUNDS, rng
+        )
     make = functools.partial(build, name, unit=unit, **parts)
     return plant_records(make, model(), store, participation, num_canaries, rng)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_dp.algorithms import fedavg
+from fedjax_dp.algorithms import fedavg, registry
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import sampling
@@ -18,7 +18,9 @@ from fedjax_dp.engine.audit import AuditResult, audit, run_audit
 from fedjax_dp.engine.audit_canaries import MARK
 from fedjax_dp.engine.audit_clients import plant_clients
 from fedjax_dp.engine.audit_records import plant_records
+from fedjax_dp.engine.audit_votes import LEVELS, plant_votes
 from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.auditing import linear_direction
@@ -31,6 +33,7 @@ QUICK = [
     ("dp_sgd", "record"),
     ("scaffold", "record"),
     ("local_only", "record"),
+    ("ae_dpfl", "record"),
 ]
 
 
@@ -76,9 +79,23 @@ def test_no_lower_bound_of_any_algorithm_exceeds_what_is_claimed(name, unit):
     require_quiet_but_awake(run(cases.plant(name, unit, 40), 400, key=1))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases.aggregators())
+def test_no_lower_bound_on_any_private_mean_exceeds_what_is_claimed(name):
+    aggregator, participation = cases.aggregators()[name]
+    planted = cases.plant("dp_fedavg", "client", 10, participation, aggregator=aggregator)
+    require_quiet_but_awake(run(planted, 400, key=1))
+
+
 def test_every_algorithm_that_claims_privacy_is_audited():
     assert set(QUICK) <= set(cases.private_pairs())
-    assert len(cases.private_pairs()) >= 17
+    claimed = {
+        (name, unit)
+        for name, entry in registry.ALGORITHMS.items()
+        for unit in ("client", "record")
+        if {unit, "both"} & set(entry.units)
+    }
+    assert set(cases.private_pairs()) == claimed and len(claimed) >= 32
 
 
 def half_the_noise(clip_norm, noise_multiplier):
@@ -129,6 +146,28 @@ def test_half_the_noise_on_gradients_is_found(make):
         return local_trainer(model, numbers, sampler=cases.EVERYBODY, gradient_rule=rule)
 
     found = {result.method for result in violations(plant_one_record(trainer_of))}
+    assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
+
+
+@pytest.mark.parametrize("make", [half_the_noise, honest])
+def test_half_the_noise_on_gradients_is_found_through_votes(make):
+    numbers = cases.NUMBERS._replace(noise_multiplier=2.0)
+
+    def make_voters(model, public_x):
+        rule = clipped(model, make_mechanism=make)
+        trainer = local_trainer(model, numbers, sampler=cases.EVERYBODY, gradient_rule=rule)
+        return cases.build("ae_dpfl", model, "record", trainer, public_x=public_x)
+
+    planted = plant_votes(
+        make_voters,
+        cases.model(),
+        cases.data(),
+        everybody_takes_part(),
+        1,
+        NUM_ROUNDS,
+        np.random.default_rng(0),
+    )
+    found = {result.method for result in violations(planted)}
     assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
 
 
@@ -232,6 +271,42 @@ def test_without_noise_a_records_score_is_its_clipped_gradient():
         np.testing.assert_allclose(seen, step * runs.is_included, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
+    numbers = cases.NUMBERS._replace(noise_multiplier=0.0, learning_rate=0.7)
+    plain = cases.data().examples
+    inputs = np.abs(8 * plain["x"]).astype(dtype)
+    targets = plain["y"].astype(np.int32)
+    data = FederatedData({"x": inputs, "y": targets}, cases.data().offsets)
+    two = Model.from_functions(
+        lambda key: {"b": jnp.ones((2,)), "w": jnp.ones((cases.NUM_FEATURES, 2))},
+        lambda params, x: x.astype(jnp.float32) @ params["w"] + params["b"],
+        loss="softmax_cross_entropy",
+    )
+
+    def make(model, public_x):
+        # Ordinary records have no gradient of their own.
+        silent = model._replace(
+            loss_fn=lambda outputs, batch: (
+                model.loss_fn(outputs, batch) * (batch[MARK] != -1 if MARK in batch else 1)
+            )
+        )
+        trainer = local_trainer(
+            silent, numbers, sampler=cases.EVERYBODY, gradient_rule=clipped(silent)
+        )
+        return cases.build("ae_dpfl", silent, "record", trainer, public_x=public_x)
+
+    planted = plant_votes(
+        make, two, data, everybody_takes_part(), 9, NUM_ROUNDS, np.random.default_rng(0)
+    )
+    runs = run(planted, 3, 2)
+    step = 0.7 * 0.5 / planted.data.sizes[planted.owners]
+    # Where nothing moved, 0 is not passed and the level below it is.
+    below = LEVELS[np.searchsorted(LEVELS, np.where(runs.is_included, step, 0.0)) - 1]
+    for seen in np.moveaxis(runs.seen, 1, 0):
+        np.testing.assert_allclose(seen, below, atol=1e-5)
+
+
 def test_an_ordinary_run_of_the_engine_gives_the_same_scores():
     runs = runs_of("dp_sgd", "record", 40, 200)
     planted = runs.planted
@@ -295,6 +370,33 @@ def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
                 np.random.default_rng(0),
             ),
             "algorithm must claim privacy for records",
+        ),
+        (
+            lambda: plant_votes(
+                lambda m, public_x: cases.build("ae_dpfl", m, "record", public_x=public_x),
+                cases.model(),
+                FederatedData({"x": np.full((2, 60), -(2.0**21))}, np.array([0, 2])),
+                sampling.participation(cases.EVERYBODY, 1),
+                1,
+                1,
+                np.random.default_rng(0),
+            ),
+            "data must hold inputs above -1048576",
+        ),
+        (
+            lambda: run(
+                plant_votes(
+                    lambda m, public_x: cases.build("ae_dpfl", m, "record", public_x=public_x),
+                    cases.model(),
+                    cases.data(),
+                    everybody_takes_part(),
+                    1,
+                    NUM_ROUNDS - 1,
+                    np.random.default_rng(0),
+                ),
+                1,
+            ),
+            "num_rounds must be such that a round asks 83 inputs",
         ),
         (
             lambda: run_audit(cases.plant("dp_sgd", "record", 1), jax.random.key(0), 0, 1),
