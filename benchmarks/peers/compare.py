@@ -261,14 +261,16 @@ def _work(path: pathlib.Path) -> tuple[float, int]:
 
     from fedjax_dp.cli.workloads import WORKLOADS
     from fedjax_dp.models import registry
-    from fedjax_dp.models.cost import forward_operations
+    from fedjax_dp.models.cost import forward_cost
 
     workload = WORKLOADS[path.stem]
     example = {"x": jax.ShapeDtypeStruct(workload.shape, "float32")}
     model = registry.build(workload.model, example, workload.num_classes, **workload.model_options)
     num_steps = workload.num_steps or workload.examples_per_client // workload.batch_size
     examples = num_steps * workload.batch_size
-    return 3 * forward_operations(model, workload.shape) * examples, workload.num_clients
+    return 3 * forward_cost(
+        model, workload.shape
+    ).direct_operations * examples, workload.num_clients
 
 
 def _row(

@@ -9,13 +9,30 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.lowering import winograd
 
 
-def forward_operations(model: Model, shape: tuple[int, ...], dtype: Any = jnp.float32) -> float:
+class Cost(NamedTuple):
+    """What a function takes, as its trace tells.
+
+    Attributes:
+      operations: floating-point operations of matrix products and convolutions as they are
+        computed, a multiplication and an addition counting as two.
+      direct_operations: the same with every convolution computed as a direct sum.
+      largest_bytes: size of the largest value that is computed on the way.
+    """
+
+    operations: float
+    direct_operations: float
+    largest_bytes: int
+
+
+def forward_cost(model: Model, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Cost:
     """Counts floating-point operations of matrix products and convolutions for one example.
 
-    A training step costs about three times as much: the backward pass multiplies twice for each
-    product.
+    Convolutions count as direct sums, however they are computed, so that implementations can be
+    compared. A training step costs about three times as much: the backward pass multiplies twice
+    for each product.
 
     Args:
       model: the model.
@@ -23,22 +40,10 @@ def forward_operations(model: Model, shape: tuple[int, ...], dtype: Any = jnp.fl
       dtype: type of the inputs.
 
     Returns:
-      The number of operations, a multiplication and an addition counting as two.
+      The cost; its `direct_operations` are those of the model, its `operations` what is done.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
-    return cost_of(model.predict, params, jax.ShapeDtypeStruct((1, *shape), dtype)).operations
-
-
-class Cost(NamedTuple):
-    """What a function takes, as its trace tells.
-
-    Attributes:
-      operations: floating-point operations of matrix products and convolutions.
-      largest_bytes: size of the largest value that is computed on the way.
-    """
-
-    operations: float
-    largest_bytes: int
+    return cost_of(model.predict, params, jax.ShapeDtypeStruct((1, *shape), dtype))
 
 
 def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
@@ -55,25 +60,33 @@ def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
 
 
 def _cost(jaxpr: Jaxpr) -> Cost:
-    total, largest = 0.0, 0
+    total, direct, largest = 0.0, 0.0, 0
     for eqn in jaxpr.eqns:
         repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        inside = 0.0
         for value in eqn.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(inner, ClosedJaxpr | Jaxpr):
                     body = _cost(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
                     total += repeats * body.operations
+                    inside += repeats * body.direct_operations
                     largest = max(largest, body.largest_bytes)
         largest = max([largest, *map(_num_bytes, eqn.outvars)])
+        own = 0.0
         if eqn.primitive.name == "dot_general":
             ((contracted, _), _) = eqn.params["dimension_numbers"]
             lhs, out = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
-            total += 2 * math.prod(out) * math.prod(lhs[i] for i in contracted)
+            own = 2 * math.prod(out) * math.prod(lhs[i] for i in contracted)
         elif eqn.primitive.name == "conv_general_dilated":
             kernel, out = _shape(eqn.invars[1]), _shape(eqn.outvars[0])
             features = eqn.params["dimension_numbers"].rhs_spec[0]
-            total += 2 * math.prod(out) * math.prod(kernel) / kernel[features]
-    return Cost(total, largest)
+            own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]
+        elif eqn.params.get("name") == winograd.NAME:
+            x, out = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+            inside = 2 * math.prod(out) * math.prod(winograd.WINDOW.kernel) * x[-1]
+        total += own
+        direct += own + inside
+    return Cost(total, direct, largest)
 
 
 def _num_bytes(v: Any) -> int:

@@ -11,7 +11,7 @@ from chex import PRNGKey
 from numpy.typing import ArrayLike
 from scipy import signal
 
-from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.core import checks, trees
 from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.noise import release
@@ -70,8 +70,8 @@ class BandedNoise(NamedTuple):
         past = jax.tree.leaves(state)
         first, *rest = [float(c) for c in self.coefficients]
         kept, noised = [], []
-        for index, (leaf, buffer) in enumerate(zip(leaves, past, strict=True)):
-            draw = draws.normal(keys.fold(key, index), jnp.shape(leaf))
+        parts = zip(leaves, past, draws.like(key, leaves, draws.normal), strict=True)
+        for leaf, buffer, draw in parts:
             known = sum((c * buffer[i] for i, c in enumerate(rest)), start=jnp.float32(0))
             new = (draw - known) / first
             kept.append(jnp.concatenate([new[None], buffer[:-1]]) if rest else buffer)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.core import checks, trees
 from fedjax_dp.privacy import draws
 
 PyTree = Any
@@ -42,21 +42,19 @@ def release(value: jax.Array, scale: Scalar, draw: jax.Array) -> jax.Array:
 
 def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Sampler) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
-    noised = []
-    for index, leaf in enumerate(leaves):
-        wide = trees.at_least_float32(jnp.asarray(leaf))
-        checks.require(
-            jnp.issubdtype(wide.dtype, jnp.floating), "tree", "hold floats only", wide.dtype.name
-        )
-        draw = sampler(keys.fold(key, index), wide.shape, wide.dtype)
-        noised.append(release(wide, scale, draw))
+    wide = [trees.at_least_float32(jnp.asarray(leaf)) for leaf in leaves]
+    for leaf in wide:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        checks.require(is_float, "tree", "hold floats only", leaf.dtype.name)
+    pairs = zip(wide, draws.like(key, wide, sampler), strict=True)
+    noised = [release(leaf, scale, draw.astype(leaf.dtype)) for leaf, draw in pairs]
     return jax.tree.unflatten(treedef, noised)
 
 
 def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
     """Adds independent Gaussian noise to every entry of a tree.
 
-    Each leaf draws from its own key, folded from its place in the tree, in float32 or better.
+    All leaves take their part of one draw, in float32 or better.
 
     Guarantee: none by itself; what it buys is in the sensitivity from which `stddev` was made
     (`clipping.noise_stddev`). Draws reach 6.3 standard deviations and leave gaps between the

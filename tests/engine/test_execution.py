@@ -17,8 +17,9 @@ from fedjax_dp.engine.cohort import ClientTable, Cohort, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.cost import Cost, cost_of
+from fedjax_dp.models.cost import Cost, cost_of, forward_cost
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_chunks_are_no_wider_than_the_cohort_that_is_expected(asked, given):
 )
 def test_chunks_follow_operations_and_memory(monkeypatch, operations, largest, expected):
     monkeypatch.setattr(execution_module, "memory_per_device", lambda: 2.0**30)
-    chunk = ExecutionConfig().chunk(lambda: Cost(operations, largest), 100)
+    chunk = ExecutionConfig().chunk(lambda: Cost(operations, operations, largest), 100)
     # A quarter of 1 GiB holds 32 times 8 values of 1 MiB.
     assert chunk == (expected or 32)
 
@@ -78,8 +79,18 @@ def test_a_cost_names_the_largest_value_on_the_way():
         )
 
     assert cost_of(fn, jnp.float32(3)).largest_bytes == 4000
-    assert cost_of(lambda a: a @ a, jnp.ones((8, 8))) == (2 * 8**3, 8 * 8 * 4)
+    assert cost_of(lambda a: a @ a, jnp.ones((8, 8))) == (2 * 8**3, 2 * 8**3, 8 * 8 * 4)
     assert cost_of(lambda: jax.random.split(jax.random.key(0), 5)).operations == 0
+
+
+def test_convolutions_count_as_direct_sums_however_they_are_computed():
+    structure = {"x": jax.ShapeDtypeStruct((28, 28, 1), jnp.float32)}
+    cost = forward_cost(registry.build("emnist_cnn", structure, 62), (28, 28, 1))
+    layers = (26**2 * 9 * 32, 24**2 * 9 * 32 * 64, 12**2 * 64 * 128, 128 * 62)
+    assert cost.direct_operations == 2 * sum(layers)
+    # Sixteen products for every four outputs of the second layer, in place of thirty-six.
+    spared = layers[1] * (20 / 36) if jax.default_backend() == "cpu" else 0
+    assert cost.operations == pytest.approx(2 * (sum(layers) - spared))
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry_2x32
 from scipy import stats
 
 from fedjax_dp.privacy import draws
@@ -34,6 +35,37 @@ def test_a_normal_number_is_the_quantile_of_its_bits_on_either_side(tail):
     low, high = np.asarray(draws.normal_of(bits), np.float64)
     assert high == -low
     assert low == pytest.approx(stats.norm.ppf((tail + 0.5) * 2.0**-32), rel=2e-6, abs=3e-7)
+
+
+def test_normal_numbers_are_quantiles_to_rounding_wherever_they_lie():
+    tails = np.unique(np.exp(np.linspace(0, np.log(2.0**31), 200_000)).astype(np.int64)) - 1
+    found = np.asarray(draws.normal_of(jnp.asarray(tails, jnp.uint32)), np.float64)
+    # The tail is rounded to float32 before its quantile is taken.
+    tail = ((tails.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)).astype(np.float64)
+    np.testing.assert_allclose(found, stats.norm.ppf(tail), rtol=6e-7, atol=6e-8)
+    assert np.all(np.diff(found) >= 0)
+
+
+@pytest.mark.parametrize("size", [2, 40, 1000])
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_words_are_those_of_the_threefry_cipher(size, seed):
+    key = jax.random.fold_in(jax.random.key(seed), 5)
+    counts = jnp.arange(size, dtype=jnp.uint32)
+    expected = threefry_2x32(jax.random.key_data(key), counts)
+    np.testing.assert_array_equal(draws.bits(key, (size,)), expected)
+    # The last block of an odd number of words gives one.
+    np.testing.assert_array_equal(draws.bits(key, (size - 1,))[: size // 2], expected[: size // 2])
+
+
+def test_a_draw_for_many_arrays_is_cut_and_nothing_is_drawn_twice():
+    shapes = [(3, 4), (), (0, 2), (5,)]
+    leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    parts = draws.like(jax.random.key(1), leaves, draws.normal)
+    assert [part.shape for part in parts] == shapes
+    row = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
+    np.testing.assert_array_equal(row, draws.normal(jax.random.key(1), (18,)))
+    assert len(np.unique(row)) == 18
+    assert draws.like(jax.random.key(1), [], draws.normal) == []
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (0, 5)])
