@@ -97,10 +97,10 @@ def assemble(config: Config) -> Experiment:
         **config.model.options,
     )
     participation = _participation(config, train.num_clients)
-    trainer = build_trainer(config, model, train.sizes, participation)
+    trainer = build_trainer(config, model, train.sizes)
     algorithm = build_algorithm(config, model, trainer, participation, population.public_x)
-    if algorithm.stages is not None and "record" in config.privacy.units:
-        algorithm = _calibrated_by_stage(config, algorithm, train.sizes)
+    if "record" in config.privacy.units and config.privacy.record.noise_multiplier is None:
+        algorithm = _calibrated(config, algorithm, trainer, train.sizes, participation)
     compiled = simulation(algorithm, train, participation, execution)
     checks.require(
         algorithm.model_of is not None or population.client_test is not None,
@@ -187,22 +187,19 @@ def _numbers(value: Any) -> Any:
     return np.asarray(value, dtype=np.float32) if value is not None else None
 
 
-def build_trainer(
-    config: Config, model: Model, sizes: np.ndarray, participation: sampling.Participation
-) -> LocalTrainer:
-    """Builds the local training of an experiment, its noise calibrated where it is asked for.
+def build_trainer(config: Config, model: Model, sizes: np.ndarray) -> LocalTrainer:
+    """Builds the local training of an experiment.
 
     Args:
       config: the configuration.
       model: what is trained.
       sizes: examples of each client, `[num_clients]`.
-      participation: who joins a round.
 
     Returns:
-      The trainer.
+      The trainer; its noise multiplier is 1 where it is still to be calibrated.
 
     Raises:
-      ValueError: for numbers out of range, or a budget that no noise can meet.
+      ValueError: for numbers out of range.
     """
     section, is_private = config.training, "record" in config.privacy.units
     name = section.sampler
@@ -231,15 +228,12 @@ def build_trainer(
     level = config.privacy.record
     for budget in ("epsilon", "dp_delta"):
         check_one_for_each(f"privacy.record.{budget}", getattr(level, budget), len(sizes))
+    noise = 1.0 if level.noise_multiplier is None else level.noise_multiplier
     numbers = numbers._replace(
-        clip_norm=_numbers(level.clip_norm), noise_multiplier=np.float32(1.0)
+        clip_norm=_numbers(level.clip_norm), noise_multiplier=_numbers(noise)
     )
-    trainer = dp_sgd_trainer(model, numbers, per_layer=level.per_layer, **common)
     numbers.validate(len(sizes))
-    noise: Any = level.noise_multiplier
-    if noise is None:
-        noise = _calibrated(config, trainer, sizes, charged_rounds(config, participation))
-    return trainer._replace(config=numbers._replace(noise_multiplier=_numbers(noise)))
+    return dp_sgd_trainer(model, numbers, per_layer=level.per_layer, **common)
 
 
 def _declared(config: Config, num_clients: int) -> np.ndarray | None:
@@ -250,26 +244,26 @@ def _declared(config: Config, num_clients: int) -> np.ndarray | None:
     return np.broadcast_to(np.asarray(epsilon, dtype=np.float64), num_clients)
 
 
-def _calibrated_by_stage(
-    config: Config, algorithm: FederatedAlgorithm, sizes: np.ndarray
-) -> FederatedAlgorithm:
-    """Calibrates an algorithm whose rounds cost differently, unless the noise is given."""
-    level = config.privacy.record
-    if level.noise_multiplier is not None:
-        return algorithm
-    return calibrate(
-        algorithm,
-        sizes,
-        level.epsilon,
-        level.dp_delta,
-        config.run.rounds,
-        accountant=config.privacy.accountant,
-        relation=config.privacy.relation,
-    )
-
-
 def _calibrated(
-    config: Config, trainer: LocalTrainer, sizes: np.ndarray, rounds: int
+    config: Config,
+    algorithm: FederatedAlgorithm,
+    trainer: LocalTrainer,
+    sizes: np.ndarray,
+    participation: sampling.Participation,
+) -> FederatedAlgorithm:
+    """Gives each client the noise multiplier that its own budget asks for."""
+    level = config.privacy.record
+    promise = {"accountant": config.privacy.accountant, "relation": config.privacy.relation}
+    if algorithm.stages is not None:
+        budget = (level.epsilon, level.dp_delta)
+        return calibrate(algorithm, sizes, *budget, config.run.rounds, **promise)
+    rounds = charged_rounds(config, participation)
+    noise = _noise_multipliers(config, trainer, sizes, rounds, **promise)
+    return algorithm._replace(config=algorithm.config._replace(noise_multiplier=_numbers(noise)))
+
+
+def _noise_multipliers(
+    config: Config, trainer: LocalTrainer, sizes: np.ndarray, rounds: int, **promise: str
 ) -> np.ndarray:
     """Finds each client's noise multiplier for its own budget over the rounds it may be drawn."""
     level, numbers = config.privacy.record, trainer.config
@@ -282,7 +276,6 @@ def _calibrated(
     steps = rounds * np.asarray(trainer.num_steps(sizes, numbers))
     trains = (sizes > 0) & (steps > 0)
     noise = np.ones(len(sizes))
-    promise = {"accountant": config.privacy.accountant, "relation": config.privacy.relation}
     if config.training.sampler in ("auto", "poisson"):
         batch = np.broadcast_to(np.asarray(numbers.batch_size, dtype=np.float64), sizes.shape)
         rate = np.minimum(1.0, batch / np.maximum(sizes, 1))

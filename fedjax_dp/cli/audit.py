@@ -113,7 +113,7 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     population = experiment.population
 
     def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
-        trainer = assembly.build_trainer(config, model, population.train.sizes, participation)
+        trainer = assembly.build_trainer(config, model, population.train.sizes)
         # The noise that was calibrated for the experiment is what is audited.
         trainer = trainer._replace(config=experiment.simulation.algorithm.config)
         public_x = population.public_x if public_x is None else public_x

@@ -82,8 +82,8 @@ def _cost(jaxpr: Jaxpr) -> Cost:
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]
         elif eqn.params.get("name") == winograd.NAME:
-            x, out = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
-            inside = 2 * math.prod(out) * math.prod(winograd.WINDOW.kernel) * x[-1]
+            # Forwards and backwards alike; a tile that sticks out counts as a whole one.
+            inside *= winograd.DIRECT_OPERATIONS
         total += own
         direct += own + inside
     return Cost(total, direct, largest)

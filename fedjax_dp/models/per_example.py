@@ -24,7 +24,7 @@ _INLINED = ("jit", "pjit", "closed_call", "core_call")
 _VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
 # Matrices of up to this many entries are kept and summed; for larger ones a second product for the
 # whole batch is faster than reading all of them again.
-_LARGEST_CONTRACTED = 20_000
+_LARGEST_CONTRACTED = 40_000
 _LOOPS_AND_RULES = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
 
 

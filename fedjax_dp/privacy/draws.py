@@ -13,7 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.core import keys
+
 _SIGN = np.uint32(1 << 31)
+# XLA's CPU backend divides a loop among cores and vectors where its length divides well, and is ten
+# times slower where it does not: large draws are rounded up to a multiple.
+_MULTIPLE = 2048
+_LARGE = 64 * _MULTIPLE
 # Threefry-2x32 of 20 rounds: how far a word is rotated in each, and what the third key word is
 # made with (Salmon and others 2011, table 2 and section 3.3).
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24)) * 2 + ((13, 15, 26, 6),)
@@ -71,9 +77,14 @@ def bits(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     size = math.prod(shape)
     if size == 0 or "threefry" not in str(jax.random.key_impl(key)):
         return jax.random.bits(key, shape, jnp.uint32)
-    half = (size + 1) // 2
+    half = _rounded(size) // 2
     words = _threefry(jax.random.key_data(key), jnp.arange(half, dtype=jnp.uint32), half)
     return jnp.concatenate(words)[:size].reshape(shape)
+
+
+def _rounded(size: int) -> int:
+    multiple = _MULTIPLE if size > 16 * _MULTIPLE else 2
+    return -(-size // multiple) * multiple
 
 
 def _threefry(key: jax.Array, first: jax.Array, offset: int) -> tuple[jax.Array, jax.Array]:
@@ -128,7 +139,8 @@ def normal_of(words: jax.Array) -> jax.Array:
 def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array]) -> list[jax.Array]:
     """Draws numbers of the shapes of some arrays.
 
-    All are parts of one draw, which compiles once and is as fast for many small arrays as for one.
+    Small arrays are parts of one draw, which compiles once; large ones have a draw each, which need
+    not be cut.
 
     Args:
       key: used for this draw and nothing else.
@@ -139,10 +151,18 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
       The numbers, float32.
     """
     shapes = [jnp.shape(leaf) for leaf in leaves]
-    ends = np.cumsum([math.prod(shape) for shape in shapes], dtype=int)
-    row = sampler(key, (int(ends[-1]) if shapes else 0,))
-    parts = zip(np.r_[0, ends[:-1]], ends, shapes, strict=True) if shapes else ()
-    return [row[first:last].reshape(shape) for first, last, shape in parts]
+    sizes = [math.prod(shape) for shape in shapes]
+    pool = sum(size for size in sizes if size <= _LARGE)
+    # The barrier keeps the draw apart from its parts, whose lengths divide as they may.
+    row = jax.lax.optimization_barrier(sampler(keys.fold(key, 0), (_rounded(pool),)))
+    numbers, first = [], 0
+    for index, (shape, size) in enumerate(zip(shapes, sizes, strict=True), 1):
+        if size > _LARGE:
+            numbers.append(sampler(keys.fold(key, index), shape))
+        else:
+            numbers.append(row[first : first + size].reshape(shape))
+            first += size
+    return numbers
 
 
 def complements(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:

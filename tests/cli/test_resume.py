@@ -292,8 +292,8 @@ def test_a_resumed_run_may_execute_in_another_way(finished):
 def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
     """Calibration may change between versions; the run goes on with the noise it started with."""
     claims = read_json(finished, "privacy.json")["claims"]
-    calibrated = assemble._calibrated
-    monkeypatch.setattr(assemble, "_calibrated", lambda *args: 2 * calibrated(*args))
+    found = assemble._noise_multipliers
+    monkeypatch.setattr(assemble, "_noise_multipliers", lambda *args, **kw: 2 * found(*args, **kw))
     shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
     assert execute(finished, resume=True)[0] == 0
     assert read_json(finished, "privacy.json")["claims"] == claims
