@@ -54,7 +54,7 @@ def test_no_input_moves_the_count_by_more_than_a_half():
 
 def test_the_count_is_noised_with_the_stated_deviation():
     rule = ac.make_adaptive_clipping(50.0, count_stddev=3.0)
-    keys = jax.random.split(jax.random.key(0), 50_000)
+    keys = jax.random.split(jax.random.key(0), 400_000)
     _, shares = jax.vmap(lambda k: rule.step(k, 1.0, jnp.float32(0)))(keys)
     noise = (np.asarray(shares) - 0.5) * 50
     assert stats.kstest(noise, stats.norm(scale=3.0).cdf).pvalue > 1e-3
