@@ -206,6 +206,30 @@ def measure_noise(
     return ReleaseNoise(tuple(stddevs), tuple(counts))
 
 
+def mean_release(
+    release: Callable[..., PyTree], arguments: tuple[Any, ...], key: PRNGKey, num_draws: int
+) -> PyTree:
+    """Averages releases of the same value under different keys.
+
+    Two such averages under the same keys differ by what the value does to a release. Where noise
+    is added, one key would do; where what is noised is transformed on, such as a clip norm that
+    follows a noised count, the difference under one key depends on its noise.
+
+    Args:
+      release: as for `measure_noise`.
+      arguments: what is released.
+      key: root of the keys.
+      num_draws: how many releases, at least 1.
+
+    Returns:
+      The averages, float32 or better.
+    """
+    keys = jax.random.split(key, num_draws)
+    sums, _ = _moments(release, arguments, keys)
+    first = release(*arguments, keys[0])
+    return jax.tree.map(lambda x, s: np.asarray(x, np.float64) + s / num_draws, first, sums)
+
+
 @partial(jax.jit, static_argnums=0)
 def _moments(release, arguments, keys):
     # Deviations from the first release, since float32 would lose them beside a large value.

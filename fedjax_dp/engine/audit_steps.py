@@ -21,6 +21,7 @@ from fedjax_dp.engine.audit_noise import (
     ROUNDING,
     StepCheck,
     distance,
+    mean_release,
     measure_noise,
     stated_multiplier,
 )
@@ -28,6 +29,7 @@ from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 
 _COHORT = 4
+_ROUND = "round with and without a client"
 
 
 def check_gradient_rule(
@@ -166,11 +168,18 @@ def check_cohort(
             kept = [x for x, r in zip(jax.tree.leaves(part), reaches, strict=True) if r]
             largest = max(largest, distance(kept, trees.zeros_like(kept)))
         released = release(state, update, weight, True, key)
-        rounds.append(noise.compare("round with and without a client", released, without, event))
+        check = noise.compare(_ROUND, released, without, event)
+        if check is not None:
+            rounds.append((check.measured, (state, update, weight, True)))
     results = [] if reaches is None else [StepCheck("contribution of a client", largest, bound)]
-    compared = [check for check in rounds if check is not None]
-    if compared:
-        results.append(max(compared, key=lambda check: check.measured / check.allowed))
+    if rounds:
+        _, farthest = max(rounds, key=lambda pair: pair[0])
+        nobodys = (state, nobody, 1.0, True)
+        released = mean_release(release, farthest, key, num_draws)
+        neighbour = mean_release(release, nobodys, key, num_draws)
+        check = noise.compare(_ROUND, released, neighbour, event)
+        assert check is not None
+        results.append(check)
     stddev = stated(state, ordinary, 1.0, True, key)
     if stddev is not None:
         # Rounding adds to discrete noise; the first of tied rounds carries more than later ones.

@@ -57,11 +57,9 @@ class Replay:
 
     def _normal(self, key):
         """One standard normal draw for each parameter, leaf after leaf."""
-        drawn = [
-            np.asarray(draws.normal(fold(key, leaf), shape)).reshape(-1)
-            for leaf, shape in enumerate(self.theta_shapes)
-        ]
-        return np.concatenate(drawn).astype(np.float64)
+        leaves = [np.zeros(shape) for shape in self.theta_shapes]
+        drawn = draws.like(key, leaves, draws.normal)
+        return np.concatenate([np.asarray(x, np.float64).reshape(-1) for x in drawn])
 
     def record_noise(self, round_index, client, num_steps):
         key = fold(self._client_key(round_index, client), Purpose.RECORD_NOISE)
