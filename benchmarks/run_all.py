@@ -2,14 +2,15 @@
 
     python benchmarks/run_all.py [--rounds 5] [NAME ...]
 
-Each workload runs in a process of its own through `fedjax-dp bench NAME --json`. The figures of
-peers on the same shapes stand in `benchmarks/README.md`; compare ratios to the GEMM peak, which is
-measured in the same run, and not seconds of two machines.
+Each workload runs in a process of its own through `fedjax-dp bench NAME --json`. Peers on the same
+shapes are timed by `peers/compare.py`; compare ratios to the GEMM peak, which is measured in the
+same run, and not seconds of two machines.
 """
 
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -21,6 +22,7 @@ COLUMNS = (
     "gflops",
     "gemm_peak_gflops",
     "gemm_peak_share",
+    "multiplied_share",
     "dp_overhead",
     "compile_seconds",
     "peak_rss_mb",
@@ -46,12 +48,15 @@ def main() -> None:
     facts = {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
-        "machine": platform.machine(),
+        "jax": results[0]["jax"],
+        "hardware": f"{os.cpu_count()} cores, {platform.machine()}",
         "results": results,
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "cpu.json").write_text(json.dumps(facts, indent=2) + "\n")
-    lines = ["| workload | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    about = ", ".join(f"{key} {facts[key]}" for key in ("jax", "python", "hardware"))
+    lines = [f"{facts['date']}, {about}, medians of {options.rounds} rounds.", ""]
+    lines += ["| workload | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for result in results:
         cells = ["" if result[c] is None else f"{result[c]:.4g}" for c in COLUMNS]
         lines.append(f"| {result['name']} | " + " | ".join(cells) + " |")
