@@ -645,6 +645,8 @@ CASES = {case.name: case for case in _CASES}
 
 # These are put together from parts of the others; every law is tested on them too, but not quickly.
 COMPOSED = {
+    "fedavgm",
+    "fedprox",
     "fedyogi",
     "fedadagrad",
     "record_dp_fedavg",

@@ -100,7 +100,6 @@ def test_records_behind_votes_are_attacked_through_the_votes():
     result = invoke(
         "--json",
         "--canaries=5",
-        "--runs=40",
         "--run.rounds=2",
         "--no-membership",
         "--algorithm.name=ae_dpfl",
@@ -108,10 +107,10 @@ def test_records_behind_votes_are_attacked_through_the_votes():
     )
     report = json.loads(result.stdout)
     assert result.exit_code == 0 and not report["is_violated"]
-    methods = [bound["method"] for bound in report["bounds"]]
-    assert methods == ["one_run", "threshold", "threshold"]
+    [bound] = report["bounds"]
+    assert bound["method"] == "one_run"
     # Both rounds are charged whatever the votes are about: the whole budget is claimed.
-    assert report["bounds"][0]["epsilon_claimed"] == pytest.approx(8, rel=0.05)
+    assert bound["epsilon_claimed"] == pytest.approx(8, rel=0.05)
     names = {step["name"] for step in report["steps"]}
     assert "gradient of a record alone" in names
     # Of what leaves a client, only its weight is compared: votes have no distance.

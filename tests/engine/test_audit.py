@@ -32,8 +32,6 @@ QUICK = [
     ("dp_fedavg", "client"),
     ("dp_sgd", "record"),
     ("scaffold", "record"),
-    ("local_only", "record"),
-    ("ae_dpfl", "record"),
 ]
 
 
@@ -271,7 +269,7 @@ def test_without_noise_a_records_score_is_its_clipped_gradient():
         np.testing.assert_allclose(seen, step * runs.is_included, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.slow), np.uint8])
 def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
     numbers = cases.NUMBERS._replace(noise_multiplier=0.0, learning_rate=0.7)
     plain = cases.data().examples

@@ -219,6 +219,28 @@ def test_rounds_hold_what_their_aggregators_state(name):
         assert compared["contribution of a client"] > 0.999
 
 
+CLIENT_ALGORITHMS = [name for name, unit in cases.private_pairs() if unit == "client"]
+QUICK_CLIENTS = ("ae_dpfl", "blur_lus")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in QUICK_CLIENTS else pytest.param(n, marks=pytest.mark.slow)
+        for n in CLIENT_ALGORITHMS
+    ],
+)
+def test_rounds_of_every_algorithm_hold_what_they_state(name):
+    algorithm = cases.build(name, cases.model(), "client")
+    participation = sampling.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
+    state = cases.state_of(algorithm, cases.data(), participation)
+    results = check_cohort(algorithm, cases.data(), state, KEY, num_draws=128)
+    assert not broken_names(results)
+    compared = shares(results)
+    assert compared["round with and without a client"] > 0.7
+    assert compared["contribution of a client"] > 0.999
+
+
 def by_count(mean):
     """Divides by the number of clients that contributed."""
 
@@ -298,7 +320,7 @@ def test_means_that_claim_nothing_are_refused():
 
 
 RECORD_ALGORITHMS = [name for name, unit in cases.private_pairs() if unit == "record"]
-QUICK = ("dp_sgd", "scaffold", "local_only")
+QUICK = ("dp_sgd", "scaffold", "ae_dpfl")
 
 
 def check_one_client(name, **parts):
