@@ -1,7 +1,7 @@
 """The noise of a release as it is measured, and what an event allows beside it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -124,21 +124,27 @@ class ReleaseNoise(NamedTuple):
         return results
 
     def against(
-        self, name: str, stated: float, num_leaves: int | None = None, *, may_exceed: bool = False
+        self,
+        name: str,
+        stated: float,
+        leaves: Sequence[int] | None = None,
+        *,
+        may_exceed: bool = False,
     ) -> StepCheck:
         """Holds the noise against a standard deviation that is stated for every entry.
 
         Args:
           name: what is compared.
           stated: the standard deviation.
-          num_leaves: how many leaves it is stated for, from the first; all where it is None.
+          leaves: the leaves that it is stated for, by their order; all where it is None.
           may_exceed: whether more noise than stated is right, as where rounding adds to it.
 
         Returns:
           The check of the relative difference.
         """
-        counts = self.counts[:num_leaves]
-        squares = [s**2 * n for s, n in zip(self.stddevs, counts, strict=False)]
+        leaves = range(len(self.counts)) if leaves is None else leaves
+        counts = [self.counts[i] for i in leaves]
+        squares = [self.stddevs[i] ** 2 * self.counts[i] for i in leaves]
         measured = math.sqrt(sum(squares) / sum(counts))
         tolerance = _TOLERANCE + _STANDARD_ERRORS * _standard_error(sum(counts))
         excess = _ratio(measured, stated) - 1

@@ -184,7 +184,12 @@ def check_cohort(
     if stddev is not None:
         # Rounding adds to discrete noise; the first of tied rounds carries more than later ones.
         may_exceed = aggregator.encode is not None or aggregator.min_separation > 1
-        leaves = len(jax.tree.leaves(without[0]))
+        # What is no float, such as a seed that is released beside, is not what noise was added to.
+        leaves = [
+            i
+            for i, x in enumerate(jax.tree.leaves(without[0]))
+            if jnp.issubdtype(x.dtype, jnp.floating)
+        ]
         results.append(
             noise.against("noise of a round", float(stddev), leaves, may_exceed=may_exceed)
         )

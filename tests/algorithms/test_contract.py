@@ -476,8 +476,7 @@ def test_no_key_feeds_two_draws(monkeypatch):
             state, _ = run_round(
                 algorithm, RoundShape(4, 1, None), state, examples, cohort, jax.random.key(5)
             )
-    # Steps: ceil(2 / 2) + 0 + ceil(3 / 2); two leaves; one central noise a round.
-    # One draw for both small leaves, by three clients and the server, in two rounds.
+    # Steps: ceil(2 / 2) + 0 + ceil(3 / 2), a draw for both leaves each; one central noise a round.
     assert len(used["normal"]) == 2 * (3 + 1)
     assert len(used["bits"]) == 2 * 3
     keys = used["normal"] + used["bits"]
