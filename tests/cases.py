@@ -645,6 +645,7 @@ CASES = {case.name: case for case in _CASES}
 
 # These are put together from parts of the others; every law is tested on them too, but not quickly.
 COMPOSED = {
+    "dp_fedavg",
     "fedavgm",
     "fedprox",
     "fedyogi",

@@ -202,6 +202,9 @@ def test_rules_that_claim_nothing_are_refused():
         check_rule(gradients.plain(cases.model()))
 
 
+QUICK_MEANS = ("gaussian", "laplace", "bounded_laplace", "adaptive", "split", "correlated")
+
+
 def check_mean(aggregator, participation, num_draws=128):
     model = cases.model()
     algorithm = fedavg(model, cases.plain_trainer(model), aggregator=aggregator)
@@ -209,7 +212,13 @@ def check_mean(aggregator, participation, num_draws=128):
     return check_cohort(algorithm, cases.data(), state, KEY, num_draws=num_draws)
 
 
-@pytest.mark.parametrize("name", cases.aggregators())
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in QUICK_MEANS else pytest.param(n, marks=pytest.mark.slow)
+        for n in cases.aggregators()
+    ],
+)
 def test_rounds_hold_what_their_aggregators_state(name):
     results = check_mean(*cases.aggregators()[name])
     assert not broken_names(results)
