@@ -268,9 +268,8 @@ def _work(path: pathlib.Path) -> tuple[float, int]:
     model = registry.build(workload.model, example, workload.num_classes, **workload.model_options)
     num_steps = workload.num_steps or workload.examples_per_client // workload.batch_size
     examples = num_steps * workload.batch_size
-    return 3 * forward_cost(
-        model, workload.shape
-    ).direct_operations * examples, workload.num_clients
+    forward = forward_cost(model, workload.shape)
+    return 3 * forward.direct_operations * examples, workload.num_clients
 
 
 def _row(

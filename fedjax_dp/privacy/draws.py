@@ -63,7 +63,8 @@ def bits(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     that arrays that are spread over devices need no words of each other, and on a CPU runs the
     rounds as a loop over memory, so that it compiles fast. Noise is drawn where it is added, and
     drawing it is what it costs: here both words are used, and all rounds are one pass. The words
-    are those of `jax.extend.random.threefry_2x32`. Keys of other kinds are left to `jax.random`.
+    are those of `jax.extend.random.threefry_2x32`, of the rounded length where it is rounded. Keys
+    of other kinds are left to `jax.random`.
 
     Args:
       key: used for this draw and nothing else.
@@ -139,8 +140,8 @@ def normal_of(words: jax.Array) -> jax.Array:
 def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array]) -> list[jax.Array]:
     """Draws numbers of the shapes of some arrays.
 
-    Small arrays are parts of one draw, which compiles once; large ones have a draw each, which need
-    not be cut.
+    Small arrays are parts of one draw, which compiles once; large ones have a draw each, which is
+    cut only where its length divides badly.
 
     Args:
       key: used for this draw and nothing else.
@@ -157,8 +158,11 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
     row = jax.lax.optimization_barrier(sampler(keys.fold(key, 0), (_rounded(pool),)))
     numbers, first = [], 0
     for index, (shape, size) in enumerate(zip(shapes, sizes, strict=True), 1):
-        if size > _LARGE:
+        if size > _LARGE and _rounded(size) == size:
             numbers.append(sampler(keys.fold(key, index), shape))
+        elif size > _LARGE:
+            own = jax.lax.optimization_barrier(sampler(keys.fold(key, index), (_rounded(size),)))
+            numbers.append(own[:size].reshape(shape))
         else:
             numbers.append(row[first : first + size].reshape(shape))
             first += size

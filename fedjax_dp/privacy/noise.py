@@ -54,7 +54,7 @@ def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Sampler) -> PyTree:
 def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
     """Adds independent Gaussian noise to every entry of a tree.
 
-    All leaves take their part of one draw, in float32 or better.
+    Small leaves share a draw and large ones have one each (`draws.like`), in float32 or better.
 
     Guarantee: none by itself; what it buys is in the sensitivity from which `stddev` was made
     (`clipping.noise_stddev`). Draws reach 6.3 standard deviations and leave gaps between the
