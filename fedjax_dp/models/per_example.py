@@ -331,14 +331,9 @@ def _product_of_winograd(
     *positions, outputs = _shape(eqn.outvars[0])
     inputs, num_rows = 9 * x[-1], math.prod(positions)
 
-    def matrix_of(leaf: jax.Array) -> jax.Array:
-        # The convolution orients its kernel by the same rule.
-        kernel = jnp.swapaxes(view(leaf), 2, 3) if x[-1] >= outputs else view(leaf)
-        return kernel.reshape(inputs, outputs)
-
     return _Product(
         lambda x: gather_patches(x, winograd.WINDOW).reshape(num_rows, inputs),
-        matrix_of,
+        lambda leaf: view(leaf).reshape(inputs, outputs),
         num_rows,
         inputs,
         outputs,

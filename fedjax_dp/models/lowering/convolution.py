@@ -13,6 +13,9 @@ from fedjax_dp.core import trees
 from fedjax_dp.models.lowering import winograd
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
 
+# Matrices of at least so many outputs are not transposed.
+_WIDE = 64
+
 Dot = Callable[..., jax.Array]
 
 
@@ -122,8 +125,7 @@ def _convolve(
     x = _pad(x, padding, lhs_dilation)
     is_exact = x.dtype in (jnp.float32, jnp.float64)
     if window == winograd.WINDOW and is_exact and winograd.is_faster(x, w):
-        w, is_transposed = _orient(w)
-        return winograd.convolve(x, w, functools.partial(dot, is_transposed=is_transposed))
+        return winograd.convolve(x, w, dot)
     matrix, is_transposed = _orient(w.reshape(-1, w.shape[-1]))
     dot = functools.partial(dot, is_transposed=is_transposed)
     if max(window.kernel) == 1 and max(window.strides) == 1:
@@ -171,28 +173,29 @@ def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> 
     return out.reshape(*out.shape[:-2], -1).astype(result_type)
 
 
-def _orient(matrices: jax.Array) -> tuple[jax.Array, bool]:
-    """Prepares matrices `[..., inputs, outputs]` for products whose gradients are fast.
+def _orient(matrix: jax.Array) -> tuple[jax.Array, bool]:
+    """Prepares a matrix `[inputs, outputs]` for products whose gradients are fast.
 
-    The gradient of a matrix is a product of two tall matrices, and CPU libraries run it up to
-    twice as fast if the smaller of `inputs` and `outputs` comes first in its result. Where that is
-    `outputs`, the matrices are transposed behind a barrier: their gradients then are computed
-    transposed, and the barrier, which is its own transpose, keeps the compiler from undoing that.
+    The gradient of a matrix is a product of two tall matrices, and CPU libraries run it faster if a
+    narrow side comes first in its result. Where `outputs` is narrow, the matrix is transposed
+    behind a barrier: its gradient then is computed transposed, and the barrier, which is its own
+    transpose, keeps the compiler from undoing that. Transposing a wide matrix costs more than it
+    brings.
 
     Returns:
-      The matrices, and whether they are transposed.
+      The matrix, and whether it is transposed.
     """
-    inputs, outputs = matrices.shape[-2:]
-    if inputs < outputs:
-        return matrices, False
-    return lax.optimization_barrier(jnp.swapaxes(matrices, -1, -2)), True
+    inputs, outputs = matrix.shape
+    if outputs > inputs or outputs >= _WIDE:
+        return matrix, False
+    return lax.optimization_barrier(matrix.T), True
 
 
 def _multiply(
     x: jax.Array,
     matrix: jax.Array,
     *,
-    is_transposed: bool,
+    is_transposed: bool = False,
     precision: Any,
     preferred_element_type: Any,
 ) -> jax.Array:

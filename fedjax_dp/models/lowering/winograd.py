@@ -60,8 +60,8 @@ def convolve(
 
     Args:
       x: `[batch, height, width, inputs]`, padded already.
-      w: `[3, 3, ...]`, a matrix for every entry of the kernel.
-      dot: multiplies `[..., inputs]` by such a matrix.
+      w: `[3, 3, inputs, outputs]`.
+      dot: multiplies `[..., inputs]` by a matrix `[inputs, outputs]`.
 
     Returns:
       `[batch, height - 2, width - 2, outputs]`.
