@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.lowering import winograd
+from fedjax_dp.models.lowering import narrow, winograd
 
 
 class Cost(NamedTuple):
@@ -81,6 +81,10 @@ def _cost(jaxpr: Jaxpr) -> Cost:
             kernel, out = _shape(eqn.invars[1]), _shape(eqn.outvars[0])
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]
+        elif eqn.primitive.name == narrow.NAME:
+            out, entries = eqn.outvars[0], math.prod(_shape(eqn.invars[1])[:-1])
+            own = 2 * math.prod(_shape(out)) * entries
+            largest = max(largest, _num_bytes(out) // _shape(out)[-1] * entries)
         elif eqn.params.get("name") == winograd.NAME:
             # Forwards and backwards alike; a tile that sticks out counts as a whole one.
             inside *= winograd.DIRECT_OPERATIONS

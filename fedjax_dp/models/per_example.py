@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import outer_products
-from fedjax_dp.models.lowering import winograd
+from fedjax_dp.models.lowering import narrow, winograd
 from fedjax_dp.models.lowering.patches import gather_patches
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call")
@@ -312,7 +312,14 @@ def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
     if eqn.primitive.name == "dot_general":
         return _product_of_dot(eqn, operand, lambda x: x, view)
     if _is_winograd(eqn):
-        return _product_of_winograd(eqn, site, view)
+        return _product_of_convolution(
+            eqn, site, view, lambda x: gather_patches(x, winograd.WINDOW)
+        )
+    if eqn.primitive.name == narrow.NAME:
+        kernel, padding = _shape(operand)[:-2], eqn.params["padding"]
+        return _product_of_convolution(
+            eqn, site, view, lambda x: narrow.patches_of(x, kernel, padding)
+        )
     if eqn.primitive.name in ("remat", "remat2", "checkpoint"):
         return _product_of_patches(eqn, site, view)
     return None
@@ -322,17 +329,18 @@ def _is_winograd(eqn: JaxprEqn) -> bool:
     return eqn.params.get("name") == winograd.NAME
 
 
-def _product_of_winograd(
-    eqn: JaxprEqn, site: _Site, view: Callable[[jax.Array], jax.Array]
+def _product_of_convolution(
+    eqn: JaxprEqn,
+    site: _Site,
+    view: Callable[[jax.Array], jax.Array],
+    patches_of: Callable[[jax.Array], jax.Array],
 ) -> _Product | None:
     if site.position != 1:
         return None
-    x = _shape(eqn.invars[0])
     *positions, outputs = _shape(eqn.outvars[0])
-    inputs, num_rows = 9 * x[-1], math.prod(positions)
-
+    inputs, num_rows = math.prod(_shape(eqn.invars[1])[:-1]), math.prod(positions)
     return _Product(
-        lambda x: gather_patches(x, winograd.WINDOW).reshape(num_rows, inputs),
+        lambda x: patches_of(x).reshape(num_rows, inputs),
         lambda leaf: view(leaf).reshape(inputs, outputs),
         num_rows,
         inputs,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from jax import lax
 from lowering_checks import REPLACED, assert_close, normal, primitives, run, value_and_pullback
 
-from fedjax_dp.models.lowering import lower
+from fedjax_dp.models.cost import cost_of
+from fedjax_dp.models.lowering import lower, narrow
 
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
@@ -83,6 +84,7 @@ CASES = {
     "first layer": ((2, 9, 9, 1), (3, 3, 1, 4), {}),
     "tiled": ((2, 8, 9, 32), (3, 3, 32, 33), {}),
     "tiled, same": ((1, 8, 7, 34), (3, 3, 34, 32), {"padding": "SAME"}),
+    "narrow": ((2, 8, 7, 4), (5, 5, 4, 3), {"padding": ((2, 3), (-1, 3))}),
     "strided, same": ((2, 9, 9, 3), (3, 3, 3, 4), {"strides": 2, "padding": "SAME"}),
     "pointwise": ((2, 5, 5, 6), (1, 1, 6, 3), {}),
     "pointwise strided": ((2, 5, 5, 3), (1, 1, 3, 6), {"strides": 2}),
@@ -147,7 +149,9 @@ def test_no_convolution_is_left_in_any_derivative(name):
     assert not REPLACED & primitives(jax.hessian(lambda w: loss(w, x)), w)
 
 
-@pytest.mark.parametrize("name", ["tiled", "strided, same", "depthwise", "grouped", "transposed"])
+@pytest.mark.parametrize(
+    "name", ["tiled", "narrow", "strided, same", "depthwise", "grouped", "transposed"]
+)
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (2, -1)])
 def test_batches_of_inputs_and_of_kernels_match_a_loop(name, axes):
     plain, x, w = case(name)
@@ -223,7 +227,7 @@ def test_integers_are_convolved_exactly():
     np.testing.assert_array_equal(lower(conv)(x, w), conv(x, w))
 
 
-@pytest.mark.parametrize("name", ["strided, same", "tiled"])
+@pytest.mark.parametrize("name", ["strided, same", "tiled", "narrow"])
 def test_float64_agrees_to_float64_precision(name):
     with jax.enable_x64(True):
         plain, *args = case(name)
@@ -244,6 +248,17 @@ def test_tiles_are_as_exact_as_patches_and_multiply_less():
         exact = np.asarray(conv(x.astype(np.float64), w.astype(np.float64)))
     rounding = np.finfo(np.float32).eps * np.abs(exact).max()
     assert np.abs(compiled(x, w) - exact).max() < 4 * rounding
+
+
+def test_the_gradients_of_a_narrow_convolution_hold_patches_of_rows_alone():
+    plain, x, w = case("narrow")
+    assert narrow.NAME in primitives(lower(plain), x, w)
+    cotangent = normal(2, jax.eval_shape(plain, x, w).shape)
+    patches = cotangent[..., 0].size * w[..., 0].size * 4
+    assert cost_of(lower(plain), x, w).largest_bytes == patches
+    for of_one, primal in ((lambda x: lower(plain)(x, w), x), (lambda w: lower(plain)(x, w), w)):
+        gradient = jax.linear_transpose(of_one, primal)
+        assert cost_of(gradient, cotangent).largest_bytes < patches / 2
 
 
 def test_a_transposed_convolution_multiplies_no_zeros():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import trees
-from fedjax_dp.models.lowering import winograd
+from fedjax_dp.models.lowering import narrow, winograd
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
 
 # Matrices of at least so many outputs are not transposed.
@@ -76,6 +76,8 @@ def conv_general_dilated(
             dot=dot,
         )
         out = _grouped(convolve, groups)(x, w)
+    if preferred_element_type is not None:
+        out = out.astype(preferred_element_type)
     return jnp.transpose(out, _inverse(_channels_last(dimension_numbers.out_spec)))
 
 
@@ -122,10 +124,13 @@ def _convolve(
     window: Window,
     dot: Dot,
 ) -> jax.Array:
-    x = _pad(x, padding, lhs_dilation)
+    source, x = x, _pad(x, padding, lhs_dilation)
     is_exact = x.dtype in (jnp.float32, jnp.float64)
     if window == winograd.WINDOW and is_exact and winograd.is_faster(x, w):
         return winograd.convolve(x, w, dot)
+    is_plain = is_exact and lhs_dilation[0] == 1 and jax.default_backend() == "cpu"
+    if is_plain and narrow.is_faster(w, window):
+        return narrow.convolve(_pad(source, ((0, 0), *padding[1:]), lhs_dilation), w, padding[0])
     matrix, is_transposed = _orient(w.reshape(-1, w.shape[-1]))
     dot = functools.partial(dot, is_transposed=is_transposed)
     if max(window.kernel) == 1 and max(window.strides) == 1:
