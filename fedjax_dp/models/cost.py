@@ -82,9 +82,10 @@ def _cost(jaxpr: Jaxpr) -> Cost:
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]
         elif eqn.primitive.name == narrow.NAME:
-            out, entries = eqn.outvars[0], math.prod(_shape(eqn.invars[1])[:-1])
-            own = 2 * math.prod(_shape(out)) * entries
-            largest = max(largest, _num_bytes(out) // _shape(out)[-1] * entries)
+            # Its patches are not in the trace.
+            result, entries = eqn.outvars[0], math.prod(_shape(eqn.invars[1])[:-1])
+            own = 2 * math.prod(_shape(result)) * entries
+            largest = max(largest, _num_bytes(result) // _shape(result)[-1] * entries)
         elif eqn.params.get("name") == winograd.NAME:
             # Forwards and backwards alike; a tile that sticks out counts as a whole one.
             inside *= winograd.DIRECT_OPERATIONS
