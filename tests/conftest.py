@@ -1,9 +1,26 @@
-"""Shared by all tests: where real data files are, and skipping what needs them."""
+"""Shared by all tests: where real data files are, and skipping what needs them.
+
+The quick suite spends its time in compiling small programs that run once, so it asks XLA for the
+least optimisation. The slow tests, the benchmarks and all commands run what users run.
+"""
 
 import os
 import pathlib
 
 import pytest
+
+_COMPILE_QUICKLY = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before JAX starts, here and in the processes that tests start."""
+    if config.option.markexpr == "not slow":
+        given = os.environ.get("XLA_FLAGS", "").split()
+        missing = [flag for flag in _COMPILE_QUICKLY if flag not in given]
+        os.environ["XLA_FLAGS"] = " ".join(given + missing)
 
 
 def _data_dir() -> pathlib.Path:

@@ -20,10 +20,12 @@ from jax.interpreters import ad, batching, mlir
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches
 
 NAME = "narrow_convolution"
+# With more outputs, putting the kernel in another order costs more than smaller patches bring.
+_MOST_OUTPUTS = 63
 
 
 def is_faster(w: jax.Array, window: Window) -> bool:
-    """Tells whether patches of rows, in and out, are smaller than whole patches.
+    """Tells whether patches of rows, in and out, are smaller than whole ones, of a narrow kernel.
 
     Args:
       w: `[*kernel, inputs, outputs]`.
@@ -34,7 +36,8 @@ def is_faster(w: jax.Array, window: Window) -> bool:
     """
     size, *row, inputs, outputs = w.shape
     is_plain = len(row) > 0 and max(window.strides) == max(window.dilation) == 1
-    return is_plain and math.prod(row) * inputs + size * outputs < size * math.prod(row) * inputs
+    in_rows, whole = math.prod(row) * inputs, size * math.prod(row) * inputs
+    return is_plain and outputs <= _MOST_OUTPUTS and in_rows + size * outputs < whole
 
 
 def convolve(x: jax.Array, w: jax.Array, padding: tuple[int, int]) -> jax.Array:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_dp.models.lowering.materialize import materialize
 from fedjax_dp.models.lowering.patches import Window
 
 NAME = "winograd_convolution"
@@ -90,7 +91,7 @@ def _convolve(
     ]
     blocks = [jnp.stack(line, axis=3) for line in _transform(_OUTPUT, products)]
     out = jnp.stack(blocks, axis=2).reshape(batch, 2 * rows, 2 * columns, -1)
-    return out[:, : height - 2, : width - 2]
+    return materialize(out[:, : height - 2, : width - 2])
 
 
 def _transform_kernel(w: jax.Array) -> _Grid:

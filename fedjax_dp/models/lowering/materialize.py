@@ -1,0 +1,60 @@
+"""Arrays that a compiled program computes once, however many read them.
+
+XLA's CPU backend fuses what only adds, multiplies, slices or pads into each of its readers, and so
+computes it once for every reader. A barrier does not prevent that, since it is removed before
+fusion. What a loop carries is never fused into what reads the loop.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def materialize(x: jax.Array) -> jax.Array:
+    """Has an array, and in the backward pass its cotangent, computed once for all of its readers.
+
+    Args:
+      x: an array of any shape and type.
+
+    Returns:
+      The same array. Only on a CPU is anything done to it.
+    """
+    return _materialize_p.bind(x)
+
+
+def _through_a_loop(x: jax.Array) -> jax.Array:
+    """Passes an array through a loop of no steps, which the compiler cannot know."""
+    no_steps = lax.optimization_barrier(jnp.int32(0))
+
+    def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        i, x = carry
+        return i + 1, -x
+
+    return lax.while_loop(lambda carry: carry[0] < no_steps, step, (jnp.int32(0), x))[1]
+
+
+def _define() -> Primitive:
+    primitive = Primitive("materialize")
+
+    def batch(operands: Any, axes: Any) -> tuple[jax.Array, Any]:
+        return primitive.bind(*operands), axes[0]
+
+    def transpose(cotangent: Any, _: Any) -> list[Any]:
+        return [primitive.bind(cotangent)]
+
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, lambda _, x: [x])
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(_through_a_loop, multiple_results=False), platform="cpu"
+    )
+    ad.deflinear2(primitive, transpose)
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+_materialize_p = _define()
