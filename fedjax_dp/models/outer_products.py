@@ -53,6 +53,19 @@ def matrices(rows: jax.Array, columns: jax.Array) -> jax.Array:
     return jnp.einsum("bit,bto->bio", left, right, preferred_element_type=jnp.float32)
 
 
+def total(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Sums the outer products of all examples.
+
+    Args:
+      rows: `[examples, num_rows, inputs]`.
+      columns: `[examples, num_rows, outputs]`.
+
+    Returns:
+      `[inputs, outputs]`.
+    """
+    return jnp.einsum("bti,bto->io", rows, columns, preferred_element_type=jnp.float32)
+
+
 def norms(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Computes the Frobenius norm of each example's sum of outer products without forming it.
 

@@ -279,6 +279,15 @@ def _at_site(
         return trees.at_least_float32(total)
 
     product = _product_form(plan, site, eqn)
+
+    def multiplied(weights):
+        # Pulling tiles back would compute their transforms again for every product.
+        assert product is not None
+        kept = [_weigh(jnp.where(weights != 0, 1.0, 0.0), x).astype(x.dtype) for x in data]
+        rows = jax.vmap(product.rows_of)(*kept)
+        total = outer_products.total(rows, _weigh(weights, outputs))
+        return jax.linear_transpose(product.matrix_of, leaf)(total)[0]
+
     # The pullback of a whole batch sums in the type of what it pulls back.
     is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
     if product is None or not is_wide:
@@ -287,10 +296,10 @@ def _at_site(
     rows = jax.vmap(product.rows_of)(*data)
     outputs = cotangents.reshape(cotangents.shape[0], product.num_rows, product.outputs)
     if not outer_products.is_formed(product.num_rows, product.inputs, product.outputs):
-        return outer_products.norms(rows, outputs), summed
+        return outer_products.norms(rows, outputs), multiplied if _is_winograd(eqn) else summed
     matrices = outer_products.matrices(rows, outputs)
     if product.inputs * product.outputs > _LARGEST_CONTRACTED:
-        return _norms(matrices), summed
+        return _norms(matrices), multiplied if _is_winograd(eqn) else summed
 
     def contracted(weights):
         total = jnp.sum(_weigh(weights, matrices), axis=0)

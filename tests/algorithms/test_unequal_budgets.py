@@ -97,6 +97,7 @@ def test_weights_are_those_of_the_methods():
         np.testing.assert_allclose(found, np.tile(weights, (ROUNDS, 1)), rtol=1e-4, err_msg=method)
 
 
+@pytest.mark.slow
 def test_with_equal_budgets_and_batches_all_rules_are_alike():
     same = ("--privacy.record.epsilon=3", "--training.batch_size=16", "--data.client_test_share=0")
     same = (*same, "--data.num_clients=7")  # 1,437 examples: clients of 205 or 206.

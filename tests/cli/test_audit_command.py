@@ -76,6 +76,7 @@ def test_nothing_is_held_against_an_experiment_that_claims_nothing():
     assert "membership attack on outputs: accuracy" in result.stdout
 
 
+@pytest.mark.slow
 def test_work_on_the_host_and_kinds_of_round_are_audited_too():
     result = invoke(
         "--json",

@@ -53,6 +53,10 @@ def run(folder, *words):
     study.main(["run", str(file), "--output", str(folder), *grid, *words])
 
 
+# One process, so that the study is run once.
+pytestmark = pytest.mark.xdist_group("clustered study")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two methods at two budgets."""

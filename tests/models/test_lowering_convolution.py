@@ -83,7 +83,7 @@ def test_any_convolution_matches_the_primitive_in_value_and_gradients(case):
 CASES = {
     "first layer": ((2, 9, 9, 1), (3, 3, 1, 4), {}),
     "tiled": ((2, 8, 9, 32), (3, 3, 32, 33), {}),
-    "large tiles": ((1, 14, 15, 32), (3, 3, 32, 33), {}),
+    "large tiles": ((1, 22, 23, 32), (3, 3, 32, 33), {}),
     "tiled, same": ((1, 8, 7, 34), (3, 3, 34, 32), {"padding": "SAME"}),
     "narrow": ((2, 8, 7, 4), (5, 5, 4, 3), {"padding": ((2, 3), (-1, 3))}),
     "strided, same": ((2, 9, 9, 3), (3, 3, 3, 4), {"strides": 2, "padding": "SAME"}),
@@ -240,7 +240,7 @@ def test_float64_agrees_to_float64_precision(name):
         assert_close(actual, expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("size", "saves", "largest_error"), [(8, 1.5, 4), (16, 2.5, 24)])
+@pytest.mark.parametrize(("size", "saves", "largest_error"), [(8, 1.5, 4), (24, 2.5, 24)])
 def test_tiles_multiply_less_and_round_little(size, saves, largest_error):
     """Small tiles round as patches do; large ones, over outputs of up to 5 sigma, 1e-6 of sigma."""
     x, w = normal(0, (4, size + 2, size + 2, 64)), normal(1, (3, 3, 64, 64))

@@ -60,7 +60,7 @@ def _model_case(name, shape, num_classes, num_examples, tokens=False):
         ("mlp", (12,), 5, False),
         ("thesis_cnn", (28, 28, 1), 10, False),
         ("emnist_cnn", (28, 28, 1), 62, False),
-        ("char_transformer", (9,), 20, True),
+        pytest.param("char_transformer", (9,), 20, True, marks=pytest.mark.slow),
         ("char_lstm", (6,), 20, True),
         pytest.param("resnet18", (32, 32, 3), 10, False, marks=pytest.mark.slow),
     ],

@@ -22,8 +22,8 @@ from fedjax_dp.models.lowering.patches import Window
 
 WINDOW = Window((3, 3), (1, 1), (1, 1))
 
-# From so many outputs in both dimensions on, tiles are large.
-_FEWEST_FOR_LARGE = 12
+# From so many outputs in both dimensions on, tiles are large: below, they only compile longer.
+_FEWEST_FOR_LARGE = 20
 
 _Grid = list[list[jax.Array]]
 _Matrix = tuple[tuple[float, ...], ...]
