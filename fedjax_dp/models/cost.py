@@ -86,9 +86,9 @@ def _cost(jaxpr: Jaxpr) -> Cost:
             result, entries = eqn.outvars[0], math.prod(_shape(eqn.invars[1])[:-1])
             own = 2 * math.prod(_shape(result)) * entries
             largest = max(largest, _num_bytes(result) // _shape(result)[-1] * entries)
-        elif eqn.params.get("name") in winograd.DIRECT_OPERATIONS:
+        elif eqn.params.get("name") == winograd.NAME:
             # Forwards and backwards alike; a tile that sticks out counts as a whole one.
-            inside *= winograd.DIRECT_OPERATIONS[eqn.params["name"]]
+            inside *= winograd.DIRECT_OPERATIONS
         total += own
         direct += own + inside
     return Cost(total, direct, largest)

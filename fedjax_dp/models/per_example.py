@@ -335,7 +335,7 @@ def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
 
 
 def _is_winograd(eqn: JaxprEqn) -> bool:
-    return eqn.params.get("name") in winograd.DIRECT_OPERATIONS
+    return eqn.params.get("name") == winograd.NAME
 
 
 def _product_of_convolution(

@@ -83,7 +83,6 @@ def test_any_convolution_matches_the_primitive_in_value_and_gradients(case):
 CASES = {
     "first layer": ((2, 9, 9, 1), (3, 3, 1, 4), {}),
     "tiled": ((2, 8, 9, 32), (3, 3, 32, 33), {}),
-    "large tiles": ((1, 22, 23, 32), (3, 3, 32, 33), {}),
     "tiled, same": ((1, 8, 7, 34), (3, 3, 34, 32), {"padding": "SAME"}),
     "narrow": ((2, 8, 7, 4), (5, 5, 4, 3), {"padding": ((2, 3), (-1, 3))}),
     "strided, same": ((2, 9, 9, 3), (3, 3, 3, 4), {"strides": 2, "padding": "SAME"}),
@@ -228,7 +227,7 @@ def test_integers_are_convolved_exactly():
     np.testing.assert_array_equal(lower(conv)(x, w), conv(x, w))
 
 
-@pytest.mark.parametrize("name", ["strided, same", "tiled", "large tiles", "narrow"])
+@pytest.mark.parametrize("name", ["strided, same", "tiled", "narrow"])
 def test_float64_agrees_to_float64_precision(name):
     with jax.enable_x64(True):
         plain, *args = case(name)
@@ -240,25 +239,15 @@ def test_float64_agrees_to_float64_precision(name):
         assert_close(actual, expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("size", "saves", "largest_error"), [(8, 1.5, 4), (24, 2.5, 24)])
-def test_tiles_multiply_less_and_round_little(size, saves, largest_error):
-    """Small tiles round as patches do; large ones, over outputs of up to 5 sigma, 1e-6 of sigma."""
-    x, w = normal(0, (4, size + 2, size + 2, 64)), normal(1, (3, 3, 64, 64))
+def test_tiles_are_as_exact_as_patches_and_multiply_less():
+    x, w = normal(0, (4, 18, 18, 64)), normal(1, (3, 3, 64, 64))
     compiled = jax.jit(lower(conv)).lower(x, w).compile()
-    direct = 2 * 4 * size * size * 9 * 64 * 64
-    assert compiled.cost_analysis()["flops"] < direct / saves
+    direct = 2 * 4 * 16 * 16 * 9 * 64 * 64
+    assert compiled.cost_analysis()["flops"] < direct / 1.5
     with jax.enable_x64(True):
         exact = np.asarray(conv(x.astype(np.float64), w.astype(np.float64)))
     rounding = np.finfo(np.float32).eps * np.abs(exact).max()
-    assert np.abs(compiled(x, w) - exact).max() < largest_error * rounding
-
-
-@pytest.mark.parametrize(("size", "ratio"), [(8, 36 / 16), (24, 144 / 36)])
-def test_operations_of_tiles_are_told_from_those_of_the_direct_sum(size, ratio):
-    x, w = normal(0, (2, size + 2, size + 2, 32)), normal(1, (3, 3, 32, 64))
-    cost = cost_of(lower(conv), x, w)
-    assert cost.direct_operations == 2 * 2 * size * size * 9 * 32 * 64
-    assert cost.operations == cost.direct_operations / ratio
+    assert np.abs(compiled(x, w) - exact).max() < 4 * rounding
 
 
 def test_the_gradients_of_a_narrow_convolution_hold_patches_of_rows_alone():
