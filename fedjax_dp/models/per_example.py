@@ -272,39 +272,33 @@ def _at_site(
     def pulled(leaf, data, cotangent):
         return jax.vjp(lambda p: read(p, data), leaf)[1](cotangent)[0]
 
-    def summed(weights):
-        kept = [_weigh(jnp.where(weights != 0, 1.0, 0.0), x).astype(x.dtype) for x in data]
-        weighed = _weigh(weights, cotangents).astype(cotangents.dtype)
-        total = jax.vjp(lambda p: jax.vmap(lambda d: read(p, d))(kept), leaf)[1](weighed)[0]
-        return trees.at_least_float32(total)
-
     product = _product_form(plan, site, eqn)
-
-    def multiplied(weights):
-        # Pulling tiles back would compute their transforms again for every product.
-        assert product is not None
-        kept = [_weigh(jnp.where(weights != 0, 1.0, 0.0), x).astype(x.dtype) for x in data]
-        rows = jax.vmap(product.rows_of)(*kept)
-        total = outer_products.total(rows, _weigh(weights, outputs))
-        return jax.linear_transpose(product.matrix_of, leaf)(total)[0]
-
-    # The pullback of a whole batch sums in the type of what it pulls back.
+    # Products of rows and the norms of few rows want float32 or better.
     is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
     if product is None or not is_wide:
         gradients = jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents)
         return _norms(gradients), _sum_of(gradients)
     rows = jax.vmap(product.rows_of)(*data)
     outputs = cotangents.reshape(cotangents.shape[0], product.num_rows, product.outputs)
+
+    def parameter_of(total):
+        return jax.linear_transpose(product.matrix_of, leaf)(total.astype(leaf.dtype))[0]
+
+    def summed(weights):
+        # Patches are large, and are gathered again rather than kept until the weights are known.
+        kept = [_weigh(jnp.where(weights != 0, 1.0, 0.0), x).astype(x.dtype) for x in data]
+        rows = jax.vmap(product.rows_of)(*kept)
+        return parameter_of(outer_products.total(rows, _weigh(weights, outputs)))
+
     if not outer_products.is_formed(product.num_rows, product.inputs, product.outputs):
-        return outer_products.norms(rows, outputs), multiplied if _is_winograd(eqn) else summed
+        return outer_products.norms(rows, outputs), summed
     matrices = outer_products.matrices(rows, outputs)
     if product.inputs * product.outputs > _LARGEST_CONTRACTED:
-        return _norms(matrices), multiplied if _is_winograd(eqn) else summed
+        return _norms(matrices), summed
 
     def contracted(weights):
         total = jnp.sum(_weigh(weights, matrices), axis=0)
-        total = total.T if product.outputs < product.inputs else total
-        return jax.linear_transpose(product.matrix_of, leaf)(total)[0]
+        return parameter_of(total.T if product.outputs < product.inputs else total)
 
     return _norms(matrices), contracted
 

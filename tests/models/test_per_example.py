@@ -259,3 +259,21 @@ def test_a_parameter_that_is_compared_with_data():
         return jnp.sum(jnp.where(x[:, :4] > p["b"], x[:, :4] * p["b"], 0.0)) + jnp.sum(p["w"])
 
     _assert_same(loss_fn, _PARAMS, _X, 7)
+
+
+@pytest.mark.parametrize(("num_rows", "inputs"), [(1, 8), (3, 8), (30, 600), (3, 600)])
+def test_float64_stays_float64(num_rows, inputs):
+    """Sums of a user's float64 model are exact to float64, whichever way a site is taken."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(7)
+        params = {"w": jnp.asarray(rng.normal(size=(inputs, 200)))}
+        x = jnp.asarray(rng.normal(size=(3, num_rows, inputs)))
+        weights = np.array([0.3, 0.0, 2.0], np.float32)
+
+        def loss_fn(p, example):
+            return jnp.sum(jnp.tanh(example @ p["w"]))
+
+        got = per_example(loss_fn, params, x).weighted_sum({"w": jnp.asarray(weights)})["w"]
+        _, _, sums = _reference(loss_fn, params, x, weights.astype(np.float64))
+        assert got.dtype == jnp.float64
+        np.testing.assert_allclose(got, sums["w"], rtol=1e-12, atol=1e-12 * np.abs(sums["w"]).max())

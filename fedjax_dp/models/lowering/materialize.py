@@ -18,7 +18,7 @@ def materialize(x: jax.Array) -> jax.Array:
     """Has an array, and in the backward pass its cotangent, computed once for all of its readers.
 
     Args:
-      x: an array of any shape and type.
+      x: an array of numbers, of any shape.
 
     Returns:
       The same array. Only on a CPU is anything done to it.
