@@ -21,7 +21,7 @@ import optax
 
 from fedjax_dp.algorithms import dp_sgd
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
-from fedjax_dp.data import FederatedData, sampling
+from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.models import Model
@@ -104,7 +104,7 @@ def compiled_rounds(data: FederatedData, clip_norm: float, noise_multiplier: flo
     )
     trainer = dp_sgd_trainer(model, config, sampler=sampling.cyclic())
     algorithm = dp_sgd(model, trainer, aggregator=uniform_mean())
-    everybody = sampling.participation(sampling.everybody(), data.num_clients)
+    everybody = participants.participation(sampling.everybody(), data.num_clients)
     return simulation(algorithm, data, everybody, ExecutionConfig(rounds_per_call=2))
 
 

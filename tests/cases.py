@@ -18,7 +18,7 @@ from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import Simulation, simulation
@@ -134,10 +134,10 @@ class Case(NamedTuple):
     def data(self) -> FederatedData:
         return algorithms.pool(make_data()) if self.is_pooled else make_data()
 
-    def participation(self) -> sampling.Participation:
+    def participation(self) -> participants.Participation:
         if self.is_pooled:
-            return sampling.participation(sampling.everybody(), 1)
-        return sampling.participation(sampling.poisson(), NUM_CLIENTS, COHORT)
+            return participants.participation(sampling.everybody(), 1)
+        return participants.participation(sampling.poisson(), NUM_CLIENTS, COHORT)
 
     def record_sampler(self) -> sampling.Sampler:
         return sampling.poisson() if self.is_private else sampling.shuffled()

@@ -18,7 +18,7 @@ import pytest
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg, local_only
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
 from fedjax_dp.core import keys, trees
-from fedjax_dp.data import FederatedData, sampling
+from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.engine import round as engine_round
 from fedjax_dp.io.checkpoint import Checkpoints
@@ -103,7 +103,7 @@ def record_level(algorithm=dp_sgd, **numbers):
 
 
 def run(algorithm, data, *, seed=KEY, num_rounds=1, participation=None, chunk=1):
-    drawn = participation or sampling.participation(sampling.everybody(), data.num_clients)
+    drawn = participation or participants.participation(sampling.everybody(), data.num_clients)
     execution = ExecutionConfig(clients_per_chunk=chunk, rounds_per_call=num_rounds)
     sim = simulation(algorithm, data, drawn, execution)
     key = jax.random.key(seed)
@@ -278,7 +278,7 @@ def _draws_a_fixed_number(monkeypatch):
 @clause(_draws_a_fixed_number)
 def clients_are_poisson_sampled_where_that_is_accounted():
     data = constant_clients(*[0.0] * 40)
-    drawn = sampling.participation(sampling.poisson(), 40, 10)
+    drawn = participants.participation(sampling.poisson(), 40, 10)
     assert isinstance(drawn.event(dpa.GaussianDpEvent(1.0)), dpa.PoissonSampledDpEvent)
     _, info = run(client_level(expected=10.0), data, num_rounds=200, participation=drawn)
     sizes = info["num_participants"]
@@ -325,7 +325,7 @@ def _hides_the_capacity(monkeypatch):
 
 @clause(_hides_the_capacity)
 def a_capacity_is_accounted_as_truncation():
-    drawn = sampling.participation(sampling.poisson(capacity=3), 20, 2)
+    drawn = participants.participation(sampling.poisson(capacity=3), 20, 2)
     event = drawn.event(dpa.GaussianDpEvent(1.0))
     assert isinstance(event, dpa.dp_event.TruncatedSubsampledGaussianDpEvent)
     assert event.truncated_batch_size == 3
@@ -372,7 +372,7 @@ def _skips_empty_rounds(mean, make_mechanism, expected):
 
 @clause(changed_mean(_skips_empty_rounds))
 def an_empty_cohort_is_noised():
-    drawn = sampling.participation(sampling.poisson(), 3, 1e-3)
+    drawn = participants.participation(sampling.poisson(), 3, 1e-3)
     state, info = run(client_level(0.5, 3.0), constant_clients(0.0, 0.0, 0.0), participation=drawn)
     assert info["num_participants"][0] == 0
     assert_stddev(state.server.params, 0.5 * 3.0 / 4.0)
@@ -553,7 +553,7 @@ def the_state_of_a_mechanism_survives_a_resume(tmp_path):
     rule = make_adaptive_clipping(4.0, initial_clip_norm=0.01, count_stddev=2.0)
     algorithm = client_level(aggregator=adaptive_gaussian_mean(rule, 1.0))
     data, key = constant_clients(-1.0, -1.0), jax.random.key(KEY)
-    sim = simulation(algorithm, data, sampling.participation(sampling.everybody(), 2))
+    sim = simulation(algorithm, data, participants.participation(sampling.everybody(), 2))
     whole, _ = sim.run(sim.init(key), key, 3)
     half, _ = sim.run(sim.init(key), key, 2)
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:

@@ -15,7 +15,7 @@ from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
 from fedjax_dp.cli.devices import offer_devices
 from fedjax_dp.cli.workloads import WORKLOADS
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation
@@ -42,7 +42,7 @@ class Ours:
         structure = example_structure(data)
         model = registry.build(problem.model, structure, problem.num_classes, **options)
         algorithm = _algorithm(problem, model, num_clients)
-        participation = sampling.participation(sampling.everybody(), num_clients)
+        participation = participants.participation(sampling.everybody(), num_clients)
         execution = ExecutionConfig(rounds_per_call=1)
         return simulation(algorithm, data, participation, execution)
 

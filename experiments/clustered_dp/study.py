@@ -28,7 +28,7 @@ from experiments.clustered_dp.tables import as_markdown, read_results
 from fedjax_dp.algorithms import local_only
 from fedjax_dp.cli.assemble import Experiment, assemble
 from fedjax_dp.clients import LocalConfig, local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import PrivacyAccounting, evaluator, simulation
 from fedjax_dp.evaluation.clustering import is_minority_found, is_partition_found, matched_share
@@ -62,7 +62,7 @@ def references(
         ]
     )
     trainer = local_trainer(model, LocalConfig(learning_rate=learning_rate, batch_size=32))
-    everybody = sampling.participation(sampling.everybody(), pooled.num_clients)
+    everybody = participants.participation(sampling.everybody(), pooled.num_clients)
     sim = simulation(local_only(model, trainer), pooled, everybody)
     key = jax.random.key(experiment.config.run.seed)
     state, _ = sim.run(sim.init(key), key, epochs)

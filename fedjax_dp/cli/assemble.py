@@ -19,7 +19,7 @@ from fedjax_dp.cli.validate import OPTIMIZERS, check_one_for_each, validate
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine.calibration import calibrate
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
@@ -129,7 +129,7 @@ def build_algorithm(
     config: Config,
     model: Model,
     trainer: LocalTrainer,
-    participation: sampling.Participation,
+    participation: participants.Participation,
     public_x: np.ndarray | None,
 ) -> FederatedAlgorithm:
     """Builds the algorithm of an experiment.
@@ -172,7 +172,7 @@ def _settled(config: Config, compiled: Simulation) -> Config:
     return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **found))
 
 
-def _participation(config: Config, num_clients: int) -> sampling.Participation:
+def _participation(config: Config, num_clients: int) -> participants.Participation:
     section = config.participation
     if section.sampler == "poisson":
         sampler = sampling.poisson(section.capacity)
@@ -180,7 +180,7 @@ def _participation(config: Config, num_clients: int) -> sampling.Participation:
         sampler = sampling.min_separated(section.separation)
     else:
         sampler = _SAMPLERS[section.sampler]()
-    return sampling.participation(sampler, num_clients, section.cohort_size)
+    return participants.participation(sampler, num_clients, section.cohort_size)
 
 
 def _numbers(value: Any) -> Any:
@@ -249,7 +249,7 @@ def _calibrated(
     algorithm: FederatedAlgorithm,
     trainer: LocalTrainer,
     sizes: np.ndarray,
-    participation: sampling.Participation,
+    participation: participants.Participation,
 ) -> FederatedAlgorithm:
     """Gives each client the noise multiplier that its own budget asks for."""
     level = config.privacy.record

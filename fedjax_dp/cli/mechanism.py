@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp.cli.config import Config
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
 from fedjax_dp.privacy.correlated_noise import banded_noise
@@ -30,7 +30,7 @@ from fedjax_dp.server.private import (
 
 
 def client_aggregator(
-    config: Config, participation: sampling.Participation, structure: PyTree
+    config: Config, participation: participants.Participation, structure: PyTree
 ) -> Aggregator:
     """Builds the private aggregator of an experiment.
 
@@ -70,7 +70,7 @@ def client_aggregator(
 
 
 def _builder(
-    config: Config, participation: sampling.Participation, structure: PyTree
+    config: Config, participation: participants.Participation, structure: PyTree
 ) -> Callable[[float], Aggregator]:
     level, cohort = config.privacy.client, participation.cohort_size
     clip_norm = float(level.clip_norm)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def _builder(
     return lambda z: gaussian_mean(clip_norm, z, cohort, per_layer=level.per_layer)
 
 
-def charged_rounds(config: Config, participation: sampling.Participation) -> int:
+def charged_rounds(config: Config, participation: participants.Participation) -> int:
     """Counts the rounds that the client which takes part most often pays for.
 
     Args:

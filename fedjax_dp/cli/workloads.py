@@ -8,9 +8,9 @@ import numpy as np
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
-from fedjax_dp.data.sampling import Participation
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import uniform_mean
@@ -195,5 +195,5 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
     sampler = sampling.everybody() if everybody else sampling.fixed_size()
     if workload.unit == "client" and not everybody:
         sampler = sampling.poisson()
-    participation = sampling.participation(sampler, workload.num_clients, cohort)
+    participation = participants.participation(sampler, workload.num_clients, cohort)
     return Prepared(data, model, build, participation)

@@ -2,15 +2,14 @@
 
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, statistics
 from fedjax_dp.data.federated import FederatedData, example_structure
+from fedjax_dp.data.participants import Participation, participation
 from fedjax_dp.data.sampling import (
     Draw,
-    Participation,
     Sampler,
     cyclic,
     everybody,
     fixed_size,
     min_separated,
-    participation,
     poisson,
     shuffled,
 )

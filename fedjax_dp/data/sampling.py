@@ -1,4 +1,4 @@
-"""Who is drawn: clients for a round, or records for a local step. One shape for both levels."""
+"""Ways to draw: clients for a round, or records for a local step. One shape for both levels."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import numpy as np
-from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import fold
@@ -343,103 +341,4 @@ def shuffled() -> Sampler:
         num_steps_per_epoch=_ceil_div,
         charges_everybody=True,
         varies=False,
-    )
-
-
-class Participation(NamedTuple):
-    """Who joins a round: a sampler bound to a population of clients.
-
-    Attributes:
-      sampler: how the cohort is drawn.
-      num_clients: the population.
-      cohort_size: the (expected) number of clients a round.
-      capacity: slots of a cohort.
-    """
-
-    sampler: Sampler
-    num_clients: int
-    cohort_size: float
-    capacity: int
-
-    def draw(self, key: PRNGKey, round_index: jax.typing.ArrayLike) -> Draw:
-        """Draws the cohort of one round.
-
-        Args:
-          key: the participation key of the run, the same every round.
-          round_index: the round, from 0.
-
-        Returns:
-          The cohort; `indices` are client indices.
-        """
-        batch = self.cohort_size if self.sampler.varies else int(self.cohort_size)
-        state = self.sampler.init(self.num_clients)
-        return self.sampler.draw(
-            state, key, round_index, self.num_clients, batch, self.num_clients, self.capacity
-        )[1]
-
-    @property
-    def min_drawn(self) -> int:
-        """Counts the clients that every round has at least."""
-        return self.sampler.min_drawn(self.num_clients, self.cohort_size)
-
-    @property
-    def separation(self) -> int:
-        """Counts the rounds from one participation of a client to its next, at least."""
-        return self.sampler.separation(self.num_clients, self.cohort_size)
-
-    def event(self, base: Any) -> Any:
-        """Names the privacy event of a round with the base event behind it.
-
-        Args:
-          base: the event of the mechanism on a given cohort.
-
-        Returns:
-          The event, amplified where the sampler amplifies.
-
-        Raises:
-          ValueError: if the combination has no valid analysis.
-        """
-        return self.sampler.event(base, self.num_clients, self.cohort_size)
-
-
-def participation(
-    sampler: Sampler, num_clients: int, cohort_size: float | None = None
-) -> Participation:
-    """Binds a sampler to a population of clients.
-
-    Args:
-      sampler: `poisson()`, `fixed_size()`, `everybody()`, `cyclic()` or `min_separated(…)`.
-      num_clients: the population.
-      cohort_size: the number of clients a round, the expected one under Poisson sampling, in
-        (0, num_clients]; everybody where it is None.
-
-    Returns:
-      The participation.
-
-    Raises:
-      ValueError: if the cohort is larger than the population, or fractional where the sampler
-        draws a fixed number.
-    """
-    checks.whole("num_clients", num_clients)
-    size = float(num_clients if cohort_size is None else cohort_size)
-    checks.positive("cohort_size", size)
-    checks.require(
-        size <= num_clients,
-        "cohort_size",
-        f"be at most the population of {num_clients} clients",
-        cohort_size,
-    )
-    if sampler.name == "everybody":
-        size = float(num_clients)
-    checks.require(
-        sampler.varies or size == int(size),
-        "cohort_size",
-        f"be a whole number under the sampler {sampler.name!r}",
-        cohort_size,
-    )
-    checks.require(
-        sampler.name != "shuffled", "sampler", "draw clients independently of the past", "shuffled"
-    )
-    return Participation(
-        sampler, num_clients, size, sampler.capacity(num_clients, int(np.ceil(size)))
     )

@@ -11,7 +11,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.data.sampling import Participation
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.round import SimulationState
 
 # The array that tells the engine's programs which records are canaries: -1 for an ordinary record,

@@ -10,8 +10,9 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.audit_canaries import (
     MARK,
     STRENGTH,
@@ -27,7 +28,7 @@ from fedjax_dp.engine.audit_canaries import (
 def plant_clients(
     algorithm: FederatedAlgorithm,
     data: FederatedData,
-    participation: sampling.Participation,
+    participation: Participation,
     num_canaries: int,
     rng: np.random.Generator,
     *,
@@ -148,12 +149,12 @@ def _grown(values: Any, count: int) -> Any:
     return values if array.ndim == 0 else np.concatenate([array, np.repeat(array[:1], count)])
 
 
-def _regrown(participation: sampling.Participation, num_clients: int) -> sampling.Participation:
+def _regrown(participation: Participation, num_clients: int) -> Participation:
     """Binds a participation to more clients at the same rate."""
     size = participation.cohort_size * num_clients / participation.num_clients
     if not participation.sampler.varies:
         size = float(np.clip(round(size), 1, num_clients))
-    return sampling.participation(participation.sampler, num_clients, min(size, num_clients))
+    return participants.participation(participation.sampler, num_clients, min(size, num_clients))
 
 
 def _unit_vector(tree: PyTree, coordinate: jax.Array, value: jax.Array) -> PyTree:

@@ -12,7 +12,7 @@ from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.data.sampling import Participation
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.audit_canaries import (
     MARK,
     STRENGTH,

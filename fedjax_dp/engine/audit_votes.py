@@ -11,7 +11,7 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.data.sampling import Participation
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.audit_canaries import MARK, STRENGTH, Planted, flat, read_mark
 from fedjax_dp.engine.audit_records import draw_trained, watch_records
 from fedjax_dp.models.base import Model

@@ -16,7 +16,7 @@ from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.data.sampling import Participation
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine import tuning
 from fedjax_dp.engine.cohort import ClientTable, Cohort, HostCohorts, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig

@@ -12,7 +12,7 @@ from rounds import flat
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.base import ClientData
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import PrivacyAccounting, SimulationState, simulation
 from fedjax_dp.engine.calibration import calibrate, run_event
@@ -25,7 +25,7 @@ from fedjax_dp.privacy.selection import BoundedRangeDpEvent, selection_event
 
 NUM_FEATURES, SIZE, ROUNDS, EPSILON, DELTA = 8, 150, 10, 8.0, 1e-3
 TRUE = np.repeat(np.arange(4), (2, 3, 3, 4))
-EVERYBODY = sampling.participation(sampling.everybody(), len(TRUE))
+EVERYBODY = participants.participation(sampling.everybody(), len(TRUE))
 
 
 def linear_model() -> Model:
@@ -184,7 +184,7 @@ def toy(models):
     data = FederatedData.from_clients(
         [{"x": np.zeros((1, 1), np.float32), "y": np.array([a])} for a in centres]
     )
-    participation = sampling.participation(sampling.everybody(), 4)
+    participation = participants.participation(sampling.everybody(), 4)
     sim = simulation(algorithms.ifca(model, local, 2), data, participation)
     key = jax.random.key(0)
     state = sim.init(key)

@@ -22,7 +22,7 @@ from rounds import after_one_round, flat, hand_round
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
 from fedjax_dp.algorithms.base import ClientOutput
 from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 from fedjax_dp.engine.simulate import simulation
@@ -145,7 +145,7 @@ def test_shuffled_epochs_are_refused_behind_a_private_gradient():
 
 def test_shuffled_cohorts_are_refused():
     with pytest.raises(ValueError, match="sampler must draw clients independently"):
-        sampling.participation(sampling.shuffled(), 10, 5)
+        participants.participation(sampling.shuffled(), 10, 5)
 
 
 def test_truncated_cohorts_are_refused_behind_noise_without_an_analysis():
@@ -154,7 +154,7 @@ def test_truncated_cohorts_are_refused_behind_noise_without_an_analysis():
     model = make_model()
     trainer = local_trainer(model, LocalConfig(batch_size=2))
     algorithm = fedavg(model, trainer, aggregator=laplace_mean(1.0, 1.0, 3.0))
-    participation = sampling.participation(sampling.poisson(capacity=4), len(SIZES), 3)
+    participation = participants.participation(sampling.poisson(capacity=4), len(SIZES), 3)
     with pytest.raises(ValueError, match="known analysis for Gaussian noise only"):
         simulation(algorithm, make_data(), participation)
 

@@ -18,7 +18,7 @@ from fedjax_dp.clients import (
     local_trainer,
 )
 from fedjax_dp.core import trees
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.simulate import simulation
@@ -31,7 +31,7 @@ KEY = jax.random.key(5)
 
 def run(algorithm, rounds=2, data=None, sampler=None, cohort=None):
     data = make_data() if data is None else data
-    chosen = sampling.participation(sampler or sampling.everybody(), data.num_clients, cohort)
+    chosen = participants.participation(sampler or sampling.everybody(), data.num_clients, cohort)
     sim = simulation(algorithm, data, chosen, PLAIN)
     state, info = sim.run(sim.init(KEY), KEY, rounds)
     return snapshot(state), info, sim

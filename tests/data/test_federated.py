@@ -204,7 +204,7 @@ MILLION = textwrap.dedent(
     import jax, jax.numpy as jnp, numpy as np
     from fedjax_dp.algorithms import scaffold
     from fedjax_dp.clients import LocalConfig, local_trainer
-    from fedjax_dp.data import sampling
+    from fedjax_dp.data import participants, sampling
     from fedjax_dp.data.federated import FederatedData
     from fedjax_dp.engine.simulate import simulation
     from fedjax_dp.models.base import Model
@@ -220,7 +220,7 @@ MILLION = textwrap.dedent(
     trainer = local_trainer(model, LocalConfig(learning_rate=0.5, batch_size=10, num_epochs=1))
     algorithm = scaffold(model, trainer, data.num_clients)
     sampler = sampling.poisson(capacity=1200)
-    sim = simulation(algorithm, data, sampling.participation(sampler, data.num_clients, 1000))
+    sim = simulation(algorithm, data, participants.participation(sampler, data.num_clients, 1000))
     key = jax.random.key(0)
     state, info = sim.run(sim.init(key), key, 10)
     touched = np.unique(info["participants"])

@@ -11,7 +11,7 @@ from fedjax_dp.algorithms import pool, registry
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.audit_clients import plant_clients
 from fedjax_dp.engine.audit_records import plant_records
@@ -118,11 +118,11 @@ def build(name, model, unit, trainer=None, aggregator=None, public_x=None):
     )
 
 
-def aggregators() -> dict[str, tuple[Aggregator, sampling.Participation]]:
+def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
     """Every private mean that there is, with who may join a round of it."""
     structure = jax.eval_shape(model().init, jax.random.key(0))
     size, count = trees.num_parameters(structure), NUM_CLIENTS
-    everybody = sampling.participation(EVERYBODY, count)
+    everybody = participants.participation(EVERYBODY, count)
     rule = make_adaptive_clipping(2.0, initial_clip_norm=0.5, count_stddev=2.0)
     plan = functools.partial(make_plan, size, 0.5, 1.2, num_clients=count)
     banded = banded_noise(8, 2, min_separation=2)
@@ -139,12 +139,12 @@ def aggregators() -> dict[str, tuple[Aggregator, sampling.Participation]]:
         "discrete_gaussian": (discrete_mean(structure, plan(), count), everybody),
         "split": (
             discrete_mean(structure, plan(num_shares=8), 2.0, is_split=True),
-            sampling.participation(sampling.poisson(), count, 2.0),
+            participants.participation(sampling.poisson(), count, 2.0),
         ),
         "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),
         "correlated": (
             correlated_gaussian_mean(structure, banded, 0.5, 1.2, 2.0),
-            sampling.participation(sampling.cyclic(), count, 2),
+            participants.participation(sampling.cyclic(), count, 2),
         ),
     }
 
@@ -169,7 +169,7 @@ def plant(name, unit, num_canaries, participation=None, **parts):
     store = pool(data()) if name == "centralized" else data()
     sampler = EVERYBODY if unit == "record" else POISSON
     cohort = store.num_clients / (1 if unit == "record" else 2)
-    participation = participation or sampling.participation(sampler, store.num_clients, cohort)
+    participation = participation or participants.participation(sampler, store.num_clients, cohort)
     rng = np.random.default_rng(0)
     if unit == "client":
         algorithm = build(name, model(), unit, **parts)

@@ -12,7 +12,7 @@ import pytest
 from fedjax_dp.algorithms import fedavg, registry
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.audit import AuditResult, audit, run_audit
 from fedjax_dp.engine.audit_canaries import MARK
@@ -109,7 +109,7 @@ def violations(planted, num_runs=1000, num_rounds=NUM_ROUNDS) -> list[AuditResul
 
 
 def everybody_takes_part():
-    return sampling.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
+    return participants.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
 
 
 def plant_one_record(trainer_of):
@@ -172,7 +172,7 @@ def test_half_the_noise_on_gradients_is_found_through_votes(make):
 def test_everybody_drawn_where_poisson_sampling_is_accounted_is_found():
     # A mechanism that is told a rate of 1/4 and is given everybody.
     swapped = cases.POISSON._replace(draw=sampling.everybody().draw)
-    participation = sampling.participation(swapped, cases.NUM_CLIENTS, 1)
+    participation = participants.participation(swapped, cases.NUM_CLIENTS, 1)
     assert violations(cases.plant("dp_fedavg", "client", 1, participation), num_runs=600)
 
 
@@ -374,7 +374,7 @@ def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
                 lambda m, public_x: cases.build("ae_dpfl", m, "record", public_x=public_x),
                 cases.model(),
                 FederatedData({"x": np.full((2, 60), -(2.0**21))}, np.array([0, 2])),
-                sampling.participation(cases.EVERYBODY, 1),
+                participants.participation(cases.EVERYBODY, 1),
                 1,
                 1,
                 np.random.default_rng(0),

@@ -12,7 +12,7 @@ from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import gradients
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import trees
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants
 from fedjax_dp.engine.audit_local import check_client
 from fedjax_dp.engine.audit_noise import measure_noise
 from fedjax_dp.engine.audit_steps import check_cohort, check_gradient_rule
@@ -241,7 +241,7 @@ QUICK_CLIENTS = ("ae_dpfl", "blur_lus")
 )
 def test_rounds_of_every_algorithm_hold_what_they_state(name):
     algorithm = cases.build(name, cases.model(), "client")
-    participation = sampling.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
+    participation = participants.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
     state = cases.state_of(algorithm, cases.data(), participation)
     results = check_cohort(algorithm, cases.data(), state, KEY, num_draws=128)
     assert not broken_names(results)
@@ -322,7 +322,7 @@ def test_means_that_claim_nothing_are_refused():
     model = cases.model()
     algorithm = fedavg(model, cases.plain_trainer(model))
     state = cases.state_of(
-        algorithm, cases.data(), sampling.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
+        algorithm, cases.data(), participants.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
     )
     with pytest.raises(ValueError, match="algorithm must claim privacy for clients"):
         check_cohort(algorithm, cases.data(), state, KEY)

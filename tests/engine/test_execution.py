@@ -10,7 +10,7 @@ from cases import NUM_CLIENTS, PLAIN, make_data, make_model
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import execution as execution_module
 from fedjax_dp.engine.cohort import ClientTable, Cohort, draw_cohort
@@ -55,7 +55,7 @@ def test_placement_follows_size_and_disk(tmp_path):
 def test_chunks_are_no_wider_than_the_cohort_that_is_expected(asked, given):
     model = make_model()
     algorithm = fedavg(model, local_trainer(model, LocalConfig(batch_size=2)))
-    participation = sampling.participation(sampling.poisson(), NUM_CLIENTS, 3)
+    participation = participants.participation(sampling.poisson(), NUM_CLIENTS, 3)
     execution = PLAIN._replace(clients_per_chunk=asked)
     chunk = simulation(algorithm, make_data(), participation, execution).shape.chunk
     assert chunk == given if given else 1 <= chunk <= NUM_CLIENTS
@@ -130,7 +130,7 @@ def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them(
     algorithm = fedavg(model, local_trainer(model, LocalConfig(batch_size=2)))
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
-    participation = sampling.participation(sampling.poisson(), len(sizes), 6)
+    participation = participants.participation(sampling.poisson(), len(sizes), 6)
     for round_index in range(5):
         draw = functools.partial(
             draw_cohort, algorithm, participation, 12, 2, table, algorithm.config
@@ -156,7 +156,7 @@ def test_padded_work_is_reported():
     model = make_model()
     sizes = (1, 8, 2, 8)
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
-    participation = sampling.participation(sampling.everybody(), 4)
+    participation = participants.participation(sampling.everybody(), 4)
     execution = PLAIN._replace(clients_per_chunk=2)
     sim = simulation(algorithm, make_data(sizes), participation, execution)
     _, info = sim.run(sim.init(jax.random.key(0)), jax.random.key(0), 1)

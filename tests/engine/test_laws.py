@@ -19,7 +19,7 @@ from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import scaffold
 from fedjax_dp.clients import LocalConfig, local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, run_round
 from fedjax_dp.engine.simulate import simulation
@@ -115,7 +115,7 @@ def test_names_of_clients_do_not_matter_where_nothing_is_drawn():
     for stored, learning_rate in ((data, rates), (data.select(order), rates[order])):
         config = LocalConfig(learning_rate=learning_rate, batch_size=1, num_steps=4)
         trainer = local_trainer(model, config, sampler=sampling.everybody())
-        participation = sampling.participation(sampling.everybody(), data.num_clients)
+        participation = participants.participation(sampling.everybody(), data.num_clients)
         algorithm = scaffold(model, trainer, data.num_clients)
         sim = simulation(algorithm, stored, participation, PLAIN)
         key = jax.random.key(0)

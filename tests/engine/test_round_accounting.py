@@ -21,7 +21,7 @@ from dp_accounting import rdp
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, PrivacyAccounting, simulation
 
 KEY = jax.random.key(7)
@@ -48,7 +48,7 @@ def simulate(unit, sampler, cohort_size=None, trainer=None):
     """A simulation that protects a unit; nothing is compiled before it runs."""
     model, data = make_model(), make_data()
     central = {"clip_norm": 0.2, "noise_multiplier": NOISE}
-    joined = sampling.participation(sampler, NUM_CLIENTS, cohort_size)
+    joined = participants.participation(sampler, NUM_CLIENTS, cohort_size)
     if unit == "none":
         algorithm = algorithms.fedavg(model, plain_trainer(model))
     elif unit == "record":
@@ -191,7 +191,7 @@ def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_t
     x = data.examples["x"].copy()
     x[data.offsets[2] : data.offsets[3]] = np.nan
     broken = data.__class__({**data.examples, "x": x}, data.offsets)
-    joined = sampling.participation(sampling.everybody(), NUM_CLIENTS)
+    joined = participants.participation(sampling.everybody(), NUM_CLIENTS)
     sim = simulation(algorithms.dp_sgd(model, private_trainer(model)), broken, joined, PLAIN)
     state = sim.init(KEY)
     account = PrivacyAccounting(sim, state)
@@ -384,7 +384,7 @@ def test_clients_that_pay_alike_share_an_event():
         learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=1.0
     )
     data = make_data(sizes=(4, 6) * 500)
-    joined = sampling.participation(sampling.everybody(), 1000)
+    joined = participants.participation(sampling.everybody(), 1000)
     algorithm = algorithms.dp_sgd(model, dp_sgd_trainer(model, numbers))
     sim = simulation(algorithm, data, joined, PLAIN)
     account = PrivacyAccounting(sim, sim.init(KEY))

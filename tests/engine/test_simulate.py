@@ -20,7 +20,7 @@ from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, run_round
@@ -32,7 +32,7 @@ def scalar_simulation(**execution):
     model = make_model()
     config = LocalConfig(0.1, 3.0, 1, clip_norm=1.0, noise_multiplier=0.5)
     algorithm = fedavg(model, dp_sgd_trainer(model, config))
-    participation = sampling.participation(sampling.poisson(), NUM_CLIENTS, 3)
+    participation = participants.participation(sampling.poisson(), NUM_CLIENTS, 3)
     return simulation(algorithm, make_data(), participation, PLAIN._replace(**execution))
 
 
@@ -120,10 +120,10 @@ def test_information_about_a_round():
 def test_cohorts_that_overflow_are_counted():
     model = make_model()
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
-    chosen = sampling.participation(sampling.poisson(capacity=2), NUM_CLIENTS, 4)
+    chosen = participants.participation(sampling.poisson(capacity=2), NUM_CLIENTS, 4)
     sim, key = simulation(algorithm, make_data(), chosen, PLAIN), jax.random.key(0)
     _, info = sim.run(sim.init(key), key, 6)
-    exact = sampling.participation(sampling.poisson(), NUM_CLIENTS, 4)
+    exact = participants.participation(sampling.poisson(), NUM_CLIENTS, 4)
     counts = [int(exact.draw(fold(key, Purpose.PARTICIPATION), r).is_real.sum()) for r in range(6)]
     np.testing.assert_array_equal(info["num_overflow"], np.maximum(0, np.array(counts) - 2))
     np.testing.assert_array_equal(info["num_participants"], np.minimum(2, counts))
@@ -132,7 +132,10 @@ def test_cohorts_that_overflow_are_counted():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"participation": sampling.participation(sampling.poisson(), 5, 2)}, "participation must"),
+        (
+            {"participation": participants.participation(sampling.poisson(), 5, 2)},
+            "participation must",
+        ),
         ({"sizes": (0,) * NUM_CLIENTS}, "data must hold at least one"),
         ({"execution": ExecutionConfig(placement="disk")}, "placement must be one of"),
         ({"learning_rate": np.ones(3)}, "learning_rate must be a scalar or have one entry"),
@@ -142,7 +145,7 @@ def test_what_does_not_fit_is_refused(change, message):
     model = make_model()
     config = LocalConfig(change.get("learning_rate", 0.1), 2, 1)
     algorithm = fedavg(model, local_trainer(model, config))
-    chosen = sampling.participation(sampling.poisson(), NUM_CLIENTS, 3)
+    chosen = participants.participation(sampling.poisson(), NUM_CLIENTS, 3)
     with pytest.raises(ValueError, match=message):
         simulation(
             algorithm,

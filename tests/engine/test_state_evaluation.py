@@ -17,7 +17,7 @@ from cases import (
 )
 
 from fedjax_dp import algorithms
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import evaluator, simulation
 
@@ -125,7 +125,7 @@ def test_a_state_may_be_evaluated_again_and_again():
 
 def build(**held_out):
     model = make_model()
-    joined = sampling.participation(sampling.everybody(), NUM_CLIENTS)
+    joined = participants.participation(sampling.everybody(), NUM_CLIENTS)
     algorithm = algorithms.fedavg(model, plain_trainer(model))
     sim = simulation(algorithm, make_data(), joined, PLAIN)
     return evaluator(sim, model, make_data(), **held_out)

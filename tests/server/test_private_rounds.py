@@ -11,7 +11,7 @@ import pytest
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
-from fedjax_dp.data import sampling
+from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.execution import ExecutionConfig
@@ -55,7 +55,7 @@ def _simulation(targets, aggregator, sampler=None, cohort=None, **execution):
     config = LocalConfig(learning_rate=1.0, batch_size=1, num_steps=1)
     trainer = local_trainer(model, config, sampler=sampling.everybody())
     data = _population(targets)
-    participation = sampling.participation(
+    participation = participants.participation(
         sampler or sampling.everybody(), data.num_clients, cohort
     )
     algorithm = fedavg(model, trainer, aggregator=aggregator)
