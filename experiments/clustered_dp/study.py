@@ -19,12 +19,12 @@ from experiments.clustered_dp.grid import (
     METHODS,
     PAPER_EPSILONS,
     Point,
-    differences,
     points,
     tables_of,
     true_clusters,
 )
 from experiments.clustered_dp.tables import as_markdown, read_results
+from experiments.settings import differences
 from fedjax_dp.algorithms import local_only
 from fedjax_dp.cli.assemble import Experiment, assemble
 from fedjax_dp.clients import LocalConfig, local_trainer

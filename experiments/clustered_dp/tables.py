@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.clustered_dp.grid import METHODS, differences
+from experiments.clustered_dp.grid import METHODS
+from experiments.settings import differences
 from fedjax_dp.evaluation.fairness import over_seeds
 
 HERE = pathlib.Path(__file__).parent

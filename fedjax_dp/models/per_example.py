@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.models import outer_products
+from fedjax_dp.models import equations, outer_products
 from fedjax_dp.models.lowering import narrow, winograd
 from fedjax_dp.models.lowering.patches import gather_patches
 
@@ -100,8 +100,7 @@ def per_example(
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
     plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
     frozen = [jax.lax.stop_gradient(leaf) for leaf in leaves]
-    equations = plan.closed.jaxpr.eqns
-    shapes: list[Any] = [equations[site.equation].outvars[0].aval for site in plan.sites]
+    shapes: list[Any] = [plan.closed.jaxpr.eqns[s.equation].outvars[0].aval for s in plan.sites]
     taps = [jnp.zeros(s.shape, s.dtype) for s in shapes]
 
     def tapped(taps, direct, example):
@@ -196,17 +195,9 @@ def _inlined(jaxpr: Jaxpr, consts: Any, args: Any) -> list[Any]:
             )
             outputs = _inlined(body, held, operands)
         else:
-            outputs = _bind(eqn, operands)
+            outputs = equations.evaluate(eqn, *operands)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
-
-
-def _bind(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # Before jax 0.9 the functions of a call came apart from the other parameters.
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    outputs = eqn.primitive.bind(*functions, *operands, **params)
-    return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
 def _evaluate(
@@ -225,7 +216,7 @@ def _evaluate(
     recorded = []
     for index, eqn in enumerate(jaxpr.eqns):
         operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-        outputs = _bind(eqn, operands)
+        outputs = equations.evaluate(eqn, *operands)
         if index in tap_of:
             outputs = [outputs[0] + tap_of[index]]
             pairs = zip(operands, eqn.invars, strict=True)
@@ -247,7 +238,7 @@ def _view_of(plan: _Plan, site: _Site, leaf: jax.Array) -> jax.Array:
     for eqn in jaxpr.eqns[: site.equation]:
         if plan.owner.get(eqn.outvars[0]) == site.leaf:
             operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            env.update(zip(eqn.outvars, _bind(eqn, operands), strict=True))
+            env.update(zip(eqn.outvars, equations.evaluate(eqn, *operands), strict=True))
     return env[wanted]
 
 
@@ -267,7 +258,7 @@ def _at_site(
             else next(supply)
             for i, v in enumerate(eqn.invars)
         ]
-        return _bind(eqn, operands)[0]
+        return equations.evaluate(eqn, *operands)[0]
 
     def pulled(leaf, data, cotangent):
         return jax.vjp(lambda p: read(p, data), leaf)[1](cotangent)[0]
@@ -378,7 +369,7 @@ def _product_of_patches(
                 for s in steps:
                     if all(isinstance(v, Literal) or v in env for v in s.invars):
                         operands = [v.val if isinstance(v, Literal) else env[v] for v in s.invars]
-                        env.update(zip(s.outvars, _bind(s, operands), strict=True))
+                        env.update(zip(s.outvars, equations.evaluate(s, *operands), strict=True))
                 return env[wanted]
 
             return read

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from fedjax_dp.models import equations
 from fedjax_dp.models.lowering import convolution, pooling
 
 Replacement = Callable[..., Any]
@@ -77,7 +78,7 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
         operands = [read(v) for v in eqn.invars]
         rule = _rule(eqn)
         with eqn.ctx.manager:
-            outputs = _bind(eqn, *operands) if rule is None else rule(eqn, *operands)
+            outputs = equations.evaluate(eqn, *operands) if rule is None else rule(eqn, *operands)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -120,7 +121,7 @@ def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
     if any(map(_needs_rewrite, _inner_jaxprs(eqn))):
         return True
     operands, results = _shapes(eqn.invars), _shapes(eqn.outvars)
-    fn = functools.partial(_bind, eqn)
+    fn = functools.partial(equations.evaluate, eqn)
     if eqn.primitive.name == "custom_jvp_call":
         derivative = jax.make_jaxpr(lambda xs: _pushforward(fn, xs, xs))(operands)
     else:
@@ -130,15 +131,6 @@ def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
 
 def _shapes(atoms: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms]
-
-
-def _bind(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    """Evaluates an equation as it stands."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # Before jax 0.9 the functions of a call came apart from the other parameters.
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    outputs = eqn.primitive.bind(*functions, *operands, **params)
-    return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
 def _replace(eqn: JaxprEqn, *operands: Any) -> list[Any]:
@@ -237,7 +229,7 @@ def _pullback(fn: Callable[..., list[Any]], operands: Sequence[Any]) -> tuple[li
 
 
 def _custom_jvp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    original = functools.partial(_bind, eqn)
+    original = functools.partial(equations.evaluate, eqn)
 
     @jax.custom_jvp
     def call(*xs: Any) -> list[Any]:
@@ -253,7 +245,7 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
 
 
 def _custom_vjp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    original = functools.partial(_bind, eqn)
+    original = functools.partial(equations.evaluate, eqn)
 
     @jax.custom_vjp
     def call(*xs: Any) -> list[Any]:
