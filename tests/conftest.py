@@ -46,10 +46,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"the files of {name} are not in {_data_dir()}")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps the tests of one algorithm together, which share what they compile.
 
-    Of use with several processes and `--dist loadgroup`.
+    Of use with several processes and `--dist loadgroup`, which reads the groups after this.
     """
     for item in items:
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")

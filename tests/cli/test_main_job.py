@@ -14,6 +14,8 @@ from run_folders import assert_same_run, in_subprocess, metrics, read_json, save
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.population import build_population
 
+# One run serves all.
+pytestmark = pytest.mark.xdist_group("main job")
 ROUNDS = 30
 
 

@@ -26,6 +26,8 @@ from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.logbook import Logbook
 
+# Most are compared with one run.
+pytestmark = pytest.mark.xdist_group("resume")
 ROUNDS, EVERY = 8, 3
 
 # Noise at records and at the server, cohorts and batches drawn at random, an evaluation between

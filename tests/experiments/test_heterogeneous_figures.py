@@ -67,6 +67,7 @@ def run_folders(tmp_path_factory):
     return found
 
 
+@pytest.mark.xdist_group("heterogeneous figures")
 @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic-64"])
 def test_the_oracle_of_figure_37_is_that_of_the_run(run_folders, accountant):
     title, weights = figures.weights_of_run(run_folders[accountant])
