@@ -62,6 +62,17 @@ def test_an_update_that_is_not_finite_contributes_exactly_zero(clip, bad, bound)
     assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(clipped))
 
 
+@pytest.mark.parametrize("clip", [c.clip_by_global_norm, c.clip_per_layer, c.clip_entries])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [2, 100, 5_000, 100_000])
+def test_one_bad_entry_of_many_makes_the_whole_update_zero(clip, bad, size):
+    """Reductions of long arrays to their largest entry may pass over nan."""
+    tree = {"a": jnp.ones(size).at[size // 2].set(bad), "b": jnp.ones(3)}
+    clipped, norm = jax.jit(clip)(tree, 1.0)
+    assert np.isposinf(norm)
+    assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(clipped))
+
+
 @pytest.mark.parametrize("clip", [c.clip_by_global_norm, c.clip_per_layer])
 def test_a_norm_beyond_float32_contributes_zero(clip):
     clipped, norm = clip({"a": jnp.full(3, 1e30)}, 1.0)
