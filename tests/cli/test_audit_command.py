@@ -42,6 +42,7 @@ def test_a_private_experiment_passes_with_claims_beside_bounds():
     assert report["membership"]["num_examples"] > 10
 
 
+@pytest.mark.slow
 def test_clients_with_their_own_delta_are_audited_where_most_can_be_proven():
     words = ("--privacy.record.dp_delta=[1e-6, 1e-3, 1e-5]", "--no-membership")
     result = invoke("--json", "--canaries=20", *words)

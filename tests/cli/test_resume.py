@@ -112,7 +112,11 @@ def lines_of(folder):
     return path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("rounds_done", [2, 5])
+def slowly(*parameters):
+    return [pytest.param(parameter, marks=pytest.mark.slow) for parameter in parameters]
+
+
+@pytest.mark.parametrize("rounds_done", [2, *slowly(5)])
 def test_a_killed_run_resumes_to_the_same_bits(
     uninterrupted, tmp_path, compilation_cache, rounds_done
 ):
@@ -185,11 +189,7 @@ def kill_after(monkeypatch, round_index):
     monkeypatch.setattr(Logbook, "write", dying)
 
 
-def slowly(*parameters):
-    return [pytest.param(parameter, marks=pytest.mark.slow) for parameter in parameters]
-
-
-@pytest.mark.parametrize("rounds_done", [3, 7, *slowly(1, 4, 6, 8)])
+@pytest.mark.parametrize("rounds_done", [7, *slowly(1, 3, 4, 6, 8)])
 def test_a_run_that_dies_at_any_round_resumes_to_the_same_bits(
     uninterrupted, tmp_path, monkeypatch, rounds_done
 ):

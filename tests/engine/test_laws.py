@@ -176,7 +176,7 @@ def test_one_trace_whatever_the_numbers(name):
     assert ref.sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("name", quick_first([(n,) for n in NAMES], {("scaffold",), ("dp_both",)}))
+@pytest.mark.parametrize("name", quick_first([(n,) for n in NAMES], {("dp_both",)}))
 def test_eager_equals_compiled(name):
     """One client with data and one without, step by step in Python."""
     hand = hand_round(name)

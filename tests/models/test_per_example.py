@@ -59,9 +59,9 @@ def _model_case(name, shape, num_classes, num_examples, tokens=False):
         ("logistic_regression", (12,), 5, False),
         ("mlp", (12,), 5, False),
         ("thesis_cnn", (28, 28, 1), 10, False),
-        ("emnist_cnn", (28, 28, 1), 62, False),
+        pytest.param("emnist_cnn", (28, 28, 1), 62, False, marks=pytest.mark.slow),
         pytest.param("char_transformer", (9,), 20, True, marks=pytest.mark.slow),
-        ("char_lstm", (6,), 20, True),
+        pytest.param("char_lstm", (6,), 20, True, marks=pytest.mark.slow),
         pytest.param("resnet18", (32, 32, 3), 10, False, marks=pytest.mark.slow),
     ],
 )
@@ -193,7 +193,7 @@ def test_inside_vmap_over_parameters_and_a_loop():
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_an_example_of_weight_zero_adds_nothing_whatever_it_holds(bad):
     loss_fn, params, examples = _model_case("mlp", (12,), 5, 4)
     spoiled = examples | {"x": examples["x"].at[2].set(bad)}

@@ -32,6 +32,8 @@ SMALL = {
     "char_lstm": models.char_lstm(WORDS, 9, num_units=8),
     "char_transformer": models.char_transformer(WORDS, 9, width=8, num_heads=2),
 }
+# Longer than a quick suite allows.
+LONG = ("emnist_cnn", "resnet")
 KEY = jax.random.key(1)
 SEQUENCES = ("char_lstm", "char_transformer")
 
@@ -52,7 +54,10 @@ def batch_for(name, num_examples, seed=0):
     return {"x": x, "y": rng.integers(2, size=num_examples).astype(np.int32)}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in SMALL],
+)
 def test_laws_of_examples_padding_and_clients(name):
     model = SMALL[name]
     assert not model.mixes_examples
