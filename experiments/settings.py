@@ -1,7 +1,18 @@
 """Comparing the settings of experiments."""
 
+import pathlib
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from fedjax_dp.cli import config as configuration
+
+
+def tables_of(config: configuration.Config) -> dict[str, Any]:
+    """A configuration as what JSON can hold, without the place of the data."""
+    tables = tomllib.loads(configuration.to_toml(config))
+    tables["data"].pop("data_dir", None)
+    return tables
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -31,3 +42,13 @@ def differences(
         for key in sorted(a.keys() | b.keys())
         if key not in besides and a.get(key) != b.get(key)
     ]
+
+
+def require_same(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses a file or folder that holds the results of another setting."""
+    lines = differences(found, wanted)
+    if lines:
+        raise SystemExit(
+            f"{path} holds another setting; give another --output. There and here:\n"
+            + "\n".join(lines)
+        )

@@ -12,7 +12,6 @@ import os
 import pathlib
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.settings import differences
+from experiments.settings import require_same, tables_of
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.run import run as run_experiment
 
@@ -99,14 +98,16 @@ def run_points(
     """Runs every point that has no summary yet; starts none after so many seconds.
 
     Raises:
-      ValueError: before anything runs, if a folder holds a run under another setting.
+      SystemExit: before anything runs, if a folder holds a run under another setting.
     """
     started = time.perf_counter()
     loaded = [
         configuration.load(study.file, (f"--run.name={study.name}", *point.words)) for point in grid
     ]
     for point, config in zip(grid, loaded, strict=True):
-        require_same(output / point.name / "config.toml", config)
+        file = output / point.name / "config.toml"
+        if file.is_file():
+            require_same(file, tables_of(configuration.load(file)), tables_of(config))
     for number, (point, config) in enumerate(zip(grid, loaded, strict=True), 1):
         folder, label = output / point.name, f"[{number}/{len(grid)}] {point.name}"
         if (folder / "summary.json").is_file():
@@ -128,21 +129,6 @@ def run_points(
         console.print(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
         # Programs of one point are of no use to the next, and there may be hundreds.
         jax.clear_caches()
-
-
-def require_same(path: pathlib.Path, config: configuration.Config) -> None:
-    """Refuses the folder of a run under another setting; how and where it runs may differ."""
-    if not path.is_file():
-        return
-    there, here = (
-        tomllib.loads(configuration.to_toml(c)) for c in (configuration.load(path), config)
-    )
-    lines = differences(there, here, besides=("data.data_dir",))
-    if lines:
-        raise ValueError(
-            f"{path} must hold the setting of this sweep; give another --output. There and here: "
-            + "; ".join(lines)
-        )
 
 
 def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:

@@ -2,9 +2,8 @@
 
 import json
 import pathlib
-import tomllib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +41,6 @@ OTHER_NUMBERS: dict[str, dict[str, tuple[str, ...]]] = {
         (*LARGE_BATCHES, "--training.learning_rate=0.0005", "--privacy.record.clip_norm=4.0"),
     ),
 }
-
-Tables = dict[str, Any]
 
 
 class Point(NamedTuple):
@@ -127,10 +124,3 @@ def words_of(method: str, setting: Config) -> tuple[str, ...]:
     given = [f"--algorithm.options.{key}={json.dumps(value)}" for key, value in options.items()]
     numbers = OTHER_NUMBERS.get(setting.run.name, {}).get(method, ())
     return (f"--algorithm.name={name}", *given, *numbers)
-
-
-def tables_of(config: Config) -> Tables:
-    """A configuration as what JSON can hold, without the place of the data."""
-    tables = tomllib.loads(configuration.to_toml(config))
-    tables["data"].pop("data_dir", None)
-    return tables

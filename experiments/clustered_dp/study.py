@@ -20,11 +20,10 @@ from experiments.clustered_dp.grid import (
     PAPER_EPSILONS,
     Point,
     points,
-    tables_of,
     true_clusters,
 )
 from experiments.clustered_dp.tables import as_markdown, read_results
-from experiments.settings import differences
+from experiments.settings import require_same, tables_of
 from fedjax_dp.algorithms import local_only
 from fedjax_dp.cli.assemble import Experiment, assemble
 from fedjax_dp.clients import LocalConfig, local_trainer
@@ -173,16 +172,6 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         plots.save(figure, folder / f"mixture,{point.name}.png")
     write(folder / f"{point.name}.json", result)
     return result
-
-
-def require_same(path: pathlib.Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuses a folder that holds the results of another setting."""
-    lines = differences(found, wanted)
-    if lines:
-        raise SystemExit(
-            f"{path} holds another setting; give another --output. There and here:\n"
-            + "\n".join(lines)
-        )
 
 
 def write(path: pathlib.Path, data: Any) -> None:

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from experiments import settings
 from experiments.clustered_dp import grid, study, tables
 from fedjax_dp.io import plots
 
@@ -118,7 +119,7 @@ def made_up(method, epsilon, seed, accuracy, **changes):
     metrics = dict.fromkeys(tables.METRICS, accuracy)
     return point.name, {
         "method": method, "seed": seed, "epsilon": epsilon, "metrics": metrics,
-        "setting": grid.tables_of(point.setting), "changes": list(point.words),
+        "setting": settings.tables_of(point.setting), "changes": list(point.words),
         "epsilon_by_client": [epsilon], "not_covered": None,
     }  # fmt: skip
 

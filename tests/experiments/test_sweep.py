@@ -48,5 +48,5 @@ def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
     other = configuration.load(FILE, ("--run.name=study", *grid[1].words, "--run.rounds=7"))
     config = tmp_path / grid[1].name / "config.toml"
     config.write_text(configuration.to_toml(other), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"seed=1.*must hold the setting.*run.rounds: 7 and"):
+    with pytest.raises(SystemExit, match=r"(?s)seed=1.*holds another setting.*run.rounds: 7 and"):
         sweep.run_points(STUDY, grid, tmp_path, Console(file=io.StringIO()))
