@@ -227,8 +227,7 @@ def _check(
         return problems.difference(problems.load_delta(path), reference[steps])
 
     runner.differences = {steps: difference(runner, steps) for steps in reference}
-    # Our models compute in float32 whatever they are given.
-    if runner.differences[1] <= report.TOLERANCE or runner.entry == OURS:
+    if runner.differences[1] <= report.TOLERANCE:
         return
     python = _python_of(runner.entry.peer, options.venvs)
     few = runner.entry._replace(clients=num_clients)
@@ -261,15 +260,15 @@ def _work(path: pathlib.Path) -> tuple[float, int]:
 
     from fedjax_dp.cli.workloads import WORKLOADS
     from fedjax_dp.models import registry
-    from fedjax_dp.models.cost import forward_cost
+    from fedjax_dp.models.cost import training_cost
 
     workload = WORKLOADS[path.stem]
     example = {"x": jax.ShapeDtypeStruct(workload.shape, "float32")}
     model = registry.build(workload.model, example, workload.num_classes, **workload.model_options)
     num_steps = workload.num_steps or workload.examples_per_client // workload.batch_size
     examples = num_steps * workload.batch_size
-    forward = forward_cost(model, workload.shape)
-    return 3 * forward.direct_operations * examples, workload.num_clients
+    cost = training_cost(model, workload.shape)
+    return cost.direct_operations * examples, workload.num_clients
 
 
 def _row(

@@ -1,4 +1,8 @@
-"""Runs a problem through fedjax_dp: the parts that `fedjax-dp bench` uses, on given arrays."""
+"""Runs a problem through fedjax_dp: the parts that `fedjax-dp bench` uses, on given arrays.
+
+A simulation computes in float32. With `--double` one step of its model is taken outside, by the
+same lowered loss and, under record-level privacy, the same norms and sums by example.
+"""
 
 from session import Session  # isort: skip  (it takes standard output before anybody prints)
 
@@ -20,6 +24,8 @@ from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models import registry
+from fedjax_dp.models.per_example import per_example
+from fedjax_dp.privacy.clipping import clip_by_global_norm
 from fedjax_dp.server.mean import uniform_mean
 
 
@@ -70,6 +76,43 @@ class Ours:
         return seconds, {k: np.asarray(after[k]) - v for k, v in self.problem.params.items()}
 
 
+def _double(
+    problem: Problem, num_clients: int, num_steps: int, noise: float
+) -> tuple[float, Params]:
+    """Takes one step, whatever is asked for, without noise."""
+    del num_steps, noise
+    x, y = problem.in_order()
+    structure = {"x": jax.ShapeDtypeStruct(x.shape[3:], x.dtype)}
+    options = WORKLOADS[problem.name].model_options
+    model = registry.build(problem.model, structure, problem.num_classes, **options)
+    params, names = _filled(jax.eval_shape(model.init, jax.random.key(0)), problem.params)
+
+    def losses(params: Any, batch: Any) -> jax.Array:
+        return model.losses(params, batch)[0]
+
+    def gradient(params: Any, batch: Any) -> Any:
+        if problem.unit != "record":
+            return jax.grad(lambda p: jnp.mean(losses(p, batch)))(params)
+
+        def loss(params: Any, example: Any) -> jax.Array:
+            return losses(params, jax.tree.map(lambda a: a[None], example))[0]
+
+        each = per_example(loss, params, batch)
+        norms = jnp.sqrt(sum(n**2 for n in jax.tree.leaves(each.norms)))
+        weights = jnp.minimum(1.0, problem.clip_norm / norms) / len(norms)
+        return each.weighted_sum(jax.tree.map(lambda _: weights, params))
+
+    started = time.perf_counter()
+    first = [{"x": x[i, 0], "y": y[i, 0]} for i in range(num_clients)]
+    step_of = jax.jit(gradient)
+    gradients = [step_of(params, batch) for batch in first]
+    deltas = [jax.tree.map(lambda g: -problem.learning_rate * g, g) for g in gradients]
+    if problem.unit == "client":
+        deltas = [clip_by_global_norm(delta, problem.clip_norm)[0] for delta in deltas]
+    mean = jax.tree.map(lambda *leaves: np.asarray(sum(leaves) / num_clients), *deltas)
+    return time.perf_counter() - started, dict(zip(names, jax.tree.leaves(mean), strict=True))
+
+
 def _filled(params: Any, values: Params) -> tuple[Any, list[str]]:
     """Puts the problem's weights into the model's tree; also names its leaves in their order."""
     paths, structure = jax.tree_util.tree_flatten_with_path(params["params"])
@@ -105,7 +148,9 @@ def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgor
 def main() -> None:
     offer_devices("auto")
     session = Session("jax", "jaxlib", "flax", "fedjax-dp")
-    session.serve(Ours(session.problem).run)
+    is_double = session.problem.x.dtype == np.float64
+    run = functools.partial(_double, session.problem) if is_double else Ours(session.problem).run
+    session.serve(run)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import Simulation, simulation
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.cost import forward_cost
+from fedjax_dp.models.cost import training_cost
 
 _GEMM_SIZE = 2048
 
@@ -99,9 +99,9 @@ def measure(
         peaks.append(gemm_peak(0.2))
     case, median = cases[0], statistics.median(times[0])
     info, examples = case.info, float(case.info["num_examples"][0])
-    cost = forward_cost(case.model, workload.shape)
-    passes, peak = 3 * examples / median / 1e9, statistics.median(peaks)
-    achieved = cost.direct_operations * passes
+    cost = training_cost(case.model, workload.shape, workload.batch_size)
+    rate, peak = examples / median / 1e9, statistics.median(peaks)
+    achieved = cost.direct_operations * rate
     stats = jax.local_devices()[0].memory_stats() or {}
     return {
         "name": name,
@@ -114,7 +114,7 @@ def measure(
         "gflops": achieved,
         "gemm_peak_gflops": peak,
         "gemm_peak_share": achieved / peak,
-        "multiplied_share": cost.operations * passes / peak,
+        "multiplied_share": cost.operations * rate / peak,
         "padding_share": float(info["padding_share"][0]),
         "compile_seconds": case.compile_seconds,
         "peak_rss_mb": _peak_rss_mb(),

@@ -76,9 +76,16 @@ def simulation(
       The simulation.
 
     Raises:
-      ValueError: for a population that does not match, numbers out of range, or a mechanism behind
-        a participation without a valid analysis.
+      ValueError: for a population that does not match, numbers out of range, a mechanism behind a
+        participation without a valid analysis, or while JAX is set to 64-bit numbers, for which
+        steps and draws would not be those that are accounted.
     """
+    checks.require(
+        jnp.result_type(float) == jnp.float32,
+        "jax_enable_x64",
+        "be off while a simulation is built: rounds are defined in 32-bit numbers",
+        True,
+    )
     execution.validate()
     checks.require(
         participation.num_clients == data.num_clients,

@@ -1,4 +1,4 @@
-"""Counts the arithmetic of a model's forward pass."""
+"""Counts the arithmetic of a model."""
 
 import math
 from collections.abc import Callable
@@ -27,23 +27,32 @@ class Cost(NamedTuple):
     largest_bytes: int
 
 
-def forward_cost(model: Model, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Cost:
+def training_cost(
+    model: Model, shape: tuple[int, ...], batch_size: int = 1, dtype: Any = jnp.float32
+) -> Cost:
     """Counts floating-point operations of matrix products and convolutions for one example.
-
-    Convolutions count as direct sums, however they are computed, so that implementations can be
-    compared. A training step costs about three times as much: the backward pass multiplies twice
-    for each product.
 
     Args:
       model: the model.
       shape: shape of one input.
+      batch_size: examples a step, on which depends how convolutions are computed.
       dtype: type of the inputs.
 
     Returns:
-      The cost; its `direct_operations` are those of the model, its `operations` what is done.
+      The cost. Its `operations` are those that a forward and a backward pass do; its
+      `direct_operations` are those of three forward passes with direct sums, so that
+      implementations can be compared: the backward pass multiplies twice for each product.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
-    return cost_of(model.predict, params, jax.ShapeDtypeStruct((1, *shape), dtype))
+    batch = jax.ShapeDtypeStruct((batch_size, *shape), dtype)
+
+    def total(params: Any, batch: Any) -> jax.Array:
+        return jnp.sum(model.predict(params, batch))
+
+    forward, both = cost_of(total, params, batch), cost_of(jax.grad(total), params, batch)
+    return Cost(
+        both.operations / batch_size, 3 * forward.direct_operations / batch_size, both.largest_bytes
+    )
 
 
 def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
@@ -72,7 +81,7 @@ def _cost(jaxpr: Jaxpr) -> Cost:
                     inside += repeats * body.direct_operations
                     largest = max(largest, body.largest_bytes)
         largest = max([largest, *map(_num_bytes, eqn.outvars)])
-        own = 0.0
+        own, share = 0.0, 1.0
         if eqn.primitive.name == "dot_general":
             ((contracted, _), _) = eqn.params["dimension_numbers"]
             lhs, out = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
@@ -81,15 +90,16 @@ def _cost(jaxpr: Jaxpr) -> Cost:
             kernel, out = _shape(eqn.invars[1]), _shape(eqn.outvars[0])
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]
-        elif eqn.primitive.name == narrow.NAME:
-            # Its patches are not in the trace.
-            result, entries = eqn.outvars[0], math.prod(_shape(eqn.invars[1])[:-1])
-            own = 2 * math.prod(_shape(result)) * entries
-            largest = max(largest, _num_bytes(result) // _shape(result)[-1] * entries)
-        elif eqn.params.get("name") == winograd.NAME:
-            # Forwards and backwards alike; a tile that sticks out counts as a whole one.
-            inside *= winograd.DIRECT_OPERATIONS
-        total += own
+        elif eqn.primitive.name in (narrow.NAME, winograd.NAME):
+            result, kernel = _shape(eqn.outvars[0]), _shape(eqn.invars[1])
+            entries = math.prod(kernel) // result[-1]
+            own = 2 * math.prod(result) * entries
+            if eqn.primitive.name == narrow.NAME:
+                # Its patches are not in the trace.
+                largest = max(largest, _num_bytes(eqn.outvars[0]) // result[-1] * entries)
+            else:
+                share = winograd.share_of_direct(*(v.aval for v in eqn.invars), **eqn.params)
+        total += own * share
         direct += own + inside
     return Cost(total, direct, largest)
 

@@ -17,8 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import equations, outer_products
-from fedjax_dp.models.lowering import narrow, winograd
-from fedjax_dp.models.lowering.patches import gather_patches
+from fedjax_dp.models.lowering import bilinear, narrow, winograd
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call")
 _VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
@@ -188,7 +187,7 @@ def _inlined(jaxpr: Jaxpr, consts: Any, args: Any) -> list[Any]:
 
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
-        if eqn.primitive.name in _INLINED and not _is_winograd(eqn):
+        if eqn.primitive.name in _INLINED:
             inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
             body, held = (
                 (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
@@ -305,22 +304,14 @@ def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
 
     if eqn.primitive.name == "dot_general":
         return _product_of_dot(eqn, operand, lambda x: x, view)
-    if _is_winograd(eqn):
-        return _product_of_convolution(
-            eqn, site, view, lambda x: gather_patches(x, winograd.WINDOW)
-        )
-    if eqn.primitive.name == narrow.NAME:
+    if eqn.primitive.name in (narrow.NAME, winograd.NAME):
         kernel, padding = _shape(operand)[:-2], eqn.params["padding"]
         return _product_of_convolution(
-            eqn, site, view, lambda x: narrow.patches_of(x, kernel, padding)
+            eqn, site, view, lambda x: bilinear.patches_of(x, kernel, padding)
         )
     if eqn.primitive.name in ("remat", "remat2", "checkpoint"):
         return _product_of_patches(eqn, site, view)
     return None
-
-
-def _is_winograd(eqn: JaxprEqn) -> bool:
-    return eqn.params.get("name") == winograd.NAME
 
 
 def _product_of_convolution(

@@ -19,7 +19,7 @@ from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.cost import Cost, cost_of, forward_cost
+from fedjax_dp.models.cost import Cost, cost_of, training_cost
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,15 @@ def test_a_cost_names_the_largest_value_on_the_way():
 
 def test_convolutions_count_as_direct_sums_however_they_are_computed():
     structure = {"x": jax.ShapeDtypeStruct((28, 28, 1), jnp.float32)}
-    cost = forward_cost(registry.build("emnist_cnn", structure, 62), (28, 28, 1))
-    layers = (26**2 * 9 * 32, 24**2 * 9 * 32 * 64, 12**2 * 64 * 128, 128 * 62)
-    assert cost.direct_operations == 2 * sum(layers)
-    # Sixteen products for every four outputs of the second layer, in place of thirty-six.
-    spared = layers[1] * (20 / 36) if jax.default_backend() == "cpu" else 0
-    assert cost.operations == pytest.approx(2 * (sum(layers) - spared))
+    model = registry.build("emnist_cnn", structure, 62)
+    cost = training_cost(model, (28, 28, 1), 20)
+    first, second, *dense = (26**2 * 9 * 32, 24**2 * 9 * 32 * 64, 12**2 * 64 * 128, 128 * 62)
+    assert cost.direct_operations == 3 * 2 * (first + second + sum(dense))
+    # Sixteen products for every four outputs of the second layer in place of thirty-six; backwards
+    # thirty-six for every sixteen entries of its input, where patches take nine for each output.
+    tiles = second * 16 / 36 + (26**2 + 28**2) * 36 / 16 * 32 * 64
+    done = tiles if jax.default_backend() == "cpu" else 3 * second
+    assert cost.operations == pytest.approx(2 * (2 * first + done + 3 * sum(dense)))
 
 
 @functools.cache

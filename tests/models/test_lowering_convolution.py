@@ -84,6 +84,7 @@ CASES = {
     "first layer": ((2, 9, 9, 1), (3, 3, 1, 4), {}),
     "tiled": ((2, 8, 9, 32), (3, 3, 32, 33), {}),
     "tiled, same": ((1, 8, 7, 34), (3, 3, 34, 32), {"padding": "SAME"}),
+    "tiled, large backwards": ((5, 13, 15, 32), (3, 3, 32, 33), {"padding": ((2, -1), (0, 3))}),
     "narrow": ((2, 8, 7, 4), (5, 5, 4, 3), {"padding": ((2, 3), (-1, 3))}),
     "strided, same": ((2, 9, 9, 3), (3, 3, 3, 4), {"strides": 2, "padding": "SAME"}),
     "pointwise": ((2, 5, 5, 6), (1, 1, 6, 3), {}),
@@ -227,7 +228,7 @@ def test_integers_are_convolved_exactly():
     np.testing.assert_array_equal(lower(conv)(x, w), conv(x, w))
 
 
-@pytest.mark.parametrize("name", ["strided, same", "tiled", "narrow"])
+@pytest.mark.parametrize("name", ["strided, same", "tiled", "tiled, large backwards", "narrow"])
 def test_float64_agrees_to_float64_precision(name):
     with jax.enable_x64(True):
         plain, *args = case(name)
@@ -248,6 +249,23 @@ def test_tiles_are_as_exact_as_patches_and_multiply_less():
         exact = np.asarray(conv(x.astype(np.float64), w.astype(np.float64)))
     rounding = np.finfo(np.float32).eps * np.abs(exact).max()
     assert np.abs(compiled(x, w) - exact).max() < 4 * rounding
+
+
+def test_gradients_by_large_tiles_multiply_less_and_round_little_more():
+    x, w = normal(0, (4, 16, 16, 64)), normal(1, (3, 3, 64, 64))
+    cotangent, plain = normal(2, x.shape), functools.partial(conv, padding="SAME")
+    compiled = jax.jit(lambda *args: value_and_pullback(lower(plain), args, cotangent)[1])
+    actual = compiled(x, w)
+    direct = 2 * x.size * 9 * 64
+    assert compiled.lower(x, w).compile().cost_analysis()["flops"] < 2 * direct / 2.5
+    rounded = jax.jit(lambda *args: value_and_pullback(plain, args, cotangent)[1])(x, w)
+    with jax.enable_x64(True):
+        args = [a.astype(np.float64) for a in (x, w)]
+        _, exact = value_and_pullback(plain, args, cotangent.astype(np.float64))
+    for a, r, e in zip(actual, rounded, map(np.asarray, exact), strict=True):
+        error, of_direct = (np.linalg.norm(np.asarray(v) - e) for v in (a, r))
+        assert error < 5 * of_direct
+        assert error < 2e-6 * np.linalg.norm(e)
 
 
 def test_the_gradients_of_a_narrow_convolution_hold_patches_of_rows_alone():

@@ -126,8 +126,9 @@ def _convolve(
 ) -> jax.Array:
     source, x = x, _pad(x, padding, lhs_dilation)
     is_exact = x.dtype in (jnp.float32, jnp.float64)
-    if window == winograd.WINDOW and is_exact and winograd.is_faster(x, w):
-        return winograd.convolve(x, w, dot)
+    is_dense = max(*window.strides, *window.dilation, *lhs_dilation) == 1
+    if is_dense and is_exact and window.kernel == winograd.KERNEL and winograd.is_faster(x, w):
+        return winograd.convolve(source, w, tuple(padding))
     is_plain = is_exact and lhs_dilation[0] == 1 and jax.default_backend() == "cpu"
     if is_plain and narrow.is_faster(w, window):
         return narrow.convolve(_pad(source, ((0, 0), *padding[1:]), lhs_dilation), w, padding[0])

@@ -13,10 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
+from fedjax_dp.models.lowering import bilinear
+from fedjax_dp.models.lowering.bilinear import Padding
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches
 
 NAME = "narrow_convolution"
@@ -51,45 +50,23 @@ def convolve(x: jax.Array, w: jax.Array, padding: tuple[int, int]) -> jax.Array:
     Returns:
       `[batch, *positions, outputs]`.
     """
-    return _convolve_p.bind(x, w, padding=tuple(padding))
+    return _convolve_p.bind(x, w, padding=(tuple(padding),))
 
 
-def patches_of(x: jax.Array, kernel: tuple[int, ...], padding: tuple[int, int]) -> jax.Array:
-    """Gathers what every output reads.
-
-    Args:
-      x: the input of `convolve`.
-      kernel: the shape of the kernel.
-      padding: of the first spatial dimension.
-
-    Returns:
-      `[batch, *positions, entries * inputs]`.
-    """
-    return gather_patches(_pad_first(x, padding), _window(kernel))
-
-
-def _window(kernel: tuple[int, ...]) -> Window:
-    ones = (1,) * len(kernel)
-    return Window(tuple(kernel), ones, ones)
-
-
-def _pad_first(x: jax.Array, padding: tuple[int, int]) -> jax.Array:
-    config = [(0, 0, 0), (*padding, 0), *[(0, 0, 0)] * (x.ndim - 2)]
-    return lax.pad(x, jnp.zeros((), x.dtype), config) if any(padding) else x
-
-
-def _by_patches(x: jax.Array, w: jax.Array, *, padding: tuple[int, int]) -> jax.Array:
-    patches = patches_of(x, w.shape[:-2], padding)
+def _by_patches(x: jax.Array, w: jax.Array, *, padding: Padding) -> jax.Array:
+    patches = bilinear.patches_of(x, w.shape[:-2], padding)
     return _multiply(patches, w.reshape(-1, w.shape[-1]))
 
 
-def _by_rows(x: jax.Array, w: jax.Array, *, padding: tuple[int, int]) -> jax.Array:
+def _by_rows(x: jax.Array, w: jax.Array, *, padding: Padding) -> jax.Array:
     size, *row, inputs, outputs = w.shape
-    rows = gather_patches(x, _window((1, *row)))
+    ((low, high),) = padding
+    rows = gather_patches(x, bilinear.window_of((1, *row)))
     matrix = jnp.moveaxis(jnp.flip(w, 0), 0, -2).reshape(math.prod(row) * inputs, size * outputs)
     sizes = (x.shape[1] + size - 1, *rows.shape[2:-1])
-    out = scatter_patches(_multiply(rows, matrix), _window((size, *[1] * len(row))), sizes)
-    return _pad_first(out, (padding[0] - size + 1, padding[1] - size + 1))
+    added = _multiply(rows, matrix)
+    out = scatter_patches(added, bilinear.window_of((size, *[1] * len(row))), sizes)
+    return bilinear.pad(out, ((low - size + 1, high - size + 1),))
 
 
 def _multiply(x: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -97,40 +74,16 @@ def _multiply(x: jax.Array, matrix: jax.Array) -> jax.Array:
     return (rows @ matrix).reshape(*x.shape[:-1], matrix.shape[-1])
 
 
-def _shape(x: Any, w: Any, *, padding: tuple[int, int]) -> Any:
-    first, *rest = x.shape[1:-1]
-    sizes = (max(first + sum(padding), 0), *rest)
-    return x.update(shape=(x.shape[0], *_window(w.shape[:-2]).positions(sizes), w.shape[-1]))
-
-
-def _gradient_of_input(cotangent: Any, x: Any, w: Any, *, padding: tuple[int, int]) -> Any:
+def _gradient_of_input(cotangent: jax.Array, x: Any, w: jax.Array, *, padding: Padding) -> Any:
     forwards = functools.partial(_by_rows, w=w, padding=padding)
-    return jax.linear_transpose(forwards, x.aval)(cotangent)[0]
+    return jax.linear_transpose(forwards, x)(cotangent)[0]
 
 
-def _gradient_of_kernel(cotangent: Any, x: Any, w: Any, *, padding: tuple[int, int]) -> Any:
+def _gradient_of_kernel(cotangent: jax.Array, x: jax.Array, w: Any, *, padding: Padding) -> Any:
     forwards = functools.partial(_by_rows, x, padding=padding)
-    return jax.linear_transpose(forwards, w.aval)(cotangent)[0]
+    return jax.linear_transpose(forwards, w)(cotangent)[0]
 
 
-def _batch(operands: Any, axes: Any, *, padding: tuple[int, int]) -> tuple[jax.Array, int]:
-    x, w = operands
-    if axes[1] is not None:
-        forwards = functools.partial(_by_patches, padding=padding)
-        return jax.vmap(forwards, in_axes=tuple(axes))(x, w), 0
-    x = jnp.moveaxis(x, axes[0], 0)
-    out = convolve(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), w, padding)
-    return out.reshape(*x.shape[:2], *out.shape[1:]), 0
-
-
-def _define() -> Primitive:
-    primitive = Primitive(NAME)
-    primitive.def_impl(jax.jit(_by_patches, static_argnames="padding"))
-    primitive.def_abstract_eval(_shape)
-    mlir.register_lowering(primitive, mlir.lower_fun(_by_patches, multiple_results=False))
-    ad.defbilinear(primitive, _gradient_of_input, _gradient_of_kernel)
-    batching.primitive_batchers[primitive] = _batch
-    return primitive
-
-
-_convolve_p = _define()
+_convolve_p = bilinear.define(
+    NAME, bilinear.shape_of, _by_patches, _gradient_of_input, _gradient_of_kernel
+)

@@ -1,0 +1,106 @@
+"""Convolutions that are computed in one way forwards and in others backwards, as primitives.
+
+What is fastest for a result is not, transposed, what is fastest for its gradients; a primitive says
+for each of them how it is computed. It is differentiable as often as one likes, since its gradients
+are made of what is differentiable again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from fedjax_dp.models.lowering.patches import Window, gather_patches
+
+Padding = tuple[tuple[int, int], ...]
+
+
+def window_of(kernel: tuple[int, ...]) -> Window:
+    """Describes how a kernel walks with stride 1."""
+    ones = (1,) * len(kernel)
+    return Window(tuple(kernel), ones, ones)
+
+
+def pad(x: jax.Array, padding: Padding) -> jax.Array:
+    """Pads or crops the first spatial dimensions of `[batch, *spatial, features]`."""
+    config = [(0, 0, 0), *[(*ends, 0) for ends in padding]]
+    config += [(0, 0, 0)] * (x.ndim - len(config))
+    return lax.pad(x, jnp.zeros((), x.dtype), config) if any(map(any, config)) else x
+
+
+def patches_of(x: jax.Array, kernel: tuple[int, ...], padding: Padding) -> jax.Array:
+    """Gathers what every output of a convolution reads.
+
+    Args:
+      x: `[batch, *spatial, inputs]`.
+      kernel: the shape of the kernel.
+      padding: of the first spatial dimensions.
+
+    Returns:
+      `[batch, *positions, entries * inputs]`.
+    """
+    return gather_patches(pad(x, padding), window_of(kernel))
+
+
+def shape_of(x: Any, w: Any, *, padding: Padding) -> tuple[int, ...]:
+    """Gives the shape of what a convolution with stride 1 makes of an input and a kernel."""
+    *kernel, _inputs, outputs = w.shape
+    ends = [*map(sum, padding), *[0] * (len(kernel) - len(padding))]
+    sizes = zip(x.shape[1:-1], ends, kernel, strict=True)
+    return (x.shape[0], *[max(size + end - k + 1, 0) for size, end, k in sizes], outputs)
+
+
+def define(
+    name: str,
+    shape: Callable[..., tuple[int, ...]],
+    convolve: Callable[..., jax.Array],
+    gradient_of_input: Callable[..., jax.Array],
+    gradient_of_kernel: Callable[..., jax.Array],
+) -> Primitive:
+    """Defines a convolution with stride 1 of `[batch, *spatial, inputs]`.
+
+    Args:
+      name: the name of the primitive.
+      convolve: maps an input and a kernel `[*kernel, inputs, outputs]` to
+        `[batch, *positions, outputs]`, given `padding` (of the first spatial dimensions, low and
+        high, negative to crop) and what else the primitive is bound with.
+      gradient_of_input: maps the cotangent of the result, the shape of the input and the kernel to
+        the cotangent of the input, given the same.
+      gradient_of_kernel: maps the cotangent of the result, the input and the shape of the kernel to
+        the cotangent of the kernel, given the same.
+
+    Returns:
+      The primitive, to be bound to an input and a kernel.
+    """
+    primitive = Primitive(name)
+
+    def abstract(x: Any, w: Any, **params: Any) -> Any:
+        return x.update(shape=shape(x, w, **params))
+
+    def batch(operands: Any, axes: Any, **params: Any) -> tuple[jax.Array, int]:
+        x, w = operands
+        if axes[1] is not None:
+            return jax.vmap(lambda x, w: convolve(x, w, **params), in_axes=tuple(axes))(x, w), 0
+        x = jnp.moveaxis(x, axes[0], 0)
+        out = primitive.bind(x.reshape(-1, *x.shape[2:]), w, **params)
+        return out.reshape(*x.shape[:2], *out.shape[1:]), 0
+
+    def of_input(cotangent: Any, x: Any, w: Any, **params: Any) -> jax.Array:
+        return gradient_of_input(cotangent, x.aval, w, **params)
+
+    def of_kernel(cotangent: Any, x: Any, w: Any, **params: Any) -> jax.Array:
+        return gradient_of_kernel(cotangent, x, w.aval, **params)
+
+    def implement(x: Any, w: Any, **params: Any) -> jax.Array:
+        return jax.jit(lambda x, w: convolve(x, w, **params))(x, w)
+
+    primitive.def_impl(implement)
+    primitive.def_abstract_eval(abstract)
+    mlir.register_lowering(primitive, mlir.lower_fun(convolve, multiple_results=False))
+    ad.defbilinear(primitive, of_input, of_kernel)
+    batching.primitive_batchers[primitive] = batch
+    return primitive
