@@ -80,12 +80,7 @@ def simulation(
         participation without a valid analysis, or while JAX is set to 64-bit numbers, for which
         steps and draws would not be those that are accounted.
     """
-    checks.require(
-        jnp.result_type(float) == jnp.float32,
-        "jax_enable_x64",
-        "be off while a simulation is built: rounds are defined in 32-bit numbers",
-        True,
-    )
+    _require_32_bits()
     execution.validate()
     checks.require(
         participation.num_clients == data.num_clients,
@@ -229,6 +224,7 @@ def simulation(
             return streamed_round(state, key, *slab, np.int32(0))[0]
 
     def run(state, key, num_rounds=1):
+        _require_32_bits()
         checks.whole("num_rounds", num_rounds)
         _check_batch_size(algorithm, state.config)
         state, infos = placed(state), []
@@ -249,6 +245,15 @@ def simulation(
         shape=shape,
         num_traces=lambda: traces,
         layouts=layouts,
+    )
+
+
+def _require_32_bits() -> None:
+    checks.require(
+        jnp.result_type(float) == jnp.float32,
+        "jax_enable_x64",
+        "be off while a simulation is built and run: rounds are defined in 32-bit numbers",
+        True,
     )
 
 

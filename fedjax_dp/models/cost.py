@@ -18,7 +18,8 @@ class Cost(NamedTuple):
     Attributes:
       operations: floating-point operations of matrix products and convolutions as they are
         computed, a multiplication and an addition counting as two.
-      direct_operations: the same with every convolution computed as a direct sum.
+      direct_operations: the same with every convolution computed as a direct sum, where the trace
+        is not differentiated and kernels are not batched.
       largest_bytes: size of the largest value that is computed on the way.
     """
 
@@ -92,11 +93,11 @@ def _cost(jaxpr: Jaxpr) -> Cost:
             own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]
         elif eqn.primitive.name in (narrow.NAME, winograd.NAME):
             result, kernel = _shape(eqn.outvars[0]), _shape(eqn.invars[1])
-            entries = math.prod(kernel) // result[-1]
+            entries = math.prod(kernel) // max(1, result[-1])
             own = 2 * math.prod(result) * entries
             if eqn.primitive.name == narrow.NAME:
                 # Its patches are not in the trace.
-                largest = max(largest, _num_bytes(eqn.outvars[0]) // result[-1] * entries)
+                largest = max(largest, _num_bytes(eqn.outvars[0]) // max(1, result[-1]) * entries)
             else:
                 share = winograd.share_of_direct(*(v.aval for v in eqn.invars), **eqn.params)
         total += own * share

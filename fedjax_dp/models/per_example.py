@@ -305,6 +305,9 @@ def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
     if eqn.primitive.name == "dot_general":
         return _product_of_dot(eqn, operand, lambda x: x, view)
     if eqn.primitive.name in (narrow.NAME, winograd.NAME):
+        if eqn.params.get("is_adjoint"):
+            # The transpose of a convolution multiplies its kernel in another order.
+            return None
         kernel, padding = _shape(operand)[:-2], eqn.params["padding"]
         return _product_of_convolution(
             eqn, site, view, lambda x: bilinear.patches_of(x, kernel, padding)

@@ -159,8 +159,13 @@ def test_64_bit_numbers_are_refused():
     model = make_model()
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
     chosen = participants.participation(sampling.poisson(), NUM_CLIENTS, 3)
-    with jax.enable_x64(True), pytest.raises(ValueError, match="jax_enable_x64 must be off"):
-        simulation(algorithm, make_data(), chosen, PLAIN)
+    sim = simulation(algorithm, make_data(), chosen, PLAIN)
+    state = sim.init(jax.random.key(0))
+    with jax.enable_x64(True):
+        with pytest.raises(ValueError, match="jax_enable_x64 must be off"):
+            simulation(algorithm, make_data(), chosen, PLAIN)
+        with pytest.raises(ValueError, match="jax_enable_x64 must be off"):
+            sim.run(state, jax.random.key(0))
 
 
 def test_batches_larger_than_the_program_was_built_for_are_refused():

@@ -1,6 +1,7 @@
 """Lowered convolutions against the primitive itself, in values and derivatives."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -151,9 +152,15 @@ def test_no_convolution_is_left_in_any_derivative(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["tiled", "narrow", "strided, same", "depthwise", "grouped", "transposed"]
+    ("name", "axes"),
+    [
+        *itertools.product(
+            ["tiled", "narrow", "strided, same", "depthwise", "grouped", "transposed"],
+            [(0, None), (None, 0), (2, -1)],
+        ),
+        ("tiled, large backwards", (2, -1)),
+    ],
 )
-@pytest.mark.parametrize("axes", [(0, None), (None, 0), (2, -1)])
 def test_batches_of_inputs_and_of_kernels_match_a_loop(name, axes):
     plain, x, w = case(name)
 

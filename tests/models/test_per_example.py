@@ -108,6 +108,8 @@ _SAME = {"window_strides": (1, 1), "padding": "SAME"}
         ((3, 3), (12, 12, 32), 32, _SAME),
         ((3, 3), (12, 12, 48), 32, _SAME),
         ((3, 3), (12, 12, 32), 48, _SAME),
+        ((3, 3), (12, 13, 32), 32, {"window_strides": (1, 1), "padding": ((3, -1), (0, 2))}),
+        ((5, 5), (8, 9, 3), 16, {"window_strides": (1, 1), "padding": ((3, -1), (0, 2))}),
         ((3, 3), (4, 4, 64), 96, _SAME),
         ((5, 5), (8, 8, 3), 16, _SAME),
         ((5, 5), (8, 8, 40), 36, _SAME),
@@ -122,6 +124,24 @@ def test_convolutions_by_every_form(kernel, shape, features, options):
     plan = _plan(lambda flat, x: loss_fn(jax.tree.unflatten(structure, flat), x), leaves, one)
     assert [site.leaf for site in plan.sites] == [1, 0] and plan.direct == ()
     _assert_same(loss_fn, params, x, 4)
+
+
+def test_the_transpose_of_a_tiled_convolution():
+    kernel = jax.random.normal(jax.random.key(0), (3, 3, 32, 32)) / 17
+    x = jax.random.normal(jax.random.key(1), (4, 12, 12, 32))
+
+    def loss_fn(p, x):
+        def forwards(a):
+            return lower(_convolve_same)(a[None], p["kernel"])[0]
+
+        return jnp.sum(jnp.tanh(jax.linear_transpose(forwards, x)(x)[0]) ** 2)
+
+    _assert_same(loss_fn, {"kernel": kernel}, x, 4)
+
+
+def _convolve_same(x, w):
+    dimensions = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dimensions)
 
 
 _PARAMS = {

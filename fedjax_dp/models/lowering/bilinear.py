@@ -5,7 +5,8 @@ for each of them how it is computed. It is differentiable as often as one likes,
 are made of what is differentiable again.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +26,12 @@ def window_of(kernel: tuple[int, ...]) -> Window:
     return Window(tuple(kernel), ones, ones)
 
 
-def pad(x: jax.Array, padding: Padding) -> jax.Array:
-    """Pads or crops the first spatial dimensions of `[batch, *spatial, features]`."""
-    config = [(0, 0, 0), *[(*ends, 0) for ends in padding]]
+def pad(
+    x: jax.Array, padding: Sequence[tuple[int, int]], dilation: Sequence[int] = ()
+) -> jax.Array:
+    """Pads, crops and dilates the first spatial dimensions of `[batch, *spatial, features]`."""
+    holes = [d - 1 for d in dilation] or [0] * len(padding)
+    config = [(0, 0, 0), *[(*ends, hole) for ends, hole in zip(padding, holes, strict=True)]]
     config += [(0, 0, 0)] * (x.ndim - len(config))
     return lax.pad(x, jnp.zeros((), x.dtype), config) if any(map(any, config)) else x
 
@@ -65,6 +69,8 @@ def define(
 
     Args:
       name: the name of the primitive.
+      shape: gives the shape of the result from those that have the shapes of an input and a kernel,
+        given what the primitive is bound with.
       convolve: maps an input and a kernel `[*kernel, inputs, outputs]` to
         `[batch, *positions, outputs]`, given `padding` (of the first spatial dimensions, low and
         high, negative to crop) and what else the primitive is bound with.
@@ -86,7 +92,8 @@ def define(
         if axes[1] is not None:
             return jax.vmap(lambda x, w: convolve(x, w, **params), in_axes=tuple(axes))(x, w), 0
         x = jnp.moveaxis(x, axes[0], 0)
-        out = primitive.bind(x.reshape(-1, *x.shape[2:]), w, **params)
+        merged = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+        out = primitive.bind(merged, w, **params)
         return out.reshape(*x.shape[:2], *out.shape[1:]), 0
 
     def of_input(cotangent: Any, x: Any, w: Any, **params: Any) -> jax.Array:
@@ -95,10 +102,11 @@ def define(
     def of_kernel(cotangent: Any, x: Any, w: Any, **params: Any) -> jax.Array:
         return gradient_of_kernel(cotangent, x, w.aval, **params)
 
-    def implement(x: Any, w: Any, **params: Any) -> jax.Array:
-        return jax.jit(lambda x, w: convolve(x, w, **params))(x, w)
+    @functools.partial(jax.jit, static_argnames="params")
+    def compiled(x: Any, w: Any, params: tuple[tuple[str, Any], ...]) -> jax.Array:
+        return convolve(x, w, **dict(params))
 
-    primitive.def_impl(implement)
+    primitive.def_impl(lambda x, w, **params: compiled(x, w, tuple(params.items())))
     primitive.def_abstract_eval(abstract)
     mlir.register_lowering(primitive, mlir.lower_fun(convolve, multiple_results=False))
     ad.defbilinear(primitive, of_input, of_kernel)

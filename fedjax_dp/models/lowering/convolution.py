@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import trees
-from fedjax_dp.models.lowering import narrow, winograd
+from fedjax_dp.models.lowering import bilinear, narrow, winograd
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
 
 # Matrices of at least so many outputs are not transposed.
@@ -46,7 +46,7 @@ def conv_general_dilated(
       dimension_numbers: the positions of batch, feature and spatial dimensions.
       feature_group_count: the number of groups of input features.
       batch_group_count: the number of groups of the batch.
-      precision: passed on to the matrix product.
+      precision: passed on to the matrix product; what is for CPUs alone multiplies in full.
       preferred_element_type: the type of the result, or None for that of the input.
 
     Returns:
@@ -65,11 +65,14 @@ def conv_general_dilated(
         x = jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)
 
     if groups > 1 and w.shape[-2] == 1:
-        out = _depthwise(_pad(x, padding, lhs_dilation), w, window, preferred_element_type)
+        out = _depthwise(bilinear.pad(x, padding, lhs_dilation), w, window, preferred_element_type)
     else:
         is_transposed = max(lhs_dilation) > 1 and max(window_strides) == 1
+        # Tiles and rows are for one type of 32 bits or more.
+        is_exact = x.dtype in (jnp.float32, jnp.float64)
+        is_exact = is_exact and preferred_element_type in (None, x.dtype)
         convolve = functools.partial(
-            _convolve_dilated if is_transposed else _convolve,
+            _convolve_dilated if is_transposed else functools.partial(_convolve, is_exact=is_exact),
             padding=padding,
             lhs_dilation=lhs_dilation,
             window=window,
@@ -95,12 +98,6 @@ def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     return tuple(permutation.index(i) for i in range(len(permutation)))
 
 
-def _pad(x: jax.Array, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> jax.Array:
-    """Pads, crops and dilates the spatial dimensions of `[batch, *spatial, features]`."""
-    config = [(0, 0, 0), *((*p, d - 1) for p, d in zip(padding, dilation, strict=True)), (0, 0, 0)]
-    return lax.pad(x, jnp.zeros((), x.dtype), config) if any(map(any, config)) else x
-
-
 def _grouped(fn: Callable[..., jax.Array], groups: int) -> Callable[..., jax.Array]:
     """Runs a convolution on every group of features as a batch of convolutions."""
     if groups == 1:
@@ -123,15 +120,17 @@ def _convolve(
     lhs_dilation: Sequence[int],
     window: Window,
     dot: Dot,
+    is_exact: bool,
 ) -> jax.Array:
-    source, x = x, _pad(x, padding, lhs_dilation)
-    is_exact = x.dtype in (jnp.float32, jnp.float64)
     is_dense = max(*window.strides, *window.dilation, *lhs_dilation) == 1
-    if is_dense and is_exact and window.kernel == winograd.KERNEL and winograd.is_faster(x, w):
-        return winograd.convolve(source, w, tuple(padding))
+    may_be_tiled = is_exact and is_dense and window.kernel == winograd.KERNEL
+    if may_be_tiled and winograd.is_faster(x, w, padding):
+        return winograd.convolve(x, w, padding)
     is_plain = is_exact and lhs_dilation[0] == 1 and jax.default_backend() == "cpu"
     if is_plain and narrow.is_faster(w, window):
-        return narrow.convolve(_pad(source, ((0, 0), *padding[1:]), lhs_dilation), w, padding[0])
+        rest = bilinear.pad(x, ((0, 0), *padding[1:]), lhs_dilation)
+        return narrow.convolve(rest, w, padding[0])
+    x = bilinear.pad(x, padding, lhs_dilation)
     matrix, is_transposed = _orient(w.reshape(-1, w.shape[-1]))
     dot = functools.partial(dot, is_transposed=is_transposed)
     if max(window.kernel) == 1 and max(window.strides) == 1:
@@ -163,7 +162,7 @@ def _convolve_dilated(
     window = window._replace(strides=tuple(lhs_dilation))
     out = scatter_patches(dot(x, matrix, is_transposed=is_transposed), window, tuple(full))
     crop = [(low - r, high - r) for (low, high), r in zip(padding, reach, strict=True)]
-    return _pad(out, crop, (1,) * len(crop))
+    return bilinear.pad(out, crop)
 
 
 def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> jax.Array:
