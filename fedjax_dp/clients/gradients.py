@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.clients.base import LocalConfig
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.per_example import per_example
 from fedjax_dp.privacy import mechanisms
+from fedjax_dp.privacy.clipping import SMALLEST_FACTOR
 from fedjax_dp.privacy.mechanisms import Mechanism
 
 
@@ -36,9 +37,9 @@ class GradientRule(NamedTuple):
     """Turns examples into the gradient of a step.
 
     Attributes:
-      micro_batch: `(params, batch, is_real, key, config, penalty) -> GradientSum`; sums over
-        micro-batches of one step add up. The optional `penalty`, `(params) -> scalar`, is part of
-        the loss of every example.
+      micro_batch: `(params, batch, is_real, key, config, penalty) -> GradientSum` over the real
+        examples. The optional `penalty`, `(params) -> scalar`, is part of the loss of every
+        example.
       release: `(gradient_sum, count, config, key) -> gradient` of the step.
       event: `(config) -> DpEvent` of one release on a given batch, or None.
       bound: `(config) -> Sensitivity` of the sum over a batch, or None.
@@ -144,20 +145,15 @@ def clipped(
             norms = gradients.norms
             clipped_norms, norm = jax.vmap(mechanism.clip)(norms)
             factors = jax.tree.map(
-                lambda after, before: jnp.where(
-                    is_real & (before > 0), after / jnp.where(before > 0, before, 1.0), 0.0
-                ),
-                clipped_norms,
-                norms,
+                lambda after, before: _factor(after, before, is_real), clipped_norms, norms
             )
             losses, summed = gradients.losses, gradients.weighted_sum(factors)
         else:
             gradient_of = jax.value_and_grad(loss_of)
             losses, each = jax.vmap(gradient_of, in_axes=(None, 0))(params, examples)
             bounded, norm = jax.vmap(mechanism.clip)(jax.tree.map(trees.at_least_float32, each))
-            summed = jax.tree.map(
-                lambda g: jnp.sum(jnp.where(_beside(is_real, g), g, 0), axis=0), bounded
-            )
+            bounded = jax.tree.map(lambda g: jnp.where(_beside(is_real, g), g, 0), bounded)
+            summed = sums.value(sums.over_first_axis(bounded))
         was_clipped = is_real & (norm > config.clip_norm)
         loss = jnp.sum(jnp.where(jnp.isfinite(losses), losses, 0.0))
         return GradientSum(summed, loss, jnp.sum(was_clipped, dtype=jnp.float32), params)
@@ -173,6 +169,15 @@ def clipped(
         event=lambda config: mechanism_of(config).event(),
         bound=lambda config: mechanism_of(config).sensitivity,
     )
+
+
+def _factor(after: jax.Array, before: jax.Array, is_real: jax.Array) -> jax.Array:
+    """What brings a leaf from one norm to another; 0 where it leaves the range of floats.
+
+    A factor that is barely a float would be rounded by much of itself, and might be rounded up.
+    """
+    factor = after / jnp.where(before > 0, before, 1.0)
+    return jnp.where(is_real & (before > 0) & (factor > SMALLEST_FACTOR), factor, 0.0)
 
 
 def _beside(is_real: jax.Array, array: jax.Array) -> jax.Array:

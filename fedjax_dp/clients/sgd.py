@@ -13,7 +13,7 @@ import optax
 from fedjax_dp.clients import gradients, micro_batches
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalResult, LocalTrainer
 from fedjax_dp.clients.transforms import UpdateContext, UpdateTransform
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
@@ -148,16 +148,16 @@ def local_trainer(
 
             if num_micro == 1:
                 return part(0, params)
-            shapes = jax.eval_shape(part, 0, params)
-            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            shapes = jax.eval_shape(part, 0, params)._replace(params=None)
 
-            def body(i, total):
-                one = part(i, total.params)
-                return trees.add(total._replace(params=None), one._replace(params=None))._replace(
-                    params=one.params
-                )
+            def body(i, carry):
+                total, params = carry
+                one = part(i, params)
+                return sums.add(total, one._replace(params=None)), one.params
 
-            return jax.lax.fori_loop(0, passes, body, zeros._replace(params=params))
+            start = sums.zeros_like(shapes), params
+            total, params = jax.lax.fori_loop(0, passes, body, start)
+            return sums.value(total)._replace(params=params)
 
         def step(carry):
             i, params, opt_state, sampler_state, stats, _ = carry

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import ClientData, LocalConfig
-from fedjax_dp.core import trees
+from fedjax_dp.core import sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort
@@ -93,7 +93,7 @@ def run_round(
 
         def on_each_device(state, examples, cohort, key):
             total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)
-            return jax.lax.psum(total, AXIS), slots
+            return _over_devices(total, shape.mesh.size), slots
 
         by_slot = Cohort(P(AXIS), P(AXIS), P(AXIS), P(AXIS), P())  # type: ignore[arg-type]
         total, slots = jax.shard_map(
@@ -105,7 +105,8 @@ def run_round(
         )(state, examples, cohort, key)
 
     contributes = cohort.is_real & slots.is_finite
-    gathered = (slots.contribution, contributes) if algorithm.aggregator.is_stacked else total
+    is_stacked = algorithm.aggregator.is_stacked
+    gathered = (slots.contribution, contributes) if is_stacked else sums.value(total)
     aggregator, aggregate, info = algorithm.aggregator.combine(
         state.aggregator, gathered, _round_key(key, state)
     )
@@ -177,8 +178,8 @@ def _run_slots(
         total, slots = carry
         contribution, row, metrics, is_finite = chunk_of(c)
         if not aggregator.is_stacked:
-            summed = jax.tree.map(lambda a: jnp.sum(a, axis=0), contribution)
-            total, contribution = trees.add(total, summed), None
+            total = sums.merge(total, sums.over_first_axis(contribution))
+            contribution = None
         written = jax.tree.map(
             lambda all_slots, new: jax.lax.dynamic_update_slice_in_dim(
                 all_slots, new, c * chunk, axis=0
@@ -197,12 +198,21 @@ def _run_slots(
     if aggregator.is_stacked:
         total = None
     else:
-        total = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), contribution)
-        contribution = None
+        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), contribution)
+        total, contribution = sums.zeros_like(one), None
     carry = total, empty(_Slots(row, metrics, contribution, is_finite))
     # The real slots come first: chunks behind them are never computed.
     num_chunks = -(-jnp.sum(cohort.is_real) // chunk)
     return jax.lax.fori_loop(0, num_chunks, body, carry)
+
+
+def _over_devices(total: PyTree, num_devices: int) -> PyTree:
+    """Adds up the running sums of all devices, in the same order on each."""
+    everywhere = jax.lax.all_gather(total, AXIS)
+    first, *others = (trees.take(everywhere, i) for i in range(num_devices))
+    for other in others:
+        first = sums.merge(first, other)
+    return first
 
 
 def _round_info(

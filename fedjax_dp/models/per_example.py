@@ -14,16 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from fedjax_dp.core import trees
+from fedjax_dp.core import sums, trees
+from fedjax_dp.core.materialize import materialize
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import equations, outer_products
 from fedjax_dp.models.lowering import bilinear, narrow, winograd
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call")
 _VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
-# Matrices of up to this many entries are kept and summed; for larger ones a second product for the
-# whole batch is faster than reading all of them again.
-_LARGEST_CONTRACTED = 40_000
 _LOOPS_AND_RULES = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
 
 
@@ -32,11 +30,14 @@ class PerExample(NamedTuple):
 
     Attributes:
       losses: the loss of each example, `[examples]`.
-      norms: the L2 norm of each example's gradient at each leaf, the structure of the parameters,
-        each `[examples]`, float32; not finite where the gradient is not.
+      norms: bounds on the L2 norm of what each example adds at each leaf, the structure of the
+        parameters, each `[examples]`, float32: the norm itself to 1e-3, for gradients beyond 1e-15;
+        not finite where the gradient or its square is not.
       weighted_sum: `(weights) -> tree`, the sum over examples of weight times gradient, leaf by
         leaf; `weights` has the structure of `norms`. An example of weight 0 adds exactly nothing,
-        whatever its gradient holds.
+        whatever its gradient holds. What any other adds has a norm of at most weight times its
+        entry of `norms`, in any order of summation, up to 1e-3 of the largest such product
+        (docs/privacy.md, "Clipping in floating point").
     """
 
     losses: jax.Array
@@ -114,21 +115,19 @@ def per_example(
     losses, operands, cotangents, gradients = jax.vmap(one_example)(examples)
     num_examples = losses.shape[0]
     norms: list[Any] = [jnp.zeros(num_examples, jnp.float32)] * len(leaves)
-    sums: list[Any] = [lambda w, leaf=leaf: jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves]
+    totals: list[Any] = [lambda w, leaf=leaf: jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves]
     for i, gradient in zip(plan.direct, gradients, strict=True):
-        norms[i], sums[i] = _norms(gradient), _sum_of(gradient)
+        norms[i], totals[i] = _formed(gradient)
     for site, data, cotangent in zip(plan.sites, operands, cotangents, strict=True):
-        norms[site.leaf], sums[site.leaf] = _at_site(plan, site, leaves[site.leaf], data, cotangent)
+        norms[site.leaf], totals[site.leaf] = _at_site(
+            plan, site, leaves[site.leaf], data, cotangent
+        )
 
     def weighted_sum(weights):
-        pairs = zip(sums, jax.tree.leaves(weights), strict=True)
+        pairs = zip(totals, jax.tree.leaves(weights), strict=True)
         return jax.tree.unflatten(structure, [fn(w) for fn, w in pairs])
 
     return PerExample(losses, jax.tree.unflatten(structure, norms), weighted_sum)
-
-
-def _norms(gradients: jax.Array) -> jax.Array:
-    return jax.vmap(trees.l2_norm)(gradients)
 
 
 def _weigh(weights: jax.Array, values: jax.Array) -> jax.Array:
@@ -138,8 +137,22 @@ def _weigh(weights: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.where(shaped != 0, shaped * wide, 0).astype(wide.dtype)
 
 
-def _sum_of(gradients: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    return lambda weights: jnp.sum(_weigh(weights, gradients), axis=0)
+def _formed(
+    gradients: jax.Array, shaped: Callable[[jax.Array], jax.Array] = lambda total: total
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Norms and weighted sums of gradients that are there one by one."""
+    # Computed once: were they computed again for the sum, they could be rounded otherwise.
+    gradients = materialize(gradients)
+    size = outer_products.block_size(1)
+    norms = jax.vmap(trees.l2_norm)(gradients) + outer_products.unseen(gradients[0].size)
+
+    def summed(weights):
+        weighed = _weigh(weights, gradients)
+        if len(weighed) <= size:
+            return shaped(jnp.sum(weighed, axis=0))
+        return shaped(sums.value(sums.over_first_axis(weighed)))
+
+    return norms, summed
 
 
 def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Plan:
@@ -266,31 +279,24 @@ def _at_site(
     # Products of rows and the norms of few rows want float32 or better.
     is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
     if product is None or not is_wide:
-        gradients = jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents)
-        return _norms(gradients), _sum_of(gradients)
+        return _formed(jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents))
     rows = jax.vmap(product.rows_of)(*data)
     outputs = cotangents.reshape(cotangents.shape[0], product.num_rows, product.outputs)
 
     def parameter_of(total):
         return jax.linear_transpose(product.matrix_of, leaf)(total.astype(leaf.dtype))[0]
 
+    if outer_products.is_formed(product.num_rows, product.inputs, product.outputs):
+        is_transposed = product.outputs < product.inputs
+        matrices = outer_products.matrices(rows, outputs)
+        return _formed(matrices, lambda total: parameter_of(total.T if is_transposed else total))
+    factors = outer_products.factors(rows, outputs)
+
     def summed(weights):
-        # Patches are large, and are gathered again rather than kept until the weights are known.
-        kept = [_weigh(jnp.where(weights != 0, 1.0, 0.0), x).astype(x.dtype) for x in data]
-        rows = jax.vmap(product.rows_of)(*kept)
-        return parameter_of(outer_products.total(rows, _weigh(weights, outputs)))
+        scaled = jnp.where(weights != 0, weights * factors.scale, 0)
+        return parameter_of(outer_products.total(factors.rows, _weigh(scaled, factors.columns)))
 
-    if not outer_products.is_formed(product.num_rows, product.inputs, product.outputs):
-        return outer_products.norms(rows, outputs), summed
-    matrices = outer_products.matrices(rows, outputs)
-    if product.inputs * product.outputs > _LARGEST_CONTRACTED:
-        return _norms(matrices), summed
-
-    def contracted(weights):
-        total = jnp.sum(_weigh(weights, matrices), axis=0)
-        return parameter_of(total.T if product.outputs < product.inputs else total)
-
-    return _norms(matrices), contracted
+    return factors.norms, summed
 
 
 def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:

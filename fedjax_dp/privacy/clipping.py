@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.materialize import materialize
 
 PyTree = Any
 Scalar = jax.typing.ArrayLike
 
 RELATIONS = ("add_remove", "replace_one")
 
+# Scales below this are as good as none: rounded to the next float, they could be much larger.
+SMALLEST_FACTOR = 2.0**-120
 # Squares of float32 entries below this vanish; see `_factor`.
 _SMALLEST_SEEN = float(np.sqrt(np.finfo(np.float32).tiny))
 
@@ -110,10 +113,18 @@ def _check_clip_norm(clip_norm: Scalar) -> None:
         )
 
 
-def _check_leaves(leaves: list[jax.Array]) -> None:
+def _leaves_of(tree: PyTree) -> tuple[list[jax.Array], Any]:
+    """Checks a tree and takes it apart, in float32 or better.
+
+    What is clipped is computed once: were it computed again for the result, it could be rounded
+    otherwise than where its norm was taken.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
     for leaf in leaves:
-        dtype = jnp.asarray(leaf).dtype
-        checks.require(jnp.issubdtype(dtype, jnp.floating), "tree", "hold floats only", dtype.name)
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        checks.require(is_float, "tree", "hold floats only", leaf.dtype.name)
+    return [materialize(trees.at_least_float32(leaf)) for leaf in leaves], treedef
 
 
 def _norm(leaves: list[jax.Array]) -> jax.Array:
@@ -131,12 +142,13 @@ def _factor(norm: jax.Array, clip_norm: Scalar, size: int) -> jax.Array:
     unseen = _SMALLEST_SEEN * math.sqrt(max(size, 1))
     bound = jnp.asarray(clip_norm, norm.dtype)
     bound = jnp.where(bound > 0, bound, 0)
-    return jnp.where(jnp.isinf(norm), 0, jnp.minimum(1, bound / (norm + unseen)))
+    factor = jnp.minimum(1, bound / (norm + unseen))
+    # One that is barely a float would be rounded by much of itself, and might be rounded up.
+    return jnp.where(jnp.isinf(norm) | (factor < SMALLEST_FACTOR), 0, factor)
 
 
 def _scaled(leaf: jax.Array, factor: jax.Array, is_finite: jax.Array) -> jax.Array:
-    wide = trees.at_least_float32(jnp.asarray(leaf))
-    return jnp.where(is_finite, wide * factor.astype(wide.dtype), 0)
+    return jnp.where(is_finite, leaf * factor.astype(leaf.dtype), 0)
 
 
 def clip_by_global_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
@@ -161,8 +173,7 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Ar
       ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
     """
     _check_clip_norm(clip_norm)
-    leaves, treedef = jax.tree.flatten(tree)
-    _check_leaves(leaves)
+    leaves, treedef = _leaves_of(tree)
     norm = _norm(leaves)
     factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
     is_finite = jnp.isfinite(norm)
@@ -187,9 +198,8 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]
       ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
     """
     _check_clip_norm(clip_norm)
-    leaves, treedef = jax.tree.flatten(tree)
-    _check_leaves(leaves)
-    sums = [jnp.sum(jnp.abs(trees.at_least_float32(jnp.asarray(x)))) for x in leaves]
+    leaves, treedef = _leaves_of(tree)
+    sums = [jnp.sum(jnp.abs(x)) for x in leaves]
     norm = sum(sums, start=jnp.float32(0))
     norm = jnp.where(jnp.isfinite(norm), norm, jnp.inf)
     factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
@@ -216,15 +226,13 @@ def clip_entries(tree: PyTree, bound: Scalar) -> tuple[PyTree, jax.Array]:
       ValueError: if a static `bound` is not positive or a leaf holds no floats.
     """
     _check_clip_norm(bound)
-    leaves, treedef = jax.tree.flatten(tree)
-    _check_leaves(leaves)
-    wide = [trees.at_least_float32(jnp.asarray(x)) for x in leaves]
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in wide]))
+    leaves, treedef = _leaves_of(tree)
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in leaves]))
     # XLA's CPU backend passes over nan in the maximum of more than 4,096 entries.
-    is_finite = trees.is_finite(wide)
+    is_finite = trees.is_finite(leaves)
     limit = jnp.asarray(bound, jnp.float32)
     limit = jnp.where(limit > 0, limit, 0)
-    clipped = [jnp.where(is_finite, jnp.clip(x, -limit, limit), 0) for x in wide]
+    clipped = [jnp.where(is_finite, jnp.clip(x, -limit, limit), 0) for x in leaves]
     return jax.tree.unflatten(treedef, clipped), jnp.where(is_finite, largest, jnp.inf)
 
 
@@ -252,8 +260,7 @@ def clip_per_layer(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
     ICLR 2018, section 3 ("per-layer clipping").
     """
     _check_clip_norm(clip_norm)
-    leaves, treedef = jax.tree.flatten(tree)
-    _check_leaves(leaves)
+    leaves, treedef = _leaves_of(tree)
     norm = _norm(leaves)
     is_finite = jnp.isfinite(norm)
     share = jnp.asarray(clip_norm, norm.dtype) / math.sqrt(max(len(leaves), 1))

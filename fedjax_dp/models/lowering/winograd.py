@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_dp.core.materialize import materialize
 from fedjax_dp.models.lowering import bilinear
 from fedjax_dp.models.lowering.bilinear import Padding
-from fedjax_dp.models.lowering.materialize import materialize
 from fedjax_dp.models.lowering.patches import Window, slices
 
 NAME = "winograd_convolution"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_dp.models.lowering.materialize import materialize
+from fedjax_dp.core.materialize import materialize
 
 _X = jnp.asarray(np.random.default_rng(0).normal(size=(64, 128)), jnp.float32)
 _W = jnp.asarray(np.random.default_rng(1).normal(size=(64, 64)), jnp.float32)

@@ -1,8 +1,9 @@
 """Arrays that a compiled program computes once, however many read them.
 
-XLA's CPU backend fuses what only adds, multiplies, slices or pads into each of its readers, and so
-computes it once for every reader. A barrier does not prevent that, since it is removed before
-fusion. What a loop carries is never fused into what reads the loop.
+A compiler fuses what only adds, multiplies, slices or pads into each of its readers, and so computes
+it once for every reader. That takes time, and it may round otherwise for one reader than for
+another: a norm would not be that of what is summed. On a CPU a barrier does not prevent it, since
+XLA removes it before fusion there. What a loop carries is never fused into what reads the loop.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ def materialize(x: jax.Array) -> jax.Array:
       x: an array of numbers, of any shape.
 
     Returns:
-      The same array. Only on a CPU is anything done to it.
+      The same array: behind a loop of no steps on a CPU, behind a barrier elsewhere.
     """
     return _materialize_p.bind(x)
 
@@ -48,7 +49,9 @@ def _define() -> Primitive:
 
     primitive.def_impl(lambda x: x)
     primitive.def_abstract_eval(lambda x: x)
-    mlir.register_lowering(primitive, lambda _, x: [x])
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(lax.optimization_barrier, multiple_results=False)
+    )
     mlir.register_lowering(
         primitive, mlir.lower_fun(_through_a_loop, multiple_results=False), platform="cpu"
     )

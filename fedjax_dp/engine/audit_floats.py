@@ -1,0 +1,281 @@
+"""A search for floats that break a bound: records that move a clipped sum, updates that escape."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.gradients import GradientRule
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.audit_noise import StepCheck, distance
+
+# What rounding may add to a bound (docs/privacy.md, "Clipping in floating point").
+MARGIN = 1e-3
+
+_LARGEST_EXPONENT, _SMALLEST_EXPONENT = 127, -149
+# Exponents at which something changes: squares vanish or overflow, sums absorb, floats end.
+_EDGES = (-149, -126, -75, -63, -30, -12, 0, 12, 23, 43, 60, 63, 64, 100, 127)
+
+
+class Worst(NamedTuple):
+    """What a search found.
+
+    Attributes:
+      ratio: the largest distance over its bound; inf where a sum was not finite.
+      tried: how many records or updates were looked at.
+      family: how the worst was made.
+    """
+
+    ratio: float
+    tried: int
+    family: str
+
+
+def search_sums(
+    total: Callable[[PyTree, np.ndarray], PyTree],
+    make_record: Callable[[np.random.Generator], tuple[dict[str, np.ndarray], str]],
+    batch_size: int,
+    bound: float,
+    num_records: int,
+    rng: np.random.Generator,
+) -> Worst:
+    """Looks for a record that moves a clipped sum further than its bound.
+
+    Each record is put somewhere into a batch whose other members were made in the same way, so that
+    it meets what was built to lose it and what it may wipe out. The sum is compared with that of
+    the batch where its place is empty, and, where it is the only one, with nothing. Half of the
+    records are the worst so far with some entries made anew.
+
+    Args:
+      total: `(batch, is_real) -> sum` over the real examples, as it is before noise.
+      make_record: `(rng) -> (record, family)`, named arrays without the axis of examples.
+      batch_size: examples of a batch, at least 2.
+      bound: the largest norm that a record may add.
+      num_records: how many are tried, at least 1.
+      rng: draws batches, places and changes.
+
+    Returns:
+      The worst of them.
+    """
+    checks.whole("batch_size", batch_size, at_least=2)
+    checks.whole("num_records", num_records)
+    worst, worst_batch, worst_place = Worst(0.0, num_records, "none"), None, 0
+    for tried in range(num_records):
+        place, family = int(rng.integers(batch_size)), "changed"
+        if worst_batch is not None and tried % 2:
+            place = worst_place
+            batch = {name: array.copy() for name, array in worst_batch.items()}
+            fresh, family = make_record(rng)
+            for name, array in batch.items():
+                at = int(rng.integers(batch_size))
+                keep = rng.random(array[at].shape) < 0.7
+                array[at] = np.where(keep, array[at], fresh[name])
+        else:
+            records = [make_record(rng) for _ in range(batch_size)]
+            family = records[place][1]
+            if rng.random() < 0.3:
+                records = [records[place]] * batch_size
+            batch = {name: np.stack([r[name] for r, _ in records]) for name in records[0][0]}
+        everybody, alone = np.ones(batch_size, bool), np.arange(batch_size) == place
+        nobody = total(batch, ~everybody)
+        moved = max(
+            distance(total(batch, everybody), total(batch, ~alone)),
+            distance(total(batch, alone), nobody),
+        )
+        ratio = moved / bound
+        if ratio > worst.ratio:
+            worst, worst_batch, worst_place = Worst(ratio, num_records, family), batch, place
+    return worst
+
+
+def hostile(
+    shape: tuple[int, ...], rng: np.random.Generator
+) -> tuple[np.ndarray, str]:
+    """Makes floats on which arithmetic goes wrong.
+
+    Args:
+      shape: of the array; its rows are along the last axis.
+      rng: draws it.
+
+    Returns:
+      `(array, family)`: float32, and how it was made.
+    """
+    families: Mapping[str, Callable[..., np.ndarray]] = {
+        "ordinary": _ordinary,
+        "exponents": _exponents,
+        "two scales": _two_scales,
+        "cancelling rows": _cancelling_rows,
+        "repeated rows": _repeated_rows,
+        "one entry": _one_entry,
+        "not finite": _not_finite,
+    }
+    chances = np.array([2, 2, 2, 4, 1, 2, 0.2])
+    name = str(rng.choice(list(families), p=chances / chances.sum()))
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(families[name](shape, rng), np.float64).astype(np.float32), name
+
+
+def hostile_records(
+    record: Mapping[str, np.ndarray],
+) -> Callable[[np.random.Generator], tuple[dict[str, np.ndarray], str]]:
+    """Makes records of the shapes of one, with hostile floats.
+
+    Args:
+      record: named arrays without the axis of examples. Whole numbers, being labels or tokens, are
+        drawn between those of the record's own and 0.
+
+    Returns:
+      `(rng) -> (record, family)`.
+    """
+
+    def make(rng):
+        made, families = {}, []
+        for name, array in record.items():
+            array = np.asarray(array)
+            if array.dtype.kind == "f":
+                values, family = hostile(array.shape, rng)
+                made[name] = values.astype(array.dtype)
+                families.append(f"{name}: {family}")
+            else:
+                made[name] = array if rng.random() < 0.5 else np.zeros_like(array)
+        return made, ", ".join(families)
+
+    return make
+
+
+def check_records(
+    rule: GradientRule,
+    params: PyTree,
+    batch: Mapping[str, Any],
+    config: LocalConfig,
+    key: PRNGKey,
+    *,
+    num_records: int = 200,
+) -> StepCheck:
+    """Searches records of any floats for one that moves a clipped sum past its bound.
+
+    Args:
+      rule: a rule that claims privacy.
+      params: the parameters at which gradients are taken; those of half of the records are ordinary
+        ones.
+      batch: named arrays `[examples, ...]`, two examples at least; gives shapes and labels.
+      config: the numbers of one client, scalars.
+      key: root of all draws.
+      num_records: how many are tried, at least 1.
+
+    Returns:
+      The check; what is allowed is the rule's bound and a thousandth of it.
+
+    Raises:
+      ValueError: if the rule claims nothing.
+    """
+    if rule.bound is None:
+        raise ValueError("rule must state a bound, got one that claims no privacy")
+    bound = float(rule.bound(config).contribution)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
+    arrays = {name: np.asarray(array) for name, array in batch.items()}
+    size = len(next(iter(arrays.values())))
+
+    @jax.jit
+    def total(batch, is_real):
+        return rule.micro_batch(params, batch, is_real, key, config).gradient
+
+    def make(rng):
+        index = int(rng.integers(size))
+        record = {name: array[index] for name, array in arrays.items()}
+        return (record, "of the batch") if rng.random() < 0.2 else hostile_records(record)(rng)
+
+    worst = search_sums(total, make, size, bound, num_records, rng)
+    name = f"sum with and without one of {num_records} records of any floats"
+    return StepCheck(name, worst.ratio * bound, (1 + MARGIN) * bound)
+
+
+def hostile_updates(
+    structure: PyTree, num_updates: int, rng: np.random.Generator
+) -> Iterator[tuple[PyTree, float]]:
+    """Makes updates of hostile floats, with weights.
+
+    Args:
+      structure: shapes of an update.
+      num_updates: how many.
+      rng: draws them.
+
+    Yields:
+      Updates and weights.
+    """
+    leaves, treedef = jax.tree.flatten(structure)
+    for i in range(num_updates):
+        scale = 2.0 ** rng.choice(_EDGES) if i % 3 == 0 else 1.0
+        made = [hostile(leaf.shape, rng)[0] for leaf in leaves]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            made = [np.asarray(x * np.float32(scale)) for x in made]
+            weight = float(np.float32(2.0 ** rng.choice(_EDGES))) if i % 2 else 1.0
+        typed = [jnp.asarray(x).astype(leaf.dtype) for x, leaf in zip(made, leaves, strict=True)]
+        yield jax.tree.unflatten(treedef, typed), weight
+
+
+def _exponent(rng: np.random.Generator, size: Any = None) -> Any:
+    near = np.asarray(rng.choice(_EDGES, size=size)) + rng.integers(-2, 3, size=size)
+    return np.clip(near, _SMALLEST_EXPONENT, _LARGEST_EXPONENT)
+
+
+def _ordinary(shape, rng):
+    return rng.normal(size=shape) * 2.0 ** int(_exponent(rng) // 8)
+
+
+def _exponents(shape, rng):
+    """Every entry of an exponent of its own, within a range."""
+    low, high = sorted(_exponent(rng, 2))
+    return rng.choice([-1, 1], size=shape) * 2.0 ** rng.uniform(low, high + 1, size=shape)
+
+
+def _two_scales(shape, rng):
+    """Entries of one size, and a few of another."""
+    sizes = 2.0 ** _exponent(rng, 2).astype(float)
+    picked = rng.random(shape) < rng.choice([0.02, 0.5])
+    return np.where(picked, sizes[0], sizes[1]) * rng.choice([-1, 1], size=shape)
+
+
+def _cancelling_rows(shape, rng):
+    """Large rows that take one another away, in some order, around small ones."""
+    if len(shape) < 2 or int(np.prod(shape[:-1])) < 2:
+        return _two_scales(shape, rng)
+    num_rows = int(np.prod(shape[:-1]))
+    row = rng.normal(size=shape[-1]) if rng.random() < 0.5 else np.ones(shape[-1])
+    large = 2.0 ** int(rng.integers(0, 60))
+    factors = np.zeros(num_rows)
+    count = int(rng.integers(1, num_rows // 2 + 1))
+    factors[:count], factors[count : 2 * count] = large, -large
+    if rng.random() < 0.5:
+        factors[: 2 * count] *= 2.0 ** np.repeat(rng.integers(-20, 21, count), 2)[: 2 * count]
+        factors[1 : 2 * count : 2] = -factors[0 : 2 * count : 2]
+    factors[2 * count :] = 2.0 ** int(_exponent(rng) // 4)
+    if rng.random() < 0.7:
+        rng.shuffle(factors)
+    return (factors[:, None] * row).reshape(shape)
+
+
+def _repeated_rows(shape, rng):
+    if len(shape) < 2:
+        return np.full(shape, 2.0 ** int(_exponent(rng)))
+    return np.broadcast_to(_exponents(shape[-1:], rng), shape)
+
+
+def _one_entry(shape, rng):
+    """Entries that are nearly nothing, and one that is not."""
+    values = np.full(int(np.prod(shape)), 2.0 ** int(_exponent(rng)))
+    if values.size:
+        values[rng.integers(values.size)] = 2.0 ** int(_exponent(rng))
+    return values.reshape(shape)
+
+
+def _not_finite(shape, rng):
+    values = rng.normal(size=int(np.prod(shape)))
+    if values.size:
+        values[rng.integers(values.size)] = rng.choice([np.nan, np.inf, -np.inf])
+    return values.reshape(shape)
