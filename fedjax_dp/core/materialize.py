@@ -1,9 +1,9 @@
 """Arrays that a compiled program computes once, however many read them.
 
-A compiler fuses what only adds, multiplies, slices or pads into each of its readers, and so computes
-it once for every reader. That takes time, and it may round otherwise for one reader than for
-another: a norm would not be that of what is summed. On a CPU a barrier does not prevent it, since
-XLA removes it before fusion there. What a loop carries is never fused into what reads the loop.
+A compiler fuses what only adds, multiplies, slices or pads into each of its readers, and so
+computes it once for every reader. That takes time, and it may round otherwise for one reader than
+for another: a norm would not be that of what is summed. On a CPU a barrier does not prevent it,
+since XLA removes it before fusion there. What a loop carries is never fused into its readers.
 """
 
 from typing import Any

@@ -93,9 +93,7 @@ def search_sums(
     return worst
 
 
-def hostile(
-    shape: tuple[int, ...], rng: np.random.Generator
-) -> tuple[np.ndarray, str]:
+def hostile(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, str]:
     """Makes floats on which arithmetic goes wrong.
 
     Args:
@@ -135,14 +133,22 @@ def hostile_records(
 
     def make(rng):
         made, families = {}, []
+        # What one array is too small for, another may make up for.
+        balance = None
+        if rng.random() < 0.4:
+            balance = int(_exponent(rng) if rng.random() < 0.5 else rng.choice([-63, 63]))
         for name, array in record.items():
             array = np.asarray(array)
-            if array.dtype.kind == "f":
+            if array.dtype.kind != "f":
+                made[name] = array if rng.random() < 0.5 else np.zeros_like(array)
+            elif balance is None:
                 values, family = hostile(array.shape, rng)
                 made[name] = values.astype(array.dtype)
                 families.append(f"{name}: {family}")
             else:
-                made[name] = array if rng.random() < 0.5 else np.zeros_like(array)
+                made[name] = _level(array.shape, balance, rng).astype(array.dtype)
+                families.append(f"{name}: about 2^{balance}")
+                balance = -balance
         return made, ", ".join(families)
 
     return make
@@ -232,6 +238,13 @@ def _exponents(shape, rng):
     """Every entry of an exponent of its own, within a range."""
     low, high = sorted(_exponent(rng, 2))
     return rng.choice([-1, 1], size=shape) * 2.0 ** rng.uniform(low, high + 1, size=shape)
+
+
+def _level(shape, exponent, rng):
+    """Entries of about one size."""
+    values = rng.normal(size=shape) if rng.random() < 0.5 else np.ones(shape)
+    with np.errstate(over="ignore", under="ignore"):
+        return (values * 2.0 ** (exponent + int(rng.integers(-4, 5)))).astype(np.float32)
 
 
 def _two_scales(shape, rng):

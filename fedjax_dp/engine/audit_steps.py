@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.audit_extremes import extreme_records, extreme_updates
+from fedjax_dp.engine.audit_floats import check_records, hostile_updates
 from fedjax_dp.engine.audit_noise import (
     ROUNDING,
     StepCheck,
@@ -29,6 +31,8 @@ from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 
 _COHORT = 4
+# Updates and records of hostile floats that a check tries.
+_UPDATES, _RECORDS = 60, 200
 _ROUND = "round with and without a client"
 
 
@@ -98,6 +102,7 @@ def check_gradient_rule(
         StepCheck("sum with and without a record", present, bound),
         StepCheck("sum with a record exchanged", exchanged, 2 * bound),
         StepCheck("sum with a record in the padding", padded, 0.0),
+        check_records(rule, params, batch, config, key, num_records=_RECORDS),
     ]
     noise = measure_noise(release, (farthest, size), key, num_draws)
     released = release(farthest, size, key)
@@ -160,18 +165,26 @@ def check_cohort(
     without = release(state, nobody, 1.0, True, key)
     noise = measure_noise(release, (state, ordinary, 1.0, True), key, num_draws)
     quiet = measure_noise(release, (state, nobody, 1.0, True), key, num_draws)
-    largest, rounds = 0.0, []
-    for update, weight in extreme_updates(structure):
+    rounds = []
+
+    def length_of(update: PyTree, weight: float) -> float:
+        """How long what reaches the noise is; the engine lets nobody add what is not finite."""
         part = contribution_of(update, weight)
-        # The engine lets nobody contribute what is not finite.
-        if reaches is not None and bool(trees.is_finite((update, jnp.float32(weight), part))):
-            kept = [x for x, r in zip(jax.tree.leaves(part), reaches, strict=True) if r]
-            largest = max(largest, distance(kept, trees.zeros_like(kept)))
+        if not trees.is_finite((update, jnp.float32(weight), part)):
+            return 0.0
+        kept = [x for x, r in zip(jax.tree.leaves(part), reaches or (), strict=True) if r]
+        return distance(kept, trees.zeros_like(kept))
+
+    for update, weight in extreme_updates(structure):
         released = release(state, update, weight, True, key)
         check = noise.compare(_ROUND, released, without, event)
         if check is not None:
             rounds.append((check.measured, (state, update, weight, True)))
-    results = [] if reaches is None else [StepCheck("contribution of a client", largest, bound)]
+    results = []
+    if reaches is not None:
+        hostile = hostile_updates(structure, _UPDATES, np.random.default_rng(0))
+        largest = max(length_of(*one) for one in chain(extreme_updates(structure), hostile))
+        results.append(StepCheck("contribution of a client", largest, bound))
     if rounds:
         _, farthest = max(rounds, key=lambda pair: pair[0])
         nobodys = (state, nobody, 1.0, True)

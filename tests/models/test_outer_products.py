@@ -38,16 +38,70 @@ def lengths(rows, columns):
     return np.sqrt(squares[0] * squares[1])
 
 
+def amount(found):
+    """What factors amount to, in float64, with the sum of the norms of their outer products."""
+    rows, columns, scale = (np.asarray(x, np.float64) for x in found[:3])
+    products = np.einsum("bti,bto->bio", rows, columns) * scale[:, None, None]
+    separate = np.linalg.norm(rows, axis=2) * np.linalg.norm(columns, axis=2)
+    return products, separate.sum(1) * scale
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_norms_are_those_of_the_sums_even_where_rows_cancel(shape):
+def test_factors_amount_to_the_sums_even_where_rows_cancel(shape):
     rows, columns = factors(*shape)
-    norms = np.asarray(jax.jit(outer_products.norms)(rows, columns), np.float64)
-    expected, scale = exact(rows, columns), lengths(rows, columns)
-    # A norm that is too small would let a record through; one that is too large by ten roundings of
-    # the factors does no harm.
-    assert np.all(norms >= expected * (1 - 1e-6))
-    assert np.all(norms <= expected * (1 + 1e-5) + 1e-6 * scale)
-    np.testing.assert_allclose(norms[:3], expected[:3], rtol=5e-6)
+    products, _ = amount(jax.jit(outer_products.factors)(rows, columns))
+    expected = np.einsum("bti,bto->bio", rows.astype(np.float64), columns.astype(np.float64))
+    scale = lengths(rows, columns)[:, None, None]
+    assert np.all(np.abs(products - expected) <= 1e-6 * scale)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms_bound_what_the_factors_amount_to(shape):
+    rows, columns = factors(*shape)
+    found = jax.jit(outer_products.factors)(rows, columns)
+    products, separate = amount(found)
+    norms, exactly = np.asarray(found.norms, np.float64), np.linalg.norm(products, axis=(1, 2))
+    # A norm that is too small would let a record through; one that is a little too large does no
+    # harm, and no order of summation makes more of the factors than √T of it.
+    assert np.all(norms >= exactly * (1 - 1e-6))
+    assert np.all(separate <= norms * np.sqrt(shape[0]) * (1 + 1e-6))
+    if shape[0] <= min(shape[1:]):
+        np.testing.assert_allclose(norms[:3], exact(rows, columns)[:3], rtol=1e-3)
+
+
+def test_factors_of_floats_at_the_edges():
+    """Squares that vanish or overflow, and a Gram matrix that rounding takes below zero."""
+    rows, columns = factors(16, 300, 40)
+    rows[0], columns[0] = rows[0] * 1e-25, columns[0] * 1e25
+    rows[1], columns[1] = rows[1] * 1e32, columns[1] * 1e-30
+    rows[2, :, 0], columns[2] = 1e30, np.sign(columns[2]) * 1e-30
+    found = jax.jit(outer_products.factors)(rows, columns)
+    norms = np.asarray(found.norms, np.float64)
+    assert all(np.all(np.isfinite(np.asarray(x))) for x in (found.rows, found.columns))
+    usable = np.isfinite(norms)
+    with np.errstate(over="ignore", invalid="ignore"):
+        products, _ = amount(found)
+    assert np.all(usable[:3])
+    exactly = np.linalg.norm(products[usable], axis=(1, 2))
+    assert np.all(norms[usable] >= exactly * (1 - 1e-6))
+
+
+@pytest.mark.parametrize(("num_rows", "largest"), [(1, 85), (16, 10), (64, 4), (500, 1), (600, 0)])
+def test_blocks_keep_the_order_of_a_sum_within_a_thousandth(num_rows, largest):
+    def error(size):
+        return 6e-8 * size * num_rows * np.sqrt(num_rows) * (2 * size - 1)
+
+    assert outer_products.block_size(num_rows) == largest
+    assert error(largest) <= 8.7e-4 < error(largest + 1)
+
+
+def test_a_total_of_many_examples_is_rounded_once():
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(3000, 1, 30)).astype(np.float32)
+    columns = np.ones((3000, 1, 1), np.float32)
+    total = np.asarray(jax.jit(outer_products.total)(rows, columns), np.float64)
+    expected = rows.astype(np.float64).sum((0, 1))[:, None]
+    np.testing.assert_allclose(total, expected, atol=2e-5)
 
 
 def test_gram_matrices_of_the_factors_would_not_do():
@@ -58,21 +112,23 @@ def test_gram_matrices_of_the_factors_would_not_do():
     assert np.any(naive < 0.99 * expected)
 
 
-def test_norms_under_vmap_inside_a_loop():
+def test_factors_under_vmap_inside_a_loop():
     rows, columns = factors(16, 30, 40)
 
     def summed(rows, columns):
         def body(i, total):
-            return total + outer_products.norms(rows, columns)
+            found = outer_products.factors(rows, columns)
+            return total + outer_products.total(
+                found.rows, found.columns * found.scale[:, None, None]
+            )
 
-        return jax.lax.fori_loop(0, 3, body, jnp.zeros(9))
+        return jax.lax.fori_loop(0, 3, body, jnp.zeros((30, 40)))
 
-    pair = np.stack([rows, rows[::-1]]), np.stack([columns, columns[::-1]])
-    norms = jax.jit(jax.vmap(summed))(*pair)
-    expected = 3 * exact(rows, columns)
-    scale = 3 * lengths(rows, columns)
-    assert np.all(np.abs(norms[0] - expected) <= 1e-5 * expected + 3e-6 * scale)
-    np.testing.assert_allclose(norms[1], norms[0][::-1], rtol=1e-5, atol=1e-6 * scale.max())
+    pair = np.stack([rows, rows[::-1]])[:, :2], np.stack([columns, columns[::-1]])[:, :2]
+    totals = np.asarray(jax.jit(jax.vmap(summed))(*pair), np.float64)
+    for total, left, right in zip(totals, *pair, strict=True):
+        expected = 3 * np.einsum("bti,bto->io", left.astype(np.float64), right.astype(np.float64))
+        np.testing.assert_allclose(total, expected, atol=1e-5 * lengths(left, right).sum())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -81,7 +137,7 @@ def test_what_is_not_finite_has_no_finite_norm(bad):
     for spoiled in (0, 1):
         pair = [rows.copy(), columns.copy()]
         pair[spoiled][0, 3, 2] = bad
-        norms = np.asarray(outer_products.norms(*pair))
+        norms = np.asarray(outer_products.factors(*pair).norms)
         assert not np.isfinite(norms[0]) and np.all(np.isfinite(norms[1:]))
 
 

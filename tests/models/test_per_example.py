@@ -27,11 +27,16 @@ def _assert_same(loss_fn, params, examples, num_examples, rtol=1e-5):
         spread = jax.tree.map(lambda _: jnp.asarray(weights), result.norms)
         return result.losses, result.norms, result.weighted_sum(spread)
 
-    got = ours(params, examples)
-    expected = _reference(loss_fn, params, examples, weights)
-    for mine, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+    losses, norms, sums = ours(params, examples)
+    expected, exact, totals = _reference(loss_fn, params, examples, weights)
+    pairs = zip(jax.tree.leaves((losses, sums)), jax.tree.leaves((expected, totals)), strict=True)
+    for mine, other in pairs:
         scale = np.abs(other).max()
         np.testing.assert_allclose(mine, other, rtol=rtol, atol=rtol * scale + 1e-7)
+    for mine, other in zip(jax.tree.leaves(norms), jax.tree.leaves(exact), strict=True):
+        # Bounds: what Gram matrices may err by is added to the norms that are read off them.
+        room = rtol * other + rtol * other.max() + 1e-7
+        assert np.all(mine >= other - room) and np.all(mine <= other * (1 + 1e-3) + room)
 
 
 def _model_case(name, shape, num_classes, num_examples, tokens=False):

@@ -1,0 +1,54 @@
+"""Running sums against float64, in every order, and where plain sums go astray."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_dp.core import sums
+
+
+def _one_by_one(x):
+    def body(i, total):
+        return sums.add(total, x[i])
+
+    return jax.lax.fori_loop(0, len(x), body, sums.zeros_like(x[0]))
+
+
+def _in_halves(x):
+    return sums.merge(sums.over_first_axis(x[: len(x) // 3]), _one_by_one(x[len(x) // 3 :]))
+
+
+@pytest.mark.parametrize("way", [_one_by_one, sums.over_first_axis, _in_halves])
+def test_what_roundings_lose_is_kept(way):
+    x = np.random.default_rng(0).normal(size=(1001, 7)).astype(np.float32) * 1e3
+    x[0], x[-1] = 1e9, -1e9
+    exact = x.astype(np.float64).sum(0)
+    found = np.asarray(jax.jit(lambda x: sums.value(way(x)))(x), np.float64)
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    assert np.abs(np.asarray(jnp.sum(x, 0)) - exact).max() > 1e-4 * np.abs(exact).max()
+
+
+def test_a_number_moves_a_long_sum_by_itself():
+    """Plain sums of numbers just past a power of two round all that follow otherwise."""
+    x = np.full(30_000, 2.0**-10 * (0.5 + 1e-4), np.float32)
+    x[0] = 2.0**13 - 16
+    without = x.copy()
+    x[1], without[1] = 16, 0
+
+    @jax.jit
+    def both(x):
+        plain = jax.lax.fori_loop(0, len(x), lambda i, total: total + x[i], jnp.float32(0))
+        return plain, sums.value(_one_by_one(x))
+
+    pairs = zip(both(x), both(without), strict=True)
+    plain, ours = (float(a) - float(b) for a, b in pairs)
+    assert abs(plain - 16) > 10
+    assert abs(ours - 16) <= 2.0**-9
+
+
+def test_whole_numbers_wrap_around_as_they_do():
+    x = np.array([[2**31 - 1, 5], [1, 7]], np.int32)
+    total = sums.value(sums.add(sums.over_first_axis(x), jnp.array([0, 1], jnp.int32)))
+    np.testing.assert_array_equal(total, np.array([-(2**31), 13], np.int32))
+    assert total.dtype == jnp.int32
