@@ -7,13 +7,15 @@ import jax.numpy as jnp
 
 from fedjax_dp.core.trees import PyTree
 
+_FEW = 64
+
 
 class Sum(NamedTuple):
     """A running sum of floats, in two parts.
 
     Attributes:
-      high: the sum as plain additions give it.
-      low: what those additions rounded away, added up.
+      high: the sum, rounded.
+      low: what the rounding took away.
     """
 
     high: jax.Array
@@ -30,11 +32,11 @@ def add(total: PyTree, part: PyTree) -> PyTree:
       part: a tree of arrays.
 
     Returns:
-      The tree of running sums. What it holds is exact to 2^-48 of the sum of absolute values for
-      each number that was added, whatever their order.
+      The tree of running sums. Each addition errs by about 2^-47 of what is then held, whatever the
+      order.
 
-    Source: Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B; Ogita,
-    Rump, Oishi 2005, algorithm 4.1.
+    Source: Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B; Dekker
+    1971, section 5.
     """
     return jax.tree.map(_add, total, part, is_leaf=_is_sum)
 
@@ -59,6 +61,9 @@ def zeros_like(tree: PyTree) -> PyTree:
 def over_first_axis(tree: PyTree) -> PyTree:
     """Sums arrays over their first axis.
 
+    Up to 64 numbers are added plainly, which errs by at most 5e-4 of the largest of them in all
+    (2^-24 · 64 · 127), in any order; what is longer is summed in pairs and keeps what is lost.
+
     Args:
       tree: a tree of arrays, each `[numbers, ...]`, at least one number.
 
@@ -82,8 +87,7 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
     def both(x, y):
         if not _is_sum(x):
             return x + y
-        total = _add(x, y.high)
-        return Sum(total.high, total.low + y.low)
+        return _renormalized(*_two_sum(x.high, y.high), x.low + y.low)
 
     return jax.tree.map(both, a, b, is_leaf=_is_sum)
 
@@ -107,8 +111,14 @@ def _is_sum(x: PyTree) -> bool:
 def _add(total, x):
     if not _is_sum(total):
         return total + x
-    high, lost = _two_sum(total.high, x)
-    return Sum(high, total.low + lost)
+    return _renormalized(*_two_sum(total.high, x), total.low)
+
+
+def _renormalized(high: jax.Array, lost: jax.Array, low: jax.Array) -> Sum:
+    """Puts a sum and what it lacks, which is much less, back into two parts."""
+    low = lost + low
+    total = high + low
+    return Sum(total, low - (total - high))
 
 
 def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -121,10 +131,16 @@ def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _over_first_axis(x):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.sum(x, axis=0)
-    low = jnp.zeros_like(x)
-    while len(x) > 1:
-        half = len(x) // 2
-        high, lost = _two_sum(x[:half], x[half : 2 * half])
-        low = jnp.concatenate([low[:half] + low[half : 2 * half] + lost, low[2 * half :]])
-        x = jnp.concatenate([high, x[2 * half :]])
-    return Sum(x[0], low[0])
+    if len(x) <= _FEW:
+        total = jnp.sum(x, axis=0)
+        return Sum(total, jnp.zeros_like(total))
+    total = Sum(x, jnp.zeros_like(x))
+    while len(total.high) > 1:
+        half = len(total.high) // 2
+        left, right, rest = (
+            jax.tree.map(lambda a, part=part: a[part], total)
+            for part in (slice(half), slice(half, 2 * half), slice(2 * half, None))
+        )
+        pairs = _renormalized(*_two_sum(left.high, right.high), left.low + right.low)
+        total = jax.tree.map(lambda *parts: jnp.concatenate(parts), pairs, rest)
+    return jax.tree.map(lambda a: a[0], total)

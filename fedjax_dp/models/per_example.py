@@ -143,14 +143,10 @@ def _formed(
     """Norms and weighted sums of gradients that are there one by one."""
     # Computed once: were they computed again for the sum, they could be rounded otherwise.
     gradients = materialize(gradients)
-    size = outer_products.block_size(1)
     norms = jax.vmap(trees.l2_norm)(gradients) + outer_products.unseen(gradients[0].size)
 
     def summed(weights):
-        weighed = _weigh(weights, gradients)
-        if len(weighed) <= size:
-            return shaped(jnp.sum(weighed, axis=0))
-        return shaped(sums.value(sums.over_first_axis(weighed)))
+        return shaped(sums.value(sums.over_first_axis(_weigh(weights, gradients))))
 
     return norms, summed
 
