@@ -132,8 +132,8 @@ def _over_first_axis(x):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.sum(x, axis=0)
     if len(x) <= _FEW:
-        total = jnp.sum(x, axis=0)
-        return Sum(total, jnp.zeros_like(total))
+        plain = jnp.sum(x, axis=0)
+        return Sum(plain, jnp.zeros_like(plain))
     total = Sum(x, jnp.zeros_like(x))
     while len(total.high) > 1:
         half = len(total.high) // 2

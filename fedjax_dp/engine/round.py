@@ -87,18 +87,20 @@ def run_round(
         told = announce(state.aggregator, jnp.sum(cohort.is_real, dtype=jnp.int32))
         state = state._replace(aggregator=told)
 
-    if shape.mesh is None:
+    mesh = shape.mesh
+    if mesh is None:
         total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)
     else:
+        num_devices = mesh.size
 
         def on_each_device(state, examples, cohort, key):
             total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)
-            return _over_devices(total, shape.mesh.size), slots
+            return _over_devices(total, num_devices), slots
 
         by_slot = Cohort(P(AXIS), P(AXIS), P(AXIS), P(AXIS), P())  # type: ignore[arg-type]
         total, slots = jax.shard_map(
             on_each_device,
-            mesh=shape.mesh,
+            mesh=mesh,
             in_specs=(P(), P(), by_slot, P()),
             out_specs=(P(), P(AXIS)),
             check_vma=False,
