@@ -30,3 +30,19 @@ def test_one_entry_of_many_is_seen_whichever_way_it_is_compiled(bad, size):
 def test_the_largest_numbers_and_nothing_at_all_are_finite():
     assert trees.is_finite({"w": jnp.array([1.0, -3e38], jnp.float32), "none": jnp.zeros((0, 3))})
     assert trees.is_finite({}) and trees.is_finite({"count": jnp.array([2**30])})
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (3, 1 << 18), (64, 9, 700)])
+def test_norms_do_not_stand_still_behind_a_large_entry(shape):
+    """A chain of additions would lose every square that is below half a rounding of the first."""
+    x = np.full(shape, 2.0**-12.6, np.float32)
+    x.reshape(-1)[0] = 1.0
+    exact = np.sqrt((x.astype(np.float64) ** 2).sum())
+
+    @jax.jit
+    def norms(x, scale):
+        return trees.l2_norm({"w": x * scale}), jax.vmap(trees.l2_norm)(jnp.stack([x, x * scale]))
+
+    # Chains of 4,096 would err by this much.
+    np.testing.assert_allclose(norms(x, 1.0)[0], exact, rtol=1.3e-4)
+    np.testing.assert_allclose(norms(x, 1.0)[1], exact, rtol=1.3e-4)
