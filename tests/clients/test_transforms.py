@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.clients import (
+    PublicClient,
     UpdateContext,
     add_client_noise,
     cast,
@@ -14,7 +15,8 @@ from fedjax_dp.clients import (
     scale_update,
 )
 
-CONTEXT = UpdateContext(None, None, None, None, jax.random.key(0))
+CLIENT = PublicClient(jnp.int32(3), jnp.int32(0), limit=3)
+CONTEXT = UpdateContext(None, None, CLIENT, None, jax.random.key(0))
 DELTA = {"a": jnp.array([[3.0, -1.0], [0.5, -4.0]]), "b": jnp.array([2.0])}
 
 
