@@ -2,6 +2,7 @@
 
 from fedjax_dp.clients.base import (
     ClientData,
+    Exact,
     LocalConfig,
     LocalResult,
     LocalTrainer,
@@ -33,6 +34,7 @@ from fedjax_dp.clients.transforms import (
 __all__ = [
     "Choice",
     "ClientData",
+    "Exact",
     "GradientRule",
     "LocalConfig",
     "LocalResult",

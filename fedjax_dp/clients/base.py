@@ -86,6 +86,20 @@ RecordEvent: TypeAlias = Callable[[int, LocalConfig], DpEvent]
 
 
 @flax.struct.dataclass
+class Exact:
+    """A number that no noise protects: it is for people, and nothing is computed with it.
+
+    Under a claim for records the metrics of local training are such, so that an algorithm can hand
+    them on as metrics, and to nobody else.
+
+    Attributes:
+      value: the number.
+    """
+
+    value: jax.Array
+
+
+@flax.struct.dataclass
 class PublicClient:
     """What may be known of a client without its records: who it is and how much it holds.
 
@@ -158,6 +172,17 @@ class PublicClient:
         if self.opener is None:
             raise _unread(reader)
         return self.opener(reader, event)
+
+    def for_people(self, metrics: dict[str, jax.Array]) -> dict[str, Any]:
+        """Marks what was computed from records without noise.
+
+        Args:
+          metrics: scalars.
+
+        Returns:
+          The same, each `Exact`.
+        """
+        return {name: Exact(value) for name, value in metrics.items()}
 
 
 def _unread(what: str) -> ValueError:
@@ -237,6 +262,17 @@ class ClientData:
         del reader, event
         return self
 
+    def for_people(self, metrics: dict[str, jax.Array]) -> dict[str, Any]:
+        """Gives metrics as they are: whoever holds the records may compute with them.
+
+        Args:
+          metrics: as for `PublicClient.for_people`.
+
+        Returns:
+          The same.
+        """
+        return metrics
+
 
 class LocalResult(NamedTuple):
     """What local training returns.
@@ -246,14 +282,15 @@ class LocalResult(NamedTuple):
       params: the local parameters at the end.
       weight: the client's number of examples, float32.
       num_steps: optimiser steps taken, int32.
-      metrics: scalars for people, computed exactly and therefore not private.
+      metrics: scalars for people, computed exactly and therefore not private; each is `Exact` where
+        an algorithm claims privacy for records.
     """
 
     delta: PyTree
     params: PyTree
     weight: jax.Array
     num_steps: jax.Array
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Any]
 
 
 class LocalTrainer(NamedTuple):

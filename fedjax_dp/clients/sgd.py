@@ -127,6 +127,7 @@ def local_trainer(
     ):
         more = () if update_transform is None else (update_transform,)
         transforms = own_transforms + declared("update_transform", more, is_private=is_private)
+        for_people = client.for_people
         client = client.read_by("local training", event if is_private else None)
         capacity = sampler.capacity(client.limit, max_batch_size)
         if micro_batch_size is None:
@@ -229,7 +230,7 @@ def local_trainer(
             # A key for each place in the chain: two noises of one client are not the same.
             transform_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             delta = transform(delta, UpdateContext(params, last, client, config, transform_key))
-        metrics = stats | {"update_norm": trees.l2_norm(delta)}
+        metrics = for_people(stats | {"update_norm": trees.l2_norm(delta)})
         return LocalResult(delta, params, client.size.astype(jnp.float32), steps, metrics)
 
     def event(size: int, row: LocalConfig):

@@ -9,7 +9,7 @@ from chex import PRNGKey
 from dp_accounting import DpEvent, NoOpDpEvent
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
-from fedjax_dp.clients.base import ClientData, LocalConfig, RecordEvent
+from fedjax_dp.clients.base import ClientData, Exact, LocalConfig, RecordEvent
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 
@@ -42,7 +42,7 @@ def run_client(
     Guarantee: where privacy is claimed for records, the algorithm itself is handed none. Local
     training and choices read them under their events, and what they cost must be of kinds that the
     algorithm charges; a reader without an event is admitted only where the algorithm says what it
-    does not cover.
+    does not cover. Exact metrics are handed on as metrics alone.
 
     Args:
       algorithm: the declaration.
@@ -77,7 +77,20 @@ def run_client(
         cost = _mechanisms([event], algorithm.config, client.limit)
         rule = f"be charged by {algorithm.name}, whose record events hold {sorted(charged)}"
         checks.require(cost <= charged, f"{reader}, which reads records,", rule, sorted(cost))
-    return output
+    return _without_exact(output, algorithm.name)
+
+
+def _without_exact(output: ClientOutput, name: str) -> ClientOutput:
+    """Opens metrics where they are metrics, and refuses them in all else."""
+
+    def is_exact(part: Any) -> bool:
+        return isinstance(part, Exact)
+
+    sent = jax.tree.leaves((output.update, output.weight, output.row), is_leaf=is_exact)
+    rule = f"stay metrics in {name}, which claims privacy for records that no noise protects here"
+    checks.require(not any(map(is_exact, sent)), "metrics of local training", rule, "one sent")
+    opened = jax.tree.map(lambda m: m.value if is_exact(m) else m, output.metrics, is_leaf=is_exact)
+    return output._replace(metrics=opened)
 
 
 def _mechanisms(events: Any, config: LocalConfig, size: int) -> set[str]:

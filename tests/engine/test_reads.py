@@ -125,6 +125,28 @@ def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
         run(algorithm._replace(client=client))
 
 
+def test_exact_metrics_stay_metrics():
+    trainer = private_trainer(model())
+    algorithm = algorithms.dp_sgd(model(), trainer)
+
+    def sending(part, of):
+        def client(server, row, client, config, key):
+            output = algorithm.client(server, row, client, config, key)
+            return output._replace(**{part: of(output.metrics["loss_sum"])})
+
+        return algorithm._replace(client=client)
+
+    for part in ("update", "weight", "row"):
+        with pytest.raises(ValueError, match="metrics of local training must stay metrics"):
+            run(sending(part, lambda loss: loss))
+    with pytest.raises(TypeError):
+        run(sending("weight", lambda loss: 1.0 + loss))
+    _, info = run(sending("metrics", lambda loss: {"loss_sum": loss, "own": jnp.float32(2)}))
+    assert info["client_own"] == 2.0
+    _, info = run(algorithm)
+    assert np.isfinite(info["train_loss"]) and info["train_loss"] > 0
+
+
 def test_training_without_an_event_is_refused_under_a_claim():
     algorithm = algorithms.dp_sgd(model(), private_trainer(model()))
     message = r"local training, which reads records, must have an event in dp_sgd.*got None"
