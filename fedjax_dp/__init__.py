@@ -27,7 +27,13 @@ from fedjax_dp.algorithms import (
     scaffold,
     weiavg,
 )
-from fedjax_dp.clients import LocalConfig, LocalTrainer, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients import (
+    LocalConfig,
+    LocalTrainer,
+    dp_sgd_trainer,
+    local_trainer,
+    update_transform,
+)
 from fedjax_dp.data import (
     FederatedData,
     Participation,
@@ -99,6 +105,7 @@ __all__ = [
     "scaffold",
     "shuffled",
     "simulation",
+    "update_transform",
     "weiavg",
     "weighted_mean",
 ]

@@ -14,6 +14,7 @@ from cases import Reference, reference, snapshot
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, run_round
+from fedjax_dp.engine.simulate import after_host_step
 
 GAP = 3
 CHUNK = 2
@@ -71,9 +72,7 @@ class HandRound(NamedTuple):
         algorithm = self.ref.sim.algorithm
         for step in algorithm.host_steps:
             if step.after == state.round:
-                key = fold(self.ref.key, Purpose.SERVER, step.after)
-                server, rows = step.step(snapshot(state.server), snapshot(state.rows), key)
-                state = state._replace(server=server, rows=rows)
+                state = after_host_step(step, state, self.ref.key)
         return snapshot(state), snapshot(info)
 
 

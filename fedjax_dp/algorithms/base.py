@@ -54,10 +54,13 @@ class HostStep(NamedTuple):
       step: `(server, rows, key) -> (server, rows)` on NumPy arrays, of unchanged structure, shapes
         and types, and a function of its arguments alone; the key is used for nothing else. What it
         reads must be private already: no event is charged.
+      reads_rows: whether it is handed what clients keep, which is private for records where
+        training is, and never private for clients; `rows` is None, in and out, where not.
     """
 
     after: int
     step: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree]]
+    reads_rows: bool = True
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -67,7 +70,8 @@ class FederatedAlgorithm(NamedTuple):
       name: the algorithm's name in reports.
       init: `(key) -> server`, the server's state: models, optimiser states, whatever is kept.
       client: `(server, row, client, config, key) -> ClientOutput`, one client's whole round, from
-        what it is sent to what it returns.
+        what it is sent to what it returns. Where privacy is claimed for records it is handed a
+        `PublicClient`, which a trainer and a choice can open and it cannot.
       aggregator: how the cohort's updates become one aggregate.
       server_step: `(server, aggregate, round) -> server`.
       config: the numbers of local training, traced.

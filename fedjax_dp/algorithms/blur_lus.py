@@ -11,6 +11,7 @@ from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import blur
 from fedjax_dp.clients.sparsification import sparsify
+from fedjax_dp.clients.transforms import UpdateTransform, declared
 from fedjax_dp.core import checks
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
@@ -68,19 +69,14 @@ def blur_lus(
     Source: Cheng and others 2022, algorithm 2; `user_level_dp` sections 3 to 5.
     """
     checks.one_of("server", server, SERVERS)
-    checks.require(
-        not (trainer.is_private and sparsity > 0 and score == "cost"),
-        "score",
-        "be 'cost_of_last_step' or 'magnitude' behind a private trainer, since 'cost' reads "
-        "records without noise",
-        score,
-    )
     if trainer.is_plain_sgd:
         largest = float(np.max(np.asarray(trainer.config.learning_rate)))
         rule = f"be below 1 / learning_rate, which is {largest:g} at most"
         checks.require(strength * largest < 1, "strength", rule, strength)
     pull = blur(strength, _bound(aggregator) if radius is None else radius) if strength else None
-    keep = sparsify(model, sparsity, score=score) if sparsity else None
+    (keep,) = declared(
+        "update_transform", [sparsify(model, sparsity, score=score)], is_private=trainer.is_private
+    )
 
     def client(server, row, client, config, key):
         result = trainer.train(
@@ -90,6 +86,19 @@ def blur_lus(
 
     base = SERVERS[server](model, trainer, aggregator=aggregator, **server_options)
     return base._replace(name="blur_lus", client=client)
+
+
+def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ...]:
+    """Declares what updates pass through, before there is a model to build it for.
+
+    Args:
+      options: all options of `blur_lus` by name.
+
+    Returns:
+      The transforms, for their declarations alone.
+    """
+    model: Any = None
+    return (sparsify(model, options["sparsity"], score=options["score"]),)
 
 
 def _bound(aggregator: Aggregator | None) -> float:

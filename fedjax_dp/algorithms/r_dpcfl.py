@@ -260,6 +260,6 @@ def r_dpcfl(
         num_steps=trainer.num_steps,
         record_event=trainer.event,
         stages=Stages(stage_of, (first_event, train_event, select_event, train_event)),
-        host_steps=(HostStep(1, cluster),),
+        host_steps=(HostStep(1, cluster, reads_rows=False),),
         not_covered=NOT_COVERED if is_exact else None,
     )

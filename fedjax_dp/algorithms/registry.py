@@ -1,7 +1,7 @@
 """All algorithms by name, for configurations and for tests that must cover each of them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.blur_lus import blur_lus
+from fedjax_dp.algorithms.blur_lus import blur_lus, declared_transforms
 from fedjax_dp.algorithms.centralized import centralized
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
@@ -31,6 +31,7 @@ from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.algorithms.weiavg import weiavg
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
@@ -46,12 +47,15 @@ class Entry(NamedTuple):
         is calibrated to; None where these are the same.
       sends_model: whether an update has the structure of the model, which discrete and correlated
         noise are made for.
+      transforms: `(options) -> declarations` of what updates pass through before they leave, for
+        checks that have no model yet; all options are given.
     """
 
     factory: Callable[..., FederatedAlgorithm]
     units: tuple[str, ...]
     budgets: Callable[[np.ndarray], np.ndarray] | None = None
     sends_model: bool = True
+    transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
 
 
 _ANY = ("none", "record", "client", "both")
@@ -67,7 +71,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "ifca": Entry(ifca, ("none",)),
     # By name the private mean is built from the configuration; this is what `dp_fedavg` is.
     "dp_fedavg": Entry(partial(fedavg, name="dp_fedavg"), ("client", "both")),
-    "blur_lus": Entry(blur_lus, _ANY),
+    "blur_lus": Entry(blur_lus, _ANY, transforms=declared_transforms),
     "ae_dpfl": Entry(ae_dpfl, _ANY, sends_model=False),
     "dp_sgd": Entry(dp_sgd, ("record", "both")),
     "record_dp_fedavg": Entry(record_dp_fedavg, ("record",)),

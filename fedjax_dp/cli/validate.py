@@ -9,6 +9,7 @@ import optax
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.cli.config import Config
+from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks
 from fedjax_dp.models import registry as models
 
@@ -106,6 +107,8 @@ def _check_parts(config: Config) -> None:
     offered = algorithms.ALGORITHMS[name].units
     rule = f"be {' or '.join(offered)} for the algorithm {name}"
     checks.require(config.privacy.unit in offered, "privacy.unit", rule, config.privacy.unit)
+    transforms = algorithms.ALGORITHMS[name].transforms({**known, **options})
+    declared("algorithm.options", transforms, is_private="record" in config.privacy.units)
     if algorithms.ALGORITHMS[name].budgets is not None:
         noise = config.privacy.record.noise_multiplier
         rule = f"be none for {name}, which calibrates the noise itself"

@@ -1,6 +1,13 @@
 """Local training: trainers, gradient rules, regularisers, transforms of updates."""
 
-from fedjax_dp.clients.base import ClientData, LocalConfig, LocalResult, LocalTrainer
+from fedjax_dp.clients.base import (
+    ClientData,
+    Exact,
+    LocalConfig,
+    LocalResult,
+    LocalTrainer,
+    PublicClient,
+)
 from fedjax_dp.clients.gradients import GradientRule, clipped, plain
 from fedjax_dp.clients.regularizers import blur, distance_to, proximal, shift, towards
 from fedjax_dp.clients.selection import (
@@ -15,21 +22,26 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.sparsification import sparsify
 from fedjax_dp.clients.transforms import (
     UpdateContext,
+    UpdateTransform,
     add_client_noise,
     cast,
     clip_update,
     keep_largest,
     scale_update,
+    update_transform,
 )
 
 __all__ = [
     "Choice",
     "ClientData",
+    "Exact",
     "GradientRule",
     "LocalConfig",
     "LocalResult",
     "LocalTrainer",
+    "PublicClient",
     "UpdateContext",
+    "UpdateTransform",
     "add_client_noise",
     "blur",
     "cast",
@@ -50,4 +62,5 @@ __all__ = [
     "shift",
     "sparsify",
     "towards",
+    "update_transform",
 ]

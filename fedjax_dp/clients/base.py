@@ -1,12 +1,13 @@
 """What a client is in a compiled round: its data, its numbers, and what it returns."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dp_accounting import DpEvent
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
@@ -81,6 +82,116 @@ class LocalConfig(NamedTuple):
         return int(np.ceil(np.max(np.asarray(self.batch_size))))
 
 
+RecordEvent: TypeAlias = Callable[[int, LocalConfig], DpEvent]
+
+
+@flax.struct.dataclass
+class Exact:
+    """A number that no noise protects: it is for people, and nothing is computed with it.
+
+    Under a claim for records the metrics of local training are such, so that an algorithm can hand
+    them on as metrics, and to nobody else.
+
+    Attributes:
+      value: the number.
+    """
+
+    value: jax.Array
+
+
+@flax.struct.dataclass
+class PublicClient:
+    """What may be known of a client without its records: who it is and how much it holds.
+
+    What promises to read no records is handed this, so that it cannot. An algorithm that claims
+    privacy for records is handed it too, with an `opener`: what is charged may read, all else not.
+
+    Attributes:
+      size: how many records it owns, int32; taken as public.
+      index: the client's index in the population, int32.
+      limit: the largest size in the population; static.
+      chunk_axis: as in `ClientData`; static.
+      round: rounds done before this one, int32.
+      opener: `(reader, event) -> ClientData`, or a refusal; None where nothing may be read; static.
+    """
+
+    size: jax.Array
+    index: jax.Array
+    limit: int = flax.struct.field(pytree_node=False)
+    chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
+    round: jax.typing.ArrayLike = 0
+    opener: Callable[..., "ClientData"] | None = flax.struct.field(pytree_node=False, default=None)
+
+    @property
+    def examples(self) -> PyTree:
+        """Refuses: there are no records here."""
+        raise _unread("client.examples")
+
+    def gather(self, indices: jax.Array) -> PyTree:
+        """Refuses: there are no records here.
+
+        Args:
+          indices: as for `ClientData.gather`.
+
+        Returns:
+          Nothing.
+
+        Raises:
+          ValueError: always.
+        """
+        raise _unread("client.gather")
+
+    def widest(self, count: jax.Array) -> jax.Array:
+        """Finds the largest of a count over the clients that are computed side by side.
+
+        Args:
+          count: this client's number of passes through a loop body.
+
+        Returns:
+          The number of passes that the compiled loop makes.
+        """
+        return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
+
+    def public(self) -> "PublicClient":
+        """Gives the same without its opener."""
+        return self.replace(opener=None)  # type: ignore[attr-defined]
+
+    def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
+        """Opens the records to what states its price.
+
+        Args:
+          reader: what is about to read, in words.
+          event: `(size, config) -> DpEvent` of what it reveals, or None where it has none.
+
+        Returns:
+          The client with its records.
+
+        Raises:
+          ValueError: if that is not covered by what is claimed for records.
+        """
+        if self.opener is None:
+            raise _unread(reader)
+        return self.opener(reader, event)
+
+    def for_people(self, metrics: dict[str, jax.Array]) -> dict[str, Any]:
+        """Marks what was computed from records without noise.
+
+        Args:
+          metrics: scalars.
+
+        Returns:
+          The same, each `Exact`.
+        """
+        return {name: Exact(value) for name, value in metrics.items()}
+
+
+def _unread(what: str) -> ValueError:
+    return ValueError(
+        "client must be asked for what is public where no records may be read: its size, its index "
+        f"and the round, got {what}"
+    )
+
+
 @flax.struct.dataclass
 class ClientData:
     """One client's view of the flat store, inside a compiled round.
@@ -127,6 +238,41 @@ class ClientData:
         """
         return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
 
+    def public(self, opener: Callable[..., "ClientData"] | None = None) -> PublicClient:
+        """Leaves the records away.
+
+        Args:
+          opener: who may read them nevertheless, see `PublicClient`; nobody where it is None.
+
+        Returns:
+          What remains.
+        """
+        return PublicClient(self.size, self.index, self.limit, self.chunk_axis, self.round, opener)
+
+    def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
+        """Gives the client itself: its records are open to whoever holds it.
+
+        Args:
+          reader: as for `PublicClient.read_by`.
+          event: as for `PublicClient.read_by`.
+
+        Returns:
+          The client.
+        """
+        del reader, event
+        return self
+
+    def for_people(self, metrics: dict[str, jax.Array]) -> dict[str, Any]:
+        """Gives metrics as they are: whoever holds the records may compute with them.
+
+        Args:
+          metrics: as for `PublicClient.for_people`.
+
+        Returns:
+          The same.
+        """
+        return metrics
+
 
 class LocalResult(NamedTuple):
     """What local training returns.
@@ -136,14 +282,15 @@ class LocalResult(NamedTuple):
       params: the local parameters at the end.
       weight: the client's number of examples, float32.
       num_steps: optimiser steps taken, int32.
-      metrics: scalars for people, computed exactly and therefore not private.
+      metrics: scalars for people, computed exactly and therefore not private; each is `Exact` where
+        an algorithm claims privacy for records.
     """
 
     delta: PyTree
     params: PyTree
     weight: jax.Array
     num_steps: jax.Array
-    metrics: dict[str, jax.Array]
+    metrics: dict[str, Any]
 
 
 class LocalTrainer(NamedTuple):
@@ -152,8 +299,9 @@ class LocalTrainer(NamedTuple):
     Attributes:
       train: `(start, client, config, key, *, gradient_transform, update_transform, penalty) ->
         LocalResult`; the optional Optax transform sees every gradient before the optimiser does,
-        the optional update transform comes behind those of the trainer, the optional penalty,
-        `(params) -> scalar`, is added to the loss of every example and clipped with it.
+        noised where training is private, the optional update transform comes behind those of the
+        trainer and is refused as they are, the optional penalty, `(params) -> scalar`, is added to
+        the loss of every example and clipped with it.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.

@@ -1,20 +1,18 @@
 """How well a model fits a client's data, for clients that choose among models."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 from dp_accounting import ComposedDpEvent, DpEvent
 
-from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.base import ClientData, PublicClient, RecordEvent
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.selection import select, selection_event
-
-RecordEvent: TypeAlias = Callable[[int, LocalConfig], DpEvent]
 
 SCORES = ("accuracy", "loss")
 
@@ -107,11 +105,13 @@ class Choice(NamedTuple):
     """How a client chooses one of several models by its own data.
 
     Attributes:
-      of: `(key, models, client, is_offered) -> index`; `is_offered` is `[models]`, bool.
+      of: `(key, models, client, is_offered) -> index`; `is_offered` is `[models]`, bool. It opens
+        the client's records under its event, so that an algorithm which does not charge that event
+        is refused.
       event: `() -> DpEvent` of one choice, or None where it is exact and covered by nothing.
     """
 
-    of: Callable[[PRNGKey, PyTree, ClientData, jax.Array], jax.Array]
+    of: Callable[[PRNGKey, PyTree, ClientData | PublicClient, jax.Array], jax.Array]
     event: Callable[[], DpEvent] | None
 
 
@@ -151,6 +151,7 @@ def exact_choice(model: Model) -> Choice:
 
     def choose(key, models, client, is_offered):
         del key
+        client = client.read_by("a choice by exact loss", None)
         losses = jax.lax.map(lambda params: mean_loss(model, params, client), models)
         return jnp.argmin(jnp.where(is_offered, losses, jnp.inf)).astype(jnp.int32)
 
@@ -186,18 +187,22 @@ def private_choice(
     has_accuracy = score == "loss" or model.correct_fn is not None
     checks.require(has_accuracy, "score", "be 'loss' for a model without accuracy", score)
 
+    def event():
+        return selection_event(epsilon)
+
     def score_of(params, client):
         if score == "accuracy":
             return mean_accuracy(model, params, client)
         return -mean_clipped_loss(model, params, client, loss_bound)
 
     def choose(key, models, client, is_offered):
+        client = client.read_by("a private choice", lambda size, config: event())
         scores = jax.lax.map(lambda params: score_of(params, client), models)
         bound = 1.0 if score == "accuracy" else loss_bound
         sensitivity = bound / jnp.maximum(client.size - 1, 1)
         return select(key, scores, epsilon, sensitivity, is_offered=is_offered)
 
-    return Choice(choose, lambda: selection_event(epsilon))
+    return Choice(choose, event)
 
 
 def make_choice(

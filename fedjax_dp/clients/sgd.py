@@ -11,8 +11,14 @@ import numpy as np
 import optax
 
 from fedjax_dp.clients import gradients, micro_batches
-from fedjax_dp.clients.base import ClientData, LocalConfig, LocalResult, LocalTrainer
-from fedjax_dp.clients.transforms import UpdateContext, UpdateTransform
+from fedjax_dp.clients.base import (
+    ClientData,
+    LocalConfig,
+    LocalResult,
+    LocalTrainer,
+    PublicClient,
+)
+from fedjax_dp.clients.transforms import Apply, UpdateContext, declared
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import sampling
@@ -32,7 +38,7 @@ def local_trainer(
     sampler: sampling.Sampler | None = None,
     gradient_rule: gradients.GradientRule | None = None,
     micro_batch_size: int | None = None,
-    update_transforms: Sequence[UpdateTransform] = (),
+    update_transforms: Sequence[Apply] = (),
 ) -> LocalTrainer:
     """Builds one client's training loop.
 
@@ -52,19 +58,22 @@ def local_trainer(
         or the whole batch where there are none or the model is the larger part; where the number
         drawn is random, 32 at most and fewer for small batches, so that clients computed alone
         spend about a seventh on padding.
-      update_transforms: what is done to the delta before it leaves, in order.
+      update_transforms: what is done to the delta before it leaves, in order. Behind a private
+        rule each must declare that it reads no records, see `update_transform`.
 
     Returns:
       The trainer.
 
     Raises:
-      ValueError: for a bad number, a private rule behind a sampler without an analysis, or
-        micro-batches of a model that mixes examples.
+      ValueError: for a bad number, a private rule behind a sampler without an analysis,
+        micro-batches of a model that mixes examples, or an update transform that reads records
+        behind a private rule.
     """
     sampler = sampler or sampling.shuffled()
     rule = gradient_rule or gradients.plain(model)
     is_private = rule.event is not None
     config.validate()
+    own_transforms = declared("update_transforms", update_transforms, is_private=is_private)
     if is_private:
         for name in ("clip_norm", "noise_multiplier"):
             value = getattr(config, name)
@@ -108,7 +117,7 @@ def local_trainer(
 
     def train(
         start,
-        client: ClientData,
+        client: ClientData | PublicClient,
         config: LocalConfig,
         key,
         *,
@@ -116,6 +125,10 @@ def local_trainer(
         update_transform=None,
         penalty=None,
     ):
+        more = () if update_transform is None else (update_transform,)
+        transforms = own_transforms + declared("update_transform", more, is_private=is_private)
+        for_people = client.for_people
+        client = client.read_by("local training", event if is_private else None)
         capacity = sampler.capacity(client.limit, max_batch_size)
         if micro_batch_size is None:
             micro = micro_batches.size_for(model, start, client, min(widest or capacity, capacity))
@@ -213,12 +226,11 @@ def local_trainer(
         _, params, _, _, stats, last = jax.lax.while_loop(lambda c: c[0] < steps, step, carry)
 
         delta = trees.subtract(params, start)
-        transforms = (*update_transforms, *([update_transform] if update_transform else []))
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.
             transform_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             delta = transform(delta, UpdateContext(params, last, client, config, transform_key))
-        metrics = stats | {"update_norm": trees.l2_norm(delta)}
+        metrics = for_people(stats | {"update_norm": trees.l2_norm(delta)})
         return LocalResult(delta, params, client.size.astype(jnp.float32), steps, metrics)
 
     def event(size: int, row: LocalConfig):
@@ -229,7 +241,7 @@ def local_trainer(
         one = sampler.event(rule.event(row), int(size), float(row.batch_size))
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
-    is_plain_sgd = optimizer is optax.sgd and not update_transforms
+    is_plain_sgd = optimizer is optax.sgd and not own_transforms
     return LocalTrainer(train, config, num_steps, event if is_private else None, is_plain_sgd)
 
 

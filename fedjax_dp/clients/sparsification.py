@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.clients.base import ClientData
-from fedjax_dp.clients.transforms import UpdateTransform, keep_largest, mask_of_largest
+from fedjax_dp.clients.transforms import UpdateTransform, mask_of_largest
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -18,9 +18,9 @@ def sparsify(model: Model, sparsity: float, *, score: str = "cost") -> UpdateTra
     The cost of an entry is `|∂f/∂w · Δw|`, what undoing it would change in the client's own loss,
     to first order. In every layer (each parameter tensor) the costliest entries stay.
 
-    The choice reads the client's data and is never sent: noise must lie on all entries. Behind
-    private training "cost" would read records without noise; the two others are post-processing of
-    what was released.
+    The choice is never sent: noise must lie on all entries. "cost" reads records, so that training
+    which is private for records refuses it; the two others are post-processing of what was
+    released.
 
     Args:
       model: the model; buffers, such as batch-norm statistics, are left as they are.
@@ -41,26 +41,31 @@ def sparsify(model: Model, sparsity: float, *, score: str = "cost") -> UpdateTra
     """
     checks.require(0 <= sparsity < 1, "sparsity", "lie in [0, 1)", sparsity)
     checks.one_of("score", score, SCORES)
-    if sparsity == 0:
-        return lambda delta, context: delta
     share = 1 - sparsity
 
-    def transform(delta, context):
+    def scores_of(delta, context):
         if score == "magnitude":
-            kept = keep_largest(share)(delta, context)
-        else:
-            gradient = context.gradient
-            if score == "cost":
-                gradient = mean_gradient(model, context.params, context.client)
-            kept = jax.tree.map(
-                lambda g, d: jnp.where(mask_of_largest(jnp.abs(g * d), share), d, 0),
-                gradient,
-                delta,
-            )
-        is_buffer = model.is_buffer(delta)
-        return jax.tree.map(lambda d, k, whole: d if whole else k, delta, kept, is_buffer)
+            return jax.tree.map(jnp.abs, delta)
+        gradient = context.gradient
+        if score == "cost":
+            gradient = mean_gradient(model, context.params, context.client)
+        return jax.tree.map(lambda g, d: jnp.abs(g * d), gradient, delta)
 
-    return transform
+    def keep(delta, context):
+        if sparsity == 0:
+            return delta
+
+        def kept(d, s, is_buffer):
+            return d if is_buffer else jnp.where(mask_of_largest(s, share), d, 0)
+
+        return jax.tree.map(kept, delta, scores_of(delta, context), model.is_buffer(delta))
+
+    return UpdateTransform(
+        keep,
+        reads_records=score == "cost" and sparsity > 0,
+        name=f"sparsify with score {score!r}",
+        instead="the scores 'cost_of_last_step' and 'magnitude' read none",
+    )
 
 
 def mean_gradient(

@@ -1,13 +1,15 @@
 """What a client does to its update before it leaves: functions that are applied in order."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
-from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.base import ClientData, LocalConfig, PublicClient
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise
@@ -17,22 +19,127 @@ class UpdateContext(NamedTuple):
     """What an update transform may look at besides the delta.
 
     Attributes:
-      params: the local parameters at the end of training.
+      params: the local parameters at the end of training, noised where training is private.
       gradient: the gradient of the last step as it was released, noised where training is private;
         zeros where no step was taken.
-      client: the client's data.
+      client: the client with its records; what is public of it for a transform that reads none.
       config: the client's numbers.
       key: a key of the round, the client and the transform's place in the chain.
     """
 
     params: PyTree
     gradient: PyTree
-    client: ClientData
+    client: ClientData | PublicClient
     config: LocalConfig
     key: PRNGKey
 
 
-UpdateTransform = Callable[[PyTree, UpdateContext], PyTree]
+Apply: TypeAlias = Callable[[PyTree, UpdateContext], PyTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateTransform:
+    """What is done to an update, and whether records are read for it.
+
+    Guarantee: a transform that says it reads no records is never handed any.
+
+    Attributes:
+      apply: `(delta, context) -> delta`.
+      reads_records: whether `apply` looks at the client's records. Local training that claims
+        privacy for records refuses it then, since no event covers what it reads.
+      name: what a refusal calls it.
+      instead: what to take where it is refused, in words.
+    """
+
+    apply: Apply
+    reads_records: bool
+    name: str
+    instead: str = "declare no privacy for records, or take what reads none"
+
+    def __call__(self, delta: PyTree, context: UpdateContext) -> PyTree:
+        """Transforms an update.
+
+        Args:
+          delta: the update.
+          context: what may be looked at besides.
+
+        Returns:
+          What becomes of it.
+        """
+        if not self.reads_records:
+            context = context._replace(client=context.client.public())
+        return self.apply(delta, context)
+
+
+def update_transform(
+    apply: Apply | None = None, *, reads_records: bool, name: str | None = None
+) -> Any:
+    """Declares an update transform; a decorator too, as `@update_transform(reads_records=False)`.
+
+    Guarantee: one that reads no records is handed a client without any. What a closure holds cannot
+    be seen: a function that carries records along reads them, whatever it declares.
+
+    Args:
+      apply: `(delta, context) -> delta`, see `UpdateContext`.
+      reads_records: whether it looks at the client's records, `context.client.gather(...)`. The
+        delta, the parameters and the gradient count as none: behind private training they are
+        noised.
+      name: what a refusal calls it; the function's own name where it is None.
+
+    Returns:
+      The transform, an `UpdateTransform`; without `apply` what makes one of a function.
+    """
+    if apply is None:
+        return partial(update_transform, reads_records=reads_records, name=name)
+    return UpdateTransform(apply, bool(reads_records), name or _name_of(apply))
+
+
+def declared(
+    argument: str, transforms: Sequence[Apply], *, is_private: bool
+) -> tuple[UpdateTransform, ...]:
+    """Requires that update transforms leave a claim for records true.
+
+    Args:
+      argument: the name to put into the error.
+      transforms: in order; functions without a declaration count as readers where nothing is
+        claimed.
+      is_private: whether privacy is claimed for records. A claim for whole clients needs nothing
+        here: its bound and its noise come behind the transforms.
+
+    Returns:
+      The transforms, each with a declaration.
+
+    Raises:
+      ValueError: if privacy is claimed and a transform reads records, or does not say.
+    """
+    for transform in transforms if is_private else ():
+        checks.require(
+            isinstance(transform, UpdateTransform),
+            argument,
+            "say whether they read records, where privacy is claimed for these: "
+            "update_transform(function, reads_records=...)",
+            _name_of(transform),
+        )
+        assert isinstance(transform, UpdateTransform)
+        checks.require(
+            not transform.reads_records,
+            argument,
+            "read no records behind the noise of private training, whose event does not cover "
+            f"it; {transform.instead}",
+            transform.name,
+        )
+    return tuple(
+        t if isinstance(t, UpdateTransform) else update_transform(t, reads_records=True)
+        for t in transforms
+    )
+
+
+def _name_of(apply: Any) -> str:
+    return str(getattr(apply, "__name__", repr(apply)))
+
+
+def _reads_none(name: str, apply: Apply) -> UpdateTransform:
+    return UpdateTransform(apply, False, name)
 
 
 def clip_update(clip_norm: float) -> UpdateTransform:
@@ -45,7 +152,10 @@ def clip_update(clip_norm: float) -> UpdateTransform:
       The transform; an update that is not finite becomes zero.
     """
     checks.positive("clip_norm", clip_norm)
-    return lambda delta, context: clipping.clip_by_global_norm(delta, clip_norm)[0]
+    return _reads_none(
+        "clip_update",
+        lambda delta, context: clipping.clip_by_global_norm(delta, clip_norm)[0],
+    )
 
 
 def add_client_noise(stddev: float) -> UpdateTransform:
@@ -58,7 +168,10 @@ def add_client_noise(stddev: float) -> UpdateTransform:
       The transform. It claims nothing by itself: a claim needs a bound before it.
     """
     checks.non_negative("stddev", stddev)
-    return lambda delta, context: noise.add_gaussian(context.key, delta, stddev)
+    return _reads_none(
+        "add_client_noise",
+        lambda delta, context: noise.add_gaussian(context.key, delta, stddev),
+    )
 
 
 def keep_largest(share: float) -> UpdateTransform:
@@ -76,7 +189,7 @@ def keep_largest(share: float) -> UpdateTransform:
     def sparsify(x: jax.Array) -> jax.Array:
         return jnp.where(mask_of_largest(jnp.abs(x), share), x, 0)
 
-    return lambda delta, context: jax.tree.map(sparsify, delta)
+    return _reads_none("keep_largest", lambda delta, context: jax.tree.map(sparsify, delta))
 
 
 def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
@@ -107,7 +220,11 @@ def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:
     Returns:
       The transform.
     """
-    return lambda delta, context: jax.tree.map(lambda x: x.astype(dtype).astype(x.dtype), delta)
+
+    def rounded(delta, context):
+        return jax.tree.map(lambda x: x.astype(dtype).astype(x.dtype), delta)
+
+    return _reads_none("cast", rounded)
 
 
 def scale_update(factor: float) -> UpdateTransform:
@@ -119,4 +236,4 @@ def scale_update(factor: float) -> UpdateTransform:
     Returns:
       The transform.
     """
-    return lambda delta, context: trees.scale(delta, factor)
+    return _reads_none("scale_update", lambda delta, context: trees.scale(delta, factor))

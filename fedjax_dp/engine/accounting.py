@@ -1,7 +1,7 @@
 """Tells the ledgers what ran: the bridge from a simulation's rounds to its privacy accounts."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -13,6 +13,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.reads import record_events_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.simulate import Simulation
 from fedjax_dp.privacy.accounting import Ledger
@@ -23,21 +24,6 @@ _SLACK = 1e-9
 
 # What a round costs: events, and the accounts that pay each.
 _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
-
-
-def record_events_of(algorithm: FederatedAlgorithm) -> tuple[Callable[..., Any], ...]:
-    """Lists what a record pays for each kind of round.
-
-    Args:
-      algorithm: the declaration.
-
-    Returns:
-      `(size, config) -> DpEvent` by stage, a single one where rounds are all of a kind; empty where
-      nothing is claimed for records.
-    """
-    if algorithm.stages is not None and algorithm.stages.record_events:
-        return algorithm.stages.record_events
-    return () if algorithm.record_event is None else (algorithm.record_event,)
 
 
 def stages_of(

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks
-from fedjax_dp.engine.accounting import record_events_of
+from fedjax_dp.engine.reads import record_events_of
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
 
 

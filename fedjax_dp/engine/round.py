@@ -14,6 +14,7 @@ from fedjax_dp.core import sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort
+from fedjax_dp.engine.reads import run_client
 
 AXIS = "clients"
 _CHUNK_AXIS = "chunk"
@@ -151,7 +152,8 @@ def _run_slots(
         )
         row = None if state.rows is None else trees.take(state.rows, index)
         client_key = fold(key, Purpose.CLIENT, state.round, index)
-        output = algorithm.client(state.server, row, client, state.config.row(index), client_key)
+        config = state.config.row(index)
+        output = run_client(algorithm, state.server, row, client, config, client_key)
         contribution = aggregator.contribute(state.aggregator, output.update, output.weight)
         contribution = jax.tree.map(trees.at_least_float32, contribution)
         # A finite update can still overflow on its way into the sum, and clipping hides one that is

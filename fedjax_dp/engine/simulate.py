@@ -20,6 +20,7 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine import tuning
 from fedjax_dp.engine.cohort import ClientTable, Cohort, HostCohorts, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.reads import run_client
 from fedjax_dp.engine.round import AXIS, RoundShape, SimulationState, run_round
 from fedjax_dp.engine.tuning import Trial
 from fedjax_dp.models.cost import Cost, cost_of
@@ -96,8 +97,7 @@ def simulation(
     )
     execution = execution.for_cohort(participation.cohort_size)
     algorithm.config.validate(data.num_clients)
-    for step in algorithm.host_steps:
-        checks.whole("host_steps.after", step.after)
+    _check_host_steps(algorithm)
     if algorithm.aggregator.event is not None:
         # Asked for now, so that a combination without an analysis is refused before any work.
         server = jax.eval_shape(algorithm.init, jax.random.key(0))
@@ -316,7 +316,7 @@ def after_host_step(step: HostStep, state: SimulationState, key: PRNGKey) -> Sim
     Raises:
       ValueError: if the step changed structure, shapes or types.
     """
-    before = jax.device_get((state.server, state.rows))
+    before = jax.device_get((state.server, state.rows if step.reads_rows else None))
     server, rows = step.step(before[0], before[1], fold(key, Purpose.SERVER, step.after))
     kinds = [
         jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t)
@@ -328,7 +328,20 @@ def after_host_step(step: HostStep, state: SimulationState, key: PRNGKey) -> Sim
         f"keep structure, shapes and types {kinds[0]}",
         kinds[1],
     )
-    return state._replace(server=server, rows=rows)
+    return state._replace(server=server, rows=rows if step.reads_rows else state.rows)
+
+
+def _check_host_steps(algorithm: FederatedAlgorithm) -> None:
+    protects_clients = algorithm.aggregator.event is not None
+    for step in algorithm.host_steps:
+        checks.whole("host_steps.after", step.after)
+        checks.require(
+            not (protects_clients and algorithm.init_row is not None and step.reads_rows),
+            "host_steps.reads_rows",
+            "be false under privacy of clients: what they keep was never noised, and no event "
+            "covers who reads it",
+            step.reads_rows,
+        )
 
 
 def _check_batch_size(algorithm: FederatedAlgorithm, config: LocalConfig) -> None:
@@ -363,7 +376,8 @@ def _cost_of_a_client(algorithm: FederatedAlgorithm, data: FederatedData, limit:
         server = algorithm.init(key)
         row = None if algorithm.init_row is None else algorithm.init_row(server)
         client = ClientData(examples, index, index, index, limit=limit)
-        return algorithm.client(server, row, client, algorithm.config.row(index), key).update
+        config = algorithm.config.row(index)
+        return run_client(algorithm, server, row, client, config, key).update
 
     examples = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
     return cost_of(one_client, jax.random.key(0), examples, jax.ShapeDtypeStruct((), jnp.int32))

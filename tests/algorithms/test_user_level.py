@@ -13,6 +13,7 @@ from fedjax_dp.algorithms import ae_dpfl, dp_fedavg, fedadam, fedavg, fedavgm
 from fedjax_dp.clients import (
     ClientData,
     LocalConfig,
+    PublicClient,
     UpdateContext,
     add_client_noise,
     local_trainer,
@@ -53,8 +54,10 @@ def test_noise_of_the_clients_is_noise_of_the_server():
     clipped = jax.vmap(lambda d: mean.contribute(state, d, 1.0)[0])(deltas)
     exact = jnp.sum(clipped, axis=0) / clients
 
+    client = PublicClient(jnp.int32(1), jnp.int32(0), limit=1)
+
     def one(delta, key):
-        return share(delta, UpdateContext(None, None, None, None, key))
+        return share(delta, UpdateContext(None, None, client, None, key))
 
     @jax.jit
     @jax.vmap

@@ -79,6 +79,37 @@ def test_names_that_do_not_exist_are_refused_before_data_are_read(
     assert not (tmp_path / "run").exists()
 
 
+LUS = ("--algorithm.name=blur_lus", "--algorithm.options.radius=1")
+
+
+@pytest.mark.parametrize("unit", ["record", "both"])
+@pytest.mark.parametrize("options", [(), ("--algorithm.options.score=cost",)])
+def test_a_score_that_reads_records_behind_their_noise_is_refused_before_data_are_read(
+    tmp_path, no_data, unit, options
+):
+    message = "algorithm.options must read no records .*'magnitude' read none, got .*'cost'"
+    words = (*LUS, f"--privacy.unit={unit}", "--privacy.client.epsilon=2", *options)
+    with pytest.raises(ValueError, match=message):
+        execute(tmp_path / "run", *SMALL, *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--privacy.unit=none",),
+        ("--privacy.unit=client", "--privacy.client.epsilon=2"),
+        ("--privacy.unit=record", "--algorithm.options.score=magnitude"),
+        ("--privacy.unit=record", "--algorithm.options.score=cost_of_last_step"),
+        ("--privacy.unit=record", "--algorithm.options.sparsity=0"),
+    ],
+)
+def test_a_score_that_reads_nothing_or_beside_no_claim_goes_on_to_the_data(
+    tmp_path, no_data, words
+):
+    with pytest.raises(TouchedError, match="data"):
+        execute(tmp_path / "run", *SMALL, *LUS, *words)
+
+
 @pytest.mark.parametrize(
     ("words", "option", "nearest"),
     [

@@ -1,20 +1,38 @@
 """What a client does to its update before it leaves."""
 
+import functools
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from dp_accounting import NoOpDpEvent
 
+from fedjax_dp import clients
 from fedjax_dp.clients import (
+    ClientData,
+    LocalConfig,
+    PublicClient,
     UpdateContext,
+    UpdateTransform,
     add_client_noise,
     cast,
     clip_update,
+    dp_sgd_trainer,
     keep_largest,
+    local_trainer,
     scale_update,
+    sparsification,
+    sparsify,
+    update_transform,
 )
+from fedjax_dp.models.base import Model
+from fedjax_dp.privacy import Ledger
 
-CONTEXT = UpdateContext(None, None, None, None, jax.random.key(0))
+CLIENT = PublicClient(jnp.int32(3), jnp.int32(0), limit=3)
+CONTEXT = UpdateContext(None, None, CLIENT, None, jax.random.key(0))
 DELTA = {"a": jnp.array([[3.0, -1.0], [0.5, -4.0]]), "b": jnp.array([2.0])}
 
 
@@ -75,3 +93,221 @@ def test_scale_update():
 def test_bad_numbers_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# What reads records says so, and is not believed otherwise.
+
+MODEL = Model.from_functions(
+    lambda key: {"a": 0.1 * jax.random.normal(key, (2, 2)), "b": jnp.ones(1)},
+    lambda params, x: x @ params["a"][0] + x**2 @ params["a"][1] + params["b"],
+    loss="sigmoid_binary_cross_entropy",
+)
+BUILT_IN = {
+    "clip_update": lambda: clip_update(1.0),
+    "add_client_noise": lambda: add_client_noise(1.0),
+    "keep_largest": lambda: keep_largest(0.5),
+    "cast": lambda: cast(jnp.bfloat16),
+    "scale_update": lambda: scale_update(0.3),
+    "sparsify cost": lambda: sparsify(MODEL, 0.5),
+    "sparsify cost of last step": lambda: sparsify(MODEL, 0.5, score="cost_of_last_step"),
+    "sparsify magnitude": lambda: sparsify(MODEL, 0.5, score="magnitude"),
+    "sparsify nothing": lambda: sparsify(MODEL, 0.0),
+}
+READERS = {"sparsify cost"}
+
+
+def client_of(seed):
+    rng = np.random.default_rng(seed)
+    examples = {
+        "x": jnp.asarray(rng.normal(size=(6, 2)), jnp.float32),
+        "y": jnp.asarray(rng.integers(0, 2, 6), jnp.float32),
+    }
+    return ClientData(examples, jnp.int32(0), jnp.int32(6), jnp.int32(0), limit=6)
+
+
+def test_every_transform_of_the_package_is_listed():
+    makers = {
+        name
+        for name, value in vars(clients).items()
+        if inspect.isfunction(value)
+        and inspect.signature(value).return_annotation is UpdateTransform
+    }
+    assert makers == {name.split()[0] for name in BUILT_IN}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_declaration_is_what_other_records_change(name):
+    """All else the same, handed the records whatever was declared: equal bits or not."""
+    transform, delta = BUILT_IN[name](), {"a": DELTA["a"], "b": DELTA["b"]}
+    gradient = jax.tree.map(lambda d: jnp.cos(d), delta)
+
+    def after(seed):
+        context = UpdateContext(delta, gradient, client_of(seed), LocalConfig(), CONTEXT.key)
+        return jax.tree.leaves(transform.apply(delta, context))
+
+    first = after(0)
+    differs = any(
+        not np.array_equal(x, y)
+        for seed in range(1, 20)
+        for x, y in zip(first, after(seed), strict=True)
+    )
+    assert differs == transform.reads_records == (name in READERS)
+
+
+def test_what_promises_to_read_none_is_handed_none():
+    def lying(delta, context):
+        context.client.gather(jnp.arange(2))
+        return delta
+
+    def looking(delta, context):
+        return scale_update(context.client.examples["x"][0, 0])(delta, context)
+
+    def summing(delta, context):
+        return jax.tree.map(jnp.add, delta, sparsification.mean_gradient(MODEL, *context[0::2][:2]))
+
+    shown = CONTEXT._replace(params=DELTA, client=client_of(0))
+    for function in (lying, looking, summing):
+        update_transform(function, reads_records=True)(DELTA, shown)
+        liar = update_transform(function, reads_records=False)
+        with pytest.raises(ValueError, match="client must be asked for what is public"):
+            liar(DELTA, shown)
+        for trainer in (private_trainer(MODEL), local_trainer(MODEL, PLAIN)):
+            with pytest.raises(ValueError, match="client must be asked for what is public"):
+                train(trainer, liar)
+    with pytest.raises(ValueError, match="client must be asked for what is public"):
+        shown.client.public().read_by("a choice", lambda size, config: NoOpDpEvent())
+
+
+def test_what_is_public_of_a_client_may_be_used():
+    @update_transform(reads_records=False)
+    def by_size(delta, context):
+        client = context.client
+        return scale_update(client.size + client.index + client.limit + client.round)(
+            delta, context
+        )
+
+    assert isinstance(by_size, UpdateTransform) and by_size.name == "by_size"
+    client = client_of(0).replace(index=jnp.int32(2), round=jnp.int32(4))
+    scaled = by_size(DELTA, CONTEXT._replace(client=client))
+    np.testing.assert_array_equal(scaled["b"], 18 * DELTA["b"])
+
+
+PLAIN = LocalConfig(0.1, 6, num_steps=1)
+PRIVATE = PLAIN._replace(clip_norm=1.0, noise_multiplier=1.0)
+
+
+def private_trainer(model, **options):
+    return dp_sgd_trainer(model, PRIVATE, **options)
+
+
+def train(trainer, transform=None, seed=0):
+    start = MODEL.init(jax.random.key(1))
+    options = {} if transform is None else {"update_transform": transform}
+    return trainer.train(start, client_of(seed), trainer.config, jax.random.key(seed), **options)
+
+
+def bare(delta, context):
+    return delta
+
+
+REFUSED = [
+    (sparsify(MODEL, 0.9), "sparsify with score 'cost'"),
+    (update_transform(bare, reads_records=True), "'bare'"),
+    (bare, "update_transform.function, reads_records.*'bare'"),
+    (functools.partial(bare), "update_transform.function, reads_records"),
+]
+
+
+@pytest.mark.parametrize("transform, named", REFUSED)
+def test_what_reads_records_behind_their_noise_is_refused_wherever_it_is_given(transform, named):
+    quiet = [clip_update(1.0), cast(jnp.bfloat16)]
+    for place in range(3):
+        chain = [*quiet[:place], transform, *quiet[place:]]
+        with pytest.raises(ValueError, match=f"update_transforms must .*records.*{named}"):
+            private_trainer(MODEL, update_transforms=chain)
+        local_trainer(MODEL, PLAIN, update_transforms=chain)
+    with pytest.raises(ValueError, match=f"update_transform must .*records.*{named}"):
+        train(private_trainer(MODEL, update_transforms=quiet), transform)
+    train(local_trainer(MODEL, PLAIN, update_transforms=quiet), transform)
+
+
+def test_what_reads_none_goes_behind_their_noise():
+    quiet = [make() for name, make in BUILT_IN.items() if name not in READERS]
+    trainer = private_trainer(MODEL, update_transforms=quiet)
+    assert trainer.is_private
+    delta = train(trainer, update_transform(bare, reads_records=False)).delta
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(delta))
+
+
+def test_the_support_of_an_update_would_tell_whether_a_record_is_there():
+    """Why the cost by raw records is refused: ε is 0.2, and every guess is right.
+
+    One record alone has the last feature. The cost of that entry is zero without it and large with
+    it, however much noise lies on the update.
+    """
+    size, features, trials = 200, 20, 10
+    model = Model.from_functions(
+        lambda key: jnp.zeros(features),
+        lambda params, x: x @ params,
+        loss="squared_error",
+    )
+    numbers = LocalConfig(0.1, 20.0, num_steps=5, clip_norm=1.0, noise_multiplier=4.0)
+    trainer = dp_sgd_trainer(model, numbers)
+    ledger = Ledger("record")
+    ledger.charge(trainer.event(size, numbers))
+    assert ledger.epsilon(1e-5)[0] < 0.5
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(size, features)).astype(np.float32)
+    x[:, -1] = 0
+    held = x.copy()
+    held[0, -1] = 1e4
+    y = jnp.asarray(rng.integers(0, 2, size), jnp.float32)
+
+    @jax.jit
+    def ends(x, key):
+        client = ClientData({"x": x, "y": y}, jnp.int32(0), jnp.int32(size), jnp.int32(0), size)
+        result = trainer.train(jnp.zeros(features), client, numbers, key)
+        context = UpdateContext(result.params, result.delta, client, numbers, key)
+        # As it was before transforms had to declare what they read: applied all the same.
+        return tuple(
+            sparsify(model, 0.9, score=score).apply(result.delta, context)[-1] != 0
+            for score in ("cost", "magnitude")
+        )
+
+    right = np.zeros(2, int)
+    for trial in range(trials):
+        is_there = trial % 2 == 0
+        support = ends(held if is_there else x, jax.random.key(trial))
+        right += [bool(kept) == is_there for kept in support]
+    assert right[0] == trials, "by the cost every guess is right"
+    assert right[1] < trials, "by what was noised it is not"
+    with pytest.raises(ValueError, match="update_transforms must read no records"):
+        dp_sgd_trainer(model, numbers, update_transforms=[sparsify(model, 0.9)])
+
+
+def test_optimisers_and_penalties_are_handed_no_records():
+    """By their signature: gradient, state, parameters; nothing besides."""
+    seen = []
+
+    def update(gradient, state, params=None, **more):
+        seen.append((jax.tree.structure(gradient), jax.tree.structure(params), more))
+        return gradient, state
+
+    spy = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+    def penalty(*arguments):
+        seen.append((*map(jax.tree.structure, arguments), {}))
+        return 0.0
+
+    structure = jax.tree.structure(MODEL.init(jax.random.key(0)))
+    trainer = private_trainer(MODEL, optimizer=optax.chain(spy, optax.sgd(0.1)))
+    trainer.train(
+        MODEL.init(jax.random.key(0)),
+        client_of(0),
+        PRIVATE,
+        jax.random.key(0),
+        gradient_transform=spy,
+        penalty=penalty,
+    )
+    assert (structure, structure, {}) in seen and (structure, {}) in seen
+    assert all(set(facts[:-1]) == {structure} and facts[-1] == {} for facts in seen)

@@ -1,0 +1,433 @@
+"""What reads records under a claim for records is charged, or said, or refused: no third way."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from audit_cases import (
+    EVERYBODY,
+    EXECUTION,
+    NUM_CLIENTS,
+    NUM_ROUNDS,
+    PUBLIC,
+    data,
+    mean,
+    model,
+    plain_trainer,
+    private_trainer,
+)
+
+from fedjax_dp import algorithms
+from fedjax_dp.algorithms import registry
+from fedjax_dp.algorithms.blur_lus import SERVERS
+from fedjax_dp.clients import (
+    ClientData,
+    UpdateContext,
+    exact_choice,
+    mean_loss,
+    private_choice,
+    selection,
+    sparsification,
+    update_transform,
+)
+from fedjax_dp.clients.base import LocalResult
+from fedjax_dp.core import trees
+from fedjax_dp.data import participants
+from fedjax_dp.engine.reads import record_events_of
+from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.privacy.selection import BoundedRangeDpEvent
+
+KEY = jax.random.key(0)
+JOINING = participants.participation(EVERYBODY, NUM_CLIENTS)
+
+
+def run(algorithm, rounds=1):
+    sim = simulation(algorithm, data(), JOINING, EXECUTION)
+    return sim.run(sim.init(KEY), KEY, rounds)
+
+
+# An algorithm's own functions.
+
+
+def peeking(algorithm, trainer, look):
+    """The algorithm whose clients scale their update by what they look up, trained by `trainer`."""
+
+    def client(server, row, client, config, key):
+        result = trainer.train(server.params, client, config, key)
+        update = trees.scale(result.delta, look(server.params, client, key))
+        return algorithms.ClientOutput(update, result.weight, row, result.metrics)
+
+    return algorithm._replace(client=client)
+
+
+def first_input(params, client, key):
+    return client.gather(jnp.arange(1))["x"][0, 0]
+
+
+def stored_input(params, client, key):
+    return client.examples["x"][0, 0]
+
+
+def loss_there(params, client, key):
+    return mean_loss(model(), params, client)
+
+
+def chosen(choice):
+    def look(params, client, key):
+        models = jax.tree.map(lambda p: jnp.stack([p, p + 1]), params)
+        return choice.of(key, models, client, jnp.ones(2, bool)).astype(jnp.float32)
+
+    return look
+
+
+@pytest.mark.parametrize("look", [first_input, stored_input, loss_there])
+def test_an_algorithm_that_claims_for_records_is_handed_none(look):
+    trainer = private_trainer(model())
+    algorithm = algorithms.dp_sgd(model(), trainer)
+    with pytest.raises(ValueError, match="client must be asked for what is public"):
+        run(peeking(algorithm, trainer, look))
+    weighed = algorithms.dp_sgd(
+        model(), trainer, weight_of=lambda client, config: jnp.abs(look(None, client, None))
+    )
+    if look is not loss_there:
+        with pytest.raises(ValueError, match="client must be asked for what is public"):
+            run(weighed)
+    plain = plain_trainer(model())
+    run(peeking(algorithms.fedavg(model(), plain), plain, look))
+    run(peeking(algorithms.fedavg(model(), plain, aggregator=mean()), plain, look))
+
+
+def test_whole_clients_protected_do_not_cover_their_records():
+    """Under both claims the one for records still forbids what the one for clients covers."""
+    trainer = private_trainer(model())
+    both = algorithms.fedavg(model(), trainer, aggregator=mean())
+    with pytest.raises(ValueError, match="client must be asked for what is public"):
+        run(peeking(both, trainer, first_input))
+    run(peeking(both, trainer, lambda params, client, key: client.size.astype(jnp.float32)))
+
+
+def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
+    trainer = private_trainer(model())
+    algorithm = algorithms.dp_sgd(model(), trainer)
+
+    def client(server, row, client, config, key):
+        @update_transform(reads_records=False)
+        def closing(delta, context):
+            return trees.scale(delta, first_input(None, client, None))
+
+        result = trainer.train(server.params, client, config, key, update_transform=closing)
+        return algorithms.ClientOutput(result.delta, result.weight, row, result.metrics)
+
+    with pytest.raises(ValueError, match="client must be asked for what is public"):
+        run(algorithm._replace(client=client))
+
+
+def test_exact_metrics_stay_metrics():
+    trainer = private_trainer(model())
+    algorithm = algorithms.dp_sgd(model(), trainer)
+
+    def sending(part, of):
+        def client(server, row, client, config, key):
+            output = algorithm.client(server, row, client, config, key)
+            return output._replace(**{part: of(output.metrics["loss_sum"])})
+
+        return algorithm._replace(client=client)
+
+    for part in ("update", "weight", "row"):
+        with pytest.raises(ValueError, match="metrics of local training must stay metrics"):
+            run(sending(part, lambda loss: loss))
+    with pytest.raises(TypeError):
+        run(sending("weight", lambda loss: 1.0 + loss))
+    _, info = run(sending("metrics", lambda loss: {"loss_sum": loss, "own": jnp.float32(2)}))
+    assert info["client_own"] == 2.0
+    _, info = run(algorithm)
+    assert np.isfinite(info["train_loss"]) and info["train_loss"] > 0
+
+
+def test_training_without_an_event_is_refused_under_a_claim():
+    algorithm = algorithms.dp_sgd(model(), private_trainer(model()))
+    message = r"local training, which reads records, must have an event in dp_sgd.*got None"
+    with pytest.raises(ValueError, match=message):
+        run(peeking(algorithm, plain_trainer(model()), lambda *_: 1.0))
+
+
+def test_a_choice_is_charged_or_refused():
+    trainer = private_trainer(model())
+    algorithm = algorithms.dp_sgd(model(), trainer)
+    choice = private_choice(model(), 0.3)
+    choosing = peeking(algorithm, trainer, chosen(choice))
+    message = r"a private choice, which reads records, must be charged by dp_sgd.*BoundedRange"
+    with pytest.raises(ValueError, match=message):
+        run(choosing)
+    charged = selection.trained_and_chosen(trainer.event, choice)
+    run(choosing._replace(record_event=charged))
+    exact = peeking(algorithm, trainer, chosen(exact_choice(model())))
+    with pytest.raises(ValueError, match="a choice by exact loss, which reads records, must have"):
+        run(exact)
+    run(exact._replace(not_covered="which model was chosen"))
+
+
+def test_nothing_of_a_refused_round_is_released():
+    """The refusal comes while the round is traced: the state is still there, and unchanged."""
+    trainer = private_trainer(model())
+    algorithm = algorithms.dp_sgd(model(), trainer)
+    sim = simulation(peeking(algorithm, trainer, first_input), data(), JOINING, EXECUTION)
+    state = sim.init(KEY)
+    with pytest.raises(ValueError, match="client must be asked"):
+        sim.run(state, KEY, 1)
+    assert int(state.round) == 0
+    automatic = EXECUTION._replace(clients_per_chunk="auto")
+    with pytest.raises(ValueError, match="client must be asked"):
+        simulation(peeking(algorithm, trainer, first_input), data(), JOINING, automatic)
+
+
+def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy():
+    algorithm = algorithms.fedavg(model(), plain_trainer(model()), aggregator=mean())
+    algorithm = algorithm._replace(init_row=lambda server: jnp.float32(0))
+    seen = []
+
+    def step(server, rows, key):
+        seen.append(rows)
+        return server, rows
+
+    with pytest.raises(ValueError, match=r"host_steps\.reads_rows must be false under privacy of"):
+        run(algorithm._replace(host_steps=(algorithms.HostStep(1, step),)))
+    run(algorithm._replace(host_steps=(algorithms.HostStep(1, step, reads_rows=False),)))
+    assert seen == [None]
+    record = algorithms.local_only(model(), private_trainer(model()))
+    state, _ = run(record._replace(host_steps=(algorithms.HostStep(1, step),)))
+    assert jax.tree.structure(seen[1]) == jax.tree.structure(state.rows)
+
+
+# Every algorithm, every unit, every option that may decide over what is read.
+
+VALUES = {
+    "score": {
+        "blur_lus": sparsification.SCORES,
+        "r_dpcfl": selection.SCORES,
+        "f_cdpfl": selection.SCORES,
+    },
+    "sparsity": (0.0, 0.6),
+    "selection": ("private", "exact"),
+    "server": tuple(SERVERS),
+    "features": ("centred", "authors"),
+    "split": ("mixture", "top_tenth"),
+    "reestimate": ("first",),
+    "mode": ("inexact",),
+    "is_weighted": (False, True),
+    "is_standardized": (False, True),
+    "is_pull_clipped": (False, True),
+    "is_identical_start": (False, True),
+}
+# What decides over nothing that is read, or has to be given.
+FIXED = {
+    "blur_lus": {"radius": 0.5},
+    "ifca": {"num_models": 2},
+    "r_dpcfl": {"num_models": 2, "selection_epsilon": 40.0, "num_selections": 1},
+    "rc_dpfl": {"num_models": 2, "soft_share": 0.0},
+    "f_cdpfl": {"num_models": 2, "selection_epsilon": 40.0, "num_selections": 2},
+    "km_cdpfl": {"num_models": 2},
+    "o_dpcfl": {"clusters": (0, 1, 0, 1)},
+}
+
+
+def compositions():
+    """`(name, unit, options)`: all that the registry can be asked for."""
+    found = []
+    for name, entry in registry.ALGORITHMS.items():
+        fixed = FIXED.get(name, {})
+        swept = [option for option in registry.options_of(name) if option in VALUES]
+        values = [VALUES[option] for option in swept]
+        values = [v[name] if isinstance(v, dict) else v for v in values]
+        for unit, chosen_values in itertools.product(entry.units, itertools.product(*values)):
+            found.append((name, unit, {**fixed, **dict(zip(swept, chosen_values, strict=True))}))
+    return found
+
+
+def test_every_option_that_is_a_name_or_a_switch_is_swept():
+    for name in registry.ALGORITHMS:
+        for option, default in registry.options_of(name).items():
+            if isinstance(default, str | bool):
+                assert option in VALUES, f"{name}.{option}"
+                if isinstance(VALUES[option], dict):
+                    assert name in VALUES[option]
+
+
+def build(name, unit, options, trainer):
+    with_clients = unit in ("client", "both")
+    return registry.build(
+        name,
+        model(),
+        trainer,
+        num_clients=NUM_CLIENTS,
+        num_rounds=NUM_ROUNDS,
+        unit=unit,
+        aggregator=mean() if with_clients else None,
+        epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
+        public_x=PUBLIC,
+        options=options,
+    )
+
+
+def releasing_the_same(trainer):
+    """A trainer that releases the same whatever the records are, as noise without end would.
+
+    It hands its transforms the records, and its metrics tell them: what an algorithm adds of its
+    own shows in what it sends.
+    """
+
+    def train(start, client, config, key, *, update_transform=None, **others):
+        delta = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size)).reshape(p.shape), start)
+        params = trees.add(start, delta)
+        if update_transform is not None:
+            gradient = jax.tree.map(jnp.sin, delta)
+            context = UpdateContext(params, gradient, client, config, key)
+            delta = update_transform.apply(delta, context)
+        tell = jnp.sum(client.examples["x"])
+        metrics = {"loss_sum": tell, "num_clipped": tell, "update_norm": tell}
+        return LocalResult(delta, params, client.size.astype(jnp.float32), jnp.int32(1), metrics)
+
+    return trainer._replace(train=train)
+
+
+def clients_with_other_records(count=12):
+    """The same client with other records; what it sends is compared."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(count, 8, PUBLIC.shape[1])).astype(np.float32)
+    return {"x": jnp.asarray(x), "y": jnp.asarray(rng.integers(0, 2, (count, 8)), jnp.float32)}
+
+
+def with_other_models(server):
+    """Makes the models of clusters differ, so that a choice has something to say."""
+    if not hasattr(server, "models"):
+        return server
+    leaves, structure = jax.tree.flatten(server.models)
+    keys = jax.random.split(KEY, len(leaves))
+    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    return server._replace(models=jax.tree.unflatten(structure, drawn))
+
+
+def rounds_that_tell(algorithm):
+    """By kind of round, whether anything that a client sends or keeps follows its records."""
+    server = with_other_models(algorithm.init(KEY))
+    row = None if algorithm.init_row is None else algorithm.init_row(server)
+    config = algorithm.config.row(0)
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def sent(examples, index):
+        client = ClientData(
+            examples, jnp.int32(0), jnp.int32(8), jnp.int32(0), limit=8, round=index
+        )
+        output = algorithm.client(server, row, client, config, KEY)
+        return output.update, output.weight, output.row
+
+    telling = {}
+    for index in range(NUM_ROUNDS):
+        kind = 0 if algorithm.stages is None else int(algorithm.stages.of(server, index))
+        each = sent(clients_with_other_records(), jnp.int32(index))
+        differs = any(np.any(np.asarray(x) != np.asarray(x)[:1]) for x in jax.tree.leaves(each))
+        telling[kind] = telling.get(kind, False) or differs
+    return telling
+
+
+def choices_in(event):
+    """The private choices within an event, by type and ε."""
+    if isinstance(event, BoundedRangeDpEvent):
+        return [event.epsilon]
+    inner = [event.event] if hasattr(event, "event") else getattr(event, "events", [])
+    return [found for part in inner for found in choices_in(part)]
+
+
+def verdict(name, unit, options):
+    """What becomes of a composition: refused, charged, said, or nothing is read."""
+    is_private = unit in ("record", "both")
+    trainer = private_trainer(model()) if is_private else plain_trainer(model())
+    try:
+        algorithm = build(name, unit, options, releasing_the_same(trainer))
+    except ValueError as error:
+        assert "read no records behind the noise" in str(error)
+        return "refused"
+    telling = rounds_that_tell(algorithm)
+    prices = record_events_of(algorithm)
+    assert bool(prices) == is_private
+    if not is_private:
+        return "free" if any(telling.values()) else "silent"
+    row = jax.tree.map(np.asarray, algorithm.config)
+    if algorithm.not_covered is not None:
+        assert any(telling.values())
+        return "said"
+    for kind, tells in telling.items():
+        held = choices_in(prices[kind](8, row))
+        assert bool(held) == tells, f"round of kind {kind}: sends what it does not charge"
+        assert held in ([], [options.get("selection_epsilon")])
+        trained = trainer.event(8, row)
+        if kind != 0 or name != "r_dpcfl":
+            assert str(trained) in str(prices[kind](8, row))
+    return "charged" if any(telling.values()) else "silent"
+
+
+def expected(name, unit, options):
+    """By hand: what each composition is known to read."""
+    is_private = unit in ("record", "both")
+    if name == "blur_lus" and options["score"] == "cost" and options["sparsity"] > 0:
+        return "refused" if is_private else "free"
+    if name == "ifca":
+        return "free"
+    if name == "rc_dpfl" or options.get("selection") == "exact":
+        return "said"
+    return "charged" if name in ("r_dpcfl", "f_cdpfl") else "silent"
+
+
+# Options that decide over what is read, and never over whether it is charged, are all swept, but
+# only these quickly.
+DECISIVE = {"score", "sparsity", "selection"}
+
+
+def cases():
+    found = []
+    for name, unit, options in compositions():
+        known = registry.options_of(name)
+        usual = all(options[o] == known[o] for o in options if o in VALUES and o not in DECISIVE)
+        swept = [str(v) for option, v in options.items() if option in VALUES]
+        marks = () if usual else pytest.mark.slow
+        label = "-".join([name, unit, *swept])
+        found.append(pytest.param((name, unit, options), id=label, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("case", cases())
+def test_what_reads_records_is_charged_or_said_or_refused(case):
+    assert verdict(*case) == expected(*case)
+
+
+def test_the_walk_finds_what_is_sent_and_not_charged():
+    """The check itself: a metric or a look that is sent shows, though the claim is silent on it."""
+    trainer = releasing_the_same(private_trainer(model()))
+    algorithm = algorithms.dp_sgd(model(), trainer)
+    assert not any(rounds_that_tell(algorithm).values())
+
+    def sending_a_metric(server, row, client, config, key):
+        output = algorithm.client(server, row, client, config, key)
+        return output._replace(weight=output.metrics["loss_sum"])
+
+    assert rounds_that_tell(algorithm._replace(client=sending_a_metric))[0]
+    assert rounds_that_tell(peeking(algorithm, trainer, first_input))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in cases() if c.values[0][1] in ("record", "both")])
+def test_every_composition_that_is_not_refused_runs_with_its_records_sealed(case):
+    """The engine admits what the walk found covered: every reader's event is in the claim."""
+    name, unit, options = case
+    if expected(*case) == "refused":
+        pytest.skip("refused where it is built")
+    algorithm = build(name, unit, options, private_trainer(model()))
+    store, joining = data(), JOINING
+    if name == "centralized":
+        store, joining = algorithms.pool(store), participants.participation(EVERYBODY, 1)
+    sim = simulation(algorithm, store, joining, EXECUTION)
+    sim.compile(sim.init(KEY), KEY)
