@@ -50,7 +50,7 @@ class Experiment(NamedTuple):
       client_clip_norm: bound on one client's update, or None where clients are not protected.
       dp_delta: δ by unit; of records, one number or one for each client.
       budget: ε by unit that must not be exceeded.
-      num_parameters: size of the model.
+      num_parameters: size of what is trained and sent.
     """
 
     config: Config
@@ -131,7 +131,7 @@ def build_model(config: Config, population: Population) -> Model:
       The model of what is trained; what is frozen has the values that the run would start with.
 
     Raises:
-      ValueError: for an option that does not exist, or a pattern that freezes nothing or everything.
+      ValueError: for an option that does not exist, or patterns that freeze nothing or all.
     """
     model = models.build(
         config.model.name,

@@ -24,7 +24,7 @@ def marked(params: PyTree, where: Where) -> PyTree:
     Args:
       params: arrays, or shapes, or anything of their structure.
       where: a path such as "params/Dense_0/kernel", a pattern such as "params/*/kernel", a part
-        above them such as "params" or "params/Dense_0", several of these, or `(path, leaf) -> bool`.
+        above them such as "params/Dense_0", several of these, or `(path, leaf) -> bool`.
 
     Returns:
       A tree of bools of the structure of `params`.

@@ -183,7 +183,7 @@ def test_buffers_that_depend_on_the_key_are_no_constants_and_refused_behind_nois
     state, _ = plain.run(state, jax.random.key(1), 2)
     np.testing.assert_array_equal(state.server.params["base"], base)
     algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
-    with pytest.raises(ValueError, match="no buffers.*'base'.*Model.freeze"):
+    with pytest.raises(ValueError, match=r"no buffers.*'base'.*Model.freeze"):
         simulation(algorithm, make_data(), participation, PLAIN)
 
 
@@ -203,7 +203,7 @@ def test_an_optimizer_that_leaves_weights_alone_is_refused_behind_noise_alone(op
     model = with_base()
     trainer = local_trainer(model, config(NUMBERS), optimizer=optimizer)
     aggregator, _ = aggregators(model)["gaussian"]
-    with pytest.raises(ValueError, match="leaves 'base' as it is.*Model.freeze"):
+    with pytest.raises(ValueError, match=r"leaves 'base' as it is.*Model.freeze"):
         simulation(fedavg(model, trainer, aggregator=aggregator), make_data(), EVERYBODY, PLAIN)
     simulation(fedavg(model, trainer), make_data(), EVERYBODY, PLAIN)
 
@@ -275,7 +275,7 @@ def test_record_level_training_leaves_buffers_as_they_were():
     both = dp_fedavg(
         model, private_trainer(model), clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
     )
-    with pytest.raises(ValueError, match="no buffers.*'seen'"):
+    with pytest.raises(ValueError, match=r"no buffers.*'seen'"):
         simulation(both, make_data(), EVERYBODY, PLAIN)
 
 
