@@ -41,9 +41,12 @@ def check_noised(
             "(Model.freeze), which then are not sent"
         )
     is_moved = jax.device_get(_is_moved(make_optimizer(jnp.float32(1)), shapes))
-    left = [name for name, flag in zip(names, is_moved, strict=True) if not flag]
+    # What has no entries cannot be moved, nor need it be.
+    sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
+    tried = [(n, m) for n, m, size in zip(names, is_moved, sizes, strict=True) if size]
+    left = [name for name, moved in tried if not moved]
     # One that moves nothing at all is no way of freezing a part.
-    if 0 < len(left) < len(names):
+    if 0 < len(left) < len(tried):
         raise ValueError(
             "optimizer must move every parameter where noise is added to updates of them, got one "
             f"that leaves {_some(left)} as it is: freeze those parameters instead (Model.freeze, "
@@ -77,8 +80,7 @@ def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.
             now = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
             return i + 1, state, [a | b for a, b in zip(moved, now, strict=True)]
 
-        # What has no entries cannot be moved, nor need it be.
-        start = [jnp.bool_(s.size == 0) for s in leaves]
+        start = [jnp.bool_(False)] * len(leaves)
         return jax.lax.while_loop(is_going_on, step, (0, optimizer.init(params), start))[2]
 
     return probe()

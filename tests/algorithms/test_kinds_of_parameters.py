@@ -226,6 +226,7 @@ WARMED_UP = optax.sgd(optax.schedules.linear_schedule(0.0, 0.1, 5))
 )
 def test_optimizers_that_move_everything_or_nothing_may_be_noised(optimizer):
     model = with_base()
+    model = model._replace(init=lambda key: {**with_base().init(key), "empty": jnp.zeros((0, 2))})
     trainer = local_trainer(model, config(NUMBERS), optimizer=optimizer)
     aggregator, _ = aggregators(model)["gaussian"]
     simulation(fedavg(model, trainer, aggregator=aggregator), make_data(), EVERYBODY, PLAIN)
