@@ -57,33 +57,28 @@ def check_noised(
 def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.Array]:
     """Tells for each parameter whether the optimiser's first steps move it."""
     leaves, structure = jax.tree.flatten(shapes)
+    params = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), shapes)
 
-    @jax.jit
-    def probe() -> list[jax.Array]:
-        params = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), shapes)
+    def gradient(i: jax.Array) -> Any:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), i), len(leaves))
+        drawn = [
+            jax.random.normal(key, s.shape).astype(s.dtype)
+            for key, s in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, drawn)
 
-        def gradient(i: jax.Array) -> Any:
-            keys = jax.random.split(jax.random.fold_in(jax.random.key(0), i), len(leaves))
-            drawn = [
-                jax.random.normal(key, s.shape).astype(s.dtype)
-                for key, s in zip(keys, leaves, strict=True)
-            ]
-            return jax.tree.unflatten(structure, drawn)
+    def is_going_on(carry: Any) -> jax.Array:
+        i, _, moved = carry
+        return (i < 2) | ((i < _MOST_STEPS) & ~jnp.any(jnp.stack(moved)))
 
-        def is_going_on(carry: Any) -> jax.Array:
-            i, _, moved = carry
-            return (i < 2) | ((i < _MOST_STEPS) & ~jnp.any(jnp.stack(moved)))
+    def step(carry: Any) -> Any:
+        i, state, moved = carry
+        updates, state = optimizer.update(gradient(i), state, params)
+        now = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
+        return i + 1, state, [a | b for a, b in zip(moved, now, strict=True)]
 
-        def step(carry: Any) -> Any:
-            i, state, moved = carry
-            updates, state = optimizer.update(gradient(i), state, params)
-            now = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
-            return i + 1, state, [a | b for a, b in zip(moved, now, strict=True)]
-
-        start = [jnp.bool_(False)] * len(leaves)
-        return jax.lax.while_loop(is_going_on, step, (0, optimizer.init(params), start))[2]
-
-    return probe()
+    start = (0, optimizer.init(params), [jnp.bool_(False)] * len(leaves))
+    return jax.lax.while_loop(is_going_on, step, start)[2]
 
 
 def _some(names: list[str]) -> str:
