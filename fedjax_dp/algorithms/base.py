@@ -90,6 +90,9 @@ class FederatedAlgorithm(NamedTuple):
       host_steps: what is done on the host between rounds.
       not_covered: what leaves a client without any protection, in words that a privacy statement
         repeats; None where the events cover everything that is sent.
+      check_noised: raises a ValueError if noise on updates would move what training leaves alone;
+        the engine asks where the aggregator adds some. That of the trainer; None where what is sent
+        is no update of a model.
     """
 
     name: str
@@ -107,3 +110,4 @@ class FederatedAlgorithm(NamedTuple):
     stages: Stages | None = None
     host_steps: tuple[HostStep, ...] = ()
     not_covered: str | None = None
+    check_noised: Callable[[], None] | None = None

@@ -122,6 +122,7 @@ def f_cdpfl(
         init_row=lambda server: jnp.int32(0),
         personal_model_of=lambda server, row, client: trees.take(server.models, row),
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
         record_event=trainer.event,
         stages=Stages(stage_of, (trained_and_chosen(train_event, choice), train_event)),
         not_covered=NOT_COVERED if is_exact else None,

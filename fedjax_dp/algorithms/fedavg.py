@@ -73,5 +73,6 @@ def fedavg(
         config=trainer.config,
         model_of=lambda server: server.params,
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
         record_event=trainer.event,
     )

@@ -94,4 +94,5 @@ def ifca(
             server.models, choose(server, client)
         ),
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
     )

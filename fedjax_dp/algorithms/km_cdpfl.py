@@ -130,6 +130,7 @@ def km_cdpfl(
             server.models, server.clusters[client.index]
         ),
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
         record_event=trainer.event,
     )
 

@@ -84,5 +84,6 @@ def mr_mtl(
         init_row=lambda server: server.start,
         personal_model_of=lambda server, own, client: own,
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
         record_event=trainer.event,
     )

@@ -91,5 +91,6 @@ def o_dpcfl(
         model_of=None,
         personal_model_of=lambda server, row, client: own_model(server, client),
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
         record_event=trainer.event,
     )

@@ -258,6 +258,7 @@ def r_dpcfl(
         init_row=lambda server: jnp.int32(0),
         personal_model_of=lambda server, row, client: trees.take(server.models, row),
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
         record_event=trainer.event,
         stages=Stages(stage_of, (first_event, train_event, select_event, train_event)),
         host_steps=(HostStep(1, cluster, reads_rows=False),),

@@ -101,5 +101,6 @@ def scaffold(
         model_of=lambda server: server.params,
         init_row=lambda server: server.control,
         num_steps=trainer.num_steps,
+        check_noised=trainer.check_noised,
         record_event=trainer.event,
     )

@@ -24,7 +24,7 @@ from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine.calibration import calibrate
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import Simulation, simulation
+from fedjax_dp.engine.simulate import Simulation, init_key, simulation
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, calibrate_poisson
@@ -50,7 +50,7 @@ class Experiment(NamedTuple):
       client_clip_norm: bound on one client's update, or None where clients are not protected.
       dp_delta: δ by unit; of records, one number or one for each client.
       budget: ε by unit that must not be exceeded.
-      num_parameters: size of the model.
+      num_parameters: size of what is trained and sent.
     """
 
     config: Config
@@ -90,12 +90,7 @@ def assemble(config: Config) -> Experiment:
     execution.validate()
     population = build_population(config)
     train = population.train
-    model = models.build(
-        config.model.name,
-        example_structure(train),
-        population.num_classes,
-        **config.model.options,
-    )
+    model = build_model(config, population)
     participation = _participation(config, train.num_clients)
     trainer = build_trainer(config, model, train.sizes)
     algorithm = build_algorithm(config, model, trainer, participation, population.public_x)
@@ -123,6 +118,31 @@ def assemble(config: Config) -> Experiment:
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(structure_of(model)),
     )
+
+
+def build_model(config: Config, population: Population) -> Model:
+    """Builds the model of an experiment.
+
+    Args:
+      config: the configuration.
+      population: the data of the clients.
+
+    Returns:
+      The model of what is trained; what is frozen has the values that the run would start with.
+
+    Raises:
+      ValueError: for an option that does not exist, or patterns that freeze nothing or all.
+    """
+    model = models.build(
+        config.model.name,
+        example_structure(population.train),
+        population.num_classes,
+        **config.model.options,
+    )
+    if not config.model.frozen:
+        return model
+    start = jax.jit(model.init)(init_key(jax.random.key(config.run.seed)))
+    return model.freeze(config.model.frozen, start)
 
 
 def build_algorithm(

@@ -65,6 +65,9 @@ class ModelSection:
 
     name: str = _setting("logistic_regression", "a model of the zoo")
     options: dict[str, Any] = _setting(dict, "options of the model")
+    frozen: list[str] = _setting(
+        list, "paths or patterns, such as params/Conv_0/*, of parameters that stay as they start"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

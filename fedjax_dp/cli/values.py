@@ -57,6 +57,9 @@ def read_value(kind: Any, value: Any, key: str, origin: str) -> Any:
         elif one is list[float] or one == list[float]:
             if isinstance(value, list) and value and all(_is_number(v) for v in value):
                 return [float(v) for v in value]
+        elif one == list[str]:
+            if isinstance(value, list) and all(isinstance(v, str) for v in value):
+                return list(value)
         elif one == dict[str, Any]:
             if isinstance(value, Mapping):
                 return dict(value)
@@ -86,4 +89,6 @@ def _kind_name(kind: Any) -> str:
     }
     if kind == list[float]:
         return "a list of finite numbers, one for each client"
+    if kind == list[str]:
+        return "a list of texts"
     return names.get(kind, "a table")

@@ -307,6 +307,7 @@ class LocalTrainer(NamedTuple):
       event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.
       is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
         client as it is; what control variates are computed from.
+      check_noised: raises a ValueError if noise on the delta would move what training leaves alone.
     """
 
     train: Callable[..., LocalResult]
@@ -314,6 +315,7 @@ class LocalTrainer(NamedTuple):
     num_steps: Callable[[Any, LocalConfig], Any]
     event: Callable[[int, LocalConfig], Any] | None
     is_plain_sgd: bool = False
+    check_noised: Callable[[], None] = lambda: None
 
     @property
     def is_private(self) -> bool:

@@ -19,6 +19,7 @@ from fedjax_dp.clients.base import (
     PublicClient,
 )
 from fedjax_dp.clients.transforms import Apply, UpdateContext, declared
+from fedjax_dp.clients.untrained import check_noised
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import sampling
@@ -101,10 +102,10 @@ def local_trainer(
     max_batch_size = config.max_batch_size()
     widest = _widest_micro_batch(config.batch_size) if sampler.varies else None
 
-    def make_optimizer(row: LocalConfig) -> optax.GradientTransformation:
+    def make_optimizer(learning_rate: Any) -> optax.GradientTransformation:
         if isinstance(optimizer, optax.GradientTransformation):
             return optimizer
-        return optimizer(row.learning_rate)
+        return optimizer(learning_rate)
 
     def num_steps(size: Any, row: LocalConfig) -> Any:
         if row.num_steps is not None:
@@ -138,7 +139,7 @@ def local_trainer(
         if not sampler.varies:
             config = config._replace(batch_size=jnp.asarray(config.batch_size, jnp.int32))
         config = config._replace(batch_size=sampler.nominal_size(client.size, config.batch_size))
-        opt = make_optimizer(config)
+        opt = make_optimizer(config.learning_rate)
         if gradient_transform is not None:
             opt = optax.chain(gradient_transform, opt)
         batch_key, noise_key = fold(key, Purpose.BATCH), fold(key, Purpose.RECORD_NOISE)
@@ -242,7 +243,14 @@ def local_trainer(
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
     is_plain_sgd = optimizer is optax.sgd and not own_transforms
-    return LocalTrainer(train, config, num_steps, event if is_private else None, is_plain_sgd)
+    return LocalTrainer(
+        train,
+        config,
+        num_steps,
+        event if is_private else None,
+        is_plain_sgd,
+        partial(check_noised, model, make_optimizer),
+    )
 
 
 def _widest_micro_batch(batch_size: Any) -> int:

@@ -141,3 +141,17 @@ def take(tree: PyTree, index: jax.typing.ArrayLike) -> PyTree:
       The rows, `[*index.shape, ...]` at every leaf.
     """
     return jax.tree.map(lambda x: x[index], tree)
+
+
+def paths(tree: PyTree) -> list[str]:
+    """Names the leaves by the keys that lead to them.
+
+    Args:
+      tree: any tree.
+
+    Returns:
+      For each leaf its keys, joined by "/", such as "params/Dense_0/kernel"; empty for a tree that
+      is one leaf.
+    """
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]

@@ -78,8 +78,9 @@ def simulation(
 
     Raises:
       ValueError: for a population that does not match, numbers out of range, a mechanism behind a
-        participation without a valid analysis, or while JAX is set to 64-bit numbers, for which
-        steps and draws would not be those that are accounted.
+        participation without a valid analysis, an aggregator whose noise would move what training
+        leaves alone, or while JAX is set to 64-bit numbers, for which steps and draws would not be
+        those that are accounted.
     """
     _require_32_bits()
     execution.validate()
@@ -98,6 +99,8 @@ def simulation(
     execution = execution.for_cohort(participation.cohort_size)
     algorithm.config.validate(data.num_clients)
     _check_host_steps(algorithm)
+    if algorithm.aggregator.is_noised and algorithm.check_noised is not None:
+        algorithm.check_noised()
     if algorithm.aggregator.event is not None:
         # Asked for now, so that a combination without an analysis is refused before any work.
         server = jax.eval_shape(algorithm.init, jax.random.key(0))
@@ -280,6 +283,18 @@ def _work(
     )
 
 
+def init_key(key: PRNGKey) -> PRNGKey:
+    """Gives the key that an algorithm makes its first model from.
+
+    Args:
+      key: the root key of the run.
+
+    Returns:
+      The key that `FederatedAlgorithm.init` is given.
+    """
+    return fold(key, Purpose.INIT)
+
+
 def rounds_and_host_steps(
     algorithm: FederatedAlgorithm, first_round: int, num_rounds: int
 ) -> list[tuple[int, list[HostStep]]]:
@@ -386,7 +401,7 @@ def _cost_of_a_client(algorithm: FederatedAlgorithm, data: FederatedData, limit:
 def _initial_state(
     algorithm: FederatedAlgorithm, num_clients: int, key: PRNGKey
 ) -> SimulationState:
-    server = algorithm.init(fold(key, Purpose.INIT))
+    server = algorithm.init(init_key(key))
     rows = None
     if algorithm.init_row is not None:
         rows = jax.tree.map(

@@ -6,11 +6,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.models import adapters, lowering
+from fedjax_dp.models import adapters, kinds, lowering
+from fedjax_dp.models.kinds import Where
 from fedjax_dp.models.losses import Batch, CorrectFn, LossFn, resolve
+
+
+def _same(params: PyTree) -> PyTree:
+    return params
 
 
 class Model(NamedTuple):
@@ -19,7 +25,7 @@ class Model(NamedTuple):
     Attributes:
       name: what reports call it.
       init: `init(key) -> params`. The parameters are everything that is trained, sent and averaged,
-        buffers such as batch-norm statistics included.
+        buffers such as batch-norm statistics included; what is frozen is not among them.
       apply: `apply(params, x, *, is_training=False, key=None, mask=None) -> (outputs, params)`.
         The outputs are `[examples, ...]`; the second result is `params` with refreshed buffers, the
         same object where nothing is refreshed. `is_training` is a Python bool, `key` feeds dropout,
@@ -29,7 +35,10 @@ class Model(NamedTuple):
         their sums is the accuracy. None where accuracy has no meaning, as in regression.
       mixes_examples: whether, in training, the output of one example depends on others, as under
         batch normalisation. Per-example clipping refuses such models.
-      buffer_keys: the top-level keys of `params` whose leaves no gradient reaches.
+      buffer_keys: names the buffers among `params`, whose leaves no gradient reaches and training
+        refreshes, as `kinds.marked` takes it; empty where there are none.
+      full_params: `full_params(params) -> params` with the frozen parameters back in their places,
+        as whoever goes on without the `Model` needs them; the same object where nothing is frozen.
     """
 
     name: str
@@ -38,7 +47,8 @@ class Model(NamedTuple):
     loss_fn: LossFn
     correct_fn: CorrectFn | None
     mixes_examples: bool
-    buffer_keys: tuple[str, ...] = ()
+    buffer_keys: Where = ()
+    full_params: Callable[[PyTree], PyTree] = _same
 
     def losses(
         self,
@@ -86,7 +96,7 @@ class Model(NamedTuple):
         return self.apply(params, x)[0]
 
     def is_buffer(self, params: PyTree) -> PyTree:
-        """Marks the leaves that no gradient reaches, which an optimiser should leave alone.
+        """Marks the buffers, which no gradient reaches and an optimiser should leave alone.
 
         Args:
           params: the model's parameters, or anything of their structure.
@@ -94,12 +104,57 @@ class Model(NamedTuple):
         Returns:
           A tree of bools of the structure of `params`.
         """
-        if not self.buffer_keys:
-            return jax.tree.map(lambda _: False, params)
-        return {
-            name: jax.tree.map(lambda _, flag=name in self.buffer_keys: flag, part)
-            for name, part in params.items()
-        }
+        return kinds.marked(params, self.buffer_keys)
+
+    def freeze(
+        self, where: Where, params: PyTree, *, mixes_examples: bool | None = None
+    ) -> "Model":
+        """Takes parameters out of training and lets the model hold their values.
+
+        What is frozen is no part of the new model's parameters. It is not copied, clipped, noised,
+        sent, averaged, counted or saved by client, since nothing but `apply` knows of it, and no
+        gradient is computed for it. Compiled programs hold the values as constants.
+
+        A model all of whose buffers are frozen is applied as in evaluation: batch norm by the
+        frozen statistics, without dropout.
+
+        Args:
+          where: a path such as "params/Dense_0/kernel", a pattern such as "params/*/kernel", a part
+            above them such as "params/Dense_0", several of these, or `(path, leaf) -> bool`.
+          params: the values: a tree that holds the frozen parameters at least, under the same
+            paths, such as `init(key)` or what was read from a file.
+          mixes_examples: whether, in training, examples still influence one another; as before
+            where it is None. Freezing all statistics of a batch norm ends it, which nothing can
+            check: a wrong answer voids per-example clipping.
+
+        Returns:
+          The model of what is left to train; its `full_params` gives all parameters.
+
+        Raises:
+          ValueError: for a pattern that matches nothing, naming the nearest path; if nothing or
+            everything is frozen; or if a value is missing or of another shape.
+        """
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        held = kinds.frozen(shapes, where, params)
+        left = jax.tree.leaves(held.without(self.is_buffer(shapes)))
+        is_still = bool(self.buffer_keys) and not any(left)
+
+        def apply(
+            params: PyTree, x: Any, *, is_training: bool = False, **arguments: Any
+        ) -> tuple[Any, PyTree]:
+            full = held.within(params)
+            outputs, refreshed = self.apply(
+                full, x, is_training=is_training and not is_still, **arguments
+            )
+            return outputs, params if refreshed is full else held.without(refreshed)
+
+        return self._replace(
+            init=lambda key: held.without(self.init(key)),
+            apply=apply,
+            mixes_examples=self.mixes_examples if mixes_examples is None else mixes_examples,
+            buffer_keys=self.buffer_keys if any(left) else (),
+            full_params=lambda params: self.full_params(held.within(params)),
+        )
 
     @classmethod
     def from_flax(
@@ -206,7 +261,7 @@ class Model(NamedTuple):
         name: str = "functions",
         mixes_examples: bool = False,
         refreshes_buffers: bool = False,
-        buffer_keys: Sequence[str] = (),
+        buffer_keys: Where = (),
         lower: bool = True,
     ) -> "Model":
         """Wraps plain functions.
@@ -222,21 +277,41 @@ class Model(NamedTuple):
           mixes_examples: whether outputs depend on other examples in training. Nothing can check
             this; a wrong answer voids per-example clipping.
           refreshes_buffers: whether `apply` returns `(outputs, params)` instead of the outputs.
-          buffer_keys: the top-level keys of the parameters whose leaves are buffers.
+          buffer_keys: the buffers: top-level keys of the parameters, or whatever else
+            `kinds.marked` takes. Where nothing refreshes them and `init` gives them the same value
+            whatever the key, they are constants, and frozen.
           lower: whether convolutions and pooling are rewritten as matrix products.
 
         Returns:
           The model.
         """
         wrapped = adapters.plain_apply(apply, refreshes_buffers)
-        return cls(
+        model = cls(
             name,
             init,
             _lowered(wrapped) if lower else wrapped,
             *resolve(loss, correct_fn),
             mixes_examples,
-            tuple(buffer_keys),
+            buffer_keys if callable(buffer_keys) else kinds.patterns(buffer_keys),
         )
+        return model if refreshes_buffers else _with_constants(model)
+
+
+def _with_constants(model: Model) -> Model:
+    """Freezes buffers that nothing refreshes, if they do not depend on the key of `init`."""
+    if not model.buffer_keys:
+        return model
+
+    @jax.jit
+    def buffers_of(key: PRNGKey) -> PyTree:
+        params = model.init(key)
+        is_buffer = model.is_buffer(params)
+        return jax.tree.map(lambda leaf, flag: leaf if flag else None, params, is_buffer)
+
+    values, others = (jax.device_get(buffers_of(jax.random.key(i))) for i in range(2))
+    if not all(jax.tree.leaves(jax.tree.map(np.array_equal, values, others))):
+        return model
+    return model._replace(buffer_keys=()).freeze(model.buffer_keys, values)
 
 
 def _zero_padding(leaf: Any, mask: jax.Array) -> jax.Array:

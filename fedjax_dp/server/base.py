@@ -30,6 +30,7 @@ class Aggregator(NamedTuple):
         hold, from one to its next; 1 for noise that is drawn afresh each round.
       min_participants: how many clients must take part in every round for the event to hold, since
         each adds its share of the noise.
+      adds_noise: whether noise is added though no event claims anything for it.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -42,6 +43,12 @@ class Aggregator(NamedTuple):
     event: Callable[[PyTree], Any] | None = None
     min_separation: int = 1
     min_participants: int = 0
+    adds_noise: bool = False
+
+    @property
+    def is_noised(self) -> bool:
+        """Tells whether noise lands on what clients send, whatever is claimed for it."""
+        return self.event is not None or self.adds_noise
 
 
 def stateless(server: PyTree) -> tuple[()]:

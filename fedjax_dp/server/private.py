@@ -145,6 +145,7 @@ def by_realised_count(mean: Aggregator, expected_cohort_size: float) -> Aggregat
         combine=combine,
         sensitivity=None,
         event=None,
+        adds_noise=True,
     )
 
 

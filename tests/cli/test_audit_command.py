@@ -42,6 +42,23 @@ def test_a_private_experiment_passes_with_claims_beside_bounds():
     assert report["membership"]["num_examples"] > 10
 
 
+FROZEN = (
+    "--model.name=mlp",
+    "--model.options.hidden_sizes=[8]",
+    "--model.frozen=['params/Dense_0']",
+    "--no-membership",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), CLIENTS], ids=["records", "clients"])
+def test_what_is_trained_behind_a_frozen_base_is_audited(words):
+    result = invoke("--json", "--canaries=20", *FROZEN, *words)
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and not report["is_violated"]
+    assert report["bounds"][0]["num_canaries"] == 20 and report["steps"]
+
+
 @pytest.mark.slow
 def test_clients_with_their_own_delta_are_audited_where_most_can_be_proven():
     words = ("--privacy.record.dp_delta=[1e-6, 1e-3, 1e-5]", "--no-membership")

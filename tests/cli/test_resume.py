@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 
+import jax
+import numpy as np
 import pytest
 from run_folders import (
     ENTRY,
@@ -227,6 +229,31 @@ def test_what_clients_and_server_keep_is_resumed(tmp_path, monkeypatch, name):
             execute(folder, *words)
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, whole)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypatch):
+    model = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")
+    words = (*WORDS, *model, "--run.rounds=4", "--run.checkpoint_every=2")
+    words = (*words, "--model.frozen=['params/Dense_0']", "--execution.clients_per_chunk=1")
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert execute(whole, *words)[0] == 0
+    with monkeypatch.context() as patched:
+        kill_after(patched, 3)
+        with pytest.raises(Killed):
+            execute(folder, *words)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, whole)
+    arrays = saved_arrays(folder)[1].values()
+    assert {a.shape for a in arrays if a.ndim > 1} == {(8, 10)}
+    assert read_json(folder, "summary.json")["num_parameters"] == 8 * 10 + 10
+    # The base is that of the start of the run, whoever asks for it.
+    models = [
+        assemble.assemble(configuration.load(f / "config.toml")).model for f in (whole, folder)
+    ]
+    bases = [m.full_params(m.init(jax.random.key(0)))["params"]["Dense_0"] for m in models]
+    jax.tree.map(np.testing.assert_array_equal, *bases)
+    assert np.abs(np.asarray(bases[0]["kernel"])).max() > 0.01
 
 
 @pytest.fixture

@@ -454,3 +454,29 @@ def test_calibrated_noise_is_never_rounded_down():
         assert np.all(rounded.astype(np.float64) >= exact)
         assert np.all(np.nextafter(rounded, np.float32(0)).astype(np.float64) < exact)
     assert rounded_up(1.5) == 1.5
+
+
+MLP = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")
+
+
+@pytest.mark.parametrize(
+    ("frozen", "message"),
+    [
+        (
+            "['params/Dense_9']",
+            "name parameters of the model, got 'params/Dense_9'.*'params/Dense_",
+        ),
+        ("['params']", "leave one of .* to be trained"),
+    ],
+)
+def test_patterns_that_freeze_nothing_or_everything_are_refused_before_training(
+    tmp_path, no_training, frozen, message
+):
+    with pytest.raises(ValueError, match=message):
+        execute(tmp_path / "run", *SMALL, *MLP, f"--model.frozen={frozen}")
+
+
+def test_batch_norm_under_noise_on_updates_is_refused_before_training(tmp_path, no_training):
+    words = ("--model.name=resnet18", "--model.options.norm=batch", "--algorithm.name=dp_fedavg")
+    with pytest.raises(ValueError, match=r"no buffers.*group norm"):
+        execute(tmp_path / "run", *SMALL, *words, "--privacy.unit=client")

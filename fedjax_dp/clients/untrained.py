@@ -1,0 +1,86 @@
+"""What noise on an update would move though training leaves it alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp.core import trees
+from fedjax_dp.models.base import Model
+
+# Optimisers that gather several gradients before they step move nothing until then.
+_MOST_STEPS = 100
+
+
+def check_noised(
+    model: Model, make_optimizer: Callable[[Any], optax.GradientTransformation]
+) -> None:
+    """Requires that training moves every parameter, so that noise may be added to updates of it.
+
+    Noise lands on all of an update. On what is not trained it would do nothing but harm: a frozen
+    base walks away, a variance of batch norm turns negative. Optimisers are tried on gradients
+    drawn at random.
+
+    Args:
+      model: what is trained.
+      make_optimizer: `(learning_rate) -> optimizer`.
+
+    Raises:
+      ValueError: naming the parameters, and what to do instead.
+    """
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    names = trees.paths(shapes)
+    is_buffer = jax.tree.leaves(model.is_buffer(shapes))
+    buffers = [name for name, flag in zip(names, is_buffer, strict=True) if flag]
+    if buffers:
+        raise ValueError(
+            f"model must have no buffers where noise is added to updates of them, got {model.name} "
+            f"with {_some(buffers)}: replace batch norm by group norm, or freeze the buffers "
+            "(Model.freeze), which then are not sent"
+        )
+    is_moved = jax.device_get(_is_moved(make_optimizer(jnp.float32(1)), shapes))
+    # What has no entries cannot be moved, nor need it be.
+    sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
+    tried = [(n, m) for n, m, size in zip(names, is_moved, sizes, strict=True) if size]
+    left = [name for name, moved in tried if not moved]
+    # One that moves nothing at all is no way of freezing a part.
+    if 0 < len(left) < len(tried):
+        raise ValueError(
+            "optimizer must move every parameter where noise is added to updates of them, got one "
+            f"that leaves {_some(left)} as it is: freeze those parameters instead (Model.freeze, "
+            "or model.frozen in a configuration), which then are not sent"
+        )
+
+
+def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.Array]:
+    """Tells for each parameter whether the optimiser's first steps move it."""
+    leaves, structure = jax.tree.flatten(shapes)
+    params = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), shapes)
+
+    def gradient(i: jax.Array) -> Any:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), i), len(leaves))
+        drawn = [
+            jax.random.normal(key, s.shape).astype(s.dtype)
+            for key, s in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, drawn)
+
+    def is_going_on(carry: Any) -> jax.Array:
+        i, _, moved = carry
+        return (i < 2) | ((i < _MOST_STEPS) & ~jnp.any(jnp.stack(moved)))
+
+    def step(carry: Any) -> Any:
+        i, state, moved = carry
+        updates, state = optimizer.update(gradient(i), state, params)
+        now = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
+        return i + 1, state, [a | b for a, b in zip(moved, now, strict=True)]
+
+    start = (0, optimizer.init(params), [jnp.bool_(False)] * len(leaves))
+    return jax.lax.while_loop(is_going_on, step, start)[2]
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,148 @@
+"""Kinds of parameters: which ones are meant, by path or predicate, and a model without the frozen.
+
+A parameter is *trained*; or a *buffer*, which no gradient reaches and training refreshes; or
+*frozen*: then the model itself holds its value, and it is no part of what `init` gives.
+"""
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+
+Where = str | Sequence[str] | Callable[[str, Any], bool]
+
+
+def marked(params: PyTree, where: Where) -> PyTree:
+    """Marks the parameters that are meant.
+
+    Args:
+      params: arrays, or shapes, or anything of their structure.
+      where: a path such as "params/Dense_0/kernel", a pattern such as "params/*/kernel", a part
+        above them such as "params/Dense_0", several of these, or `(path, leaf) -> bool`.
+
+    Returns:
+      A tree of bools of the structure of `params`.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    paths = trees.paths(params)
+    if callable(where):
+        flags = [bool(where(path, leaf)) for path, leaf in zip(paths, leaves, strict=True)]
+    else:
+        flags = [any(_matches(path, p) for p in patterns(where)) for path in paths]
+    return jax.tree.unflatten(structure, flags)
+
+
+def patterns(where: str | Sequence[str]) -> tuple[str, ...]:
+    """Lists patterns that may have been given as one.
+
+    Args:
+      where: one pattern or several.
+
+    Returns:
+      The patterns.
+    """
+    return (where,) if isinstance(where, str) else tuple(where)
+
+
+class Frozen(NamedTuple):
+    """What a model holds, and where it belongs.
+
+    Attributes:
+      structure: of all parameters, the frozen ones among them.
+      values: for each leaf its value where it is frozen, None where it is trained or a buffer.
+    """
+
+    structure: Any
+    values: tuple[np.ndarray | None, ...]
+
+    def without(self, full: PyTree) -> PyTree:
+        """Takes the frozen parameters out.
+
+        Args:
+          full: all parameters.
+
+        Returns:
+          The same tree with None, which is no leaf, in their places.
+        """
+        pairs = zip(jax.tree.leaves(full), self.values, strict=True)
+        return jax.tree.unflatten(self.structure, [x if v is None else None for x, v in pairs])
+
+    def within(self, params: PyTree) -> PyTree:
+        """Puts the frozen parameters back.
+
+        Args:
+          params: as `without` gives them.
+
+        Returns:
+          All parameters.
+
+        Raises:
+          ValueError: if `params` hold another number of arrays.
+        """
+        given = jax.tree.leaves(params)
+        count = sum(value is None for value in self.values)
+        checks.require(
+            len(given) == count,
+            "params",
+            f"hold the {count} arrays that are not frozen",
+            len(given),
+        )
+        supply = iter(given)
+        leaves = [next(supply) if value is None else jnp.asarray(value) for value in self.values]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
+    """Holds on to the values of some parameters.
+
+    Args:
+      shapes: all parameters, as shapes.
+      where: which ones are frozen, as for `marked`.
+      values: arrays for these at least, under the same paths; what else there is, is not read.
+
+    Returns:
+      The values, on the host, in the types of the model.
+
+    Raises:
+      ValueError: for a pattern that matches nothing, naming the nearest path; if nothing or
+        everything is frozen; or if a value is missing or of another shape.
+    """
+    paths = trees.paths(shapes)
+    if not callable(where):
+        for pattern in patterns(where):
+            if not any(_matches(path, pattern) for path in paths):
+                raise ValueError(
+                    "frozen must name parameters of the model, got "
+                    f"{pattern!r}; did you mean {_nearest(pattern, paths)!r}?"
+                )
+    flags = jax.tree.leaves(marked(shapes, where))
+    checks.require(any(flags), "frozen", "name one parameter at least", where)
+    checks.require(not all(flags), "frozen", f"leave one of {paths} to be trained", where)
+    given = dict(zip(trees.paths(values), jax.tree.leaves(values), strict=True))
+    held: list[np.ndarray | None] = []
+    for path, shape, is_frozen in zip(paths, jax.tree.leaves(shapes), flags, strict=True):
+        if is_frozen:
+            checks.require(path in given, "params", f"hold a value of {path!r}", sorted(given))
+            rule = f"have the shape {shape.shape}"
+            found = np.shape(given[path])
+            checks.require(found == shape.shape, f"params[{path!r}]", rule, found)
+        held.append(np.asarray(given[path], shape.dtype) if is_frozen else None)
+    return Frozen(jax.tree.structure(shapes), tuple(held))
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Tells whether a pattern names a parameter or a part that it lies in."""
+    pattern = pattern.rstrip("/")
+    return any(fnmatch.fnmatchcase(path, form) for form in (pattern, f"{pattern}/*"))
+
+
+def _nearest(pattern: str, paths: Sequence[str]) -> str | None:
+    parts = [path.split("/") for path in paths]
+    known = {"/".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
+    return checks.nearest(pattern, sorted(known))
