@@ -147,7 +147,9 @@ class PrivacySection:
     """What is protected, and how it is accounted."""
 
     unit: Literal["none", "record", "client", "both"] = _setting("record", "unit of privacy")
-    relation: Literal["add_remove", "replace_one"] = _setting("add_remove", "neighbouring data")
+    relation: Literal["zero_out", "add_remove", "replace_one"] = _setting(
+        "zero_out", "neighbouring data; add_remove is refused, since sizes are public"
+    )
     accountant: Literal["rdp", "pld", "rdp-classic-64"] = _setting("rdp", "how ε is computed")
     record: LevelSection = _setting(LevelSection, "record-level mechanism")
     client: ClientLevelSection = _setting(ClientLevelSection, "client-level mechanism")

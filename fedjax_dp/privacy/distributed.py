@@ -44,7 +44,7 @@ class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
 
         Args:
           orders: `[orders]`, above 1.
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           `[orders]`; inf where there is no noise, or where one of several shares has a scale below
@@ -90,7 +90,7 @@ class SkellamDpEvent(CurveDpEvent):
 
         Args:
           orders: `[orders]`, above 1.
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           `[orders]`; inf where there is no noise.
