@@ -28,6 +28,7 @@ from fedjax_dp.algorithms import (
     weiavg,
 )
 from fedjax_dp.clients import LocalConfig, LocalTrainer, dp_sgd_trainer, local_trainer
+from fedjax_dp.core.keys import secret_key
 from fedjax_dp.data import (
     FederatedData,
     Participation,
@@ -97,6 +98,7 @@ __all__ = [
     "record_dp_fedavg",
     "robust_hdp",
     "scaffold",
+    "secret_key",
     "shuffled",
     "simulation",
     "weiavg",

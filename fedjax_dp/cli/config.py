@@ -37,6 +37,9 @@ class RunSection:
 
     name: str = _setting("digits", "name of the run, used in titles")
     seed: int = _setting(0, "root of all random draws, of the partition too")
+    secret: bool = _setting(
+        False, "draw cohorts, batches and noise from a root that only the checkpoint holds"
+    )
     rounds: int = _setting(30, "number of rounds")
     evaluate_every: int = _setting(1, "rounds between two evaluations")
     checkpoint_every: int = _setting(10, "rounds between two checkpoints")

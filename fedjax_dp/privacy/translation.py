@@ -141,8 +141,8 @@ def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
             event,
             relation,
             accountant,
-            "its analysis is known for a unit that is exchanged for any other, which covers one that "
-            "is zeroed out, at twice the distance",
+            "its analysis is for a unit that is exchanged for any other, which covers one that is "
+            "zeroed out, at twice the distance",
             "relation 'replace_one', or Poisson sampling",
         )
     z = effective_noise_multiplier(event.event)

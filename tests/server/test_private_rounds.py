@@ -228,9 +228,7 @@ def test_who_knows_how_many_take_part_learns_what_the_documentation_says():
     hidden = _divergence(rate, stddev, epsilon)
     assert (known, hidden) == pytest.approx((9.9e-4, 4.7e-4), rel=0.01)
     ledger = Ledger("client", "zero_out")
-    ledger.charge(
-        dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(stddev))
-    )
+    ledger.charge(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(stddev)))
     stated = ledger.delta(epsilon, "pld")[0]
     assert hidden <= stated < known and stated == pytest.approx(hidden, rel=1e-2)
     text = (pathlib.Path(__file__).parents[2] / "docs" / "user_level_dp.md").read_text("utf-8")
