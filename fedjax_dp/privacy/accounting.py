@@ -30,7 +30,8 @@ class Ledger:
 
     Noise multipliers are standard deviations over the largest contribution of one unit (the
     sensitivity, unless a unit is replaced), whatever the relation; the ledger takes replace-one's
-    factor 2 into account. Events that carry a zCDP cost are taken as stated for the ledger's relation.
+    factor 2 into account. Events that carry a zCDP cost are taken as stated for the ledger's
+    relation.
 
     Guarantee: ε and δ hold for the composition of all that was charged, adaptively chosen, under
     the ledger's relation, provided that what was charged is what ran. Two-level privacy is two
