@@ -108,8 +108,7 @@ def run(
             checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
             key = new_root(config)
             if config.run.secret:
-                # On the disk before the first round: a run that dies before its first checkpoint
-                # starts again with the same bits, and no round is released with two noises.
+                # On the disk before the first round, so that no round is released with two noises.
                 checkpoints.keep_root(jax.random.key_data(key))
             write_text(folder / CONFIG_FILE, configuration.to_toml(config))
         logbook = Logbook(folder, from_round=int(state.round))
@@ -125,6 +124,9 @@ def run(
             extra = {"ledgers": accounting.to_json(), "seconds": seconds}
             checkpoints.save(state, extra | {"config": configuration.to_toml(config)})
 
+        if config.run.secret:
+            # From round 0 on, so that no two configurations ever share a root.
+            save(state)
         with _interruptions() as is_interrupted:
             state, is_over_budget = _rounds(
                 experiment, state, key, accounting, logbook, progress, save, is_interrupted

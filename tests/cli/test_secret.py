@@ -7,15 +7,20 @@ import stat
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
-from run_folders import SMALL, assert_same_run, execute, read_json, saved_arrays
+from run_folders import (
+    SMALL,
+    Killed,
+    assert_same_run,
+    execute,
+    kill_after,
+    read_json,
+    saved_arrays,
+)
 
-from experiments import sweep
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.assemble import assemble
 from fedjax_dp.core import keys
 from fedjax_dp.io import plots
-from fedjax_dp.io.logbook import Logbook
 
 pytestmark = pytest.mark.xdist_group("secret")
 # Cohorts, batches and noise at clients and at the server are drawn.
@@ -92,31 +97,23 @@ def test_the_statement_says_where_the_root_is_and_what_must_stay_hidden(uninterr
     assert "run.seed" not in text
 
 
-class Killed(BaseException):
-    """Stands for a signal that no code can answer."""
-
-
-def kill_after(patched, round_index):
-    write = Logbook.write
-
-    def dying(self, row):
-        write(self, row)
-        if row["round"] == round_index:
-            raise Killed
-
-    patched.setattr(Logbook, "write", dying)
-
-
 @pytest.mark.parametrize("rounds_done", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_secret_run_resumes_to_the_same_bits(
     uninterrupted, tmp_path, known_root, monkeypatch, rounds_done
 ):
-    """Before the first checkpoint too, for the root is on the disk before the first round."""
+    """From round 0 on: the root is on the disk before the first round, and a checkpoint is too."""
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
         kill_after(patched, rounds_done)
         with pytest.raises(Killed):
             execute(folder, *SECRET)
+    assert saved_arrays(folder)[0] == rounds_done // 3 * 3
+    other = configuration.load(folder / "config.toml", ["--training.learning_rate=1"])
+    before = (folder / "config.toml").read_text("utf-8")
+    (folder / "config.toml").write_text(configuration.to_toml(other), encoding="utf-8")
+    with pytest.raises(ValueError, match="must be as it was when the run started"):
+        execute(folder, resume=True)
+    (folder / "config.toml").write_text(before, encoding="utf-8")
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, uninterrupted)
 
@@ -192,34 +189,3 @@ def test_runs_of_one_seed_share_their_noise_and_secret_runs_do_not(tmp_path):
     assert first.std() == pytest.approx(one.std(), rel=0.2)
     partitions = {p.read_text("utf-8") for p in tmp_path.glob("*/partition.txt")}
     assert len(partitions) == 1
-
-
-@pytest.fixture
-def study(tmp_path):
-    file = tmp_path / "study.toml"
-    file.write_text(configuration.to_toml(configuration.load(None, SECRET)), encoding="utf-8")
-    return sweep.Study(
-        name="study",
-        file=file,
-        axes={"rate": {"1": ("--training.learning_rate=1",)}, "seed": {"0": ("--run.seed=0",)}},
-        rows="rate",
-        columns="seed",
-        metrics={"test_accuracy": 100.0},
-    )
-
-
-def test_sweeps_resume_secret_runs_and_never_start_them_over(
-    study, tmp_path, known_root, monkeypatch
-):
-    output, console = tmp_path / "out", Console(quiet=True)
-    grid = sweep.points(study, {}, ())
-    with monkeypatch.context() as patched:
-        kill_after(patched, 2)
-        with pytest.raises(Killed):
-            sweep.run_points(study, grid, output, console)
-    shutil.copytree(output, tmp_path / "lost")
-    sweep.run_points(study, grid, output, console)
-    assert read_json(output / grid[0].name, "summary.json")["rounds"] == 4
-    shutil.rmtree(tmp_path / "lost" / grid[0].name / "checkpoint")
-    with pytest.raises(ValueError, match=r"root\.key must be there"):
-        sweep.run_points(study, grid, tmp_path / "lost", console)

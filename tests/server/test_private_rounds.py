@@ -39,6 +39,7 @@ from fedjax_dp.server.distributed import num_shares
 DIMENSION = 6
 STRUCTURE = {"w": jax.ShapeDtypeStruct((DIMENSION,), jnp.float32)}
 KEY = jax.random.key(0)
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 def _population(targets):
@@ -231,7 +232,7 @@ def test_who_knows_how_many_take_part_learns_what_the_documentation_says():
     ledger.charge(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(stddev)))
     stated = ledger.delta(epsilon, "pld")[0]
     assert hidden <= stated < known and stated == pytest.approx(hidden, rel=1e-2)
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "user_level_dp.md").read_text("utf-8")
+    text = (DOCS / "user_level_dp.md").read_text("utf-8")
     assert f"{known:.1e}".replace("e-04", "e-4") in text
     assert f"{hidden:.1e}".replace("e-04", "e-4") in text
 
@@ -247,6 +248,12 @@ def test_shares_are_so_many_that_a_round_in_ten_thousand_is_lost(num_clients, co
     chance = np.exp(log + (num_clients - n) * np.log1p(-rate))
     assert chance[n > shares].sum() <= 1e-4 < chance[n > shares - 1].sum()
     assert num_shares(1, 1) == num_shares(2, 0.1) == 2
+    # What as many shares as are expected would cost, as the documentation has it.
+    extra = np.sum(chance * np.maximum(n, cohort) / cohort) - 1
+    stated = {20: 8.8, 50: 5.5, 1000: 1.2}.get(cohort)
+    if stated is not None:
+        assert round(100 * extra, 1) == stated
+        assert f"{stated} %" in (DOCS / "user_level_dp.md").read_text("utf-8")
 
 
 def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
