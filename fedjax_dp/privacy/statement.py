@@ -52,8 +52,8 @@ _TRUST = {
 _ROOTS = {
     "seed": (
         "The noise is a function of the seed of the run, `run.seed` in `config.toml`: whoever has "
-        "it can draw the same noise again and take it away, and the claim holds for nobody who "
-        "does. Runs that share a seed share noise, so that publishing two of them may cancel it. "
+        "it can draw the same noise again and take it away, and is not covered by the claim. Runs "
+        "that share a seed share noise, so that publishing two of them may cancel it. "
         "`run.secret = true` draws the noise from a secret root instead."
     ),
     "secret": (
@@ -187,7 +187,9 @@ def statement(
         ],
         "trusted": trusted,
         "noise_root": noise_root,
-        "must_stay_hidden": sorted({what for s in samplers for what in _HIDDEN.get(s, ())}),
+        "must_stay_hidden": sorted(
+            {what for s in samplers for what in _HIDDEN.get(s, ())}, reverse=True
+        ),
         "not_private": list(_NOT_PRIVATE),
     }
     if not_covered is not None:
@@ -279,7 +281,7 @@ def _hidden(what: list[str]) -> str:
 
 
 def _kept(file: str | None) -> str:
-    return "" if file is None else f" It lies in `{file}` of the run folder and nowhere else."
+    return "" if file is None else f" The root lies in `{file}` of the run folder and nowhere else."
 
 
 def _over_units(data: dict[str, Any]) -> str:

@@ -91,7 +91,7 @@ def test_the_statement_says_where_the_root_is_and_what_must_stay_hidden(uninterr
     for claim in read_json(uninterrupted, "privacy.json")["claims"]:
         assert claim["relation"] == "zero_out" and claim["noise_root"] == "secret"
         assert claim["noise_root_file"] == "checkpoint/root.key"
-        assert claim["must_stay_hidden"] == ["how many units were drawn", "which units were drawn"]
+        assert claim["must_stay_hidden"] == ["which units were drawn", "how many units were drawn"]
     for words in ("destroyed or kept secret", "checkpoint/root.key", "replaced by zeros", "n/N"):
         assert words in text
     assert "run.seed" not in text

@@ -165,18 +165,18 @@ def test_the_statement_says_what_the_noise_was_drawn_from(ledger, noise_root, sa
     assert all(phrase in words for phrase in said) and unsaid not in words
     assert "a/root" not in words
     kept = st.in_words(st.statement(ledger, 1e-5, noise_root=noise_root, noise_root_file="a/root"))
-    assert "It lies in `a/root` of the run folder and nowhere else." in kept
+    assert "The root lies in `a/root` of the run folder and nowhere else." in kept
 
 
 @pytest.mark.parametrize(
     "event, relation, accountant, hidden",
     [
-        (poisson(0.1, 1.5), "zero_out", "rdp", ["how many", "which"]),
+        (poisson(0.1, 1.5), "zero_out", "rdp", ["which", "how many"]),
         (
             dpa.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 3.0),
             "zero_out",
             "pld",
-            ["how many", "which"],
+            ["which", "how many"],
         ),
         (
             dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(3.0)),
