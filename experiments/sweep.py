@@ -117,6 +117,8 @@ def run_points(
             console.print(f"{label}: left for another time")
             continue
         resume = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
+        # A secret run never starts over: where it has lost its root, going on with it is refused.
+        resume |= config.run.secret and (folder / "config.toml").is_file()
         if resume:
             config = configuration.load(folder / "config.toml")
         begun = time.perf_counter()

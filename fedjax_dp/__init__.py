@@ -34,6 +34,7 @@ from fedjax_dp.clients import (
     local_trainer,
     update_transform,
 )
+from fedjax_dp.core.keys import secret_key
 from fedjax_dp.data import (
     FederatedData,
     Participation,
@@ -103,6 +104,7 @@ __all__ = [
     "record_dp_fedavg",
     "robust_hdp",
     "scaffold",
+    "secret_key",
     "shuffled",
     "simulation",
     "update_transform",

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 from rich.console import Console
 
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.run import run
+from fedjax_dp.io.logbook import Logbook
 
 # Three clients and few rounds: a run of a few seconds that still takes every turn.
 SMALL = ("--data.num_clients=3", "--run.rounds=2")
@@ -29,6 +31,22 @@ def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[in
     config = configuration.load(file, words)
     status = run(config, folder, Console(file=text, width=200), resume=resume)
     return status, text.getvalue()
+
+
+class Killed(BaseException):
+    """Stands for a signal that no code can answer."""
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, round_index: int) -> None:
+    """Lets runs in this process die once a round is logged."""
+    write = Logbook.write
+
+    def dying(self: Logbook, row: Any) -> None:
+        write(self, row)
+        if row["round"] == round_index:
+            raise Killed
+
+    monkeypatch.setattr(Logbook, "write", dying)
 
 
 def command(*words: str, program: str = ENTRY, cache: str = "") -> list[str]:

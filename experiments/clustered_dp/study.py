@@ -26,6 +26,7 @@ from experiments.clustered_dp.tables import as_markdown, read_results
 from experiments.settings import require_same, tables_of
 from fedjax_dp.algorithms import local_only
 from fedjax_dp.cli.assemble import Experiment, assemble
+from fedjax_dp.cli.run import new_root
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
@@ -103,8 +104,9 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     config, method = point.config, point.method
     true = true_clusters(config)
     experiment = assemble(config)
-    sim, key = experiment.simulation, jax.random.key(config.run.seed)
-    state = sim.init(key)
+    # Nothing here is resumed: a secret root is forgotten with the process.
+    sim, key = experiment.simulation, new_root(config)
+    state = sim.init(jax.random.key(config.run.seed))
     accounting = PrivacyAccounting(sim, state, config.privacy.relation, config.privacy.accountant)
     before_compiling = time.perf_counter()
     state = jax.block_until_ready(sim.compile(state, key))

@@ -24,8 +24,8 @@ def dp_fedavg(
     With a private trainer both units are protected at once, and both are accounted.
 
     Guarantee: unit of privacy is one client; L2 sensitivity of the sum is `clip_norm` under
-    add/remove; meant for Poisson cohorts, which amplify. The server is trusted to add the noise and
-    to hide the cohort.
+    zero-out, the number of clients being public; meant for Poisson cohorts, which amplify. The
+    server is trusted to add the noise and to hide the cohort and its size.
 
     Args:
       model: what is trained.

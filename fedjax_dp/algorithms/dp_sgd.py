@@ -26,8 +26,8 @@ def dp_sgd(
     client is private already, and averaging is post-processing. Client sizes, by which the mean is
     weighted, are public.
 
-    Guarantee: unit of privacy is one record of one client; add/remove; the event of a round is
-    `FederatedAlgorithm.record_event` of the client's own size and numbers.
+    Guarantee: unit of privacy is one record of one client; zero-out, sizes being public; the event
+    of a round is `FederatedAlgorithm.record_event` of the client's own size and numbers.
 
     Args:
       model: what is trained.

@@ -37,6 +37,9 @@ class RunSection:
 
     name: str = _setting("digits", "name of the run, used in titles")
     seed: int = _setting(0, "root of all random draws, of the partition too")
+    secret: bool = _setting(
+        False, "draw cohorts, batches and noise from a root that only the checkpoint holds"
+    )
     rounds: int = _setting(30, "number of rounds")
     evaluate_every: int = _setting(1, "rounds between two evaluations")
     checkpoint_every: int = _setting(10, "rounds between two checkpoints")
@@ -150,7 +153,9 @@ class PrivacySection:
     """What is protected, and how it is accounted."""
 
     unit: Literal["none", "record", "client", "both"] = _setting("record", "unit of privacy")
-    relation: Literal["add_remove", "replace_one"] = _setting("add_remove", "neighbouring data")
+    relation: Literal["zero_out", "add_remove", "replace_one"] = _setting(
+        "zero_out", "neighbouring data; add_remove is refused, since sizes are public"
+    )
     accountant: Literal["rdp", "pld", "rdp-classic-64"] = _setting("rdp", "how ε is computed")
     record: LevelSection = _setting(LevelSection, "record-level mechanism")
     client: ClientLevelSection = _setting(ClientLevelSection, "client-level mechanism")

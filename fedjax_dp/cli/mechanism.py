@@ -90,19 +90,18 @@ def _builder(
 
         return bounded
     if level.mechanism == "discrete_gaussian":
-        size, is_split = trees.num_parameters(structure), participation.sampler.varies
-        # Room on the lattice for cohorts that are larger than expected.
-        count = math.ceil(cohort + 4 * math.sqrt(cohort)) if is_split else int(cohort)
-        shares = num_shares(cohort) if is_split else count
+        size, varies = trees.num_parameters(structure), participation.sampler.varies
+        # A share from each client; the lattice has room for as many contributions.
+        count = num_shares(participation.num_clients, cohort) if varies else int(cohort)
         bits = level.bits
         if bits == "auto":
             # Before the noise is known, that of an ordinary run.
             usual = float(level.noise_multiplier or 1.0)  # type: ignore[arg-type]
-            bits = choose_bits(size, clip_norm, usual, num_clients=count, num_shares=shares)
+            bits = choose_bits(size, clip_norm, usual, num_clients=count)
 
         def discrete(z: float) -> Aggregator:
-            plan = make_plan(size, clip_norm, z, num_clients=count, num_shares=shares, bits=bits)
-            return discrete_mean(structure, plan, cohort if is_split else count, is_split=is_split)
+            plan = make_plan(size, clip_norm, z, num_clients=count, bits=bits)
+            return discrete_mean(structure, plan, cohort if varies else count, varies=varies)
 
         return discrete
     if level.mechanism == "correlated_gaussian":

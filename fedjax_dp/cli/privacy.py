@@ -21,7 +21,7 @@ _Rate = Annotated[
 _Steps = Annotated[int, typer.Option("--steps", help="Number of releases, at least 1.")]
 _Delta = Annotated[float, typer.Option("--delta", help="δ in (0, 1).")]
 _Accountant = Annotated[str, typer.Option(help="rdp, pld or rdp-classic-64.")]
-_Relation = Annotated[str, typer.Option(help="add_remove or replace_one.")]
+_Relation = Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

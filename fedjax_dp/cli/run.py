@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from rich.console import Console
 
 from fedjax_dp.cli import config as configuration
@@ -17,16 +19,17 @@ from fedjax_dp.cli.assemble import Experiment, assemble
 from fedjax_dp.cli.config import Config, ConfigError
 from fedjax_dp.cli.progress import Progress
 from fedjax_dp.core import checks
+from fedjax_dp.core.keys import secret_key
 from fedjax_dp.data.statistics import draw as draw_partition
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.io import plots
-from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.checkpoint import ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import Logbook, read_metrics, write_json, write_text
 from fedjax_dp.io.statement import write_statement
 
-CONFIG_FILE = "config.toml"
+CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
 
 
 def require_free(output: pathlib.Path) -> None:
@@ -84,11 +87,11 @@ def run(
         progress.phase("reading data and calibrating noise")
         experiment = assemble(config)
         config, simulation = experiment.config, experiment.simulation
-        key = jax.random.key(config.run.seed)
-        state = simulation.init(key)
+        state = simulation.init(jax.random.key(config.run.seed))
         seconds_before, ledgers = 0.0, None
         if resume and folder is not None:
-            checkpoints = Checkpoints(folder / "checkpoint")
+            checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
+            key = _kept_root(config, checkpoints)
             if checkpoints.latest_round() is not None:
                 state, extra = checkpoints.restore(state)
                 _require_same(config, extra["config"])
@@ -102,7 +105,11 @@ def run(
         if folder is None:
             folder = _next_folder(config.run.name)
         if not resume:
-            checkpoints = Checkpoints(folder / "checkpoint")
+            checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
+            key = new_root(config)
+            if config.run.secret:
+                # On the disk before the first round, so that no round is released with two noises.
+                checkpoints.keep_root(jax.random.key_data(key))
             write_text(folder / CONFIG_FILE, configuration.to_toml(config))
         logbook = Logbook(folder, from_round=int(state.round))
 
@@ -117,6 +124,9 @@ def run(
             extra = {"ledgers": accounting.to_json(), "seconds": seconds}
             checkpoints.save(state, extra | {"config": configuration.to_toml(config)})
 
+        if config.run.secret:
+            # From round 0 on, so that no two configurations ever share a root.
+            save(state)
         with _interruptions() as is_interrupted:
             state, is_over_budget = _rounds(
                 experiment, state, key, accounting, logbook, progress, save, is_interrupted
@@ -131,6 +141,36 @@ def run(
         summary = _finish(experiment, state, accounting, folder, timing)
     _report(console, summary, folder, interrupted, is_over_budget)
     return 130 if interrupted else 0
+
+
+def new_root(config: Config) -> PRNGKey:
+    """Gives the root of cohorts, batches and noise of a run that starts.
+
+    The seed alone decides over data and initial model, so that secret runs compare.
+
+    Args:
+      config: the experiment.
+
+    Returns:
+      The key of the seed, or a fresh one of the operating system.
+    """
+    return secret_key() if config.run.secret else jax.random.key(config.run.seed)
+
+
+def _kept_root(config: Config, checkpoints: Checkpoints) -> PRNGKey:
+    """Gives the root of a run that goes on; refuses one that has lost it."""
+    root = checkpoints.root()
+    if not config.run.secret:
+        rule = "be true as when the run started"
+        checks.require(root is None, "run.secret", rule, config.run.secret)
+        return jax.random.key(config.run.seed)
+    if root is None:
+        raise ValueError(
+            f"{checkpoints.directory / ROOT_FILE} must be there for a secret run to go on: without "
+            "it, rounds that were released would get fresh noise; nearest valid choice: a new run "
+            "in another folder"
+        )
+    return jax.random.wrap_key_data(jnp.asarray(root))
 
 
 def _require_same(config: Config, saved: str) -> None:
@@ -309,12 +349,15 @@ def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str
 
     level = experiment.config.privacy.client
     name = "initial_clip_norm" if level.adaptive_clipping else "clip_norm"
-    facts: dict[str, dict[str, Any]] = {"client": {name: experiment.client_clip_norm}}
+    root: dict[str, Any] = {"noise_root": "seed"}
+    if experiment.config.run.secret:
+        root = {"noise_root": "secret", "noise_root_file": f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"}
+    facts = {"client": {name: experiment.client_clip_norm} | root, "record": root}
     if level.mechanism == "discrete_gaussian":
         # Every client adds its share of the noise; no server sees a single contribution.
         facts["client"]["trust"] = "secure_aggregation"
     if state.config.clip_norm is not None:
-        facts["record"] = {
+        facts["record"] = root | {
             "not_covered": experiment.simulation.algorithm.not_covered,
             "clip_norm_per_unit": by_client(state.config.clip_norm),
             "noise_multiplier_per_unit": by_client(state.config.noise_multiplier),

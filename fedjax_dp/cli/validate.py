@@ -11,6 +11,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.cli.config import Config
 from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks
+from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.models import registry as models
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
@@ -42,6 +43,7 @@ def validate(config: Config) -> None:
     _check_parts(config)
     _check_training(config)
     _check_participation(config)
+    require_public_sizes(config.privacy.relation, "privacy.relation")
     for unit in config.privacy.units:
         _check_level(config, unit)
     if "client" in config.privacy.units:

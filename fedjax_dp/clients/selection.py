@@ -163,9 +163,9 @@ def private_choice(
 ) -> Choice:
     """Takes a model of good training accuracy or loss by the exponential mechanism.
 
-    Guarantee: unit of privacy is one record of the client; ε-DP and ε²/8-zCDP under add/remove and
-    under replace-one, since the sensitivity `1/(n - 1)`, or `loss_bound/(n - 1)`, bounds both; n,
-    the client's number of examples, is public.
+    Guarantee: unit of privacy is one record of the client; ε-DP and ε²/8-zCDP under add/remove,
+    zero-out and replace-one, since the sensitivity `1/(n - 1)`, or `loss_bound/(n - 1)`, bounds all
+    three; n, the client's number of examples, is public.
 
     Args:
       model: what is trained.

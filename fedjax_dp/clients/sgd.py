@@ -273,8 +273,9 @@ def dp_sgd_trainer(
 ) -> LocalTrainer:
     """Builds record-level DP-SGD: Poisson batches, per-example clipping, Gaussian noise.
 
-    Guarantee: unit of privacy is one record of the client; add/remove by default; everything that
-    the client sends is covered by `LocalTrainer.event`.
+    Guarantee: unit of privacy is one record of the client, zeroed out by default: rates, steps and
+    divisors follow from the client's exact size, which is public. Everything that the client sends
+    is covered by `LocalTrainer.event`.
 
     Args:
       model: what is trained; its examples must not influence one another.

@@ -1,8 +1,11 @@
 """Random keys, folded by purpose, so that no draw depends on who else was drawn before it."""
 
 import enum
+import secrets
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from chex import PRNGKey
 
 
@@ -34,6 +37,26 @@ class Purpose(enum.IntEnum):
     SELECTION = 9
     SERVER = 10
     ENCODING = 11
+
+
+def secret_key() -> PRNGKey:
+    """Draws a root key from the operating system, as many random bits as a key of JAX holds.
+
+    For `Simulation.run`, in place of `jax.random.key(seed)`: cohorts, batches and noise are then no
+    function of anything that is written down. Whoever calls this keeps the key as long as the run
+    may have to go on to the same bits, and destroys it after.
+
+    Guarantee: the bits come from `secrets`. JAX's own generator, threefry2x32, holds 64 of them
+    (`jax.random.key_data`): who knows all but the noise of a release finds its key in 2^64 tries,
+    some years of one accelerator. It is no cryptographic generator, and nothing shorter is proven
+    impossible.
+
+    Returns:
+      The key, of the implementation that `jax.random.key` uses.
+    """
+    like = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    drawn = np.frombuffer(secrets.token_bytes(like.size * like.dtype.itemsize), like.dtype)
+    return jax.random.wrap_key_data(jnp.asarray(drawn.reshape(like.shape)))
 
 
 def fold(key: PRNGKey, *path: jax.typing.ArrayLike) -> PRNGKey:

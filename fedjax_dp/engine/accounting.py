@@ -17,13 +17,35 @@ from fedjax_dp.engine.reads import record_events_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.simulate import Simulation
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.clipping import RELATIONS
 
 # A budget that was calibrated to the last bit must not fail on the last bit.
 _SLACK = 1e-9
 
-
 # What a round costs: events, and the accounts that pay each.
 _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
+
+
+def require_public_sizes(relation: str, name: str = "relation") -> None:
+    """Requires a relation under which numbers of clients and records may be public.
+
+    A record more changes its client's sampling rate, steps and divisors, and a client more those
+    of the population: adding or removing a unit is not what a simulation's events bound.
+
+    Args:
+      relation: which data are neighbours.
+      name: what an error calls it.
+
+    Raises:
+      ValueError: if it is not one of those.
+    """
+    checks.one_of(name, relation, RELATIONS)
+    rule = (
+        "be 'zero_out' or 'replace_one': rates, steps and divisors are made from the exact numbers "
+        "of clients and records, so that these are public and a unit cannot be missing; what holds "
+        "at the same price is 'zero_out', its contributions replaced by zeros"
+    )
+    checks.require(relation != "add_remove", name, rule, relation)
 
 
 def stages_of(
@@ -64,7 +86,7 @@ class PrivacyAccounting:
         self,
         simulation: Simulation,
         state: SimulationState,
-        relation: str = "add_remove",
+        relation: str = "zero_out",
         accountant: str | None = None,
     ):
         """Opens the ledgers of a simulation.
@@ -72,14 +94,17 @@ class PrivacyAccounting:
         Args:
           simulation: what will run.
           state: its state, which holds the numbers that the events depend on.
-          relation: which data are neighbours, "add_remove" or "replace_one".
+          relation: which data are neighbours, "zero_out" or "replace_one". That a unit is there or
+            not ("add_remove") is never what holds: a simulation takes rates, steps, divisors and
+            weights from the exact numbers of clients and of their records, which are public.
           accountant: who will be asked for ε, to be refused now and not after rounds ran; any one
             that has an analysis where it is None.
 
         Raises:
           ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
-            analysis.
+            analysis, or the relation is "add_remove".
         """
+        require_public_sizes(relation)
         self._simulation, self._participation = simulation, simulation.participation
         self._relation, self._accountant = relation, accountant
         num_clients = simulation.participation.num_clients

@@ -26,7 +26,7 @@ class Planted(NamedTuple):
 
     Attributes:
       unit: whose privacy the canaries attack, "client" or "record".
-      relation: what tells data with a canary from data without it, "add_remove" or "replace_one".
+      relation: what tells data with a canary from data without it, "zero_out" or "replace_one".
       algorithm: the algorithm that was asked for, watched: its state adds up what an attacker sees
         of every canary.
       data: the population with the canaries' records, all of them included.

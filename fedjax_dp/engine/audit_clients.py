@@ -32,12 +32,12 @@ def plant_clients(
     num_canaries: int,
     rng: np.random.Generator,
     *,
-    relation: str = "add_remove",
+    relation: str = "zero_out",
 ) -> Planted:
     """Adds clients whose update is one entry of the parameters, far above the clip norm.
 
     No two canaries share an entry, so that in the released aggregate each shows in its own place.
-    Under add/remove a canary that is not included sends an update that is not finite, which the
+    Under zero-out a canary that is not included sends an update that is not finite, which the
     engine counts as nobody's; under replace-one it sends the opposite update.
 
     Args:
@@ -48,7 +48,7 @@ def plant_clients(
         sampling rate are kept.
       num_canaries: at least 1, at most the number of parameters.
       rng: draws the entries.
-      relation: which data are neighbours, "add_remove" or "replace_one".
+      relation: which data are neighbours, "zero_out" or "replace_one".
 
     Returns:
       The planted population; the canaries are its last clients.
@@ -65,7 +65,7 @@ def plant_clients(
     num_entries = sum(x.size for x in _aggregate_structure(algorithm, data))
     coordinates = draw_coordinates(np.ones(num_entries, bool), num_canaries, rng)
     num_clients = data.num_clients + num_canaries
-    absent = np.nan if relation == "add_remove" else -STRENGTH
+    absent = np.nan if relation != "replace_one" else -STRENGTH
     aggregator = algorithm.aggregator
 
     def client(server, row, client: ClientData, config: LocalConfig, key):

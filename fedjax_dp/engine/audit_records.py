@@ -34,14 +34,14 @@ def plant_records(
     num_canaries: int,
     rng: np.random.Generator,
     *,
-    relation: str = "add_remove",
+    relation: str = "zero_out",
 ) -> Planted:
     """Adds records whose gradient is one entry of the parameters, far above the clip norm.
 
     The model is wrapped: for a canary the loss is a multiple of one parameter, and its prediction
     counts as right where it is included; for all other records both are what they were. What is
     watched is what leaves the client, or, where nothing does, the client's own model. Under
-    add/remove a canary that is not included has gradient zero and the client's size, which is
+    zero-out a canary that is not included has gradient zero and the client's size, which is
     public, stays; under replace-one it has the opposite gradient.
 
     Args:
@@ -51,7 +51,7 @@ def plant_records(
       participation: who joins a round.
       num_canaries: at least 1, at most the number of trained parameters.
       rng: draws the entries.
-      relation: which data are neighbours, "add_remove" or "replace_one".
+      relation: which data are neighbours, "zero_out" or "replace_one".
 
     Returns:
       The planted population; canaries are the last records of their clients.
@@ -150,7 +150,7 @@ def watch_records(
 
 def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Model:
     """Wraps a model so that the loss of a marked record is a multiple of its canary's parameter."""
-    opposite = 0.0 if relation == "add_remove" else -1.0
+    opposite = 0.0 if relation != "replace_one" else -1.0
 
     def apply(params, x, **options):
         outputs, refreshed = model.apply(params, x, **options)

@@ -208,7 +208,7 @@ def check_cohort(
         )
     results.append(noise.same_as("noise with and without a client", quiet))
     # Clients that add noise themselves add other noise than who stands in for them.
-    if not aggregator.min_participants > 0 and aggregator.announce is None:
+    if not _adds_noise(aggregator, state, contribution_of(ordinary, 1.0), key):
         empty_slot = release(state, ordinary, 1.0, False, key)
         gap = distance(empty_slot, without)
         results.append(StepCheck("round with an empty slot and with NaN", gap, 0.0))
@@ -247,6 +247,22 @@ def _update_structure(
 
     examples = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
     return jax.eval_shape(update, state, examples, jax.random.key(0))
+
+
+def _adds_noise(
+    aggregator: Any, state: SimulationState, contribution: PyTree, key: PRNGKey
+) -> bool:
+    """Tells whether a client adds noise itself: what it sends for zeros depends on its key."""
+    if aggregator.encode is None:
+        return False
+
+    @jax.jit
+    def message(own_key):
+        zeros = trees.zeros_like(contribution)
+        return aggregator.encode(state.aggregator, zeros, key, own_key)
+
+    one, other = (jax.tree.leaves(message(k)) for k in jax.random.split(key))
+    return not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _reaching_leaves(

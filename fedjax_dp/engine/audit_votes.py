@@ -35,7 +35,7 @@ def plant_votes(
     num_rounds: int,
     rng: np.random.Generator,
     *,
-    relation: str = "add_remove",
+    relation: str = "zero_out",
 ) -> Planted:
     """Adds records that pull at one parameter each, and asks clients to vote on where it is.
 
@@ -55,7 +55,7 @@ def plant_votes(
       num_canaries: at least 1, at most the number of trained parameters.
       num_rounds: into how many rounds the algorithm divides its public inputs, at least 1.
       rng: draws the parameters.
-      relation: which data are neighbours, "add_remove" or "replace_one".
+      relation: which data are neighbours, "zero_out" or "replace_one".
 
     Returns:
       The planted population; canaries are the last records of their clients.
@@ -118,7 +118,7 @@ def _with_windows(
     model: Model, dtype: np.dtype, shown: np.ndarray, levels: np.ndarray, relation: str
 ) -> Model:
     """Wraps a model so that the auditor's inputs show how far a parameter is beyond a level."""
-    opposite = 0.0 if relation == "add_remove" else -1.0
+    opposite = 0.0 if relation != "replace_one" else -1.0
 
     def init(key: PRNGKey) -> PyTree:
         params = model.init(key)

@@ -72,7 +72,7 @@ def calibrate(
     num_rounds: int,
     *,
     accountant: str = "rdp",
-    relation: str = "add_remove",
+    relation: str = "zero_out",
 ) -> FederatedAlgorithm:
     """Gives every client the noise multiplier that spends its budget over a whole run.
 
@@ -88,7 +88,7 @@ def calibrate(
       dp_delta: δ in (0, 1); a scalar or `[num_clients]`.
       num_rounds: rounds of the run, at least 1.
       accountant: "rdp", "pld" or "rdp-classic-64".
-      relation: "add_remove" or "replace_one".
+      relation: "zero_out" or "replace_one".
 
     Returns:
       The same declaration with `config.noise_multiplier` of `[num_clients]`, float32, rounded up.

@@ -83,11 +83,6 @@ def run_round(
       The state after the round and its info: scalars, `update_norm_quantiles`, `participants`
       (client indices, -1 in empty slots), and `stage` where the algorithm has kinds of round.
     """
-    announce = algorithm.aggregator.announce
-    if announce is not None:
-        told = announce(state.aggregator, jnp.sum(cohort.is_real, dtype=jnp.int32))
-        state = state._replace(aggregator=told)
-
     mesh = shape.mesh
     if mesh is None:
         total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)

@@ -35,6 +35,8 @@ class Simulation(NamedTuple):
       init: `(key) -> SimulationState` before the first round.
       run: `(state, key, num_rounds) -> (state, info)`; runs that many rounds and donates `state`,
         which must not be used again. Every entry of `info` is a host array `[num_rounds, ...]`.
+        The key is the root of cohorts, batches and noise, the same in every call; whoever has it
+        can take the noise away, see `secret_key`.
       compile: `(state, key) -> state` compiles the round by running none; donates `state` too.
       algorithm: what is run.
       participation: who joins a round.

@@ -1,15 +1,20 @@
 """Checkpoints of a run, written so that an interrupted write leaves the last one whole."""
 
 import json
+import os
 import pathlib
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.engine.round import SimulationState
+
+# Holds the root of a secret run, beside the checkpoints.
+ROOT_FILE = "root.key"
 
 
 class Checkpoints:
@@ -19,15 +24,21 @@ class Checkpoints:
       directory: where they are kept.
     """
 
-    def __init__(self, directory: str | pathlib.Path, *, keep: int = 2):
+    def __init__(self, directory: str | pathlib.Path, *, keep: int = 2, is_secret: bool = False):
         """Opens a folder of checkpoints.
 
         Args:
           directory: the folder; made where it is missing.
           keep: how many of the newest checkpoints stay, at least 1.
+          is_secret: whether nobody but the owner may enter the folder, where the system has such
+            permissions.
         """
         checks.whole("keep", keep)
         self.directory = pathlib.Path(directory).absolute()
+        if is_secret:
+            # Before anything lies in it; what is made in it later cannot be reached either.
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.directory.chmod(0o700)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             create=True,
@@ -55,6 +66,36 @@ class Checkpoints:
             ),
         )
         self._manager.wait_until_finished()
+
+    def keep_root(self, root: ArrayLike) -> None:
+        """Writes the secret root of a run, for its owner alone to read.
+
+        Args:
+          root: what `jax.random.key_data` gives of it.
+
+        Raises:
+          ValueError: if there is one already: another must never take its place.
+        """
+        path = self.directory / ROOT_FILE
+        checks.require(
+            not path.exists(), ROOT_FILE, "not be there when a run starts", str(self.directory)
+        )
+        # Made with its permissions, and on the disk before anything is drawn from it.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(np.asarray(root).tolist(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def root(self) -> np.ndarray | None:
+        """Reads the secret root of a run.
+
+        Returns:
+          What `keep_root` was given, or None where there is none.
+        """
+        path = self.directory / ROOT_FILE
+        if not path.exists():
+            return None
+        return np.array(json.loads(path.read_text(encoding="utf-8")), np.uint32)
 
     def latest_round(self) -> int | None:
         """Finds the newest checkpoint.

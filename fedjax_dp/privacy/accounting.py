@@ -29,8 +29,9 @@ class Ledger:
     """Composes the events of what ran, for every unit of privacy on its own.
 
     Noise multipliers are standard deviations over the largest contribution of one unit (the
-    sensitivity under add/remove), whatever the relation; the ledger takes replace-one's factor
-    2 into account. Events that carry a zCDP cost are taken as stated for the ledger's relation.
+    sensitivity, unless a unit is replaced), whatever the relation; the ledger takes replace-one's
+    factor 2 into account. Events that carry a zCDP cost are taken as stated for the ledger's
+    relation.
 
     Guarantee: ε and δ hold for the composition of all that was charged, adaptively chosen, under
     the ledger's relation, provided that what was charged is what ran. Two-level privacy is two
@@ -39,7 +40,7 @@ class Ledger:
     Attributes:
       unit: whose data are protected: "client" (all data of a client) or "record" (one record of
         one client).
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
       num_units: how many units keep their own account: 1 for a population of clients that are
         all treated alike, the number of clients for record-level training.
     """
@@ -49,7 +50,7 @@ class Ledger:
 
         Args:
           unit: "client" or "record".
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
           num_units: number of accounts, at least 1.
 
         Raises:

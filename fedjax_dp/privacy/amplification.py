@@ -59,7 +59,7 @@ def sampled_event(
         capacity at random), "fixed_size" (without replacement), "everybody", "cyclic" or
         "min_separated" (no chance involved: each participation pays in full), or "shuffled".
       base: the event of the mechanism on a given set of units.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
       **facts: the fields of `SamplingFacts` that the sampler has.
 
     Returns:

@@ -264,7 +264,7 @@ def _event(row: np.ndarray, noise_multiplier: float) -> DpEvent:
 
 def _epsilons(rows: np.ndarray, accountant: str, relation: str) -> np.ndarray:
     """ε of rows that begin with the noise multiplier."""
-    if accountant == "pld" or relation != "add_remove":
+    if accountant == "pld" or relation == "replace_one":
         spent = np.empty(len(rows))
         for i, row in enumerate(rows):
             ledger = Ledger(relation=relation)
@@ -290,7 +290,7 @@ def _epsilons(rows: np.ndarray, accountant: str, relation: str) -> np.ndarray:
 def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: str) -> np.ndarray:
     """Noise multipliers of rows that begin with the budget."""
     table = np.asarray(rows)
-    if accountant == "pld" or relation != "add_remove":
+    if accountant == "pld" or relation == "replace_one":
         return np.array(
             [
                 calibrate_noise_multiplier(

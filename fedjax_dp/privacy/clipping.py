@@ -15,7 +15,7 @@ from fedjax_dp.core.materialize import materialize
 PyTree = Any
 Scalar = jax.typing.ArrayLike
 
-RELATIONS = ("add_remove", "replace_one")
+RELATIONS = ("add_remove", "zero_out", "replace_one")
 
 # Scales below this are as good as none: rounded to the next float, they could be much larger.
 SMALLEST_FACTOR = 2.0**-120
@@ -31,8 +31,9 @@ class Sensitivity:
     Attributes:
       l2: the largest Euclidean distance between the values on neighbouring data, in units of
         the value; may be traced.
-      relation: which data are neighbours: "add_remove" (one unit is there or not) or
-        "replace_one" (one unit's data are exchanged for others).
+      relation: which data are neighbours: "add_remove" (one unit is there or not), "zero_out"
+        (what it contributes is replaced by zeros, while it is counted as before) or "replace_one"
+        (one unit's data are exchanged for others).
     """
 
     l2: Scalar
@@ -42,8 +43,8 @@ class Sensitivity:
     def contribution(self) -> Scalar:
         """The largest norm of what one unit adds to the value.
 
-        It is the sensitivity under add/remove and half of it under replace-one, and the length
-        in which every noise multiplier of this package is measured.
+        It is half of the sensitivity under replace-one and the sensitivity otherwise, and the
+        length in which every noise multiplier of this package is measured.
         """
         return self.l2 / 2 if self.relation == "replace_one" else self.l2
 
@@ -57,15 +58,16 @@ def sensitivity_of_sum(
 ) -> Sensitivity:
     """States the sensitivity of a weighted sum of bounded contributions over a public constant.
 
-    Adding or removing a unit moves `Σ_i w_i x_i / denominator` by `w_i ‖x_i‖ / denominator`;
-    replacing one can move it twice as far, since old and new may point apart.
+    Adding, removing or zeroing out a unit moves `Σ_i w_i x_i / denominator` by
+    `w_i ‖x_i‖ / denominator`; replacing one can move it twice as far, since old and new may point
+    apart.
 
     Guarantee: holds only where weights and denominator do not depend on the data of the other
     units: no realised count, no normalisation of weights over the cohort.
 
     Args:
       bound: the largest Euclidean norm of one contribution, at least 0; may be traced.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
       max_weight: the largest weight that a contribution may get, at least 0; may be traced.
       denominator: a public constant, above 0; may be traced.
 
@@ -286,7 +288,7 @@ class Clipping(NamedTuple):
 
         Args:
           clip_norm: the bound that is given to `clip`; may be traced.
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
           max_weight: the largest weight of a contribution; may be traced.
 
         Returns:

@@ -14,6 +14,7 @@ from fedjax_dp.privacy.translation import translate
 
 DPA_RELATION = {
     "add_remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "zero_out": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace_one": dpa.NeighboringRelation.REPLACE_ONE,
 }
 

@@ -44,7 +44,7 @@ class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
 
         Args:
           orders: `[orders]`, above 1.
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           `[orders]`; inf where there is no noise, or where one of several shares has a scale below
@@ -90,7 +90,7 @@ class SkellamDpEvent(CurveDpEvent):
 
         Args:
           orders: `[orders]`, above 1.
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           `[orders]`; inf where there is no noise.
@@ -160,8 +160,8 @@ class Plan(NamedTuple):
     def event(self) -> DpEvent:
         """Names the event of one release; sampling comes on top.
 
-        Guarantee: holds if at least `num_shares` shares of noise are in the sum. Adding or
-        removing a unit means that it sends zeros, its share of the noise staying in.
+        Guarantee: holds if at least `num_shares` shares of noise are in the sum. That a unit is
+        zeroed out means that it sends zeros, its share of the noise staying in.
 
         Returns:
           The event.
@@ -293,7 +293,6 @@ class DiscreteMechanism(NamedTuple):
       encode: `(rotation_key, client_key, tree) → message`: clips, rotates, rounds, adds the
         client's share where noise is distributed; `[dimension]` uint32 below 2^B. Messages are
         summed as uint32, whose overflow is the modular sum.
-      to_lattice: the same without any noise.
       add_shares: `(key, message, count) → message` with so many further shares of noise; the count
         may be traced.
       add_noise: `(key, message sum) → sum` where noise is added centrally; nothing otherwise.
@@ -303,7 +302,6 @@ class DiscreteMechanism(NamedTuple):
 
     plan: Plan
     encode: Callable[[PRNGKey, PRNGKey, PyTree], jax.Array]
-    to_lattice: Callable[[PRNGKey, PRNGKey, PyTree], jax.Array]
     add_shares: Callable[[PRNGKey, jax.Array, jax.Array], jax.Array]
     add_noise: Callable[[PRNGKey, jax.Array], jax.Array]
     decode: Callable[[PRNGKey, jax.Array], PyTree]
@@ -344,16 +342,13 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     def add_shares(key: PRNGKey, message: jax.Array, count: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, count, lambda i, m: noised(keys.fold(key, i), m), message)
 
-    def to_lattice(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
+    def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
         clipped, _ = clipping.clip_by_global_norm(tree, plan.clip_norm)
         rotated = rotation.rotate(rotation_key, rotation.flatten(clipped, layout))
         rounded = round_conditionally(
             keys.fold(client_key, 0), rotated / plan.granularity, plan.l2_norm_squared
         )
-        return rounded.astype(jnp.uint32) & modulus_mask
-
-    def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
-        message = to_lattice(rotation_key, client_key, tree)
+        message = rounded.astype(jnp.uint32) & modulus_mask
         return noised(keys.fold(client_key, 1), message) if is_distributed else message
 
     def decode(rotation_key: PRNGKey, total: jax.Array) -> PyTree:
@@ -364,7 +359,6 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     return DiscreteMechanism(
         plan=plan,
         encode=encode,
-        to_lattice=to_lattice,
         add_shares=add_shares,
         add_noise=(lambda key, total: total) if is_distributed else noised,
         decode=decode,

@@ -40,7 +40,7 @@ class CurveDpEvent(DpEvent):
 
         Args:
           orders: `[orders]`, above 1.
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           `[orders]`.
@@ -65,7 +65,7 @@ class CurveDpEvent(DpEvent):
         """Computes the δ that the curve does not cover.
 
         Args:
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           The probability with which one run may reveal everything; 0 unless a class says otherwise.
@@ -183,7 +183,7 @@ def slack_of(event: DpEvent, relation: str) -> float:
 
     Args:
       event: any event.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
 
     Returns:
       A number of at least 0, which adds up over compositions.

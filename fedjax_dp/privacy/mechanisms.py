@@ -77,7 +77,7 @@ def gaussian(
       noise_multiplier: standard deviation over the largest contribution, at least 0; may be
         traced.
       method: "global" or "per_layer" clipping.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
       max_weight: the largest weight that the caller multiplies a clipped contribution with.
 
     Returns:
@@ -116,7 +116,7 @@ def laplace(
       clip_norm: bound on the L1 norm of one contribution, above 0; may be traced.
       noise_multiplier: Laplace scale (not standard deviation) over the largest contribution, at
         least 0; may be traced.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
       max_weight: the largest weight that the caller multiplies a clipped contribution with.
 
     Returns:
@@ -158,7 +158,7 @@ def staircase(
       clip_norm: bound on the absolute value of every entry, above 0; may be traced.
       noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
       num_entries: numbers of one contribution, at least 1.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
 
     Returns:
       The mechanism.
@@ -205,7 +205,7 @@ def bounded_laplace(
       noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
       num_entries: numbers of one contribution, at least 1.
       entry_delta: δ of one entry, in (0, 1/2).
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
 
     Returns:
       The mechanism.

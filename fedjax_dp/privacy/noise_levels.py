@@ -186,7 +186,7 @@ def noise_multiplier_of_run(
       num_epochs: K, passes over the data in a round, whole and above 0; a scalar or `[clients]`.
       first_batch_size: the batch of the first round, in [1, N], where it is another one.
       accountant: "rdp", "pld" or "rdp-classic-64".
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
 
     Returns:
       z of each client, `[clients]`, or a scalar array where all arguments are scalars.

@@ -63,7 +63,7 @@ class EntrywiseDpEvent(CurveDpEvent):
 
         Args:
           orders: `[orders]`, above 1.
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           `[orders]`.
@@ -106,7 +106,7 @@ class BoundedLaplaceDpEvent(EntrywiseDpEvent):
         """Computes the δ of all entries together.
 
         Args:
-          relation: "add_remove" or "replace_one".
+          relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
           A number of at least 0.

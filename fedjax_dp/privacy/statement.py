@@ -26,12 +26,17 @@ _UNITS = {
 }
 _RELATIONS = {
     "add_remove": "neighbouring data differ by {unit}, which is there or not",
+    "zero_out": (
+        "neighbouring data differ by {unit}, whose contributions are replaced by zeros; it is "
+        "counted and drawn all the same, since the numbers of clients and of their records are "
+        "public and fix rates, steps and divisors"
+    ),
     "replace_one": "neighbouring data differ by {unit}, which is exchanged for any other",
 }
 _TRUST = {
     "server": (
         "The server is trusted: it sees every contribution, clips, adds the noise and keeps secret "
-        "who was drawn. Covered are all who see only the models that it releases."
+        "who was drawn and how many. Covered are all who see only the models that it releases."
     ),
     "client": (
         "Nobody but the client itself is trusted: its noise is added before anything leaves it. "
@@ -39,14 +44,29 @@ _TRUST = {
     ),
     "secure_aggregation": (
         "Secure aggregation is trusted, and that at least as many shares of the noise are added as "
-        "were accounted, by the clients and, where cohorts vary, by the server for what does not "
-        "divide evenly: a single message carries too little noise to protect anybody. Where "
-        "clients are sampled, who was drawn must stay secret."
+        "were accounted, one by every client and, where cohorts vary, those that are missing by "
+        "whoever sums, who knows them: a single message carries too little noise to protect "
+        "anybody."
+    ),
+}
+_ROOTS = {
+    "seed": (
+        "The noise is a function of the seed of the run, `run.seed` in `config.toml`: whoever has "
+        "it can draw the same noise again and take it away, and is not covered by the claim. Runs "
+        "that share a seed share noise, so that publishing two of them may cancel it. "
+        "`run.secret = true` draws the noise from a secret root instead."
+    ),
+    "secret": (
+        "Cohorts, batches and noise were drawn from a secret root that the operating system gave, "
+        "and that no other run shares. It must be destroyed or kept secret, and with it what was "
+        "saved beside it: whoever has the root can take the noise away. The root has as many bits "
+        "as a key of JAX, 64 by default, and JAX's generator is no cryptographic one: the claim "
+        "holds for whoever cannot search that many keys."
     ),
 }
 _NOT_PRIVATE = (
-    "training losses, accuracies, norms, shares of clipped contributions and who took part, which "
-    "are computed exactly for the experimenter",
+    "training losses, accuracies, norms, shares of clipped contributions, who took part and how "
+    "many, which are computed exactly for the experimenter",
     "the numbers of examples and clients, which are treated as public",
     "choices that were made by looking at the data outside of the run, such as hyper-parameters",
 )
@@ -64,6 +84,19 @@ _MECHANISMS = {
     BoundedRangeDpEvent: "private selection by the exponential mechanism",
     StaircaseDpEvent: "staircase noise",
     BoundedLaplaceDpEvent: "bounded Laplace noise",
+}
+
+_SAMPLERS = {
+    dpa.PoissonSampledDpEvent: "Poisson sampling",
+    dpa.SampledWithoutReplacementDpEvent: "fixed-size sampling without replacement",
+    dpa.TruncatedSubsampledGaussianDpEvent: "Poisson sampling truncated to a capacity",
+}
+# What amplification by sampling takes for hidden. Without replacement the number is public.
+_WHO, _COUNT = "which units were drawn", "how many units were drawn"
+_HIDDEN = {
+    "Poisson sampling": (_WHO, _COUNT),
+    "Poisson sampling truncated to a capacity": (_WHO, _COUNT),
+    "fixed-size sampling without replacement": (_WHO,),
 }
 
 # What is measured of the noise, and how it is told.
@@ -89,6 +122,7 @@ def statement(
     accountant: str = "rdp",
     trust: str | None = None,
     not_covered: str | None = None,
+    noise_root: str = "seed",
     **facts: Any,
 ) -> dict[str, Any]:
     """Collects what a ledger's run may claim, as plain data.
@@ -103,6 +137,8 @@ def statement(
       trust: who is trusted: "server", "client" or "secure_aggregation"; where None, "server" for
         client-level and "client" for record-level privacy.
       not_covered: what left the units without any protection, in words; None for nothing.
+      noise_root: what noise and sampling were drawn from: "seed", a number that is written down, or
+        "secret", see `fedjax_dp.secret_key`.
       **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers.
 
     Returns:
@@ -111,8 +147,9 @@ def statement(
       `entry_stddev` over the bound on an entry (each the smallest and the largest; None where there
       is none), `dp_delta` and `epsilon` (the largest), `dp_delta_per_unit`, `epsilon_per_unit`,
       `accountant`, `num_compositions` (per unit), `histories` (for each distinct history its units
-      and its event), `trusted`, `not_private`, `not_covered` where there is something, and the
-      facts.
+      and its event), `trusted`, `noise_root`, `must_stay_hidden` (what sampling,
+      where it amplifies, takes for unknown to all who are not trusted), `not_private`,
+      `not_covered` where there is something, and the facts.
       An infinite ε is written as "inf".
 
     Raises:
@@ -124,6 +161,7 @@ def statement(
     checks.require(inside, "dp_delta", "lie in (0, 1)", dp_delta)
     trusted = trust or {"client": "server", "record": "client"}[ledger.unit]
     checks.one_of("trust", trusted, _TRUST)
+    checks.one_of("noise_root", noise_root, _ROOTS)
     epsilon = ledger.epsilon(dp_delta, accountant)
     histories = ledger.histories()
     samplers: set[str] = set()
@@ -148,6 +186,10 @@ def statement(
             {"units": units, "event": ev.to_dict(history)} for units, history in histories
         ],
         "trusted": trusted,
+        "noise_root": noise_root,
+        "must_stay_hidden": sorted(
+            {what for s in samplers for what in _HIDDEN.get(s, ())}, reverse=True
+        ),
         "not_private": list(_NOT_PRIVATE),
     }
     if not_covered is not None:
@@ -158,16 +200,10 @@ def statement(
 def _describe(
     event: DpEvent, samplers: set[str], mechanisms: set[str], noise: dict[str, list[float]]
 ) -> None:
-    sampler, inner = "everybody who takes part", [event]
-    if isinstance(event, dpa.PoissonSampledDpEvent):
-        sampler = "Poisson sampling"
+    samplers.add(_SAMPLERS.get(type(event), "everybody who takes part"))
+    inner = [event]
+    if isinstance(event, dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent):
         inner = [part for part, _ in ev.flatten(event.event)]
-    elif isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        sampler = "fixed-size sampling without replacement"
-        inner = [part for part, _ in ev.flatten(event.event)]
-    elif isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-        sampler = "Poisson sampling truncated to a capacity"
-    samplers.add(sampler)
     for part in inner:
         mechanisms.add(_MECHANISMS.get(type(part), type(part).__name__))
         # What is called a multiplier is a standard deviation for Gaussian noise alone.
@@ -224,10 +260,28 @@ def in_words(data: dict[str, Any]) -> str:
         + "".join(noise)
         + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
         f"accountant `{data['accountant']}`.",
-        _TRUST[data["trusted"]],
+        _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
+        _ROOTS[data["noise_root"]] + _kept(data.get("noise_root_file")),
         "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _hidden(what: list[str]) -> str:
+    if not what:
+        return ""
+    words = f" The claim rests on sampling: {', and '.join(what)} must stay hidden from all who "
+    words += "are not trusted."
+    if _COUNT in what:
+        words += (
+            " Given that n of N were drawn, a unit's chance to be among them is n/N and not the "
+            "sampling rate, also to the eyes of one who takes part and only sends zeros."
+        )
+    return words
+
+
+def _kept(file: str | None) -> str:
+    return "" if file is None else f" The root lies in `{file}` of the run folder and nowhere else."
 
 
 def _over_units(data: dict[str, Any]) -> str:

@@ -48,11 +48,13 @@ def translate(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 
     Noise multipliers come in as standard deviation over the largest contribution of one unit.
     Replacing a unit moves a sum twice that far; the PLD accountant of dp-accounting knows it,
-    its RDP accountant does not and is given half the multiplier.
+    its RDP accountant does not and is given half the multiplier. Zeroing a unit out moves a sum as
+    removing it does, and none of the samplers that are accounted for add/remove reads more of a
+    unit than its place.
 
     Args:
       event: a part as `flatten` returns it.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
       accountant: "rdp", "pld" or "rdp-classic-64".
 
     Returns:
@@ -87,15 +89,15 @@ def _rdp_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 def _half_multiplier(event: Any, relation: str, accountant: str) -> DpEvent:
     if event.noise_multiplier == 0:
         return dpa.NonPrivateDpEvent()
-    if relation == "add_remove":
+    if relation != "replace_one":
         return event
     return attr.evolve(event, noise_multiplier=event.noise_multiplier / 2)
 
 
 def _add_remove_only(nearest: str) -> Callable[[DpEvent, str, str], DpEvent]:
     def rule(event: DpEvent, relation: str, accountant: str) -> DpEvent:
-        if relation != "add_remove":
-            reason = "its privacy loss distribution is known for add/remove only"
+        if relation == "replace_one":
+            reason = "its privacy loss distribution is known for add/remove and zeroing out only"
             _refuse(event, relation, accountant, reason, nearest)
         return event
 
@@ -110,8 +112,8 @@ def _randomized_response(event: DpEvent, relation: str, accountant: str) -> DpEv
 
 
 def _poisson_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
-    if relation != "add_remove":
-        reason = "the Rényi analysis of Poisson sampling holds for add/remove"
+    if relation == "replace_one":
+        reason = "the Rényi analysis of Poisson sampling holds for add/remove and zeroing out"
         _refuse(event, relation, accountant, reason, "accountant 'pld', which doubles the shift")
     z = effective_noise_multiplier(event.event)
     if z is not None:
@@ -139,7 +141,8 @@ def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
             event,
             relation,
             accountant,
-            "the size of the sample tells whether a unit was added or removed only if it varies",
+            "its analysis is for a unit that is exchanged for any other, which covers one that is "
+            "zeroed out, at twice the distance",
             "relation 'replace_one', or Poisson sampling",
         )
     z = effective_noise_multiplier(event.event)
@@ -209,7 +212,7 @@ def require_some_accountant(event: DpEvent, relation: str) -> None:
 
     Args:
       event: a part as `flatten` returns it.
-      relation: "add_remove" or "replace_one".
+      relation: "add_remove", "zero_out" or "replace_one".
 
     Raises:
       UnsupportedEvent: holding the reasons of all accountants.

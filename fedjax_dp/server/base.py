@@ -21,8 +21,6 @@ class Aggregator(NamedTuple):
       encode: `(state, contribution, round_key, client_key) -> message`, what a client makes of its
         contribution before it leaves (rotation, rounding, a share of noise); `round_key` is that of
         `combine`. A client whose update is not finite encodes zeros. None sends it as it is.
-      announce: `(state, num_participants) -> state`, what the server tells the cohort before it
-        works; the state holds it through the round. None where it tells nothing.
       is_stacked: whether `combine` reads the contributions one by one.
       sensitivity: `(state) -> Sensitivity` of the sum, or None where nothing bounds it.
       event: `(state) -> DpEvent` of one release on a given cohort, or None where no noise is added.
@@ -37,7 +35,6 @@ class Aggregator(NamedTuple):
     contribute: Callable[[PyTree, PyTree, Any], PyTree]
     combine: Callable[[PyTree, Any, Any], tuple[PyTree, PyTree, dict[str, Any]]]
     encode: Callable[[PyTree, PyTree, Any, Any], PyTree] | None = None
-    announce: Callable[[PyTree, Any], PyTree] | None = None
     is_stacked: bool = False
     sensitivity: Callable[[PyTree], Any] | None = None
     event: Callable[[PyTree], Any] | None = None

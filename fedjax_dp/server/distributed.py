@@ -1,77 +1,74 @@
 """Distributed discrete noise: clients send noised integers, the server only ever sees their sum."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
+from scipy import stats
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import distributed
 from fedjax_dp.privacy.clipping import sensitivity_of_sum
-from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.base import Aggregator, stateless
 
-# Shares for each expected client where cohorts vary: what is left over after an even split, and
-# then falls to the server, is below one share a client.
-_SHARES_PER_CLIENT = 4
-
-
-class DiscreteState(NamedTuple):
-    """Who adds how many shares of noise; tables of noise are made from the plan and are static.
-
-    Attributes:
-      shares_each: shares that every client of the round adds, int32.
-      shares_left: shares that the server adds, int32.
-    """
-
-    shares_each: jax.Array
-    shares_left: jax.Array
+# How often a Poisson cohort may have more clients than the noise has shares; such a round is lost.
+_LOST_ROUNDS = 1e-4
 
 
-def num_shares(cohort_size: float) -> int:
-    """Chooses into how many shares the noise of cohorts of varying size is cut.
+def num_shares(num_clients: int, cohort_size: float) -> int:
+    """Chooses into how many shares the noise of Poisson cohorts is cut.
 
     Args:
-      cohort_size: expected clients a round, above 0.
+      num_clients: the population.
+      cohort_size: expected clients a round, in (0, num_clients].
 
     Returns:
-      Four for each expected client.
+      The fewest shares, two at least, that a cohort exceeds once in 10,000 rounds.
     """
+    checks.whole("num_clients", num_clients)
     checks.positive("cohort_size", cohort_size)
-    return _SHARES_PER_CLIENT * max(1, round(cohort_size))
+    largest = stats.binom.isf(_LOST_ROUNDS, num_clients, min(1.0, cohort_size / num_clients))
+    return max(2, int(largest))
 
 
 def discrete_mean(
-    structure: PyTree, plan: distributed.Plan, cohort_size: float, *, is_split: bool = False
+    structure: PyTree, plan: distributed.Plan, cohort_size: float, *, varies: bool = False
 ) -> Aggregator:
     """Builds the mean of DDGauss: rotate, round, noise at the client, sum modulo 2^B.
 
+    Every client adds one share of the noise, whoever else takes part: nothing that it sends depends
+    on the cohort, and nobody tells it how many there are. Where cohorts vary, the server adds the
+    shares that are missing. It does not decode a round of more clients than shares, but releases
+    noise alone, for more noise than planned would show how many there were.
+
     Guarantee: unit of privacy is one client, which may send zeros instead of its update; the event
-    is the plan's own, with `plan.num_shares` shares of noise in every sum. Either each of a cohort
-    of fixed size adds one, or the clients of a cohort of any size split them: the server announces
-    how many take part, each adds as many shares as fit evenly, and the server adds those left over.
-    The noise then has one law whatever the cohort, as sampling needs. Secure aggregation is
-    simulated by the exact modular sum. A client whose update is not finite sends zeros with its
-    noise.
+    is the plan's own, with `plan.num_shares` shares of noise in every release. Where cohorts vary
+    there are exactly so many, so that the noise has one law whatever the cohort, as amplification
+    by sampling needs; it needs too that who takes part, and how many, stays hidden from all who
+    are not trusted, clients included. Whoever sums is trusted to add what is missing, and knows it.
+    Secure aggregation is simulated by the exact modular sum. A client whose update is not finite
+    sends zeros with its noise.
 
     Args:
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.distributed.make_plan`, for this number of parameters.
-      cohort_size: the public divisor; where the noise is not split, a whole number of at least
+      cohort_size: the public divisor; where cohorts do not vary, a whole number of at least
         `plan.num_shares`.
-      is_split: whether the clients split the noise; for cohorts that vary.
+      varies: whether cohorts vary, as under Poisson sampling; the plan then has two shares at
+        least, see `num_shares`.
 
     Returns:
-      The aggregator; its info holds the bits that a client sends for each parameter.
+      The aggregator; its info holds the bits that a client sends for each parameter, and whether
+      the round was lost.
 
     Raises:
       ValueError: if fewer clients take part than shares of noise are accounted.
 
     Source: Kairouz, Liu, Steinke 2021, algorithms 1 and 2; `user_level_dp` section 6.
     """
-    if is_split:
+    if varies:
         checks.positive("cohort_size", cohort_size)
+        checks.whole("plan.num_shares", plan.num_shares, at_least=2)
     else:
         checks.whole("cohort_size", cohort_size)
         rule = f"be at most the cohort of {cohort_size} clients"
@@ -79,45 +76,43 @@ def discrete_mean(
     mechanism = distributed.discrete_mechanism(structure, plan)
     size = trees.num_parameters(structure)
 
-    def announce(state, num_participants):
-        each = plan.num_shares // jnp.maximum(num_participants, 1)
-        each = jnp.where(num_participants > 0, each, 0).astype(jnp.int32)
-        return DiscreteState(each, plan.num_shares - each * num_participants)
-
     def contribute(state, update, weight):
-        del weight
+        del state, weight
         return jax.tree.map(trees.at_least_float32, update)
 
     def encode(state, contribution, round_key, client_key):
+        del state
         was_clipped = (trees.l2_norm(contribution) > plan.clip_norm).astype(jnp.float32)
-        rotation_key = fold(round_key, 0)
-        if not is_split:
-            return mechanism.encode(rotation_key, client_key, contribution), was_clipped
-        message = mechanism.to_lattice(rotation_key, client_key, contribution)
-        message = mechanism.add_shares(fold(client_key, 1), message, state.shares_each)
-        return message, was_clipped
+        message = mechanism.encode(fold(round_key, 0), client_key, contribution)
+        return message, was_clipped, jnp.int32(1)
+
+    def filled(key, messages, count):
+        is_lost = count > plan.num_shares
+        messages = jnp.where(is_lost, jnp.zeros_like(messages), messages)
+        missing = plan.num_shares - jnp.where(is_lost, 0, count)
+        return mechanism.add_shares(key, messages, missing), is_lost
 
     def combine(state, total, key):
-        messages, num_clipped = total
-        if is_split:
-            noised = mechanism.add_shares(fold(key, 1), messages, state.shares_left)
+        messages, num_clipped, count = total
+        if varies:
+            noised, is_lost = filled(fold(key, 1), messages, count)
         else:
-            noised = mechanism.add_noise(fold(key, 1), messages)
+            noised, is_lost = mechanism.add_noise(fold(key, 1), messages), False
         summed = mechanism.decode(fold(key, 0), noised)
         info = {
             "bits_per_parameter": jnp.float32(plan.bits * plan.dimension / size),
             "noise_stddev": jnp.float32(plan.noise_stddev / cohort_size),
             "num_clipped": num_clipped,
+            "num_lost": jnp.int32(is_lost),
         }
         return state, trees.scale(summed, 1.0 / cohort_size), info
 
     return Aggregator(
-        lambda params: DiscreteState(jnp.int32(1), jnp.int32(0)),
+        stateless,
         contribute,
         combine,
         encode=encode,
-        announce=announce if is_split else None,
         sensitivity=lambda state: sensitivity_of_sum(plan.l2_norm * plan.granularity),
         event=lambda state: mechanism.event(),
-        min_participants=plan.num_shares if plan.num_shares > 1 and not is_split else 0,
+        min_participants=plan.num_shares if plan.num_shares > 1 and not varies else 0,
     )

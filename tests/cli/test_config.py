@@ -40,6 +40,7 @@ def test_defaults_survive_a_file(tmp_path):
 CHANGED = {
     "run.name": "2024-05-01",
     "run.seed": 5,
+    "run.secret": True,
     "run.rounds": 7,
     "run.evaluate_every": 2,
     "run.checkpoint_every": 3,

@@ -99,7 +99,7 @@ def test_the_statement_says_what_it_must(folder):
     claims = read_json(folder, "privacy.json")["claims"]
     assert [claim["unit"] for claim in claims] == ["record"]
     claim = claims[0]
-    assert claim["relation"] == "add_remove"
+    assert claim["relation"] == "zero_out"
     assert claim["samplers"] == ["Poisson sampling"]
     assert claim["mechanisms"] == ["Gaussian noise"]
     assert claim["accountant"] == "rdp"
@@ -109,7 +109,7 @@ def test_the_statement_says_what_it_must(folder):
     assert low == min(claim["noise_multiplier_per_unit"]) > 0
     assert high == max(claim["noise_multiplier_per_unit"])
     text = (folder / "privacy.md").read_text(encoding="utf-8")
-    for words in ("(ε, δ)-differentially private", "1e-05", "add_remove", "Gaussian", "Poisson"):
+    for words in ("(ε, δ)-differentially private", "1e-05", "zero_out", "Gaussian", "Poisson"):
         assert words in text
     rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| ")][1:]
     assert [int(client) for client, _, _ in rows] == list(range(10))

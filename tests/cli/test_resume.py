@@ -13,10 +13,12 @@ import pytest
 from run_folders import (
     ENTRY,
     SMALL,
+    Killed,
     assert_same_run,
     command,
     execute,
     in_subprocess,
+    kill_after,
     metrics,
     read_json,
     saved_arrays,
@@ -174,21 +176,6 @@ def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
     status, _ = execute(folder, resume=True)
     assert status == 0
     assert_same_run(folder, uninterrupted)
-
-
-class Killed(BaseException):
-    """Stands for a signal that no code can answer."""
-
-
-def kill_after(monkeypatch, round_index):
-    write = Logbook.write
-
-    def dying(self, row):
-        write(self, row)
-        if row["round"] == round_index:
-            raise Killed
-
-    monkeypatch.setattr(Logbook, "write", dying)
 
 
 @pytest.mark.parametrize("rounds_done", [7, *slowly(1, 3, 4, 6, 8)])

@@ -307,12 +307,13 @@ NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none
         (("--training.sampler=shuffled", *NOISE), ("shuffled", "poisson()")),
         (
             ("--training.sampler=fixed_size",),
-            ("SampledWithoutReplacement", "add_remove", "replace_one"),
+            ("SampledWithoutReplacement", "zero_out", "replace_one"),
         ),
         (
             ("--training.sampler=fixed_size", *NOISE),
-            ("SampledWithoutReplacement", "add_remove", "replace_one"),
+            ("SampledWithoutReplacement", "zero_out", "replace_one"),
         ),
+        (("--privacy.relation=add_remove",), ("privacy.relation", "public", "'zero_out'")),
         (("--privacy.relation=replace_one",), ("PoissonSampled", "'rdp'", "accountant 'pld'")),
         (
             ("--privacy.relation=replace_one", *NOISE),
@@ -324,7 +325,7 @@ NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none
                 "--participation.sampler=fixed_size",
                 "--participation.cohort_size=2",
             ),
-            ("SampledWithoutReplacement", "add_remove", "replace_one"),
+            ("SampledWithoutReplacement", "zero_out", "replace_one"),
         ),
         (
             (

@@ -137,8 +137,8 @@ def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
         ),
         "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), everybody),
         "discrete_gaussian": (discrete_mean(structure, plan(), count), everybody),
-        "split": (
-            discrete_mean(structure, plan(num_shares=8), 2.0, is_split=True),
+        "filled": (
+            discrete_mean(structure, plan(num_shares=8), 2.0, varies=True),
             participants.participation(sampling.poisson(), count, 2.0),
         ),
         "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),

@@ -202,7 +202,7 @@ def test_rules_that_claim_nothing_are_refused():
         check_rule(gradients.plain(cases.model()))
 
 
-QUICK_MEANS = ("gaussian", "laplace", "bounded_laplace", "adaptive", "split", "correlated")
+QUICK_MEANS = ("gaussian", "laplace", "bounded_laplace", "adaptive", "filled", "correlated")
 
 
 def check_mean(aggregator, participation, num_draws=128):

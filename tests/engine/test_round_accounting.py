@@ -222,8 +222,8 @@ def test_replacing_a_record_moves_a_sum_twice_as_far():
         for size in SIZES
     ]
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], expected, rtol=1e-9)
-    with pytest.raises(ValueError, match=r"SampledWithoutReplacement.*add_remove"):
-        PrivacyAccounting(sim, sim.init(KEY), "add_remove")
+    with pytest.raises(ValueError, match=r"SampledWithoutReplacement.*zero_out"):
+        PrivacyAccounting(sim, sim.init(KEY), "zero_out")
 
 
 @pytest.mark.parametrize("unit", ["client", "record"])
@@ -234,7 +234,29 @@ def test_an_accountant_without_an_analysis_is_refused_before_any_round(unit):
     with pytest.raises(ValueError, match="accountant 'rdp'"):
         PrivacyAccounting(sim, state, "replace_one", "rdp")
     with pytest.raises(ValueError, match="did you mean 'rdp'"):
-        PrivacyAccounting(sim, state, "add_remove", "rpd")
+        PrivacyAccounting(sim, state, "zero_out", "rpd")
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_a_simulation_never_claims_that_a_unit_is_there_or_not(unit):
+    """A record more is another rate, another number of steps, another divisor."""
+    sim, state = initial(unit, "poisson", COHORT)
+    assert {ledger.relation for ledger in PrivacyAccounting(sim, state).ledgers.values()} == {
+        "zero_out"
+    }
+    with pytest.raises(ValueError, match=r"relation must be 'zero_out' or 'replace_one'.*public"):
+        PrivacyAccounting(sim, state, "add_remove")
+
+
+def test_a_record_more_is_charged_by_another_rate():
+    """Why: the events of neighbours that differ in a record's presence are not the same."""
+    model = make_model()
+    numbers = LocalConfig(
+        learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=3.0
+    )
+    event = dp_sgd_trainer(model, numbers).event
+    rates = {event(size, numbers).event.sampling_probability for size in (8, 9)}
+    assert rates == {2 / 8, 2 / 9}
 
 
 def test_nothing_is_kept_where_nothing_is_claimed():

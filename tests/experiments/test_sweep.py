@@ -1,13 +1,16 @@
-"""A sweep goes on in a folder of the same setting only; nothing is run."""
+"""A sweep goes on in a folder of the same setting only, and with secret runs only as they were."""
 
 import io
 import pathlib
+import shutil
 
 import pytest
 from rich.console import Console
+from run_folders import SMALL, Killed, kill_after, read_json
 
 from experiments import sweep
 from fedjax_dp.cli import config as configuration
+from fedjax_dp.io import plots
 
 FILE = pathlib.Path(sweep.__file__).parent / "fedavg" / "mnist.toml"
 STUDY = sweep.Study(
@@ -50,3 +53,26 @@ def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
     config.write_text(configuration.to_toml(other), encoding="utf-8")
     with pytest.raises(SystemExit, match=r"(?s)seed=1.*holds another setting.*run.rounds: 7 and"):
         sweep.run_points(STUDY, grid, tmp_path, Console(file=io.StringIO()))
+
+
+def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    file = tmp_path / "study.toml"
+    words = (*SMALL, "--run.rounds=3", "--run.secret=true")
+    file.write_text(configuration.to_toml(configuration.load(None, words)), encoding="utf-8")
+    study = STUDY._replace(file=file, metrics={"test_accuracy": 100.0})
+    grid = sweep.points(study, {"seed": ["0"]}, ())
+    output, console = tmp_path / "out", Console(file=io.StringIO())
+    with monkeypatch.context() as patched:
+        kill_after(patched, 2)
+        with pytest.raises(Killed):
+            sweep.run_points(study, grid, output, console)
+    folder = output / grid[0].name
+    root = (folder / "checkpoint" / "root.key").read_bytes()
+    lost = shutil.copytree(output, tmp_path / "lost")
+    sweep.run_points(study, grid, output, console)
+    assert read_json(folder, "summary.json")["rounds"] == 3
+    assert (folder / "checkpoint" / "root.key").read_bytes() == root
+    shutil.rmtree(lost / grid[0].name / "checkpoint")
+    with pytest.raises(ValueError, match=r"root\.key must be there"):
+        sweep.run_points(study, grid, lost, console)

@@ -1,5 +1,7 @@
 """Checkpoints: whole or not there, the newest two, and of this simulation only."""
 
+import stat
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,24 @@ def test_every_bit_of_a_float_survives(tmp_path):
     checkpoints.save(saved, {})
     restored, _ = checkpoints.restore(saved)
     assert np.asarray(restored.server["odd"]).tobytes() == numbers.tobytes()
+
+
+def test_a_root_is_for_its_owner_alone_and_never_replaced(tmp_path):
+    folder = tmp_path / "secret"
+    checkpoints = Checkpoints(folder, is_secret=True)
+    assert checkpoints.root() is None
+    root = np.array([0xFFFFFFFF, 1], np.uint32)
+    checkpoints.keep_root(root)
+    checkpoints.save(state_of(3), {})
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "root.key").stat().st_mode) == 0o600
+    again = Checkpoints(folder, is_secret=True)
+    np.testing.assert_array_equal(again.root(), root)
+    assert again.root().dtype == np.uint32 and again.latest_round() == 3
+    with pytest.raises(ValueError, match=r"root\.key must not be there when a run starts") as error:
+        again.keep_root(root + 1)
+    assert str(0xFFFFFFFF) not in str(error.value)
+    np.testing.assert_array_equal(again.root(), root)
 
 
 def test_the_newest_are_kept(tmp_path):

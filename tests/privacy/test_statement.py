@@ -123,6 +123,12 @@ def test_noise_is_told_in_the_measure_of_its_mechanism():
             None,
             ["one client", "there or not", "server is trusted"],
         ),
+        (
+            "record",
+            "zero_out",
+            None,
+            ["one record of one client", "replaced by zeros", "numbers of clients", "public"],
+        ),
         ("record", "replace_one", None, ["one record of one client", "exchanged", "Nobody but"]),
         ("client", "add_remove", "secure_aggregation", ["Secure aggregation is trusted"]),
     ],
@@ -135,6 +141,64 @@ def test_words_name_unit_relation_numbers_and_trust(unit, relation, trust, phras
     for phrase in [*phrases, f"ε = {data['epsilon']:.4g}", "δ = 1e-06", "`pld`", "10 releases"]:
         assert phrase in words
     assert "Not private" in words and "losses" in words
+
+
+def test_a_claim_that_records_are_zeroed_out_never_reads_as_if_they_were_missing():
+    ledger = Ledger("record", "zero_out")
+    ledger.charge(poisson(0.1, 1.5), count=10)
+    data = st.statement(ledger, 1e-5)
+    assert data["relation"] == "zero_out"
+    assert "there or not" not in st.in_words(data)
+
+
+@pytest.mark.parametrize(
+    "noise_root, said, unsaid",
+    [
+        ("seed", ["run.seed", "take it away", "publishing two of them may cancel"], "operating"),
+        ("secret", ["operating system", "destroyed or kept secret", "64", "no crypto"], "run.seed"),
+    ],
+)
+def test_the_statement_says_what_the_noise_was_drawn_from(ledger, noise_root, said, unsaid):
+    data = json.loads(json.dumps(st.statement(ledger, 1e-5, noise_root=noise_root)))
+    words = st.in_words(data)
+    assert data["noise_root"] == noise_root
+    assert all(phrase in words for phrase in said) and unsaid not in words
+    assert "a/root" not in words
+    kept = st.in_words(st.statement(ledger, 1e-5, noise_root=noise_root, noise_root_file="a/root"))
+    assert "The root lies in `a/root` of the run folder and nowhere else." in kept
+
+
+@pytest.mark.parametrize(
+    "event, relation, accountant, hidden",
+    [
+        (poisson(0.1, 1.5), "zero_out", "rdp", ["which", "how many"]),
+        (
+            dpa.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 3.0),
+            "zero_out",
+            "pld",
+            ["which", "how many"],
+        ),
+        (
+            dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(3.0)),
+            "replace_one",
+            "rdp",
+            ["which"],
+        ),
+        (dpa.GaussianDpEvent(3.0), "zero_out", "rdp", []),
+    ],
+)
+def test_the_statement_lists_what_sampling_needs_to_stay_hidden(
+    event, relation, accountant, hidden
+):
+    """Given that n of N were drawn, the chance to be among them is n/N and not the rate."""
+    ledger = Ledger("client", relation)
+    ledger.charge(event)
+    data = st.statement(ledger, 1e-3, accountant=accountant)
+    words = st.in_words(data)
+    assert data["must_stay_hidden"] == [f"{what} units were drawn" for what in hidden]
+    assert all(what in words for what in data["must_stay_hidden"])
+    assert ("must stay hidden" in words) == bool(hidden)
+    assert ("n/N" in words) == ("how many" in hidden)
 
 
 def test_a_run_without_noise_claims_nothing():
@@ -177,5 +241,7 @@ def test_bad_arguments_are_named():
         st.statement(Ledger(), 0.0)
     with pytest.raises(ValueError, match="dp_delta must lie in"):
         st.statement(Ledger(num_units=2), [0.1, 1.0])
+    with pytest.raises(ValueError, match="noise_root must be one of"):
+        st.statement(Ledger(), 1e-5, noise_root="dice")
     with pytest.raises(ValueError, match="trust must be one of"):
         st.statement(Ledger(), 1e-5, trust="nobody")

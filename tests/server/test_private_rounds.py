@@ -1,22 +1,29 @@
 """Private aggregators inside compiled rounds: what they release, refuse and cost."""
 
 import math
+import pathlib
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special, stats
 
 from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.cli.config import load
+from fedjax_dp.cli.mechanism import client_aggregator
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.round import run_round
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
 from fedjax_dp.privacy.distributed import make_plan
@@ -27,10 +34,12 @@ from fedjax_dp.server import (
     gaussian_mean,
     laplace_mean,
 )
+from fedjax_dp.server.distributed import num_shares
 
 DIMENSION = 6
 STRUCTURE = {"w": jax.ShapeDtypeStruct((DIMENSION,), jnp.float32)}
 KEY = jax.random.key(0)
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 def _population(targets):
@@ -103,53 +112,152 @@ def test_discrete_mean_has_the_planned_noise(targets, num_shares):
     assert draws.std() == pytest.approx(2.0 / 12, rel=0.02)
 
 
-def _split_mean(clip_norm, multiplier, cohort, *, shares, bits=20):
+def _filled_mean(clip_norm, multiplier, cohort, *, shares, bits=20):
     plan = make_plan(DIMENSION, clip_norm, multiplier, num_clients=12, num_shares=shares, bits=bits)
-    return discrete_mean(STRUCTURE, plan, cohort, is_split=True), plan
+    return discrete_mean(STRUCTURE, plan, cohort, varies=True), plan
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 7, 12, 30])
-def test_split_noise_has_one_law_whatever_the_cohort(count):
-    """Clients and server together add exactly the planned shares, also when nobody takes part."""
-    aggregator, plan = _split_mean(1.0, 2.0, 5.0, shares=20)
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 20, 21, 30])
+def test_filled_noise_has_one_law_whatever_the_cohort(count):
+    """One share each and the server what is missing: also of nobody, also of more than shares."""
+    aggregator, plan = _filled_mean(1.0, 2.0, 5.0, shares=20)
     zeros = {"w": jnp.zeros(DIMENSION)}
-    state = aggregator.announce(aggregator.init(None), jnp.int32(count))
-    assert int(state.shares_each) * count + int(state.shares_left) == 20
-    assert int(state.shares_left) < max(count, 1) or count in (0, 30)
 
     @jax.jit
     @jax.vmap
     def one(key):
         round_key, own = jax.random.split(key)
-        total = (jnp.zeros(8, jnp.uint32), jnp.float32(0))
+        total = (jnp.zeros(8, jnp.uint32), jnp.float32(0), jnp.int32(0))
         if count:
             keys = jax.random.split(own, count)
-            messages = jax.vmap(lambda k: aggregator.encode(state, zeros, round_key, k))(keys)
+            messages = jax.vmap(lambda k: aggregator.encode((), zeros, round_key, k))(keys)
             total = jax.tree.map(lambda m: jnp.sum(m, axis=0), messages)
-        return aggregator.combine(state, total, round_key)[1]["w"]
+        _, aggregate, info = aggregator.combine((), total, round_key)
+        return aggregate["w"], info["num_lost"]
 
-    draws = np.asarray(one(jax.random.split(KEY, 2000))).ravel() * 5.0
-    assert draws.std() == pytest.approx(2.0, rel=0.02)
+    draws, lost = one(jax.random.split(KEY, 2000))
+    assert (np.asarray(draws) * 5.0).std() == pytest.approx(2.0, rel=0.02)
     assert plan.share_stddev * plan.granularity == pytest.approx(2.0 / math.sqrt(20))
+    assert np.all(np.asarray(lost) == (count > 20))
 
 
-def test_split_noise_is_announced_inside_the_compiled_round(targets):
-    """Poisson cohorts of any size: the mean comes back, and the account is that of the sampler."""
-    aggregator, plan = _split_mean(1.5, 0.0, 6.0, shares=24, bits=28)
+def test_a_round_of_more_clients_than_shares_releases_nothing_of_them(targets):
+    aggregator, _ = _filled_mean(1.5, 0.0, 3.0, shares=3, bits=28)
+    run = _simulation(targets, aggregator, sampling.poisson(), 8)
+    state, info = run.run(run.init(KEY), KEY, 1)
+    assert info["num_participants"][0] > 3 and info["num_lost"][0] == 1
+    assert not np.any(state.server.params["w"])
+
+
+def test_filled_noise_inside_the_compiled_round(targets):
+    """Poisson cohorts of any size: the mean comes back."""
+    aggregator, plan = _filled_mean(1.5, 0.0, 6.0, shares=12, bits=28)
     run = _simulation(targets, aggregator, sampling.poisson(), 6, clients_per_chunk=5)
     state, info = run.run(run.init(KEY), KEY, 1)
     joined = info["participants"][0]
     expected = _clipped_mean(targets[joined[joined >= 0]], 1.5, 6)
     np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
-    each = 24 // info["num_participants"][0]
-    assert state.aggregator.shares_each == each
-    assert state.aggregator.shares_left == 24 - each * info["num_participants"][0]
     norms = np.linalg.norm(targets[joined[joined >= 0]], axis=1)
-    assert info["num_clipped"][0] == np.sum(norms > 1.5)
+    assert info["num_clipped"][0] == np.sum(norms > 1.5) and info["num_lost"][0] == 0
 
 
-def test_split_noise_is_charged_with_the_amplification_of_its_sampler(targets):
-    aggregator, plan = _split_mean(1.0, 1.5, 3.0, shares=12)
+def _messages(targets, count):
+    """What each client sends, by its index, in a round in which the first `count` take part."""
+    words = ("--privacy.unit=client", "--privacy.client.mechanism=discrete_gaussian")
+    words = (*words, "--privacy.client.noise_multiplier=1", "--privacy.client.epsilon=none")
+    participation = participants.participation(sampling.poisson(), len(targets), 4)
+    aggregator = client_aggregator(load(None, words), participation, STRUCTURE)
+    sent = {}
+
+    def watched(state, contribution, round_key, client_key):
+        message = aggregator.encode(state, contribution, round_key, client_key)
+        jax.debug.callback(
+            lambda key, message: sent.update({key.tobytes(): message.tobytes()}),
+            jax.random.key_data(client_key),
+            message[0],
+        )
+        return message
+
+    run = _simulation(targets, aggregator._replace(encode=watched), sampling.poisson(), 4)
+    data = _population(targets)
+    ids = jnp.arange(len(targets), dtype=jnp.int32)
+    cohort = Cohort(ids, ids, jnp.ones_like(ids), ids < count, jnp.int32(0))
+    shape = run.shape._replace(chunk=1)
+    examples = {name: jnp.asarray(x) for name, x in data.examples.items()}
+    run_round(run.algorithm, shape, run.init(KEY), examples, cohort, KEY)
+    jax.effects_barrier()
+    return sent
+
+
+def test_what_a_client_sends_does_not_tell_it_how_many_take_part(targets):
+    """Given that n take part, its chance to be among them is n/N, not the sampling rate."""
+    few, many = _messages(targets, 2), _messages(targets, 9)
+    assert len(few) == 2 and len(many) == 9
+    assert few.items() <= many.items()
+
+
+def _divergence(rate, stddev, epsilon):
+    """Hockey-stick divergence of one sampled Gaussian release, the worse way round.
+
+    The likelihood ratio of `(1 - p) N(0, z²) + p N(1, z²)` to `N(0, z²)` grows with y.
+    """
+    if rate == 0:
+        return 0.0
+
+    def crossing(ratio):
+        return stddev**2 * math.log((ratio - 1 + rate) / rate) + 0.5
+
+    def tails(y):
+        there = (1 - rate) * special.ndtr(-y / stddev) + rate * special.ndtr((1 - y) / stddev)
+        return there, special.ndtr(-y / stddev)
+
+    there, away = tails(crossing(math.exp(epsilon)))
+    added, removed = there - math.exp(epsilon) * away, 0.0
+    if math.exp(-epsilon) > 1 - rate:
+        there, away = tails(crossing(math.exp(-epsilon)))
+        removed = (1 - away) - math.exp(epsilon) * (1 - there)
+    return max(added, removed)
+
+
+def test_who_knows_how_many_take_part_learns_what_the_documentation_says():
+    """N = 20, q = 0.1, z = 0.7, ε = 2: once with the count, once without, as the ledger has it."""
+    num_clients, rate, stddev, epsilon = 20, 0.1, 0.7, 2.0
+    known = sum(
+        stats.binom.pmf(n, num_clients, rate) * _divergence(n / num_clients, stddev, epsilon)
+        for n in range(num_clients + 1)
+    )
+    hidden = _divergence(rate, stddev, epsilon)
+    assert (known, hidden) == pytest.approx((9.9e-4, 4.7e-4), rel=0.01)
+    ledger = Ledger("client", "zero_out")
+    ledger.charge(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(stddev)))
+    stated = ledger.delta(epsilon, "pld")[0]
+    assert hidden <= stated < known and stated == pytest.approx(hidden, rel=1e-2)
+    text = (DOCS / "user_level_dp.md").read_text("utf-8")
+    assert f"{known:.1e}".replace("e-04", "e-4") in text
+    assert f"{hidden:.1e}".replace("e-04", "e-4") in text
+
+
+@pytest.mark.parametrize("num_clients, cohort", [(20, 2), (1000, 20), (1000, 50), (10_000, 1000)])
+def test_shares_are_so_many_that_a_round_in_ten_thousand_is_lost(num_clients, cohort):
+    shares = num_shares(num_clients, cohort)
+    rate = cohort / num_clients
+    # Summed term by term in exact logarithms, not by the function under test.
+    n = np.arange(num_clients + 1)
+    log = special.gammaln(num_clients + 1) - special.gammaln(n + 1)
+    log = log - special.gammaln(num_clients - n + 1) + n * np.log(rate)
+    chance = np.exp(log + (num_clients - n) * np.log1p(-rate))
+    assert chance[n > shares].sum() <= 1e-4 < chance[n > shares - 1].sum()
+    assert num_shares(1, 1) == num_shares(2, 0.1) == 2
+    # What as many shares as are expected would cost, as the documentation has it.
+    extra = np.sum(chance * np.maximum(n, cohort) / cohort) - 1
+    stated = {20: 8.8, 50: 5.5, 1000: 1.2}.get(cohort)
+    if stated is not None:
+        assert round(100 * extra, 1) == stated
+        assert f"{stated} %" in (DOCS / "user_level_dp.md").read_text("utf-8")
+
+
+def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
+    aggregator, plan = _filled_mean(1.0, 1.5, 3.0, shares=12)
     run = _simulation(targets, aggregator, sampling.poisson(), 3)
     state = run.init(KEY)
     account = PrivacyAccounting(run, state)
