@@ -52,13 +52,13 @@ def discrete_mean(
     of fixed size adds one, or the clients of a cohort of any size split them: the server announces
     how many take part, each adds as many shares as fit evenly, and the server adds those left over.
     The noise then has one law whatever the cohort, as sampling needs. Secure aggregation is
-    simulated by the exact modular sum. A client whose update is not finite sends zeros with its
+    simulated by the exact modular sum. A plan of one share is noise that a trusted server adds. A client whose update is not finite sends zeros with its
     noise.
 
     Args:
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.distributed.make_plan`, for this number of parameters.
-      cohort_size: the public divisor; where the noise is not split, a whole number of at least
+      cohort_size: the public divisor; where clients add a share each, a whole number of at least
         `plan.num_shares`.
       is_split: whether the clients split the noise; for cohorts that vary.
 
@@ -70,7 +70,7 @@ def discrete_mean(
 
     Source: Kairouz, Liu, Steinke 2021, algorithms 1 and 2; `user_level_dp` section 6.
     """
-    if is_split:
+    if is_split or plan.num_shares == 1:
         checks.positive("cohort_size", cohort_size)
     else:
         checks.whole("cohort_size", cohort_size)
