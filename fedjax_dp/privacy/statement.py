@@ -66,6 +66,32 @@ _MECHANISMS = {
     BoundedLaplaceDpEvent: "bounded Laplace noise",
 }
 
+_DISCRETE = {
+    _MECHANISMS[kind]
+    for kind in (
+        standard.DiscreteLaplaceDpEvent,
+        dpa.RandomizedResponseDpEvent,
+        DistributedDiscreteGaussianDpEvent,
+        SkellamDpEvent,
+    )
+}
+_FLOATING_POINT = (
+    "The claim is for noise of real numbers. What was added are floating-point numbers: no tail is "
+    "cut off, but they and the sums that they were added to lie on a grid, and whoever sees the "
+    "last bits of a release may learn more than is claimed (Mironov 2012; Haney and others 2022; "
+    "Casacuberta and others 2022). "
+)
+_WAY_OUT = {
+    "client": (
+        "The discrete mechanisms have no such gap: `central_discrete_gaussian`, where the server "
+        "adds the noise, and `discrete_gaussian`, where the clients do."
+    ),
+    "record": (
+        "There is no discrete mechanism on records; whole clients have them "
+        "(`central_discrete_gaussian`, `discrete_gaussian`)."
+    ),
+}
+
 # What is measured of the noise, and how it is told.
 _NOISE = {
     "noise_multiplier": (
@@ -111,8 +137,8 @@ def statement(
       `entry_stddev` over the bound on an entry (each the smallest and the largest; None where there
       is none), `dp_delta` and `epsilon` (the largest), `dp_delta_per_unit`, `epsilon_per_unit`,
       `accountant`, `num_compositions` (per unit), `histories` (for each distinct history its units
-      and its event), `trusted`, `not_private`, `not_covered` where there is something, and the
-      facts.
+      and its event), `trusted`, `not_private`, `floating_point` where noise was continuous,
+      `not_covered` where there is something, and the facts.
       An infinite ε is written as "inf".
 
     Raises:
@@ -150,6 +176,8 @@ def statement(
         "trusted": trusted,
         "not_private": list(_NOT_PRIVATE),
     }
+    if mechanisms - _DISCRETE:
+        data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
     if not_covered is not None:
         data["not_covered"] = not_covered
     return {key: _plain(value) for key, value in {**facts, **data}.items()}
@@ -225,6 +253,7 @@ def in_words(data: dict[str, Any]) -> str:
         + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]],
+        *([data["floating_point"]] if "floating_point" in data else []),
         "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
     ]
     return "\n\n".join(parts) + "\n"

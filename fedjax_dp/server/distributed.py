@@ -52,8 +52,8 @@ def discrete_mean(
     of fixed size adds one, or the clients of a cohort of any size split them: the server announces
     how many take part, each adds as many shares as fit evenly, and the server adds those left over.
     The noise then has one law whatever the cohort, as sampling needs. Secure aggregation is
-    simulated by the exact modular sum. A plan of one share is noise that a trusted server adds. A client whose update is not finite sends zeros with its
-    noise.
+    simulated by the exact modular sum. A client whose update is not finite sends zeros with its
+    noise. A plan of one share is noise that a trusted server adds, to cohorts of any size.
 
     Args:
       structure: the parameters, as arrays or shapes.
