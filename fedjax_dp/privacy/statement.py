@@ -66,11 +66,12 @@ _MECHANISMS = {
     BoundedLaplaceDpEvent: "bounded Laplace noise",
 }
 
-_DISCRETE = {
+_NOT_CONTINUOUS = {
     _MECHANISMS[kind]
     for kind in (
         standard.DiscreteLaplaceDpEvent,
         dpa.RandomizedResponseDpEvent,
+        dpa.NonPrivateDpEvent,
         DistributedDiscreteGaussianDpEvent,
         SkellamDpEvent,
     )
@@ -176,7 +177,7 @@ def statement(
         "trusted": trusted,
         "not_private": list(_NOT_PRIVATE),
     }
-    if mechanisms - _DISCRETE:
+    if mechanisms - _NOT_CONTINUOUS:
         data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
     if not_covered is not None:
         data["not_covered"] = not_covered
