@@ -90,7 +90,7 @@ def discrete_gaussian(sigma: float) -> IntegerLaw:
     Source: Canonne, Kamath, Steinke 2020, definition 1 and theorem 14. Their rejection sampler
     has no table; this one draws from the same law in constant time on any accelerator.
     """
-    _check_scale("sigma", sigma)
+    check_scale("sigma", sigma)
 
     def weights() -> Iterator[int]:
         weight = 1 << _BITS
@@ -167,7 +167,7 @@ def discrete_laplace(scale: float) -> IntegerLaw:
     Source: Ghosh, Roughgarden, Sundararajan 2012.
     """
     checks.positive("scale", scale)
-    _check_scale("scale", scale)
+    check_scale("scale", scale)
     ratio = _fixed_exp(-1 / decimal.Decimal(float(scale)))
 
     def weights() -> Iterator[int]:
@@ -179,7 +179,16 @@ def discrete_laplace(scale: float) -> IntegerLaw:
     return _law(weights())
 
 
-def _check_scale(argument: str, value: float) -> None:
+def check_scale(argument: str, value: float) -> None:
+    """Refuses noise that has no table.
+
+    Args:
+      argument: the name to put into the error.
+      value: σ, or the scale.
+
+    Raises:
+      ValueError: if it is negative or above 2^15.
+    """
     checks.non_negative(argument, value)
     rule = "be at most 2^15; make the lattice coarser"
     checks.require(value <= MAX_STDDEV, argument, rule, value)

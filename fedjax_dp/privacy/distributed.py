@@ -388,15 +388,18 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     layout = rotation.layout_of(structure, is_padded=plan.is_rotated)
     rule = f"be that of the structure, {layout.padded}"
     checks.require(plan.dimension == layout.padded, "plan.dimension", rule, plan.dimension)
-    if plan.noise == "skellam":
-        law = discrete.skellam(plan.share_stddev**2)
-    else:
-        law = discrete.discrete_gaussian(plan.share_stddev)
+    discrete.check_scale("sigma", plan.share_stddev)
     modulus_mask = np.uint32((1 << plan.bits) - 1)
     is_distributed = plan.num_shares > 1
 
+    def law() -> discrete.IntegerLaw:
+        # Made where it is drawn from: calibration asks many plans for their events alone.
+        if plan.noise == "skellam":
+            return discrete.skellam(plan.share_stddev**2)
+        return discrete.discrete_gaussian(plan.share_stddev)
+
     def noised(key: PRNGKey, message: jax.Array) -> jax.Array:
-        share = discrete.draw(key, message.shape, law)
+        share = discrete.draw(key, message.shape, law())
         return (message + share.astype(jnp.uint32)) & modulus_mask
 
     def add_shares(key: PRNGKey, message: jax.Array, count: jax.Array) -> jax.Array:
