@@ -252,9 +252,9 @@ def make_central_plan(
 ) -> Plan:
     """Chooses the lattice for discrete Gaussian noise that a trusted server adds.
 
-    Nothing is sent, so that bits cost nothing: sums are taken modulo 2^32, which no sum reaches,
-    and updates need no rotation. The lattice is as fine as keeps what rounding adds to the length
-    of a contribution within a tolerance.
+    Nothing is sent, so that bits cost nothing: sums are taken modulo 2^32, which n clients cannot
+    reach while n·S/γ is below 2^31, and updates need no rotation. The lattice is as coarse as keeps
+    what rounding adds to the length of a contribution within a tolerance.
 
     Args:
       dimension: number of parameters, at least 1.
