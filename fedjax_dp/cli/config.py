@@ -135,8 +135,11 @@ class ClientLevelSection(LevelSection):
         "staircase",
         "bounded_laplace",
         "discrete_gaussian",
+        "central_discrete_gaussian",
         "correlated_gaussian",
-    ] = _setting("gaussian", "the noise; discrete noise is added by the clients, in shares")
+    ] = _setting(
+        "gaussian", "the noise; discrete noise is added by the clients, in shares, unless central"
+    )
     denominator: Literal["expected", "realised"] = _setting(
         "expected", "what the noised sum is divided by; realised claims no privacy"
     )

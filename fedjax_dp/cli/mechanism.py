@@ -23,6 +23,7 @@ from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
     bounded_laplace_mean,
     by_realised_count,
+    central_discrete_mean,
     gaussian_mean,
     laplace_mean,
     staircase_mean,
@@ -89,6 +90,8 @@ def _builder(
             return bounded_laplace_mean(structure, clip_norm, z, cohort, entry_delta)
 
         return bounded
+    if level.mechanism == "central_discrete_gaussian":
+        return lambda z: central_discrete_mean(structure, clip_norm, z, cohort)
     if level.mechanism == "discrete_gaussian":
         size, varies = trees.num_parameters(structure), participation.sampler.varies
         # A share from each client; the lattice has room for as many contributions.

@@ -227,8 +227,8 @@ def _check_client_mechanism(config: Config) -> None:
     )
     is_expected = level.denominator == "expected"
     checks.require(is_expected or not is_claimed, f"{key}.denominator", rule, level.denominator)
-    rule = "be expected for discrete noise, whose clients know no other divisor"
-    is_discrete = level.mechanism == "discrete_gaussian"
+    rule = "be expected for discrete noise, which has no other divisor"
+    is_discrete = level.mechanism in ("discrete_gaussian", "central_discrete_gaussian")
     checks.require(is_expected or not is_discrete, f"{key}.denominator", rule, level.denominator)
     clips_layers = level.mechanism in ("gaussian", "correlated_gaussian")
     rule = "be false for this mechanism, which clips whole updates"

@@ -33,6 +33,7 @@ from fedjax_dp.privacy.distributed import (
     SkellamDpEvent,
     choose_bits,
     discrete_mechanism,
+    make_central_plan,
     make_plan,
 )
 from fedjax_dp.privacy.mechanisms import (
@@ -106,6 +107,7 @@ __all__ = [
     "laplace",
     "loss_score",
     "make_adaptive_clipping",
+    "make_central_plan",
     "make_clipping",
     "make_plan",
     "max_poisson_steps",

@@ -1,4 +1,4 @@
-"""Distributed discrete noise: each client rounds, adds its share, and sends integers modulo 2^B."""
+"""Discrete noise on sums: clients round, add shares or the server adds all, integers modulo 2^B."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
 PyTree = Any
 
 _MAX_TRIES = 64
-# Norms of rounded vectors are summed in float32; this much is kept between the sum and the bound.
+# Norms of rounded vectors are summed in float32, with an error below 2^-18 for up to 2^30 entries;
+# this much is kept between the sum and the bound.
 _NORM_MARGIN = 1 - 2.0**-14
 
 
@@ -116,8 +117,9 @@ class Plan(NamedTuple):
       noise_stddev: standard deviation of the noise on the sum, in units of the parameters.
       num_shares: how many clients' shares make up that noise; 1 is noise that is added centrally.
       bits: B; sums are taken modulo 2^B, at most 32.
-      dimension: number of coordinates after padding, a power of two.
+      dimension: number of coordinates, after padding to a power of two where they are rotated.
       rounding_bias: β of the conditional rounding, in [0, 1); 0 bounds the norm by the worst case.
+      is_rotated: whether updates are rotated, so that few bits hold every coordinate of the sum.
     """
 
     noise: str
@@ -128,6 +130,7 @@ class Plan(NamedTuple):
     bits: int
     dimension: int
     rounding_bias: float
+    is_rotated: bool = True
 
     @property
     def l2_norm(self) -> float:
@@ -239,6 +242,61 @@ def make_plan(
     )
 
 
+def make_central_plan(
+    dimension: int,
+    clip_norm: float,
+    noise_multiplier: float,
+    *,
+    rounding_bias: float = math.exp(-0.5),
+    tolerance: float = 0.01,
+) -> Plan:
+    """Chooses the lattice for discrete Gaussian noise that a trusted server adds.
+
+    Nothing is sent, so that bits cost nothing: sums are taken modulo 2^32, which n clients cannot
+    reach while n·S/γ is below 2^31, and updates need no rotation. The lattice is as coarse as keeps
+    what rounding adds to the length of a contribution within a tolerance.
+
+    Args:
+      dimension: number of parameters, at least 1.
+      clip_norm: S, above 0.
+      noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, at least 0.
+      rounding_bias: β in (0, 1).
+      tolerance: by what share rounding may lengthen a contribution, in (0, 1]; more where that
+        would spread the noise over more points than its table holds, which is for z·√dimension
+        beyond 9,000. The event holds the length that it is.
+
+    Returns:
+      The plan. Calibrate with the plan's own `event`.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Kairouz, Liu, Steinke 2021, proposition 22, solved for the width of the lattice.
+    """
+    checks.whole("dimension", dimension)
+    checks.positive("clip_norm", clip_norm)
+    checks.non_negative("noise_multiplier", noise_multiplier)
+    checks.require(0 < rounding_bias < 1, "rounding_bias", "lie in (0, 1)", rounding_bias)
+    checks.require(0 < tolerance <= 1, "tolerance", "lie in (0, 1]", tolerance)
+    # l² + d/4 + s·(l + √d/2) = (1 + tolerance)²·l², for the length l of S on the lattice.
+    spread = math.sqrt(2 * math.log(1 / rounding_bias))
+    growth = (1 + tolerance) ** 2 - 1
+    added = dimension / 4 + spread * math.sqrt(dimension) / 2
+    length = (spread + math.sqrt(spread**2 + 4 * growth * added)) / (2 * growth)
+    stddev = noise_multiplier * clip_norm
+    return Plan(
+        noise="gaussian",
+        clip_norm=clip_norm,
+        granularity=max(clip_norm / length, stddev / discrete.MAX_STDDEV),
+        noise_stddev=stddev,
+        num_shares=1,
+        bits=32,
+        dimension=dimension,
+        rounding_bias=rounding_bias,
+        is_rotated=False,
+    )
+
+
 def choose_bits(
     dimension: int,
     clip_norm: float,
@@ -290,7 +348,7 @@ class DiscreteMechanism(NamedTuple):
 
     Attributes:
       plan: its numbers.
-      encode: `(rotation_key, client_key, tree) → message`: clips, rotates, rounds, adds the
+      encode: `(rotation_key, client_key, tree) → message`: clips, rotates or not, rounds, adds the
         client's share where noise is distributed; `[dimension]` uint32 below 2^B. Messages are
         summed as uint32, whose overflow is the modular sum.
       add_shares: `(key, message, count) → message` with so many further shares of noise; the count
@@ -325,18 +383,21 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     Raises:
       ValueError: if plan and structure differ in size, or the noise is too wide for the lattice.
     """
-    layout = rotation.layout_of(structure)
+    layout = rotation.layout_of(structure, is_padded=plan.is_rotated)
     rule = f"be that of the structure, {layout.padded}"
     checks.require(plan.dimension == layout.padded, "plan.dimension", rule, plan.dimension)
-    if plan.noise == "skellam":
-        law = discrete.skellam(plan.share_stddev**2)
-    else:
-        law = discrete.discrete_gaussian(plan.share_stddev)
+    discrete.check_scale("sigma", plan.share_stddev)
     modulus_mask = np.uint32((1 << plan.bits) - 1)
     is_distributed = plan.num_shares > 1
 
+    def law() -> discrete.IntegerLaw:
+        # Made where it is drawn from: calibration asks many plans for their events alone.
+        if plan.noise == "skellam":
+            return discrete.skellam(plan.share_stddev**2)
+        return discrete.discrete_gaussian(plan.share_stddev)
+
     def noised(key: PRNGKey, message: jax.Array) -> jax.Array:
-        share = discrete.draw(key, message.shape, law)
+        share = discrete.draw(key, message.shape, law())
         return (message + share.astype(jnp.uint32)) & modulus_mask
 
     def add_shares(key: PRNGKey, message: jax.Array, count: jax.Array) -> jax.Array:
@@ -344,9 +405,11 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
 
     def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
         clipped, _ = clipping.clip_by_global_norm(tree, plan.clip_norm)
-        rotated = rotation.rotate(rotation_key, rotation.flatten(clipped, layout))
+        vector = rotation.flatten(clipped, layout)
+        if plan.is_rotated:
+            vector = rotation.rotate(rotation_key, vector)
         rounded = round_conditionally(
-            keys.fold(client_key, 0), rotated / plan.granularity, plan.l2_norm_squared
+            keys.fold(client_key, 0), vector / plan.granularity, plan.l2_norm_squared
         )
         message = rounded.astype(jnp.uint32) & modulus_mask
         return noised(keys.fold(client_key, 1), message) if is_distributed else message
@@ -354,7 +417,9 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     def decode(rotation_key: PRNGKey, total: jax.Array) -> PyTree:
         centred = centre(total, plan.bits)
         vector = centred.astype(jnp.float32) * plan.granularity
-        return rotation.unflatten(rotation.rotate_back(rotation_key, vector), layout)
+        if plan.is_rotated:
+            vector = rotation.rotate_back(rotation_key, vector)
+        return rotation.unflatten(vector, layout)
 
     return DiscreteMechanism(
         plan=plan,
@@ -378,6 +443,16 @@ def centre(total: jax.Array, bits: int) -> jax.Array:
     """
     shift = 32 - bits
     return (total << shift).astype(jnp.int32) >> shift
+
+
+def _squared_norm(vector: jax.Array) -> jax.Array:
+    """Sums squares in pairs, which errs by log2(d) + 1 roundings, where a running sum errs by d."""
+    squares = vector * vector
+    while len(squares) > 1:
+        odd = len(squares) % 2
+        first, second = jnp.split(jnp.pad(squares, (0, odd)), 2)
+        squares = first + second
+    return jnp.sum(squares)
 
 
 def round_conditionally(
@@ -407,7 +482,7 @@ def round_conditionally(
         return low + up
 
     def is_long(rounded: jax.Array) -> jax.Array:
-        return jnp.sum(rounded * rounded) > norm_squared * _NORM_MARGIN
+        return _squared_norm(rounded) > norm_squared * _NORM_MARGIN
 
     def again(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         tries, rounded = carry

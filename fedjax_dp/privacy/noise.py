@@ -57,8 +57,8 @@ def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
     Small leaves share a draw and large ones have one each (`draws.like`), in float32 or better.
 
     Guarantee: none by itself; what it buys is in the sensitivity from which `stddev` was made
-    (`clipping.noise_stddev`). Draws reach 6.3 standard deviations and leave gaps between the
-    values that they can take; see `discrete` for noise without either.
+    (`clipping.noise_stddev`). Draws reach 20.6 standard deviations but leave gaps between the
+    values that they can take; see `discrete` for noise without gaps.
 
     Args:
       key: used for this addition and nothing else.

@@ -20,7 +20,7 @@ class Layout(NamedTuple):
       treedef: the structure of the tree.
       shapes: the shape of each leaf.
       dimension: the number of scalars.
-      padded: the smallest power of two that holds them.
+      padded: the length of the vector: the smallest power of two that holds them, or just that.
     """
 
     treedef: Any
@@ -29,18 +29,19 @@ class Layout(NamedTuple):
     padded: int
 
 
-def layout_of(tree: PyTree) -> Layout:
+def layout_of(tree: PyTree, *, is_padded: bool = True) -> Layout:
     """Reads the layout of a tree.
 
     Args:
       tree: a tree of arrays or of `jax.ShapeDtypeStruct`.
+      is_padded: whether the vector is as long as a power of two, as `rotate` needs it.
 
     Returns:
       The layout.
     """
     leaves, treedef = jax.tree.flatten(tree)
     dimension = trees.num_parameters(leaves)
-    padded = 1 << max(dimension - 1, 0).bit_length()
+    padded = 1 << max(dimension - 1, 0).bit_length() if is_padded else dimension
     return Layout(treedef, tuple(tuple(x.shape) for x in leaves), dimension, padded)
 
 

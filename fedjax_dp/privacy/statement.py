@@ -99,6 +99,33 @@ _HIDDEN = {
     "fixed-size sampling without replacement": (_WHO,),
 }
 
+_NOT_CONTINUOUS = {
+    _MECHANISMS[kind]
+    for kind in (
+        standard.DiscreteLaplaceDpEvent,
+        dpa.RandomizedResponseDpEvent,
+        dpa.NonPrivateDpEvent,
+        DistributedDiscreteGaussianDpEvent,
+        SkellamDpEvent,
+    )
+}
+_FLOATING_POINT = (
+    "The claim is for noise of real numbers. What was added are floating-point numbers: no tail is "
+    "cut off, but they and the sums that they were added to lie on a grid, and whoever sees the "
+    "last bits of a release may learn more than is claimed (Mironov 2012; Haney and others 2022; "
+    "Casacuberta and others 2022). "
+)
+_WAY_OUT = {
+    "client": (
+        "The discrete mechanisms have no such gap: `central_discrete_gaussian`, where the server "
+        "adds the noise, and `discrete_gaussian`, where the clients do."
+    ),
+    "record": (
+        "There is no discrete mechanism on records; whole clients have them "
+        "(`central_discrete_gaussian`, `discrete_gaussian`)."
+    ),
+}
+
 # What is measured of the noise, and how it is told.
 _NOISE = {
     "noise_multiplier": (
@@ -149,6 +176,7 @@ def statement(
       `accountant`, `num_compositions` (per unit), `histories` (for each distinct history its units
       and its event), `trusted`, `noise_root`, `must_stay_hidden` (what sampling,
       where it amplifies, takes for unknown to all who are not trusted), `not_private`,
+      `floating_point` where noise was continuous,
       `not_covered` where there is something, and the facts.
       An infinite ε is written as "inf".
 
@@ -192,6 +220,8 @@ def statement(
         ),
         "not_private": list(_NOT_PRIVATE),
     }
+    if mechanisms - _NOT_CONTINUOUS:
+        data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
     if not_covered is not None:
         data["not_covered"] = not_covered
     return {key: _plain(value) for key, value in {**facts, **data}.items()}
@@ -262,6 +292,7 @@ def in_words(data: dict[str, Any]) -> str:
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
         _ROOTS[data["noise_root"]] + _kept(data.get("noise_root_file")),
+        *([data["floating_point"]] if "floating_point" in data else []),
         "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
     ]
     return "\n\n".join(parts) + "\n"

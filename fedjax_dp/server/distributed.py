@@ -47,13 +47,14 @@ def discrete_mean(
     by sampling needs; it needs too that who takes part, and how many, stays hidden from all who
     are not trusted, clients included. Whoever sums is trusted to add what is missing, and knows it.
     Secure aggregation is simulated by the exact modular sum. A client whose update is not finite
-    sends zeros with its noise.
+    sends zeros with its noise. A plan of one share is noise that a trusted server adds, to cohorts
+    of any size.
 
     Args:
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.distributed.make_plan`, for this number of parameters.
-      cohort_size: the public divisor; where cohorts do not vary, a whole number of at least
-        `plan.num_shares`.
+      cohort_size: the public divisor; where clients of cohorts of one size add a share each, a
+        whole number of at least `plan.num_shares`.
       varies: whether cohorts vary, as under Poisson sampling; the plan then has two shares at
         least, see `num_shares`.
 
@@ -66,7 +67,10 @@ def discrete_mean(
 
     Source: Kairouz, Liu, Steinke 2021, algorithms 1 and 2; `user_level_dp` section 6.
     """
-    if varies:
+    if plan.num_shares == 1:
+        checks.positive("cohort_size", cohort_size)
+        checks.require(not varies, "varies", "be false where the server adds all noise", varies)
+    elif varies:
         checks.positive("cohort_size", cohort_size)
         checks.whole("plan.num_shares", plan.num_shares, at_least=2)
     else:

@@ -13,8 +13,10 @@ from fedjax_dp.core.keys import fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
+from fedjax_dp.privacy.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms import Mechanism
 from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.distributed import discrete_mean
 
 
 class PrivateState(NamedTuple):
@@ -217,6 +219,44 @@ def bounded_laplace_mean(
         entry_delta=entry_delta,
     )
     return private_mean(bounded_laplace, clip_norm, noise_multiplier, expected_cohort_size)
+
+
+def central_discrete_mean(
+    structure: PyTree,
+    clip_norm: float,
+    noise_multiplier: float,
+    expected_cohort_size: float,
+    *,
+    tolerance: float = 0.01,
+) -> Aggregator:
+    """Builds the private mean with discrete Gaussian noise that a trusted server adds.
+
+    Every clipped update is rounded to a public lattice on its own, the integers are summed exactly,
+    and the noise is drawn by integer arithmetic: nothing that is released depends on how a floating
+    point operation rounds, but for what is done to one client's update alone.
+
+    Guarantee: unit of privacy is one client. Rounded updates have an L2 norm of at most `clip_norm`
+    and what rounding adds, which is checked for each of them; that bound is the sensitivity under
+    add/remove and stands in the event.
+
+    Args:
+      structure: the updates, as arrays or shapes.
+      clip_norm: bound on the L2 norm of one client's update before it is rounded, above 0.
+      noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
+      expected_cohort_size: the public divisor, above 0.
+      tolerance: by what share rounding may lengthen an update, in (0, 1].
+
+    Returns:
+      The aggregator.
+
+    Raises:
+      ValueError: for a number out of its range.
+
+    Source: Canonne, Kamath, Steinke 2020, theorem 14; Kairouz, Liu, Steinke 2021, definition 21.
+    """
+    size = trees.num_parameters(structure)
+    plan = make_central_plan(size, clip_norm, noise_multiplier, tolerance=tolerance)
+    return discrete_mean(structure, plan, expected_cohort_size)
 
 
 def adaptive_gaussian_mean(

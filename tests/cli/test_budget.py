@@ -243,6 +243,7 @@ def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_
 
 MECHANISMS = {
     "discrete": ("--privacy.client.mechanism=discrete_gaussian",),
+    "central discrete": ("--privacy.client.mechanism=central_discrete_gaussian",),
     "laplace": ("--privacy.client.mechanism=laplace",),
     "adaptive": ("--privacy.client.adaptive_clipping=true",),
     "correlated": (

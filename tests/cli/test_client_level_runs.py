@@ -33,9 +33,13 @@ VARIANTS = {
         "--privacy.client.mechanism=discrete_gaussian",
         "--privacy.client.bits=auto",
     ),
+    "central discrete": (
+        "--algorithm.name=dp_fedavg",
+        "--privacy.client.mechanism=central_discrete_gaussian",
+    ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
 }
-QUICK = ("blur + lus with adam", "ddgauss", "bounded laplace")
+QUICK = ("blur + lus with adam", "ddgauss", "central discrete", "bounded laplace")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,9 @@ def test_a_variant_runs_within_its_budget_and_tells_its_figures(tmp_path, name):
         assert bits == pytest.approx(16) if name == "ddgauss" else 8 < round(bits, 3) < 16
         assert claim["trusted"] == "secure_aggregation"
         assert "Poisson sampling" in claim["samplers"]
+    if name == "central discrete":
+        assert claim["trusted"] == "server" and claim["mechanisms"] == ["discrete Gaussian noise"]
+    assert ("floating_point" in claim) == ("ddgauss" not in name and name != "central discrete")
 
 
 REALISED = ("--privacy.client.denominator=realised", "--privacy.client.epsilon=none")
@@ -88,6 +95,14 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
                 *REALISED,
                 "--privacy.client.noise_multiplier=1.0",
                 "--privacy.client.mechanism=discrete_gaussian",
+            ),
+            "denominator must be expected for discrete noise",
+        ),
+        (
+            (
+                *REALISED,
+                "--privacy.client.noise_multiplier=1.0",
+                "--privacy.client.mechanism=central_discrete_gaussian",
             ),
             "denominator must be expected for discrete noise",
         ),

@@ -141,6 +141,10 @@ def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
             discrete_mean(structure, plan(num_shares=8), 2.0, varies=True),
             participants.participation(sampling.poisson(), count, 2.0),
         ),
+        "central_discrete": (
+            private.central_discrete_mean(structure, 0.5, 1.2, 2.0),
+            participants.participation(sampling.poisson(), count, 2.0),
+        ),
         "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),
         "correlated": (
             correlated_gaussian_mean(structure, banded, 0.5, 1.2, 2.0),

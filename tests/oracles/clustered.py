@@ -24,6 +24,12 @@ def gumbel(replay, round_index, client, count):
     return np.asarray(draws.gumbel(key, (count,)), np.float64)
 
 
+def public_gumbel(replay, round_index, client, count):
+    """The draws of a client's choice among clusters whose chances are known."""
+    key = fold(replay._client_key(round_index, client), Purpose.SELECTION)
+    return np.asarray(jax.random.gumbel(key, (count,)), np.float64)
+
+
 def choose_privately(models, x, y, epsilon, noise):
     """The exponential mechanism on accuracies of sensitivity 1/(n - 1)."""
     scores = np.array([accuracy(m, x, y) for m in models])
@@ -85,9 +91,11 @@ def r_dpcfl(run, train, train_whole, rounds, num_models, soft_rounds, choose, we
             if sizes[i] == 0:
                 continue
             if r + 1 <= soft_rounds:
-                noise = gumbel(replay, r, i, num_models)
+                # A draw from what is public by now: no noise of privacy, but the library's own.
                 with np.errstate(divide="ignore"):
-                    choices[i] = np.argmax(np.log(chances[i]) + noise)
+                    choices[i] = np.argmax(
+                        np.log(chances[i]) + public_gumbel(replay, r, i, num_models)
+                    )
             else:
                 choices[i] = choose(models, r, i)
             m = choices[i]

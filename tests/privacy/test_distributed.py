@@ -325,3 +325,99 @@ def test_no_noise_is_not_private():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("d", [1, 187, 11_173_962])
+@pytest.mark.parametrize("tolerance", [0.001, 0.01, 1.0])
+def test_a_central_lattice_is_the_coarsest_within_its_tolerance(d, tolerance):
+    plan = dist.make_central_plan(d, 0.7, 0.5, tolerance=tolerance)
+    is_widest = plan.noise_stddev / plan.granularity >= 2**15 * (1 - 1e-12)
+    longer = plan.l2_norm * plan.granularity / 0.7 - 1
+    coarser = plan._replace(granularity=plan.granularity * 1.001)
+    assert coarser.l2_norm * coarser.granularity / 0.7 - 1 > longer
+    if is_widest:
+        assert longer > tolerance
+    else:
+        # The worst case may be shorter still than what the condition allows.
+        assert longer <= tolerance * (1 + 1e-9)
+        is_worst = plan.l2_norm < (1 + tolerance) * 0.7 / plan.granularity * (1 - 1e-9)
+        assert is_worst or longer == pytest.approx(tolerance)
+    assert (plan.dimension, plan.num_shares, plan.bits) == (d, 1, 32)
+
+
+def test_a_central_release_costs_what_its_longest_contribution_costs():
+    plan = dist.make_central_plan(187, 0.7, 1.3)
+    orders = np.array([1.5, 2.0, 64.0])
+    # Canonne, Kamath, Steinke 2020, theorem 4: Δ²/(2σ²)-zCDP.
+    rho = (plan.l2_norm * plan.granularity / (1.3 * 0.7)) ** 2 / 2
+    np.testing.assert_allclose(plan.event().rdp(orders, "add_remove"), orders * rho)
+    np.testing.assert_allclose(plan.event().rdp(orders, "replace_one"), 4 * orders * rho)
+    assert 1 / 1.3**2 / 2 < rho <= (1.01 / 1.3) ** 2 / 2
+    assert np.all(np.isinf(dist.make_central_plan(187, 0.7, 0.0).event().rdp(orders, "add_remove")))
+
+
+def test_central_noise_is_discrete_gaussian_on_the_lattice():
+    plan = dist.make_central_plan(187, 0.5, 2.0, tolerance=1.0)
+    mechanism = dist.discrete_mechanism(TREE, plan)
+    zeros = jnp.zeros((1000, 187), jnp.uint32)
+    keys = jax.random.split(jax.random.key(3), 1000)
+    noised = jax.jit(jax.vmap(mechanism.add_noise))(keys, zeros)
+    values = np.asarray(dist.centre(noised, 32)).ravel()
+    sigma = 2.0 * 0.5 / plan.granularity
+    assert 4 < sigma < 20
+    support = np.arange(-math.ceil(3 * sigma), math.ceil(3 * sigma) + 1)
+    counts = np.array([np.sum(values == k) for k in support])
+    counts = np.append(counts, len(values) - counts.sum())
+
+    def pvalue(scale):
+        wide = np.arange(-400, 401)
+        masses = np.exp(-(wide**2) / (2 * scale**2))
+        masses /= masses.sum()
+        inside = masses[support + 400]
+        return stats.chisquare(counts, len(values) * np.append(inside, 1 - inside.sum())).pvalue
+
+    assert pvalue(sigma) > 1e-3
+    assert pvalue(0.97 * sigma) < 1e-6 and pvalue(1.03 * sigma) < 1e-6
+    decoded = flat(mechanism.decode(jax.random.key(0), noised[0]))
+    np.testing.assert_allclose(decoded, np.asarray(dist.centre(noised[0], 32)) * plan.granularity)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e15, np.nan, np.inf])
+def test_what_a_central_sum_is_moved_by_is_within_the_event(scale):
+    plan = dist.make_central_plan(187, 0.7, 1.0)
+    mechanism = dist.discrete_mechanism(TREE, plan)
+    encode = jax.jit(lambda key, tree: mechanism.encode(jax.random.key(0), key, tree))
+    others = sum(encode(jax.random.key(i), t) for i, t in enumerate(updates(3, 1.0, seed=5)))
+    for seed, tree in enumerate(updates(4, scale, seed=1)):
+        message = encode(jax.random.key(10 + seed), tree)
+        moved = np.asarray(dist.centre(others + message - others, 32)).astype(object)
+        assert sum(moved**2) <= plan.l2_norm_squared
+        assert (scale in (1e-30, np.inf) or np.isnan(scale)) or sum(moved**2) > 0
+
+
+def test_squares_are_summed_to_a_few_roundings_whatever_their_order():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 187, 4097, 1_000_003):
+        vector = rng.integers(-3, 4, size)
+        vector[0] = 4000
+        exact = int(np.sum(vector.astype(object) ** 2))
+        for entries in (vector, vector[::-1]):
+            found = float(jax.jit(dist._squared_norm)(jnp.asarray(entries, jnp.float32)))
+            assert abs(found / exact - 1) < (math.log2(size) + 2) * 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dimension": 0}, "dimension must be"),
+        ({"clip_norm": 0.0}, "clip_norm must be"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be"),
+        ({"tolerance": 0.0}, "tolerance must lie in"),
+        ({"rounding_bias": 0.0}, "rounding_bias must lie in"),
+    ],
+)
+def test_bad_numbers_of_a_central_plan_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dist.make_central_plan(
+            **{"dimension": 5, "clip_norm": 1.0, "noise_multiplier": 1.0, **change}
+        )

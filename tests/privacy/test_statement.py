@@ -12,6 +12,7 @@ from fedjax_dp.privacy import rdp
 from fedjax_dp.privacy import statement as st
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.curves import rdp_curves
+from fedjax_dp.privacy.distributed import make_central_plan
 from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 
@@ -245,3 +246,34 @@ def test_bad_arguments_are_named():
         st.statement(Ledger(), 1e-5, noise_root="dice")
     with pytest.raises(ValueError, match="trust must be one of"):
         st.statement(Ledger(), 1e-5, trust="nobody")
+
+
+DISCRETE = make_central_plan(100, 1.0, 1.0).event()
+
+
+@pytest.mark.parametrize(
+    ("event", "is_continuous"),
+    [
+        (dpa.GaussianDpEvent(1.0), True),
+        (poisson(0.1, 1.0), True),
+        (dpa.LaplaceDpEvent(2.0), True),
+        (StaircaseDpEvent(4.0, 2), True),
+        (DISCRETE, False),
+        (dpa.PoissonSampledDpEvent(0.1, DISCRETE), False),
+        (dpa.ComposedDpEvent([DISCRETE, dpa.GaussianDpEvent(9.0)]), True),
+        (dpa.NonPrivateDpEvent(), False),
+    ],
+)
+def test_what_floating_point_noise_leaves_open_is_said_where_noise_was_continuous(
+    event, is_continuous
+):
+    for unit in ("client", "record"):
+        ran = Ledger(unit)
+        ran.charge(event)
+        data = st.statement(ran, 1e-5)
+        words = st.in_words(data)
+        assert ("floating_point" in data) == is_continuous
+        assert (
+            ("Mironov 2012" in words) == ("`central_discrete_gaussian`" in words) == is_continuous
+        )
+        assert ("no discrete mechanism on records" in words) == (is_continuous and unit == "record")

@@ -26,9 +26,10 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
-from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.privacy.distributed import make_central_plan, make_plan
 from fedjax_dp.server import (
     adaptive_gaussian_mean,
+    central_discrete_mean,
     correlated_gaussian_mean,
     discrete_mean,
     gaussian_mean,
@@ -269,6 +270,49 @@ def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
     multiplier = 1.5 / (plan.l2_norm * plan.granularity)
     bare.compose(dp_accounting.GaussianDpEvent(multiplier), 4)
     gaussian = dp_accounting.GaussianDpEvent(multiplier)
+    sampled.compose(dp_accounting.PoissonSampledDpEvent(0.25, gaussian), 4)
+    assert sampled.get_epsilon(1e-3) <= spent <= bare.get_epsilon(1e-3)
+
+
+@pytest.mark.parametrize(("sampler", "cohort"), [(None, None), (sampling.poisson(), 6.5)])
+def test_central_discrete_noise_needs_no_fixed_cohort(targets, sampler, cohort):
+    aggregator = central_discrete_mean(STRUCTURE, 1.5, 0.0, cohort or 12.0, tolerance=1e-6)
+    run = _simulation(targets, aggregator, sampler, cohort, clients_per_chunk=5)
+    state, info = run.run(run.init(KEY), KEY, 1)
+    joined = info["participants"][0]
+    expected = _clipped_mean(targets[joined[joined >= 0]], 1.5, cohort or 12)
+    np.testing.assert_allclose(state.server.params["w"], expected, atol=1e-5)
+    norms = np.linalg.norm(targets[joined[joined >= 0]], axis=1)
+    assert info["num_clipped"][0] == np.sum(norms > 1.5)
+
+
+def test_a_central_release_lies_on_its_lattice_and_a_client_moves_it_by_whole_steps(targets):
+    plan = make_central_plan(DIMENSION, 1.5, 2.0)
+    aggregator = central_discrete_mean(STRUCTURE, 1.5, 2.0, 1.0)
+    released = []
+    for clients in (targets, np.where(np.arange(12)[:, None] == 4, np.nan, targets)):
+        run = _simulation(clients, aggregator)
+        state, _ = run.run(run.init(KEY), KEY, 1)
+        steps = np.asarray(state.server.params["w"], np.float64) / plan.granularity
+        np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
+        released.append(np.round(steps))
+    moved = released[0] - released[1]
+    assert 0 < np.sum(moved**2) <= plan.l2_norm_squared
+    bound = float(aggregator.sensitivity(()).l2)
+    assert bound == pytest.approx(plan.l2_norm * plan.granularity) and bound <= 1.5 * 1.0101
+
+
+def test_central_discrete_noise_is_charged_with_the_amplification_of_its_sampler(targets):
+    aggregator = central_discrete_mean(STRUCTURE, 1.0, 1.5, 3.0)
+    run = _simulation(targets, aggregator, sampling.poisson(), 3)
+    state = run.init(KEY)
+    account = PrivacyAccounting(run, state)
+    state, info = run.run(state, KEY, 4)
+    account.charge(info)
+    spent = account.epsilon({"client": 1e-3})["client"][0]
+    bare, sampled = (dp_accounting.rdp.RdpAccountant() for _ in range(2))
+    gaussian = dp_accounting.GaussianDpEvent(1.5 / float(aggregator.sensitivity(()).l2))
+    bare.compose(gaussian, 4)
     sampled.compose(dp_accounting.PoissonSampledDpEvent(0.25, gaussian), 4)
     assert sampled.get_epsilon(1e-3) <= spent <= bare.get_epsilon(1e-3)
 
