@@ -142,8 +142,8 @@ def _log_moments_whole(q: np.ndarray, z: np.ndarray, alpha: int) -> np.ndarray:
 def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Bounds the series: both halves term by term, without their signs; what has converged drops.
 
-    Behind the last term i the coefficients fall as `i^−(α+1)` and what they multiply falls too, so
-    that all that is left is below i times that term.
+    Behind order α the signs alternate and the terms fall, so that all that is left is below the
+    last term.
     """
     shape = (q.size, alpha.size)
     log_q, log_p, sigma, order = (
@@ -172,7 +172,7 @@ def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> 
         done = np.all(terms < previous, axis=0) & (terms.max(axis=0) < total - 30) & (j < -1)
         previous = terms
         if done.any():
-            rest = np.logaddexp(total, np.log(i) + np.logaddexp(*terms))[done]
+            rest = np.logaddexp(total, np.logaddexp(*terms))[done]
             lost = np.where(rest <= 0.5, rounding[done], largest[done])
             result[active[done]] = (rest + 8 * EPS * lost) * (1 + 4 * EPS)
             left = ~done
