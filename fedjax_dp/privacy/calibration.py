@@ -51,6 +51,7 @@ def calibrate_noise_multiplier(
     """
     _check_budget(epsilon, dp_delta)
 
+    @functools.cache
     def excess(log_multiplier: float) -> float:
         ledger = Ledger(relation=relation)
         ledger.charge(make_event(math.exp(log_multiplier)))
@@ -361,6 +362,7 @@ def _calibrated_alone(row: np.ndarray, accountant: str, relation: str) -> float:
     """The noise multiplier of one row, from where a Gaussian of as much variance would be."""
     budget, dp_delta = float(row[0]), float(row[1])
 
+    @functools.cache
     def excess(log_multiplier: float) -> float:
         spent = _bound(row, math.exp(log_multiplier), accountant, relation).value
         return _log_ratio(spent, budget).item()

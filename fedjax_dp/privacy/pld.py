@@ -37,6 +37,8 @@ _CUT, _LOG_OUTSIDE = 2.0**-24, math.log(1e-10)
 # The lattice adds as the square of its width.
 _LOOSENESS = math.sqrt(_TIGHT / _SHARE)
 _MAX_POINTS, _MAX_WINDOW = 2**17, 2**20
+# Logarithm of what a frequency may hold without being counted; far below all rounding.
+_NEGLIGIBLE = -80.0
 # Beyond these a weight would overflow.
 _LARGEST_EXPONENT = 600.0
 
@@ -133,15 +135,18 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: _Ques
         return Answer(question.worst, True)
     counts = [count for _, count in merged]
     # The chance to be cut off in one step; powers of 16, so that later rounds share the lattices.
-    budget = question.dp_delta if question.dp_delta is not None else math.exp(-question.epsilon - 40)
+    budget = (
+        question.dp_delta if question.dp_delta is not None else math.exp(-question.epsilon - 40)
+    )
     cut = 2.0 ** (4 * math.floor(math.log2(max(budget, 1e-280) * _CUT / sum(counts)) / 4))
-    width = _first_width(merged, relation, cut)
+    width, directions = _first_width(merged, relation, cut), []
     for _ in range(10):
         lattices = [_lattice(key_of(part), relation, width, cut) for part, _ in merged]
-        num_directions = max(map(len, lattices))
+        # Weights that were found on a coarser lattice are good on a finer one.
+        tilts = [each.tilt for each in directions] or [None] * max(map(len, lattices))
         directions = [
-            _Composition([each[i % len(each)] for each in lattices], counts, width, question)
-            for i in range(num_directions)
+            _Composition([each[i % len(each)] for each in lattices], counts, width, question, tilt)
+            for i, tilt in enumerate(tilts)
         ]
         # What the lattice adds counts in the direction that costs the most.
         costly = max(directions, key=lambda each: each.estimate)
@@ -149,10 +154,14 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: _Ques
         if wanted >= width:
             break
         width = max(wanted, width / 2**12)
-    found = [each.answer() for each in directions]
-    worst = max(range(num_directions), key=lambda i: found[i].value)
-    is_close = directions[worst].wanted_width * _LOOSENESS >= width
-    return Answer(found[worst].value, found[worst].is_tight and is_close)
+    found = costly.answer()
+    for each in directions:
+        if each is costly or each.is_covered(found):
+            continue
+        other = each.answer()
+        if other.value > found.value:
+            costly, found = each, other
+    return Answer(found.value, found.is_tight and costly.wanted_width * _LOOSENESS >= width)
 
 
 def _merged(parts: Sequence[tuple[DpEvent, int]]) -> list[tuple[DpEvent, int]]:
@@ -187,14 +196,19 @@ class _Composition:
     """
 
     def __init__(
-        self, steps: Sequence[Losses], counts: Sequence[int], width: float, question: _Question
+        self,
+        steps: Sequence[Losses],
+        counts: Sequence[int],
+        width: float,
+        question: _Question,
+        tilt: float | None,
     ):
         self.steps, self.counts, self.width, self.question = steps, counts, width, question
         self._places = [(each.first + np.arange(each.masses.size)) * width for each in steps]
         with np.errstate(divide="ignore"):
             self._logs = [np.log(each.masses) for each in steps]
-        self.tilt = _tilt(self)
-        self.log_total, self.mean, variance, self.added, self.sizes = self.cumulants(self.tilt)
+        self.tilt, found = _tilt(self, tilt)
+        self.log_total, self.mean, variance, self.added, self.sizes = found
         self.deviation = max(math.sqrt(variance), width / 4)
 
     def cumulants(self, tilt: float) -> tuple[float, float, float, float, float]:
@@ -253,10 +267,40 @@ class _Composition:
         window = 16 * self.deviation
         return 2 * _power_of_two(max(longest / _MAX_POINTS, window / _MAX_WINDOW))
 
+    def is_covered(self, answer: Answer) -> bool:
+        """Tells whether this direction surely costs no more, without composing it.
+
+        Source: Canonne, Kamath, Steinke 2020, proposition 12: `E[(1 − e^(ε−s))₊]` is at most
+        `E[e^(θ(s−ε))]` times `θ^θ/(1 + θ)^(1 + θ)`.
+        """
+        at, allowed = answer.value, self.question.dp_delta
+        if self.question.epsilon is not None:
+            at, allowed = self.question.epsilon, answer.value
+        if self.tilt <= 0 or not math.isfinite(at):
+            return at == math.inf
+        assert allowed is not None
+        tilt, left = self.tilt, allowed - self._infinite
+        log_bound = self.log_total - tilt * at + tilt * math.log(tilt)
+        log_bound -= (1 + tilt) * math.log1p(tilt)
+        rounding = self._relative + 16 * EPS * (tilt * at + tilt * math.log1p(tilt) + 1)
+        return left > 0 and log_bound + rounding < math.log(left)
+
+    @property
+    def _infinite(self) -> float:
+        """The chance of an infinite loss."""
+        finite = zip(self.steps, self.counts, strict=True)
+        return -math.expm1(sum(c * math.log1p(-min(x.infinity, 0.5)) for x, c in finite))
+
+    @property
+    def _relative(self) -> float:
+        """What rounding may take off the weights of the steps together, as a share."""
+        sizes = 32 * sum(self.counts) + 8 * self.tilt * self.sizes + 8 * abs(self.log_total)
+        return EPS * sizes
+
     def _end(self, side: int) -> float:
         """Where the weighted sum ends but for a chance of 1e-10, by Chernoff's bound."""
         ends = []
-        for factor in (0.05, 0.15, 0.4, 0.8, 1.0, 1.4):
+        for factor in (0.1, 0.4, 1.0):
             push = side * factor * math.sqrt(-2 * _LOG_OUTSIDE) / self.deviation
             log_moved = self._log_total(self.tilt + push)
             ends.append((log_moved - self.log_total - _LOG_OUTSIDE) / push)
@@ -283,14 +327,10 @@ class _Composition:
         # Sums over i ≥ j of w·e^(l_j − l_i), and of w·(1 − e^(l_j − l_i)): all terms positive.
         gaps = signal.lfilter([1.0], [1.0, -math.exp(-width)], weights[::-1])[::-1]
         tails = np.cumsum((-math.expm1(-width) * np.append(gaps[1:], 0.0))[::-1])[::-1]
-        infinite = -math.expm1(
-            sum(c * math.log1p(-each.infinity) for each, c in zip(self.steps, counts, strict=True))
-        )
+        infinite = self._infinite
         if last < start + size:
             infinite += math.exp(min(self.log_total - tilt * last * width + _LOG_OUTSIDE, 0.0))
-        relative = EPS * (
-            32 * sum(counts) + 8 * tilt * self.sizes + 8 * weighted.size + 8 * abs(self.log_total)
-        )
+        relative = self._relative + 8 * EPS * weighted.size
         curve = _Curve(
             centre * width,
             places,
@@ -324,14 +364,14 @@ class _Composition:
             wrapped = np.zeros(-(-weights.size // length) * length)
             wrapped[: weights.size] = weights
             spectrum = fft.rfft(wrapped.reshape(-1, length).sum(axis=0))
-            sizes = np.abs(spectrum)
-            log_sizes += count * np.log(np.minimum(sizes + error, 1.0))
-            with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
-                power = np.exp(count * np.log(spectrum)) if count > 1 else spectrum
-            product *= np.where(sizes > 0, power, 0.0)
+            log_sizes += count * np.log(np.minimum(np.abs(spectrum) + error, 1.0))
+            counts_for = (log_sizes > _NEGLIGIBLE) & (spectrum != 0)
+            product[~counts_for] = 0.0
+            power = spectrum[counts_for]
+            product[counts_for] *= np.exp(count * np.log(power)) if count > 1 else power
         with np.errstate(under="ignore"):
             mass = 2 * float(np.exp(log_sizes).sum()) / length
-        lost = error * (1 + 2 * sum(self.counts)) * mass
+        lost = error * (1 + 2 * sum(self.counts)) * mass + 2 * math.exp(_NEGLIGIBLE)
         composed = fft.irfft(product, length)
         return np.roll(composed, -(offset % length))[:size], lost
 
@@ -392,7 +432,9 @@ class _Curve(NamedTuple):
         return Answer(min(total, 1.0), is_exact)
 
 
-def _tilt(composition: _Composition) -> float:
+def _tilt(
+    composition: _Composition, tilt: float | None
+) -> tuple[float, tuple[float, float, float, float, float]]:
     """Finds the weight that moves the mean to the ε in question; any weight gives a valid bound.
 
     At the mean m of the weighted sum of deviation s, δ is about `E·e^(−θm)` over `1 + √(2π)·θ·s`
@@ -401,29 +443,33 @@ def _tilt(composition: _Composition) -> float:
     question, width = composition.question, composition.width
     root = math.sqrt(2 * math.pi)
 
-    def excess(tilt: float) -> tuple[float, float, float]:
-        log_total, mean, variance, *_ = composition.cumulants(tilt)
+    def excess(tilt: float, found: Sequence[float]) -> tuple[float, float, float]:
+        log_total, mean, variance, *_ = found
         deviation = max(math.sqrt(variance), width / 4)
-        if question.dp_delta is None:
-            return question.epsilon - mean, -(deviation**2), deviation  # type: ignore[operator]
+        if question.epsilon is not None:
+            return question.epsilon - mean, -(deviation**2), deviation
+        assert question.dp_delta is not None
         log_delta = log_total - tilt * mean - math.log1p(tilt * root * deviation)
         value = log_delta - math.log1p(tilt + root / deviation) - math.log(question.dp_delta)
         return value, -tilt * deviation**2 - root * deviation / (1 + tilt * root * deviation), 1.0
 
-    low, high = 0.0, math.inf
-    deviation = max(math.sqrt(composition.cumulants(0.0)[2]), width / 4)
-    tilt = math.sqrt(2 * max(-math.log(question.dp_delta or 1e-5), 0.1)) / deviation
+    low, high, smallest = 0.0, math.inf, 0.0
+    if tilt is None:
+        deviation = max(math.sqrt(composition.cumulants(0.0)[2]), width / 4)
+        tilt = math.sqrt(2 * max(-math.log(question.dp_delta or 1e-5), 0.1)) / deviation
+        smallest = 1e-6 / deviation
     for _ in range(40):
-        value, slope, unit = excess(tilt)
+        at, found = tilt, composition.cumulants(tilt)
+        value, slope, unit = excess(tilt, found)
         # Both functions fall; a step that would leave the bracket halves it.
         low, high = (tilt, high) if value > 0 else (low, tilt)
-        if abs(value) < 0.05 * unit or high < 1e-6 / deviation or tilt * width > 64:
+        if abs(value) < 0.3 * unit or high <= smallest or tilt * width > 64:
             break
         step = tilt - value / slope
         if not low < step < high:
             step = (low + high) / 2 if high < math.inf else 2 * tilt
         tilt = min(step, 4 * tilt)
-    return tilt
+    return at, found
 
 
 def _power_of_two(number: float) -> float:
@@ -442,9 +488,7 @@ def _lattice(key: str, relation: str, width: float, cut: float) -> tuple[Losses,
     return pair.losses(width, cut) if pair is not None else _of_library(event, width, cut)
 
 
-def _first_width(
-    parts: Sequence[tuple[DpEvent, int]], relation: str, cut: float
-) -> float:
+def _first_width(parts: Sequence[tuple[DpEvent, int]], relation: str, cut: float) -> float:
     """A coarse width to begin with: a few hundred points on the longest step."""
     longest = 2.0**-4
     spans = [_gaussian_pair(part, relation) for part, _ in parts]
@@ -574,9 +618,7 @@ def _interval_masses(x: np.ndarray) -> _Masses:
     return _Masses(inside, errors, below, above)
 
 
-def _spread(
-    first: int, places: np.ndarray, upper: _Masses, lower: _Masses, width: float
-) -> Losses:
+def _spread(first: int, places: np.ndarray, upper: _Masses, lower: _Masses, width: float) -> Losses:
     """Gives the mass of every cell to its ends, such that both distributions keep theirs."""
     with np.errstate(over="ignore", under="ignore"):
         mass, other = np.exp(upper.inside), np.exp(places[:-1] + lower.inside)
@@ -612,7 +654,11 @@ def _truncated(event: Any, relation: str, width: float, cut: float) -> tuple[Los
 
     Source: dp-accounting, `from_truncated_subsampled_gaussian_mechanism`.
     """
-    size, rate, capacity = event.dataset_size, event.sampling_probability, event.truncated_batch_size
+    size, rate, capacity = (
+        event.dataset_size,
+        event.sampling_probability,
+        event.truncated_batch_size,
+    )
     pair = _gaussian_pair(event, relation)
     assert pair is not None
     chance = float(stats.binom.sf(capacity - 1, size - 1, rate))
