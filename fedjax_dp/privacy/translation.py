@@ -109,16 +109,23 @@ def nearest_choice(
     parts = [part for event in events for part, _ in flatten(event)]
     asked = Advice(accountant, relation)
     found: list[Advice] = []
-    for mechanism, sampler, other, who in itertools.product(*_CHOICES.values()):
+    for mechanism, sampler, other, who in itertools.product(*CHOICES.values()):
         values = (who, other, sampler, mechanism)
         choice = Advice(*(None if v == a else v for v, a in zip(values, asked, strict=True)))
         if all(_is_told(follow(part, choice), str(other), str(who)) for part in parts):
             found.append(choice)
-    return min(found, key=_distance, default=None)
+    return min(found, key=distance, default=None)
 
 
-def _distance(choice: Advice) -> tuple[int, ...]:
-    """How much is changed, and then what: last the accountant."""
+def distance(choice: Advice) -> tuple[int, ...]:
+    """Orders advice: by how much is changed, and then by what, the accountant first.
+
+    Args:
+      choice: the advice.
+
+    Returns:
+      A key to sort by; the nearest comes first.
+    """
     is_changed = [int(value is not None) for value in choice]
     return sum(is_changed), *reversed(is_changed)
 
@@ -275,7 +282,7 @@ _NO_RULE: dict[type, dict[str, str]] = {
     dpa.RandomizedResponseDpEvent: {"pld": "repetitions would not be counted"},
 }
 # What advice may be made of; the first of each is no change.
-_CHOICES: dict[str, tuple[str | None, ...]] = {
+CHOICES: dict[str, tuple[str | None, ...]] = {
     "mechanism": (None, "gaussian"),
     "sampler": (None, "poisson"),
     "relation": RELATIONS[:2],
