@@ -141,7 +141,11 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: _Ques
     cut = 2.0 ** (4 * math.floor(math.log2(max(budget, 1e-280) * _CUT / sum(counts)) / 4))
     width, directions = _first_width(merged, relation, cut), []
     for _ in range(10):
-        lattices = [_lattice(key_of(part), relation, width, cut) for part, _ in merged]
+        try:
+            lattices = [_lattice(key_of(part), relation, width, cut) for part, _ in merged]
+        except OverflowError:
+            # Losses of many hundreds, which dp-accounting has no numbers for.
+            return Answer(question.worst, False)
         # Weights that were found on a coarser lattice are good on a finer one.
         tilts = [each.tilt for each in directions] or [None] * max(map(len, lattices))
         directions = [
