@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -86,7 +87,8 @@ def follow(config: Config, advice: Advice) -> Config:
     asked = {"accountant": advice.accountant, "relation": advice.relation}
     changes = {key: value for key, value in asked.items() if value is not None}
     if advice.mechanism is not None:
-        client = dataclasses.replace(privacy.client, mechanism=advice.mechanism)
+        mechanism: Any = advice.mechanism
+        client = dataclasses.replace(privacy.client, mechanism=mechanism)
         changes["client"] = client  # type: ignore[assignment]
     privacy = dataclasses.replace(privacy, **changes)  # type: ignore[arg-type]
     if advice.sampler is not None:

@@ -277,7 +277,8 @@ class Ledger:
             (translate(parts[i], self.relation, "pld"), int(count))
             for i, count in zip(row.indices, row.data, strict=True)
         ]
-        return getattr(pld, question)(told, self.relation, float(at))  # type: ignore[no-any-return]
+        ask = pld.epsilon if question == "epsilon" else pld.delta
+        return ask(told, self.relation, float(at))
 
     def _other(self, question: str, at: float, history: scipy.sparse.csr_array) -> float:
         """Answers one history by Rényi curves; inf where they have no analysis of it."""

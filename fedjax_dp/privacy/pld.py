@@ -122,6 +122,14 @@ class _Question(NamedTuple):
     epsilon: float | None = None
 
     @property
+    def smallest(self) -> float:
+        """A δ below which nothing can change the answer."""
+        if self.epsilon is not None:
+            return max(math.exp(-self.epsilon - 40), 1e-280)
+        assert self.dp_delta is not None
+        return max(self.dp_delta, 1e-280)
+
+    @property
     def worst(self) -> float:
         """What is answered where nothing can be said."""
         return math.inf if self.dp_delta is not None else 1.0
@@ -135,11 +143,9 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: _Ques
         return Answer(question.worst, True)
     counts = [count for _, count in merged]
     # The chance to be cut off in one step; powers of 16, so that later rounds share the lattices.
-    budget = (
-        question.dp_delta if question.dp_delta is not None else math.exp(-question.epsilon - 40)
-    )
-    cut = 2.0 ** (4 * math.floor(math.log2(max(budget, 1e-280) * _CUT / sum(counts)) / 4))
-    width, directions = _first_width(merged, relation, cut), []
+    cut = 2.0 ** (4 * math.floor(math.log2(question.smallest * _CUT / sum(counts)) / 4))
+    width = _first_width(merged, relation, cut)
+    directions: list[_Composition] = []
     for _ in range(10):
         try:
             lattices = [_lattice(key_of(part), relation, width, cut) for part, _ in merged]
@@ -147,7 +153,8 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: _Ques
             # Losses of many hundreds, which dp-accounting has no numbers for.
             return Answer(question.worst, False)
         # Weights that were found on a coarser lattice are good on a finer one.
-        tilts = [each.tilt for each in directions] or [None] * max(map(len, lattices))
+        tilts: Sequence[float | None] = [each.tilt for each in directions]
+        tilts = tilts or [None] * max(map(len, lattices))
         directions = [
             _Composition([each[i % len(each)] for each in lattices], counts, width, question, tilt)
             for i, tilt in enumerate(tilts)
@@ -173,11 +180,11 @@ def _merged(parts: Sequence[tuple[DpEvent, int]]) -> list[tuple[DpEvent, int]]:
     gaussians = [dpa.SelfComposedDpEvent(e, n) for e, n in parts if type(e) is dpa.GaussianDpEvent]
     others: list[tuple[DpEvent, int]] = []
     for part, count in parts:
-        rate = getattr(part, "sampling_probability", 1.0)
-        is_free = isinstance(part, dpa.NoOpDpEvent) or rate == 0 or count == 0
+        facts = [(part, name) for name in ("sampling_probability", "truncated_batch_size")]
+        is_free = isinstance(part, dpa.NoOpDpEvent) or count == 0 or _is_any_zero(facts)
         if type(part) is not dpa.GaussianDpEvent and not is_free:
-            noise = effective_noise_multiplier(getattr(part, "event", part))
-            is_bare = noise == 0 or getattr(part, "noise_multiplier", 1.0) == 0
+            inner = getattr(part, "event", part)
+            is_bare = _is_any_zero([(inner, name) for name in _NOISES])
             others.append((dpa.NonPrivateDpEvent() if is_bare else part, int(count)))
     if gaussians:
         noise = effective_noise_multiplier(dpa.ComposedDpEvent(gaussians))
@@ -185,6 +192,14 @@ def _merged(parts: Sequence[tuple[DpEvent, int]]) -> list[tuple[DpEvent, int]]:
             one = dpa.GaussianDpEvent(noise) if noise > 0 else dpa.NonPrivateDpEvent()
             others.append((one, 1))
     return others
+
+
+# What events call their noise.
+_NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
+
+
+def _is_any_zero(facts: Sequence[tuple[Any, str]]) -> bool:
+    return any(getattr(event, name, None) == 0 for event, name in facts)
 
 
 class _Composition:
@@ -292,8 +307,10 @@ class _Composition:
     @property
     def _infinite(self) -> float:
         """The chance of an infinite loss."""
+        if any(each.infinity >= 1 for each in self.steps):
+            return 1.0
         finite = zip(self.steps, self.counts, strict=True)
-        return -math.expm1(sum(c * math.log1p(-min(x.infinity, 0.5)) for x, c in finite))
+        return -math.expm1(sum(c * math.log1p(-each.infinity) for each, c in finite))
 
     @property
     def _relative(self) -> float:

@@ -150,7 +150,7 @@ def follow(event: DpEvent, advice: Advice) -> DpEvent:
     if advice.mechanism is None:
         return event
     is_sampled = inner is not None and rate is not None
-    return attr.evolve(event, event=base) if is_sampled else base  # type: ignore[call-arg]
+    return attr.evolve(event, event=base) if is_sampled else base
 
 
 def _rate(event: Any) -> float | None:
