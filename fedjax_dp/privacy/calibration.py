@@ -19,6 +19,7 @@ from fedjax_dp.privacy.translation import accountant_name
 # Multipliers outside of this range have no use, so that a search that gets there has failed.
 _SMALLEST, _LARGEST = 2.0**-10, 2.0**24
 _TOLERANCE = 1e-7
+_BOUND = 50.0
 
 
 def calibrate_noise_multiplier(
@@ -59,7 +60,8 @@ def calibrate_noise_multiplier(
 
     found = _root(excess, 0.0, 1.0)
     if found is None:
-        raise ValueError(_unreachable(epsilon, dp_delta, accountant))
+        log_spent = excess(math.log(_LARGEST))
+        raise ValueError(_unreachable(epsilon, dp_delta, accountant, log_spent))
     return math.exp(found)
 
 
@@ -102,15 +104,20 @@ def _check_budget(epsilon: ArrayLike, dp_delta: ArrayLike) -> None:
 def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
     """The sign tells whether the budget is exceeded; bounded, as root finders need it."""
     with np.errstate(divide="ignore"):
-        return np.clip(np.log(np.asarray(spent, float) / np.asarray(budget, float)), -50, 50)
+        ratio = np.asarray(spent, float) / np.asarray(budget, float)
+        return np.clip(np.log(ratio), -_BOUND, _BOUND)
 
 
-def _unreachable(epsilon: float, dp_delta: float, accountant: str) -> str:
-    hint = (
-        "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
-        if accountant == "rdp-classic-64"
-        else "what does not depend on the noise multiplier spends it already"
-    )
+def _unreachable(epsilon: float, dp_delta: float, accountant: str, log_spent: float) -> str:
+    if accountant == "rdp-classic-64":
+        hint = "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
+    elif log_spent < _BOUND:
+        hint = "what does not depend on the noise multiplier spends it already"
+    else:
+        hint = (
+            "however much noise there is, no epsilon holds: what does not depend on the noise "
+            "multiplier spends it already without any noise, or with a chance above dp_delta"
+        )
     return f"epsilon must be reachable, got {epsilon!r} at dp_delta {dp_delta!r}: {hint}"
 
 
@@ -370,7 +377,8 @@ def _calibrated_alone(row: np.ndarray, accountant: str, relation: str) -> float:
     rates, steps = np.split(row[3:], 2)
     found = _root(excess, _first_guess(budget, dp_delta, rates, steps, relation), 0.1)
     if found is None:
-        raise ValueError(_unreachable(budget, dp_delta, accountant))
+        log_spent = excess(math.log(_LARGEST))
+        raise ValueError(_unreachable(budget, dp_delta, accountant, log_spent))
     return math.exp(found)
 
 
@@ -409,8 +417,9 @@ def _roots(
     low, high = np.full(len(rows), math.log(_SMALLEST)), np.full(len(rows), math.log(_LARGEST))
     at_low, at_high = excess(everyone, low), excess(everyone, high)
     if np.any(at_high > 0):
-        row = rows[int(np.argmax(at_high > 0))]
-        raise ValueError(_unreachable(row[0], row[1], accountant))
+        first = int(np.argmax(at_high > 0))
+        row, log_spent = rows[first], float(at_high[first])
+        raise ValueError(_unreachable(row[0], row[1], accountant, log_spent))
     high = np.where(at_low <= 0, low, high)
     last_side = np.zeros(len(rows))
     for iteration in range(200):
