@@ -249,7 +249,8 @@ def effective_noise_multiplier(event: DpEvent) -> float | None:
     for part, count in flatten(event):
         if not isinstance(part, dpa.GaussianDpEvent):
             return None
-        if part.noise_multiplier == 0:
+        # So little noise that its square is nothing is none.
+        if part.noise_multiplier**2 == 0:
             return 0.0
         precision += count / part.noise_multiplier**2
     return precision**-0.5 if precision else None

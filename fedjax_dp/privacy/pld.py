@@ -140,7 +140,7 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: _Ques
     if not merged:
         return Answer(0.0, True)
     if any(isinstance(part, dpa.NonPrivateDpEvent) for part, _ in merged):
-        return Answer(question.worst, True)
+        return Answer(question.worst, False)
     counts = [count for _, count in merged]
     # The chance to be cut off in one step; powers of 16, so that later rounds share the lattices.
     cut = 2.0 ** (4 * math.floor(math.log2(question.smallest * _CUT / sum(counts)) / 4))
@@ -184,16 +184,19 @@ def _merged(parts: Sequence[tuple[DpEvent, int]]) -> list[tuple[DpEvent, int]]:
         is_free = isinstance(part, dpa.NoOpDpEvent) or count == 0 or _is_any_zero(facts)
         if type(part) is not dpa.GaussianDpEvent and not is_free:
             inner = getattr(part, "event", part)
-            is_bare = _is_any_zero([(inner, name) for name in _NOISES])
+            is_bare = any(getattr(inner, name, 1.0) < _LEAST_NOISE for name in _NOISES)
             others.append((dpa.NonPrivateDpEvent() if is_bare else part, int(count)))
     if gaussians:
         noise = effective_noise_multiplier(dpa.ComposedDpEvent(gaussians))
         if noise is not None:
-            one = dpa.GaussianDpEvent(noise) if noise > 0 else dpa.NonPrivateDpEvent()
+            is_noised = noise >= _LEAST_NOISE
+            one = dpa.GaussianDpEvent(noise) if is_noised else dpa.NonPrivateDpEvent()
             others.append((one, 1))
     return others
 
 
+# Losses beyond 1e13 are told from infinite ones by other accountants.
+_LEAST_NOISE = 1e-7
 # What events call their noise.
 _NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
 

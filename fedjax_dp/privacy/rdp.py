@@ -59,16 +59,18 @@ def poisson_gaussian(
     )
     alpha = np.asarray(orders, float)
     curves = np.zeros((q.size, alpha.size))
-    (sampled,) = np.nonzero((q > 0) & (q < 1) & (z > 0))
+    # So little noise that its square is nothing is none.
+    is_noised = z**2 > 0
+    (sampled,) = np.nonzero((q > 0) & (q < 1) & is_noised)
     with np.errstate(over="ignore"):
         for start in range(0, sampled.size, _CHUNK):
             rows = sampled[start : start + _CHUNK]
             curves[rows] = _log_moments(q[rows], z[rows], alpha) / (alpha - 1)
         # Sampling never costs more than taking everybody.
-        drawn = (q > 0) & (z > 0)
+        drawn = (q > 0) & is_noised
         full = alpha / (2 * z[drawn, None] ** 2)
     curves[drawn] = np.where(q[drawn, None] < 1, np.minimum(curves[drawn], full), full)
-    curves[(q > 0) & (z == 0)] = np.inf
+    curves[(q > 0) & ~is_noised] = np.inf
     return curves * (1 + 8 * EPS)
 
 

@@ -5,6 +5,7 @@ the sum of all steps, or the largest of them, exceeds a threshold.
 """
 
 import itertools
+import time
 import warnings
 
 import dp_accounting as dpa
@@ -14,6 +15,7 @@ import pytest
 from dp_accounting import pld as dpa_pld
 
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.calibration import calibrate_poisson
 
 DELTAS = (1e-15, 1e-10, 1e-5, 0.01, 0.5)
 NOISES = (0.01, 0.3, 0.8, 3.0, 100.0, 1e6)
@@ -235,3 +237,20 @@ def test_the_accountant_that_gave_an_answer_is_told():
     assert bound.accountant[0] == "pld" and bound.value[0] < by_curves.value[0]
     assert bound.value[1] <= by_curves.value[1]
     assert set(by_curves.accountant) == {"rdp"}
+
+
+def test_a_run_of_ten_clients_is_accounted_by_distributions_in_seconds():
+    # The main job: clients of ten sizes, calibrated, and asked for ε after every round.
+    sizes, rounds = np.arange(60, 260, 20), 30
+    steps, rates = -(-sizes // 64), np.minimum(1.0, 64 / sizes)
+    start = time.process_time()
+    noise = calibrate_poisson(8.0, 1e-5, rates, rounds * steps, accountant="pld")
+    ledger = Ledger("record", num_units=sizes.size)
+    for done in range(rounds):
+        for i, (q, z) in enumerate(zip(rates, noise, strict=True)):
+            event = poisson(q, z) if q < 1 else dpa.GaussianDpEvent(z)
+            ledger.charge(event, units=[i], count=int(steps[i]))
+        spent = ledger.epsilon(1e-5, "pld")
+        assert np.all(spent > 0) and (done < rounds - 1 or np.all(spent >= 8 * (1 - 1e-6)))
+    assert time.process_time() - start < 5
+    assert np.all(spent <= 8 * (1 + 1e-9))
