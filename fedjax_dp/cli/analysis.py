@@ -8,6 +8,7 @@ import dp_accounting
 import numpy as np
 
 from fedjax_dp.cli.config import Config
+from fedjax_dp.cli.validate import check_one_for_each
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.privacy import translation
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent
@@ -66,6 +67,7 @@ def require_analysis(config: Config, sizes: np.ndarray) -> None:
     Raises:
       UnsupportedEvent: holding the reason, and what to change so that nothing is refused.
     """
+    check_one_for_each("training.batch_size", config.training.batch_size, len(sizes))
     try:
         _tell(config, sizes)
     except ValueError as error:
