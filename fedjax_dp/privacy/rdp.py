@@ -22,6 +22,8 @@ CLASSIC_ORDERS: tuple[float, ...] = (
 )
 
 _MAX_TERMS = 1000
+# Logarithms of moments below this have lost digits in a series that begins with 1.
+_SMALL = 1e-6
 # The unit of rounding of float64, in multiples of which bounds are lifted.
 EPS = float(np.finfo(float).eps)
 _CHUNK = 512
@@ -37,7 +39,7 @@ def poisson_gaussian(
     Evaluates the formulas of dp-accounting for all settings and orders at once, in float64, with
     two changes. At whole orders the moment less 1 is summed, whose terms are all positive, so that
     nothing is lost however little a step costs. At others, where the series begins with that 1 and
-    loses what is below it, the chord between whole orders takes over where it is lower.
+    loses what is far below it, chords between whole orders take over.
 
     Guarantee: no value lies below the divergence; what rounding may take off is added.
 
@@ -87,7 +89,10 @@ def _log_moments(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     broken = part != 0
     if broken.any():
         series = _log_moments_fractional(q, z, alpha[broken])
-        found[:, broken] = np.fmin(found[:, broken], series)
+        # But for what is small the series is that of dp-accounting, for others to recompute; like
+        # it, orders at which the series does not converge are left out.
+        chords = np.fmin(found[:, broken], series)
+        found[:, broken] = np.where(series > _SMALL, series, chords)
     return np.where(np.isnan(found), np.inf, found)
 
 
