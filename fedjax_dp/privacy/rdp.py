@@ -175,7 +175,7 @@ def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> 
         sizes = np.stack([np.abs(half).sum(axis=0) + 4 for half in halves])
         total = np.logaddexp(total, np.logaddexp(terms[0], terms[1]))
         rounding += np.sum(np.exp(np.minimum(terms, 0.0)) * sizes, axis=0)
-        largest = np.maximum(largest, sizes.max(axis=0))
+        largest = largest + np.sum(sizes * np.exp(np.minimum(terms - total, 0.0)), axis=0)
         done = np.all(terms < previous, axis=0) & (terms.max(axis=0) < total - 30) & (j < -1)
         previous = terms
         if done.any():
