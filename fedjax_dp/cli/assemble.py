@@ -10,6 +10,7 @@ import optax
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.cli.analysis import SAMPLERS, participation_of, require_analysis
 from fedjax_dp.cli.budgets import with_named_lists
 from fedjax_dp.cli.config import Config, Numbers
 from fedjax_dp.cli.devices import offer_devices
@@ -19,7 +20,7 @@ from fedjax_dp.cli.validate import OPTIMIZERS, check_one_for_each, validate
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
-from fedjax_dp.data import participants, sampling
+from fedjax_dp.data import participants
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine.calibration import calibrate
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
@@ -28,14 +29,6 @@ from fedjax_dp.engine.simulate import Simulation, init_key, simulation
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, calibrate_poisson
-
-_SAMPLERS = {
-    "shuffled": sampling.shuffled,
-    "poisson": sampling.poisson,
-    "fixed_size": sampling.fixed_size,
-    "everybody": sampling.everybody,
-    "cyclic": sampling.cyclic,
-}
 
 
 class Experiment(NamedTuple):
@@ -91,7 +84,8 @@ def assemble(config: Config) -> Experiment:
     population = build_population(config)
     train = population.train
     model = build_model(config, population)
-    participation = _participation(config, train.num_clients)
+    participation = participation_of(config, train.num_clients)
+    require_analysis(config, train.sizes)
     trainer = build_trainer(config, model, train.sizes)
     algorithm = build_algorithm(config, model, trainer, participation, population.public_x)
     if "record" in config.privacy.units and config.privacy.record.noise_multiplier is None:
@@ -192,17 +186,6 @@ def _settled(config: Config, compiled: Simulation) -> Config:
     return dataclasses.replace(config, execution=dataclasses.replace(config.execution, **found))
 
 
-def _participation(config: Config, num_clients: int) -> participants.Participation:
-    section = config.participation
-    if section.sampler == "poisson":
-        sampler = sampling.poisson(section.capacity)
-    elif section.sampler == "min_separated":
-        sampler = sampling.min_separated(section.separation)
-    else:
-        sampler = _SAMPLERS[section.sampler]()
-    return participants.participation(sampler, num_clients, section.cohort_size)
-
-
 def _numbers(value: Any) -> Any:
     return np.asarray(value, dtype=np.float32) if value is not None else None
 
@@ -225,7 +208,7 @@ def build_trainer(config: Config, model: Model, sizes: np.ndarray) -> LocalTrain
     name = section.sampler
     if name == "auto":
         name = "poisson" if is_private else "shuffled"
-    sampler = _SAMPLERS[name]()
+    sampler = SAMPLERS[name]()
 
     def configured(learning_rate: Any) -> optax.GradientTransformation:
         return OPTIMIZERS[section.optimizer](learning_rate, **section.optimizer_options)

@@ -1,6 +1,7 @@
 """`fedjax-dp privacy`: what a mechanism costs, what a budget buys, what a run may claim."""
 
 import json
+import math
 import pathlib
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from fedjax_dp.core import checks
 from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.calibration import calibrate_poisson, epsilon_of_poisson
+from fedjax_dp.privacy.calibration import bound_of_poisson, calibrate_poisson
 
 app = typer.Typer(help="Accounting: ε, calibration, reports, comparisons.", no_args_is_help=True)
 
@@ -32,7 +33,19 @@ def _check(sampling_rate: float, steps: int, delta: float) -> None:
 
 
 def _print(answer: dict[str, Any], as_json: bool, words: str) -> None:
-    print(json.dumps(answer) if as_json else words)
+    print(json.dumps(_plain(answer), allow_nan=False) if as_json else words)
+
+
+def _plain(value: Any) -> Any:
+    """Writes what JSON has no number for as a text, as statements do."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _by(asked: str, gave: str) -> str:
+    """Names the accountant, and who gave the number where it is another."""
+    return asked if asked == gave else f"{asked}, by {gave}"
 
 
 @app.command()
@@ -48,12 +61,12 @@ def epsilon(
     """Compute ε of Poisson-sampled Gaussian releases."""
     _check(sampling_rate, steps, delta)
     checks.positive("--noise-multiplier", noise_multiplier)
-    spent = epsilon_of_poisson(
+    spent = bound_of_poisson(
         noise_multiplier, sampling_rate, steps, delta, accountant=accountant, relation=relation
     )
-    value = float(spent)
-    facts = {"dp_delta": delta, "accountant": accountant, "relation": relation}
-    words = f"ε = {value:.6g} at δ = {delta:g} ({accountant}, {relation})"
+    value, gave = float(spent.value), str(spent.accountant)
+    facts = {"dp_delta": delta, "accountant": accountant, "by": gave, "relation": relation}
+    words = f"ε = {value:.6g} at δ = {delta:g} ({_by(accountant, gave)}, {relation})"
     _print({"epsilon": value, **facts}, as_json, words)
 
 
@@ -74,8 +87,13 @@ def calibrate(
         epsilon, delta, sampling_rate, steps, accountant=accountant, relation=relation
     )
     value = float(found)
-    facts = {"epsilon": epsilon, "dp_delta": delta, "accountant": accountant, "relation": relation}
-    words = f"noise multiplier = {value:.6g} for ε = {epsilon:g} at δ = {delta:g} ({accountant})"
+    spent = bound_of_poisson(
+        value, sampling_rate, steps, delta, accountant=accountant, relation=relation
+    )
+    gave, asked = str(spent.accountant), {"accountant": accountant, "relation": relation}
+    facts = {"epsilon": epsilon, "dp_delta": delta, "by": gave, **asked}
+    words = f"noise multiplier = {value:.6g} for ε = {epsilon:g} at δ = {delta:g} "
+    words += f"({_by(accountant, gave)})"
     _print({"noise_multiplier": value, **facts}, as_json, words)
 
 
@@ -137,7 +155,7 @@ def compare(
     plots.save(plots.epsilon_curves(curves, title), output)
     final = {name: spent[-1] for name, (_, spent) in curves.items()}
     if as_json:
-        print(json.dumps({"epsilon": final, "plot": str(output)}))
+        _print({"epsilon": final, "plot": str(output)}, as_json, "")
         return
     for name, value in final.items():
         print(f"{name}: ε = {value:.6g} after {steps} rounds")

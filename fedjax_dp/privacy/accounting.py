@@ -1,7 +1,7 @@
 """The ledger: what really ran, per unit of privacy, and what it cost."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.privacy import events as ev
-from fedjax_dp.privacy import rdp
+from fedjax_dp.privacy import pld, rdp
 from fedjax_dp.privacy.clipping import RELATIONS
-from fedjax_dp.privacy.curves import DPA_RELATION, orders_of, rdp_curves
+from fedjax_dp.privacy.curves import orders_of, rdp_curves
 from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
-from fedjax_dp.privacy.pld import LossAccountant
 from fedjax_dp.privacy.translation import accountant_name, require_some_accountant, translate
 
 __all__ = ["Ledger", "UnsupportedEvent"]
@@ -23,6 +22,18 @@ UNITS = ("client", "record")
 _FORMAT = 1
 # A budget that was calibrated to the last bit must not fail on the last bit.
 _SLACK = 1e-9
+
+
+class Bound(NamedTuple):
+    """What a history costs, and by whom.
+
+    Attributes:
+      value: ε or δ, never below the exact one.
+      accountant: who gave it, text; where "pld" was asked and "rdp" had less to state, "rdp".
+    """
+
+    value: np.ndarray
+    accountant: np.ndarray
 
 
 class Ledger:
@@ -164,11 +175,28 @@ class Ledger:
 
         Args:
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
-          accountant: "rdp", "pld" (tighter, a second or less per distinct history and δ), or
+          accountant: "rdp", "pld" (tighter, some hundredths of a second for each distinct history
+            and δ; where its lattice cannot resolve a history, the better of it and "rdp"), or
             "rdp-classic-64" (orders up to 64 and the conversion of older papers).
 
         Returns:
-          `[num_units]`, float64; 0 for units without a charge.
+          `[num_units]`, float64; 0 for units without a charge. `bound` tells by whom.
+
+        Raises:
+          UnsupportedEvent: if a charged event has no valid analysis by this accountant.
+          ValueError: if an argument is not valid.
+        """
+        return self.bound(dp_delta, accountant).value
+
+    def bound(self, dp_delta: ArrayLike, accountant: str = "rdp") -> Bound:
+        """Computes ε of every unit at its δ, and says who gave it.
+
+        Args:
+          dp_delta: as for `epsilon`.
+          accountant: as for `epsilon`.
+
+        Returns:
+          ε and the accountant's name, `[num_units]` each.
 
         Raises:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
@@ -201,33 +229,64 @@ class Ledger:
         """
         checks.non_negative("epsilon", epsilon)
         at = np.full(self.num_units, epsilon, float)
-        return self._answer("delta", at, accountant)
+        return self._answer("delta", at, accountant).value
 
-    def _answer(self, question: str, at: np.ndarray, accountant: str) -> np.ndarray:
+    def _answer(self, question: str, at: np.ndarray, accountant: str) -> Bound:
         """Answers what is asked of every unit at its ε or δ, `[num_units]`."""
         accountant_name(accountant)
         history, labels = self._histories()
         # Units that share a history and what they are asked at share the answer.
         asked, labels = np.unique(np.stack([labels, at], axis=1), axis=0, return_inverse=True)
         history, at, labels = history[asked[:, 0].astype(int)], asked[:, 1], labels.reshape(-1)
+        names = np.full(at.size, accountant, dtype=object)
         if accountant == "pld":
-            pairs = zip(at, history, strict=True)
-            answers = np.array([self._pld(question, x, row) for x, row in pairs])
+            found = [self._by_losses(question, *each) for each in zip(at, history, strict=True)]
+            answers = np.array([answer.value for answer in found])
+            for i, answer in enumerate(found):
+                other = np.inf if answer.is_tight else self._other(question, at[i], history[[i]])
+                if other < answers[i]:
+                    answers[i], names[i] = other, "rdp"
         else:
-            curves, orders = history @ self._all_curves(accountant), orders_of(accountant)
-            parts = [self._parts[k] for k in self._counts]
-            slack = history @ np.array([ev.slack_of(part, self.relation) for part in parts] or [0])
-            is_classic = accountant == "rdp-classic-64"
-            if question == "epsilon":
-                # Of the δ that is asked for, what the curves do not cover is spent already.
-                left = np.maximum(at - slack, 0.0)
-                answers = rdp.to_epsilon(curves, orders, left, is_classic=is_classic)
-                answers = np.where(at < slack, np.inf, answers)
-            else:
-                answers = rdp.to_delta(curves, orders, at, is_classic=is_classic)
-                answers = np.minimum(answers + slack, 1.0)
+            answers = self._by_curves(question, at, history, accountant)
         is_charged = np.diff(history.indptr) > 0
-        return np.where(is_charged, answers, 0.0)[labels]
+        return Bound(np.where(is_charged, answers, 0.0)[labels], names[labels].astype(str))
+
+    def _by_curves(
+        self, question: str, at: np.ndarray, history: scipy.sparse.csr_array, accountant: str
+    ) -> np.ndarray:
+        """Answers by Rényi curves, `[histories]`; of parts that did not run none is needed."""
+        parts, orders = list(self._parts[k] for k in self._counts), orders_of(accountant)
+        ran = np.unique(history.indices)
+        counts = history[:, ran].astype(float)
+        curves = counts @ self._all_curves(accountant, ran)
+        slack = counts @ np.array([ev.slack_of(parts[i], self.relation) for i in ran])
+        is_classic = accountant == "rdp-classic-64"
+        # Adding up rounds once a part, and once when it is multiplied.
+        curves = curves * (1 + 2 * (ran.size + 1) * rdp.EPS)
+        if question == "epsilon":
+            # Of the δ that is asked for, what the curves do not cover is spent already.
+            left = np.maximum(at - slack, 0.0)
+            answers = rdp.to_epsilon(curves, orders, left, is_classic=is_classic)
+            return np.where(at < slack, np.inf, answers)
+        answers = rdp.to_delta(curves, orders, at, is_classic=is_classic)
+        return np.minimum(answers + slack, 1.0)
+
+    def _by_losses(self, question: str, at: float, row: Any) -> pld.Answer:
+        """Answers one history by privacy loss distributions."""
+        parts = list(self._parts[k] for k in self._counts)
+        told = [
+            (translate(parts[i], self.relation, "pld"), int(count))
+            for i, count in zip(row.indices, row.data, strict=True)
+        ]
+        ask = pld.epsilon if question == "epsilon" else pld.delta
+        return ask(told, self.relation, float(at))
+
+    def _other(self, question: str, at: float, history: scipy.sparse.csr_array) -> float:
+        """Answers one history by Rényi curves; inf where they have no analysis of it."""
+        try:
+            return float(self._by_curves(question, np.array([at]), history, "rdp")[0])
+        except UnsupportedEvent:
+            return np.inf
 
     def _by_unit(self) -> scipy.sparse.csr_array:
         """Counts of every part, `[num_units, parts]`."""
@@ -274,21 +333,17 @@ class Ledger:
             )
         return other
 
-    def _all_curves(self, accountant: str) -> np.ndarray:
-        missing = [k for k in self._counts if (accountant, k) not in self._curves]
+    def _all_curves(self, accountant: str, which: np.ndarray) -> np.ndarray:
+        """The curves of some parts, `[which, orders]`."""
+        keys = list(self._counts)
+        wanted = [keys[i] for i in which]
+        missing = [k for k in wanted if (accountant, k) not in self._curves]
         found = rdp_curves([self._parts[k] for k in missing], self.relation, accountant)
         for key, curve in zip(missing, found, strict=True):
             self._curves[accountant, key] = curve
-        if not self._counts:
-            return np.zeros((1, len(orders_of(accountant))))
-        return np.stack([self._curves[accountant, k] for k in self._counts])
-
-    def _pld(self, question: str, at: float, row: Any) -> float:
-        account = LossAccountant(DPA_RELATION[self.relation])
-        parts = list(self._parts[k] for k in self._counts)
-        for i, count in zip(row.indices, row.data, strict=True):
-            account.compose(translate(parts[i], self.relation, "pld"), int(count))
-        return account.get_epsilon(at) if question == "epsilon" else account.get_delta(at)
+        if not wanted:
+            return np.zeros((0, len(orders_of(accountant))))
+        return np.stack([self._curves[accountant, k] for k in wanted])
 
     def would_exceed(
         self,

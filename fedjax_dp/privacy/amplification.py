@@ -8,8 +8,8 @@ import dp_accounting as dpa
 from fedjax_dp.core import checks
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.clipping import RELATIONS
-from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
-from fedjax_dp.privacy.translation import require_some_accountant
+from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
+from fedjax_dp.privacy.translation import nearest_choice, require_some_accountant
 
 
 class SamplingFacts(NamedTuple):
@@ -72,13 +72,13 @@ def sampled_event(
     """
     checks.one_of("sampler", sampler, _EVENTS)
     checks.one_of("relation", relation, RELATIONS)
-    event = _EVENTS[sampler](base, SamplingFacts(**facts))  # type: ignore[arg-type]
+    event = _EVENTS[sampler](base, SamplingFacts(**facts), relation)  # type: ignore[arg-type]
     for part, _ in ev.flatten(event):
         require_some_accountant(part, relation)
     return event
 
 
-def _poisson(base: DpEvent, facts: SamplingFacts) -> DpEvent:
+def _poisson(base: DpEvent, facts: SamplingFacts, relation: str) -> DpEvent:
     facts.require("poisson", "sampling_rate")
     return base if facts.sampling_rate == 1 else _poisson_event(facts.sampling_rate, base)
 
@@ -87,17 +87,17 @@ def _poisson_event(rate: float | None, base: DpEvent) -> DpEvent:
     return dpa.PoissonSampledDpEvent(rate, base)
 
 
-def _truncated_poisson(base: DpEvent, facts: SamplingFacts) -> DpEvent:
+def _truncated_poisson(base: DpEvent, facts: SamplingFacts, relation: str) -> DpEvent:
     facts.require("truncated_poisson", "sampling_rate", "population", "capacity")
     assert facts.capacity is not None and facts.population is not None
     if facts.capacity >= facts.population:
-        return _poisson(base, facts)
+        return _poisson(base, facts, relation)
     multiplier = ev.effective_noise_multiplier(base)
     if multiplier is None:
         raise UnsupportedEvent(
             f"sampler 'truncated_poisson' with {type(base).__name__} has no valid analysis: what "
-            "cutting a draw costs is known for Gaussian noise only; nearest valid choice: sampler "
-            "'poisson' without a capacity, or a Gaussian mechanism"
+            "cutting a draw costs is known for Gaussian noise only",
+            _instead(base, facts, relation),
         )
     return dpa.TruncatedSubsampledGaussianDpEvent(
         dataset_size=facts.population,
@@ -107,7 +107,7 @@ def _truncated_poisson(base: DpEvent, facts: SamplingFacts) -> DpEvent:
     )
 
 
-def _fixed_size(base: DpEvent, facts: SamplingFacts) -> DpEvent:
+def _fixed_size(base: DpEvent, facts: SamplingFacts, relation: str) -> DpEvent:
     facts.require("fixed_size", "population", "sample_size")
     assert facts.sample_size is not None and facts.population is not None
     rule = f"be at most the population of {facts.population}"
@@ -117,21 +117,27 @@ def _fixed_size(base: DpEvent, facts: SamplingFacts) -> DpEvent:
     return dpa.SampledWithoutReplacementDpEvent(facts.population, facts.sample_size, base)
 
 
-def _no_chance(base: DpEvent, facts: SamplingFacts) -> DpEvent:
-    del facts
+def _no_chance(base: DpEvent, facts: SamplingFacts, relation: str) -> DpEvent:
+    del facts, relation
     return base
 
 
-def _shuffled(base: DpEvent, facts: SamplingFacts) -> DpEvent:
-    del base, facts
+def _shuffled(base: DpEvent, facts: SamplingFacts, relation: str) -> DpEvent:
     raise UnsupportedEvent(
         "sampler 'shuffled' has no amplification that is accounted here: batches of one epoch "
-        "depend on each other, and their ε is not that of Poisson sampling; nearest valid choice: "
-        "sampler 'poisson', or 'cyclic' for one full-price participation an epoch"
+        "depend on each other, and their ε is not that of Poisson sampling",
+        _instead(base, facts, relation),
     )
 
 
-_EVENTS: dict[str, Callable[[DpEvent, SamplingFacts], DpEvent]] = {
+def _instead(base: DpEvent, facts: SamplingFacts, relation: str) -> Advice | None:
+    """Names the nearest choice of another sampler, Poisson sampling where it is accounted."""
+    rate = facts.sampling_rate or 0.5
+    advice = nearest_choice([base if rate == 1 else _poisson_event(rate, base)], relation)
+    return None if advice is None else advice._replace(sampler="poisson")
+
+
+_EVENTS: dict[str, Callable[[DpEvent, SamplingFacts, str], DpEvent]] = {
     "poisson": _poisson,
     "truncated_poisson": _truncated_poisson,
     "fixed_size": _fixed_size,

@@ -11,7 +11,7 @@ from scipy import optimize
 
 from fedjax_dp.core import checks
 from fedjax_dp.privacy import rdp
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting import Bound, Ledger
 from fedjax_dp.privacy.curves import orders_of
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.translation import accountant_name
@@ -19,6 +19,7 @@ from fedjax_dp.privacy.translation import accountant_name
 # Multipliers outside of this range have no use, so that a search that gets there has failed.
 _SMALLEST, _LARGEST = 2.0**-10, 2.0**24
 _TOLERANCE = 1e-7
+_BOUND = 50.0
 
 
 def calibrate_noise_multiplier(
@@ -32,7 +33,7 @@ def calibrate_noise_multiplier(
     """Finds the smallest noise multiplier whose composition stays within a budget.
 
     Guarantee: ε of the returned multiplier is at most `epsilon`; a multiplier smaller by 1e-6 of
-    itself exceeds it.
+    itself exceeds it, as that accountant counts.
 
     Args:
       make_event: `(noise_multiplier) → event` of the whole run; ε must fall with the multiplier.
@@ -51,24 +52,47 @@ def calibrate_noise_multiplier(
     """
     _check_budget(epsilon, dp_delta)
 
+    @functools.cache
     def excess(log_multiplier: float) -> float:
         ledger = Ledger(relation=relation)
         ledger.charge(make_event(math.exp(log_multiplier)))
         return _log_ratio(ledger.epsilon(dp_delta, accountant), epsilon).item()
 
-    low, high = 0.0, 0.0
+    found = _root(excess, 0.0, 1.0)
+    if found is None:
+        log_spent = excess(math.log(_LARGEST))
+        raise ValueError(_unreachable(epsilon, dp_delta, accountant, log_spent))
+    return math.exp(found)
+
+
+def _root(excess: Callable[[float], float], start: float, step: float) -> float | None:
+    """Finds where a falling function of the logarithm of a multiplier reaches zero, from above.
+
+    Args:
+      excess: the function.
+      start: where to begin.
+      step: how far to look first; doubled until the zero lies between two points.
+
+    Returns:
+      A point where it is not above zero; None where there is none.
+    """
+    smallest, largest = math.log(_SMALLEST), math.log(_LARGEST)
+    low = high = start
+    reach = step
     while excess(high) > 0:
-        low, high = high, high + 1.0
-        if high > math.log(_LARGEST):
-            raise ValueError(_unreachable(epsilon, dp_delta, accountant))
-    while low >= high or excess(low) <= 0:
-        low, high = low - 1.0, min(low, high)
-        if low < math.log(_SMALLEST):
-            return _SMALLEST
-    root = optimize.brentq(excess, low, high, xtol=_TOLERANCE, rtol=1e-12)
+        if high == largest:
+            return None
+        low, high, reach = high, min(high + reach, largest), 2 * reach
+    reach = step
+    while low == high or excess(low) <= 0:
+        if low == smallest:
+            return smallest
+        low, high, reach = max(low - reach, smallest), low, 2 * reach
+    root = float(optimize.brentq(excess, low, high, xtol=_TOLERANCE, rtol=1e-12))
+    lift = _TOLERANCE
     while excess(root) > 0:
-        root += _TOLERANCE
-    return math.exp(root)
+        root, lift = root + lift, 2 * lift
+    return root
 
 
 def _check_budget(epsilon: ArrayLike, dp_delta: ArrayLike) -> None:
@@ -80,15 +104,20 @@ def _check_budget(epsilon: ArrayLike, dp_delta: ArrayLike) -> None:
 def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
     """The sign tells whether the budget is exceeded; bounded, as root finders need it."""
     with np.errstate(divide="ignore"):
-        return np.clip(np.log(np.asarray(spent, float) / np.asarray(budget, float)), -50, 50)
+        ratio = np.asarray(spent, float) / np.asarray(budget, float)
+        return np.clip(np.log(ratio), -_BOUND, _BOUND)
 
 
-def _unreachable(epsilon: float, dp_delta: float, accountant: str) -> str:
-    hint = (
-        "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
-        if accountant == "rdp-classic-64"
-        else "what does not depend on the noise multiplier spends it already"
-    )
+def _unreachable(epsilon: float, dp_delta: float, accountant: str, log_spent: float) -> str:
+    if accountant == "rdp-classic-64":
+        hint = "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
+    elif log_spent < _BOUND:
+        hint = "what does not depend on the noise multiplier spends it already"
+    else:
+        hint = (
+            "however much noise there is, no epsilon holds: what does not depend on the noise "
+            "multiplier spends it already without any noise, or with a chance above dp_delta"
+        )
     return f"epsilon must be reachable, got {epsilon!r} at dp_delta {dp_delta!r}: {hint}"
 
 
@@ -124,11 +153,45 @@ def epsilon_of_poisson(
       UnsupportedEvent: if the combination has no valid analysis.
       ValueError: if an argument is not valid.
     """
+    settings = (noise_multiplier, sampling_rate, num_steps, dp_delta)
+    return bound_of_poisson(*settings, rho=rho, accountant=accountant, relation=relation).value
+
+
+def bound_of_poisson(
+    noise_multiplier: ArrayLike,
+    sampling_rate: ArrayLike,
+    num_steps: ArrayLike,
+    dp_delta: ArrayLike,
+    *,
+    rho: ArrayLike = 0.0,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+) -> Bound:
+    """Computes ε of Poisson-sampled Gaussian steps, and says which accountant gave it.
+
+    Args:
+      noise_multiplier: as for `epsilon_of_poisson`.
+      sampling_rate: as for `epsilon_of_poisson`.
+      num_steps: as for `epsilon_of_poisson`.
+      dp_delta: as for `epsilon_of_poisson`.
+      rho: as for `epsilon_of_poisson`.
+      accountant: as for `epsilon_of_poisson`; by "pld" the better of it and "rdp" is taken where
+        a lattice cannot resolve what is asked.
+      relation: as for `epsilon_of_poisson`.
+
+    Returns:
+      ε and the accountant's name, `[clients]` each, or scalar arrays.
+
+    Raises:
+      UnsupportedEvent: if the combination has no valid analysis.
+      ValueError: if an argument is not valid.
+    """
     checks.non_negative("noise_multiplier", noise_multiplier)
     rows, shape = _rows(noise_multiplier, dp_delta, rho, sampling_rate, num_steps, accountant)
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-    spent = _epsilons(unique, accountant, relation)
-    return spent[inverse.reshape(-1)].reshape(shape)
+    spent = _bounds(unique, accountant, relation)
+    value, name = (x[inverse.reshape(-1)].reshape(shape) for x in spent)
+    return Bound(value, name)
 
 
 def calibrate_poisson(
@@ -262,15 +325,11 @@ def _event(row: np.ndarray, noise_multiplier: float) -> DpEvent:
     return dpa.ComposedDpEvent(parts)
 
 
-def _epsilons(rows: np.ndarray, accountant: str, relation: str) -> np.ndarray:
-    """ε of rows that begin with the noise multiplier."""
+def _bounds(rows: np.ndarray, accountant: str, relation: str) -> Bound:
+    """ε of rows that begin with the noise multiplier, and by whom."""
     if accountant == "pld" or relation == "replace_one":
-        spent = np.empty(len(rows))
-        for i, row in enumerate(rows):
-            ledger = Ledger(relation=relation)
-            ledger.charge(_event(row, float(row[0])))
-            spent[i] = ledger.epsilon(float(row[1]), accountant)[0]
-        return spent
+        found = [_bound(row, float(row[0]), accountant, relation) for row in rows]
+        return Bound(*(np.concatenate(column) for column in zip(*found, strict=True)))
     is_classic = accountant == "rdp-classic-64"
     orders = np.asarray(orders_of(accountant))
     rates, steps = np.split(rows[:, 3:], 2, axis=1)
@@ -279,11 +338,15 @@ def _epsilons(rows: np.ndarray, accountant: str, relation: str) -> np.ndarray:
         runs = count > 0
         one = rdp.poisson_gaussian(rate[runs], rows[runs, 0], tuple(orders))
         curves[runs] += count[runs, None] * one
-    spent = np.empty(len(rows))
-    for delta in np.unique(rows[:, 1]):
-        at = rows[:, 1] == delta
-        spent[at] = rdp.to_epsilon(curves[at], tuple(orders), delta, is_classic=is_classic)
-    return spent
+    curves *= 1 + 2 * (rates.shape[1] + 2) * rdp.EPS
+    spent = rdp.to_epsilon(curves, tuple(orders), rows[:, 1], is_classic=is_classic)
+    return Bound(spent, np.full(len(rows), accountant))
+
+
+def _bound(row: np.ndarray, noise_multiplier: float, accountant: str, relation: str) -> Bound:
+    ledger = Ledger(relation=relation)
+    ledger.charge(_event(row, noise_multiplier))
+    return ledger.bound(float(row[1]), accountant)
 
 
 @functools.lru_cache(maxsize=256)
@@ -291,26 +354,54 @@ def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: 
     """Noise multipliers of rows that begin with the budget."""
     table = np.asarray(rows)
     if accountant == "pld" or relation == "replace_one":
-        return np.array(
-            [
-                calibrate_noise_multiplier(
-                    functools.partial(_event, row),
-                    float(row[0]),
-                    float(row[1]),
-                    accountant=accountant,
-                    relation=relation,
-                )
-                for row in table
-            ]
-        )
+        return np.array([_calibrated_alone(row, accountant, relation) for row in table])
     budget = table[:, 0]
 
     def excess(which: np.ndarray, log_multiplier: np.ndarray) -> np.ndarray:
         asked = table[which].copy()
         asked[:, 0] = np.exp(log_multiplier)
-        return _log_ratio(_epsilons(asked, accountant, relation), budget[which])
+        return _log_ratio(_bounds(asked, accountant, relation).value, budget[which])
 
     return np.exp(_roots(excess, rows, accountant))
+
+
+def _calibrated_alone(row: np.ndarray, accountant: str, relation: str) -> float:
+    """The noise multiplier of one row, from where a Gaussian of as much variance would be."""
+    budget, dp_delta = float(row[0]), float(row[1])
+
+    @functools.cache
+    def excess(log_multiplier: float) -> float:
+        spent = _bound(row, math.exp(log_multiplier), accountant, relation).value
+        return _log_ratio(spent, budget).item()
+
+    rates, steps = np.split(row[3:], 2)
+    found = _root(excess, _first_guess(budget, dp_delta, rates, steps, relation), 0.1)
+    if found is None:
+        log_spent = excess(math.log(_LARGEST))
+        raise ValueError(_unreachable(budget, dp_delta, accountant, log_spent))
+    return math.exp(found)
+
+
+def _first_guess(
+    budget: float, dp_delta: float, rates: np.ndarray, steps: np.ndarray, relation: str
+) -> float:
+    """Guesses the logarithm of a multiplier by the central limit of many steps.
+
+    Source: Bu, Dong, Long, Su 2020: μ² is the sum of q²·(e^(1/z²) − 1).
+    """
+    price = -2 * math.log(dp_delta)
+    mu = math.sqrt(price + 2 * budget) - math.sqrt(price)
+
+    def excess(log_multiplier: float) -> float:
+        lift = min(math.exp(-2 * log_multiplier), 600.0)
+        shifts = np.where(rates < 1, rates**2 * math.expm1(lift), lift)
+        total = float(steps @ shifts) * (4 if relation == "replace_one" else 1)
+        return math.log(max(total, 1e-300)) - 2 * math.log(mu)
+
+    low, high = math.log(_SMALLEST), math.log(_LARGEST)
+    if excess(low) <= 0 or excess(high) > 0:
+        return 0.0
+    return float(optimize.brentq(excess, low, high, xtol=1e-3))
 
 
 def _roots(
@@ -326,8 +417,9 @@ def _roots(
     low, high = np.full(len(rows), math.log(_SMALLEST)), np.full(len(rows), math.log(_LARGEST))
     at_low, at_high = excess(everyone, low), excess(everyone, high)
     if np.any(at_high > 0):
-        row = rows[int(np.argmax(at_high > 0))]
-        raise ValueError(_unreachable(row[0], row[1], accountant))
+        first = int(np.argmax(at_high > 0))
+        row, log_spent = rows[first], float(at_high[first])
+        raise ValueError(_unreachable(row[0], row[1], accountant, log_spent))
     high = np.where(at_low <= 0, low, high)
     last_side = np.zeros(len(rows))
     for iteration in range(200):

@@ -6,7 +6,6 @@ from typing import Any
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import rdp as dpa_rdp
-from scipy import special
 
 from fedjax_dp.privacy import rdp
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent, flatten
@@ -59,7 +58,7 @@ def _curves(told: Sequence[Any], relation: str, orders: np.ndarray) -> np.ndarra
             curves[i] = event.rdp(orders, relation)
         elif not isinstance(event, dpa.PoissonSampledDpEvent):
             account = dpa_rdp.RdpAccountant(orders.tolist(), DPA_RELATION[relation])
-            curves[i] = account.compose(event).rdp
+            curves[i] = _lifted(event, account.compose(event).rdp, orders)
         elif isinstance(event.event, dpa.GaussianDpEvent):
             sampled.append(i)
         else:
@@ -69,6 +68,18 @@ def _curves(told: Sequence[Any], relation: str, orders: np.ndarray) -> np.ndarra
         multipliers = [told[i].event.noise_multiplier for i in sampled]
         curves[sampled] = rdp.poisson_gaussian(rates, multipliers, tuple(orders))
     return curves
+
+
+def _lifted(event: Any, curve: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """Adds what dp-accounting may have lost by adding little to 1, or subtracting what is near."""
+    if isinstance(event, dpa.GaussianDpEvent | dpa.ZCDpEvent | dpa.NonPrivateDpEvent):
+        return curve * (1 + 8 * rdp.EPS)
+    lost = 8 * rdp.EPS / np.minimum(orders - 1, 1.0)
+    if isinstance(event, dpa.LaplaceDpEvent):
+        # Its terms are no larger than ε, and never is the whole above α·ε²/2 (ε-DP).
+        epsilon = 1 / event.noise_multiplier
+        return np.minimum(curve + lost * epsilon, orders * epsilon**2 / 2 * (1 + 8 * rdp.EPS))
+    return curve * (1 + 64 * rdp.EPS) + lost
 
 
 def _poisson_of_any(event: Any, relation: str, orders: np.ndarray) -> np.ndarray:
@@ -108,12 +119,13 @@ def poisson_bound(sampling_probability: float, curve: np.ndarray, orders: np.nda
     ends = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)])).astype(int)
     moments = {1: 0.0}
     for alpha in ends[ends >= 2].tolist():
-        k = np.arange(2, alpha + 1)
-        terms = (k - 1) * curve[: alpha - 1] + k * np.log(q) + (alpha - k) * np.log1p(-q)
-        terms = terms + special.gammaln(alpha + 1) - special.gammaln(k + 1)
-        terms = terms - special.gammaln(alpha - k + 1) + np.where(k > 2, np.log(3), 0.0)
-        none = (alpha - 1) * np.log1p(-q) + np.log(alpha * q - q + 1)
-        moments[alpha] = special.logsumexp(np.append(terms, none))
+        lifts = np.arange(1, alpha) * curve[: alpha - 1]
+        # What two draws cost beyond 1, e^x − 1, and what more cost, 3·e^x − 1: all positive.
+        with np.errstate(over="ignore"):
+            costs = np.append(rdp.log_expm1(lifts[:1]), np.log(3) + lifts[1:])
+            costs[1:] += np.log1p(-np.exp(-costs[1:]))
+        size = np.max(lifts, where=np.isfinite(lifts), initial=0.0)
+        moments[alpha] = float(rdp.log_moment(alpha, q, costs, size))
     low, high = np.floor(orders), np.ceil(orders)
     below, above = (np.array([moments[int(a)] for a in end]) for end in (low, high))
     part = orders - low

@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import attr
 import dp_accounting as dpa
@@ -15,8 +15,45 @@ from fedjax_dp.core import checks
 _OWN_EVENTS: dict[str, type[DpEvent]] = {}
 
 
+class Advice(NamedTuple):
+    """What to choose instead of what was refused; None for what may stay.
+
+    Attributes:
+      accountant: "rdp" or "pld".
+      relation: "add_remove" or "replace_one".
+      sampler: "poisson", without a capacity.
+      mechanism: "gaussian".
+    """
+
+    accountant: str | None = None
+    relation: str | None = None
+    sampler: str | None = None
+    mechanism: str | None = None
+
+    def __str__(self) -> str:
+        """Writes the advice as words of a message."""
+        chosen = [f"{name} {value!r}" for name, value in self._asdict().items() if value]
+        words = " with ".join(chosen)
+        return words.replace("sampler 'poisson'", "sampler 'poisson' without a capacity")
+
+
 class UnsupportedEvent(ValueError):
-    """An event without a valid analysis for the relation and accountant that were asked for."""
+    """An event without a valid analysis for the relation and accountant that were asked for.
+
+    Attributes:
+      advice: the nearest choice that has one; None where there is none.
+    """
+
+    def __init__(self, message: str, advice: Advice | None = None):
+        """Makes the error.
+
+        Args:
+          message: what is refused, and why.
+          advice: the nearest valid choice, which is added to the message.
+        """
+        nearest = "" if advice is None else f"; nearest valid choice: {advice}"
+        super().__init__(message + nearest)
+        self.advice = advice
 
 
 class CurveDpEvent(DpEvent):
@@ -212,7 +249,8 @@ def effective_noise_multiplier(event: DpEvent) -> float | None:
     for part, count in flatten(event):
         if not isinstance(part, dpa.GaussianDpEvent):
             return None
-        if part.noise_multiplier == 0:
+        # So little noise that its square is nothing is none.
+        if part.noise_multiplier**2 == 0:
             return 0.0
         precision += count / part.noise_multiplier**2
     return precision**-0.5 if precision else None

@@ -22,6 +22,10 @@ CLASSIC_ORDERS: tuple[float, ...] = (
 )
 
 _MAX_TERMS = 1000
+# Logarithms of moments below this have lost digits in a series that begins with 1.
+_SMALL = 1e-6
+# The unit of rounding of float64, in multiples of which bounds are lifted.
+EPS = float(np.finfo(float).eps)
 _CHUNK = 512
 
 
@@ -30,10 +34,14 @@ def poisson_gaussian(
     noise_multiplier: ArrayLike,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> np.ndarray:
-    """Computes the Rényi curves of the Poisson-sampled Gaussian mechanism under add/remove.
+    """Bounds the Rényi curves of the Poisson-sampled Gaussian mechanism under add/remove.
 
-    Evaluates the formulas of dp-accounting for all settings and orders at once, in float64:
-    the binomial sum at whole orders, the two-sided series at others.
+    Evaluates the formulas of dp-accounting for all settings and orders at once, in float64, with
+    two changes. At whole orders the moment less 1 is summed, whose terms are all positive, so that
+    nothing is lost however little a step costs. At others, where the series begins with that 1 and
+    loses what is far below it, chords between whole orders take over.
+
+    Guarantee: no value lies below the divergence; what rounding may take off is added.
 
     Args:
       sampling_probability: `[settings]` in [0, 1], or a scalar.
@@ -45,7 +53,7 @@ def poisson_gaussian(
       `[settings, orders]`: the divergences of one step; inf where there is no noise.
 
     Source: Mironov, Talwar, Zhang, "Rényi Differential Privacy of the Sampled Gaussian
-    Mechanism", 2019, sections 3.1 to 3.3.
+    Mechanism", 2019, sections 3.1 to 3.3; Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
     """
     q, z = np.broadcast_arrays(
         np.atleast_1d(np.asarray(sampling_probability, float)),
@@ -53,19 +61,79 @@ def poisson_gaussian(
     )
     alpha = np.asarray(orders, float)
     curves = np.zeros((q.size, alpha.size))
-    everybody = (q == 1) & (z > 0)
-    curves[everybody] = alpha / (2 * z[everybody, None] ** 2)
-    curves[(q > 0) & (z == 0)] = np.inf
-    is_whole = alpha == np.floor(alpha)
-    (sampled,) = np.nonzero((q > 0) & (q < 1) & (z > 0))
-    for start in range(0, sampled.size, _CHUNK):
-        rows = sampled[start : start + _CHUNK]
-        log_moments = np.empty((rows.size, alpha.size))
-        log_moments[:, ~is_whole] = _log_moments_fractional(q[rows], z[rows], alpha[~is_whole])
-        for column in np.nonzero(is_whole)[0]:
-            log_moments[:, column] = _log_moments_whole(q[rows], z[rows], int(alpha[column]))
-        curves[rows] = log_moments / (alpha - 1)
-    return curves
+    # So little noise that its square is nothing is none.
+    is_noised = z**2 > 0
+    (sampled,) = np.nonzero((q > 0) & (q < 1) & is_noised)
+    with np.errstate(over="ignore"):
+        for start in range(0, sampled.size, _CHUNK):
+            rows = sampled[start : start + _CHUNK]
+            curves[rows] = _log_moments(q[rows], z[rows], alpha) / (alpha - 1)
+        # Sampling never costs more than taking everybody.
+        drawn = (q > 0) & is_noised
+        full = alpha / (2 * z[drawn, None] ** 2)
+    curves[drawn] = np.where(q[drawn, None] < 1, np.minimum(curves[drawn], full), full)
+    curves[(q > 0) & ~is_noised] = np.inf
+    return curves * (1 + 8 * EPS)
+
+
+def _log_moments(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Bounds the logarithms of E[ratio^α], `[settings, orders]`, for q in (0, 1) and z above 0."""
+    low, high = np.floor(alpha), np.ceil(alpha)
+    ends = np.unique(np.concatenate([low, high])).astype(int)
+    whole = {end: _log_moments_whole(q, z, end) if end > 1 else np.zeros(q.size) for end in ends}
+    below, above = (np.stack([whole[int(a)] for a in end], axis=1) for end in (low, high))
+    part = alpha - low
+    # Infinite where even the sum of a whole order overflows, and then no chord is drawn.
+    with np.errstate(invalid="ignore"):
+        found = np.where(part == 0, below, (1 - part) * below + part * above)
+    broken = part != 0
+    if broken.any():
+        series = _log_moments_fractional(q, z, alpha[broken])
+        # But for what is small the series is that of dp-accounting, for others to recompute; like
+        # it, orders at which the series does not converge are left out.
+        chords = np.fmin(found[:, broken], series)
+        found[:, broken] = np.where(series > _SMALL, series, chords)
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def log_moment(
+    order: int, sampling_probability: ArrayLike, log_costs: np.ndarray, parts: ArrayLike = 0.0
+) -> np.ndarray:
+    """Sums `log(1 + Σ C(α,k)·q^k·(1−q)^(α−k)·cost(k))` over k from 2 to α, rounded up.
+
+    Args:
+      order: α, a whole number of at least 2.
+      sampling_probability: q in (0, 1), `[settings]` or a scalar.
+      log_costs: `[settings, α − 1]` or `[α − 1]`, logarithms of the costs.
+      parts: the largest numbers that the logarithms were summed from, `[settings]`.
+
+    Returns:
+      `[settings]`, or a scalar array.
+    """
+    q = np.asarray(sampling_probability, float)[..., None]
+    k = np.arange(2.0, order + 1)
+    log_q, log_p = np.log(q), np.log1p(-q)
+    exponents = _log_comb(float(order), k) + k * log_q + (order - k) * log_p + log_costs
+    largest = exponents.max(axis=-1)
+    shift = np.where(np.isfinite(largest), largest, 0.0)
+    with np.errstate(divide="ignore"):
+        total = shift + np.log(np.exp(exponents - shift[..., None]).sum(axis=-1))
+    # Every logarithm was added up from numbers as large as these, each rounded.
+    size = 3 * special.gammaln(order + 1) - order * (log_q + log_p)[..., 0] + np.asarray(parts)
+    return np.logaddexp(0.0, total + 8 * EPS * (size + 1)) * (1 + 4 * EPS)
+
+
+def log_expm1(x: np.ndarray) -> np.ndarray:
+    """Computes `log(e^x − 1)` for x of at least 0, where neither end loses anything.
+
+    Args:
+      x: any shape.
+
+    Returns:
+      The same shape; -inf at 0.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(x > 1, x + np.log(-np.expm1(-x)), np.log(np.expm1(np.minimum(x, 1.0))))
 
 
 def _log_comb(n: np.ndarray | float, k: np.ndarray | float) -> np.ndarray:
@@ -73,15 +141,17 @@ def _log_comb(n: np.ndarray | float, k: np.ndarray | float) -> np.ndarray:
 
 
 def _log_moments_whole(q: np.ndarray, z: np.ndarray, alpha: int) -> np.ndarray:
-    i = np.arange(alpha + 1.0)
-    exponent = np.log(q)[:, None] * i + np.log1p(-q)[:, None] * (alpha - i)
-    exponent += _log_comb(float(alpha), i) + (i * i - i) / (2 * z[:, None] ** 2)
-    largest = exponent.max(axis=1)
-    return largest + np.log(np.exp(exponent - largest[:, None]).sum(axis=1))
+    k = np.arange(2.0, alpha + 1)
+    exponents = (k * k - k) / (2 * z[:, None] ** 2)
+    return log_moment(alpha, q, log_expm1(exponents), exponents[:, -1])
 
 
 def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Sums both halves of the series term by term; what has converged drops out."""
+    """Bounds the series: both halves term by term, without their signs; what has converged drops.
+
+    Behind order α the signs alternate and the terms fall, so that all that is left is below the
+    last term.
+    """
     shape = (q.size, alpha.size)
     log_q, log_p, sigma, order = (
         np.broadcast_to(x, shape).ravel()
@@ -92,30 +162,29 @@ def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> 
     active = np.arange(log_q.size)
     total = np.full(log_q.size, -np.inf)
     previous = np.full((2, log_q.size), -np.inf)
+    # What rounding may take off: of every term by the numbers that its exponent is the sum of.
+    rounding, largest = np.zeros(log_q.size), np.zeros(log_q.size)
     for i in range(_MAX_TERMS):
         j = order - i
         coefficient = _log_comb(order, float(i))
-        terms = np.stack(
-            [
-                coefficient
-                + i * log_q
-                + j * log_p
-                + (i * i - i) / (2 * sigma**2)
-                + special.log_ndtr((crossing - i) / sigma),
-                coefficient
-                + j * log_q
-                + i * log_p
-                + (j * j - j) / (2 * sigma**2)
-                + special.log_ndtr((j - crossing) / sigma),
-            ]
-        )
+        halves = []
+        for k, rest, tail in ((i, j, crossing - i), (j, i, j - crossing)):
+            chance, lift = k * log_q + rest * log_p, (k * k - k) / (2 * sigma**2)
+            halves.append(np.stack([coefficient, chance, lift, special.log_ndtr(tail / sigma)]))
+        terms = np.stack([half.sum(axis=0) for half in halves])
+        sizes = np.stack([np.abs(half).sum(axis=0) + 4 for half in halves])
         total = np.logaddexp(total, np.logaddexp(terms[0], terms[1]))
-        done = np.all(terms < previous, axis=0) & (terms.max(axis=0) < total - 30)
+        rounding += np.sum(np.exp(np.minimum(terms, 0.0)) * sizes, axis=0)
+        largest = largest + np.sum(sizes * np.exp(np.minimum(terms - total, 0.0)), axis=0)
+        done = np.all(terms < previous, axis=0) & (terms.max(axis=0) < total - 30) & (j < -1)
         previous = terms
         if done.any():
-            result[active[done]] = total[done]
+            rest = np.logaddexp(total, np.logaddexp(*terms))[done]
+            lost = np.where(rest <= 0.5, rounding[done], largest[done])
+            result[active[done]] = (rest + 8 * EPS * lost) * (1 + 4 * EPS)
             left = ~done
             active, total, previous = active[left], total[left], previous[:, left]
+            rounding, largest = rounding[left], largest[left]
             log_q, log_p, sigma, order, crossing = (
                 x[left] for x in (log_q, log_p, sigma, order, crossing)
             )
@@ -128,6 +197,8 @@ def to_epsilon(
     curves: ArrayLike, orders: Sequence[float], dp_delta: ArrayLike, *, is_classic: bool = False
 ) -> np.ndarray:
     """Converts Rényi curves to the smallest ε at one δ.
+
+    Guarantee: rounding never takes off; what it may cost is added.
 
     Args:
       curves: `[..., orders]`, the divergences of the whole composition.
@@ -142,14 +213,20 @@ def to_epsilon(
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)
     at = np.asarray(dp_delta, float)[..., None]
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        price = -np.log(at) / (alpha - 1)
         if is_classic:
-            epsilon = rho - np.log(at) / (alpha - 1)
+            epsilon = rho + price
+            lost = rho + np.abs(price)
         else:
-            epsilon = rho + np.log1p(-1 / alpha) - np.log(at * alpha) / (alpha - 1)
+            price, relief = price - np.log(alpha) / (alpha - 1), np.log1p(-1 / alpha)
+            epsilon = rho + relief + price
+            lost = rho - relief + (np.abs(np.log(at)) + np.log(alpha)) / (alpha - 1)
+        epsilon = epsilon + 4 * EPS * np.abs(lost)
+        if not is_classic:
             # δ ≤ √(1 − exp(−KL)): at a divergence this small the claim holds with ε = 0.
-            epsilon = np.where(at**2 + np.expm1(-rho) > 0, 0.0, epsilon)
-            epsilon = np.maximum(epsilon, 0.0)
+            is_free = at**2 > -np.expm1(-rho) * (1 + 8 * EPS)
+            epsilon = np.where(is_free, 0.0, np.maximum(epsilon, 0.0))
         # Without any δ a Rényi curve promises something only where nothing was released.
         nothing = np.where(rho == 0, 0.0, np.inf)
         return np.min(np.where(at == 0, nothing.max(axis=-1, keepdims=True), epsilon), axis=-1)
@@ -159,6 +236,8 @@ def to_delta(
     curves: ArrayLike, orders: Sequence[float], epsilon: ArrayLike, *, is_classic: bool = False
 ) -> np.ndarray:
     """Converts Rényi curves to the smallest δ at one ε.
+
+    Guarantee: rounding never takes off; what it may cost is added.
 
     Args:
       curves: `[..., orders]`, the divergences of the whole composition.
@@ -172,11 +251,16 @@ def to_delta(
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)
     at = np.asarray(epsilon, float)[..., None]
-    if is_classic:
-        exponent = np.where(rho == 0, -np.inf, (alpha - 1) * (rho - at))
-    else:
-        with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        exponent = (alpha - 1) * (rho - at)
+        lost = (alpha - 1) * (rho + at)
+        if not is_classic:
+            relief = np.log1p(-1 / alpha)
+            exponent = exponent + (alpha - 1) * relief - np.log(alpha)
+            lost = lost - (alpha - 1) * relief + np.log(alpha)
+        exponent = exponent + 4 * EPS * lost
+        if not is_classic:
             by_kl = 0.5 * np.log(-np.expm1(-rho))
-        exponent = (alpha - 1) * (rho - at + np.log1p(-1 / alpha)) - np.log(alpha)
-        exponent = np.where(rho == 0, -np.inf, np.minimum(by_kl, exponent))
+            exponent = np.minimum(by_kl + 8 * EPS * np.abs(by_kl), exponent)
+        exponent = np.where(rho == 0, -np.inf, np.where(np.isnan(exponent), 0.0, exponent))
     return np.exp(np.minimum(np.min(exponent, axis=-1), 0.0))

@@ -303,8 +303,8 @@ NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (("--training.sampler=shuffled",), ("shuffled", "poisson()")),
-        (("--training.sampler=shuffled", *NOISE), ("shuffled", "poisson()")),
+        (("--training.sampler=shuffled",), ("shuffled", "sampler 'poisson'")),
+        (("--training.sampler=shuffled", *NOISE), ("shuffled", "sampler 'poisson'")),
         (
             ("--training.sampler=fixed_size",),
             ("SampledWithoutReplacement", "zero_out", "replace_one"),

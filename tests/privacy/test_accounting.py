@@ -1,5 +1,6 @@
 """The ledger composes what ran, and agrees with dp-accounting called on its own."""
 
+import itertools
 import json
 import time
 
@@ -13,6 +14,9 @@ from dp_accounting import rdp as dpa_rdp
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import translation
 from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.distributed import SkellamDpEvent
+from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, PureDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
 ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpa.NeighboringRelation.REPLACE_ONE
@@ -130,7 +134,8 @@ def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
         expected = independent(
             event, dpa_relation, count=count, dp_delta=dp_delta, accountant="pld"
         )
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        # Two lattices of different widths agree to what either may add.
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-4)
 
 
 def test_one_gaussian_release_costs_what_the_closed_form_says():
@@ -265,25 +270,44 @@ def test_a_release_without_noise_is_not_private(event, accountant):
     assert np.isfinite(epsilon[0]) and np.isposinf(epsilon[1])
 
 
+# What is refused, and the nearest choice: who counts, the relation, the sampler, the mechanism.
 REFUSED = [
-    (poisson(0.1, 1.0), "replace_one", "rdp", "accountant 'pld'"),
+    (poisson(0.1, 1.0), "replace_one", "rdp", ev.Advice(accountant="pld")),
     (
         dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)),
         "add_remove",
         "rdp",
-        "relation 'replace_one', or Poisson sampling",
+        ev.Advice(relation="replace_one"),
     ),
-    (dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0), "add_remove", "rdp", "'pld'"),
-    (dpa.ZCDpEvent(0.1), "add_remove", "pld", "accountant 'rdp'"),
-    (dpa.LaplaceDpEvent(1.0), "replace_one", "pld", "accountant 'rdp'"),
-    (dpa.RandomizedResponseDpEvent(0.1, 2), "replace_one", "pld", "accountant 'rdp'"),
-    (dpa.RandomizedResponseDpEvent(0.1, 2), "add_remove", "rdp", "relation 'replace_one'"),
-    (dpa.UnsupportedDpEvent(), "add_remove", "rdp", "Gaussian mechanism"),
+    (
+        dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0),
+        "add_remove",
+        "rdp",
+        ev.Advice(accountant="pld"),
+    ),
+    (dpa.ZCDpEvent(0.1), "add_remove", "pld", ev.Advice(accountant="rdp")),
+    (dpa.LaplaceDpEvent(1.0), "replace_one", "pld", ev.Advice(accountant="rdp")),
+    (dpa.RandomizedResponseDpEvent(0.1, 2), "replace_one", "pld", ev.Advice(accountant="rdp")),
+    (dpa.RandomizedResponseDpEvent(0.1, 2), "add_remove", "rdp", ev.Advice(relation="replace_one")),
+    (dpa.UnsupportedDpEvent(), "add_remove", "rdp", ev.Advice(mechanism="gaussian")),
+    # Each change alone leads to another refusal: who counts, or the relation.
+    (
+        dpa.PoissonSampledDpEvent(0.1, dpa.ZCDpEvent(0.1)),
+        "replace_one",
+        "pld",
+        ev.Advice(mechanism="gaussian"),
+    ),
+    (
+        dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.LaplaceDpEvent(1.0)),
+        "replace_one",
+        "pld",
+        ev.Advice(relation="add_remove", sampler="poisson"),
+    ),
     (
         dpa.SampledWithReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)),
         "replace_one",
         "pld",
-        "Gaussian mechanism under Poisson",
+        ev.Advice(sampler="poisson"),
     ),
 ]
 
@@ -294,8 +318,65 @@ def test_combinations_without_an_analysis_are_refused_with_the_nearest(
 ):
     with pytest.raises(UnsupportedEvent, match="nearest valid choice") as error:
         translation.translate(event, relation, accountant)
-    assert nearest in str(error.value)
+    assert error.value.advice == nearest
+    assert str(error.value).endswith(str(nearest))
     assert type(event).__name__ in str(error.value)
+
+
+BASES = [
+    dpa.GaussianDpEvent(1.0),
+    dpa.LaplaceDpEvent(1.0),
+    dpa.ZCDpEvent(0.1),
+    dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.0), dpa.LaplaceDpEvent(2.0)]),
+    dpa.RandomizedResponseDpEvent(0.1, 2),
+    dp_event.DiscreteLaplaceDpEvent(0.5, 2),
+    dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0], [0.5, 0.5]),
+    dp_event.RepeatAndSelectDpEvent(dpa.GaussianDpEvent(5.0), 2.0, np.inf),
+    dp_event.RepeatAndSelectDpEvent(PureDpEvent(0.1), 2.0, np.inf),
+    PureDpEvent(0.1),
+    StaircaseDpEvent(2.0, 3),
+    BoundedLaplaceDpEvent(2.0, 3, 1e-9),
+    SkellamDpEvent(100.0, 2.0, 3.0),
+    BoundedRangeDpEvent(0.1),
+    dpa.UnsupportedDpEvent(),
+]
+SAMPLED = {
+    "alone": lambda base: base,
+    "poisson": lambda base: dpa.PoissonSampledDpEvent(0.1, base),
+    "fixed": lambda base: dpa.SampledWithoutReplacementDpEvent(10, 5, base),
+    "replaced": lambda base: dpa.SampledWithReplacementDpEvent(10, 5, base),
+    "truncated": lambda base: dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0),
+}
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("sampler", SAMPLED)
+def test_whoever_follows_the_advice_of_a_refusal_is_not_refused(sampler, relation):
+    refused = 0
+    for base, accountant in itertools.product(BASES, translation.ACCOUNTANTS):
+        for event, _ in ev.flatten(SAMPLED[sampler](base)):
+            try:
+                translation.translate(event, relation, accountant)
+            except UnsupportedEvent as error:
+                refused += 1
+                advice = error.advice
+                assert advice is not None and any(advice), event
+                followed = translation.follow(event, advice)
+                for part, _ in ev.flatten(followed):
+                    translation.translate(
+                        part, advice.relation or relation, advice.accountant or accountant
+                    )
+                ledger = Ledger(relation=advice.relation or relation)
+                ledger.charge(followed)
+                ledger.epsilon(1e-5, advice.accountant or accountant)
+    assert refused > 5
+
+
+def test_advice_on_several_events_suits_them_all():
+    # One of them alone would do with "rdp", the other with "pld".
+    fixed = dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0))
+    advice = translation.nearest_choice([poisson(0.1, 1.0), fixed], "replace_one", "rdp")
+    assert advice == ev.Advice(accountant="pld", sampler="poisson")
 
 
 def test_the_ledger_refuses_at_the_charge_what_no_accountant_can_analyse():
@@ -452,7 +533,8 @@ def test_every_unit_is_asked_at_its_own_delta(accountant):
             at = curve + np.log(1 / deltas[unit]) / (np.array(orders) - 1)
             expected[unit] = at.min()
     found = ledger.epsilon(deltas, accountant)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    # Two lattices of different widths agree to what either may add.
+    np.testing.assert_allclose(found, expected, rtol=1e-3 if accountant == "pld" else 1e-6)
     assert expected[3] == 0 < expected[0] < expected[1] < expected[2]
     with pytest.raises(ValueError, match="dp_delta must be one number or have one for each of"):
         ledger.epsilon(deltas[:3], accountant)

@@ -40,7 +40,7 @@ def test_each_sampler_gets_its_own_event():
     [
         (
             lambda: sampled_event("fixed_size", BASE, population=50, sample_size=5),
-            "relation 'replace_one', or Poisson sampling",
+            "relation 'replace_one'",
         ),
         (
             lambda: sampled_event(
@@ -56,7 +56,7 @@ def test_each_sampler_gets_its_own_event():
             lambda: sampled_event(
                 "poisson", dpa.LaplaceDpEvent(1.0), sampling_rate=0.1, relation="replace_one"
             ),
-            "accountant 'pld'",
+            "relation 'add_remove'",
         ),
     ],
 )

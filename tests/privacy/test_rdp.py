@@ -66,7 +66,15 @@ def test_curves_match_dp_accounting_on_random_settings():
     for row, one_q, one_z in zip(got, q, z, strict=True):
         event = dpa.PoissonSampledDpEvent(one_q, dpa.GaussianDpEvent(one_z))
         expected = dpa_rdp.RdpAccountant().compose(event).rdp
-        np.testing.assert_allclose(row, expected, rtol=1e-6)
+        is_whole = np.floor(rdp.DEFAULT_ORDERS) == rdp.DEFAULT_ORDERS
+        np.testing.assert_allclose(row[is_whole], expected[is_whole], rtol=1e-6)
+        # Between them the chord beats the series of dp-accounting where terms of both signs meet;
+        # where it does not, moments that are summed from 1 on hold no more than 13 digits.
+        with np.errstate(over="ignore"):
+            lifted = np.expm1(expected * (np.asarray(rdp.DEFAULT_ORDERS) - 1)) + 2e-13
+        moments = np.log1p(lifted) * (1 + 1e-6)
+        finite = np.isfinite(lifted)
+        assert np.all((row * (np.asarray(rdp.DEFAULT_ORDERS) - 1) <= moments)[finite])
 
 
 def test_default_orders_are_those_of_dp_accounting():

@@ -176,7 +176,8 @@ def test_choices_compose_with_training_by_distributions():
     composed = trained.self_compose(300).compose(pure.self_compose(count))
     ledger = Ledger("record", "replace_one")
     ledger.charge(training, count=300)
-    np.testing.assert_allclose(ledger.epsilon(1e-5, "pld"), [alone], rtol=1e-9)
+    # Two lattices of different widths agree to what either may add.
+    np.testing.assert_allclose(ledger.epsilon(1e-5, "pld"), [alone], rtol=1e-3)
     ledger.charge(selection.selection_event(epsilon), count=count)
     [found] = ledger.epsilon(1e-5, "pld")
     assert alone + 1e-3 < found < composed.get_epsilon_for_delta(1e-5) - 1e-3
