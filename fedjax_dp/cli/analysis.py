@@ -30,6 +30,7 @@ _EVENTS: dict[str, DpEvent] = {
     "staircase": StaircaseDpEvent(1.0, 1),
     "bounded_laplace": BoundedLaplaceDpEvent(1.0, 1, 1e-9),
     "discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
+    "central_discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
 }
 _DRAWN = ("poisson", "fixed_size", "shuffled")
 
@@ -133,6 +134,9 @@ def _nearest(config: Config, sizes: np.ndarray) -> Advice | None:
     asked = config.privacy
     for values in itertools.product(*translation.CHOICES.values()):
         mechanism, sampler, relation, accountant = values
+        if relation == "add_remove":
+            # No run claims it.
+            continue
         choice = Advice(
             None if accountant == asked.accountant else accountant,
             None if relation == asked.relation else relation,

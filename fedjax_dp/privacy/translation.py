@@ -288,7 +288,7 @@ _NO_RULE: dict[type, dict[str, str]] = {
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "mechanism": (None, "gaussian"),
     "sampler": (None, "poisson"),
-    "relation": RELATIONS[:2],
+    "relation": RELATIONS,
     "accountant": ("rdp", "pld"),
 }
 
