@@ -82,10 +82,10 @@ def search_sums(
                 records = [records[place]] * batch_size
             batch = {name: np.stack([r[name] for r, _ in records]) for name in records[0][0]}
         everybody, alone = np.ones(batch_size, bool), np.arange(batch_size) == place
-        nobody = total(batch, ~everybody)
+        by_itself = total(batch, alone)
         moved = max(
             distance(total(batch, everybody), total(batch, ~alone)),
-            distance(total(batch, alone), nobody),
+            distance(by_itself, jax.tree.map(jnp.zeros_like, by_itself)),
         )
         ratio = moved / bound
         if ratio > worst.ratio:
