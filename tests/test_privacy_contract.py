@@ -247,8 +247,14 @@ def noise_without_a_sensitivity_is_refused():
 
 
 def _laplace_upside_down(monkeypatch):
-    event = dpa.LaplaceDpEvent
-    monkeypatch.setattr(dpa, "LaplaceDpEvent", lambda multiplier: event(1 / multiplier))
+    def wrap(build):
+        def laplace(clip_norm, multiplier):
+            upside_down = dpa.LaplaceDpEvent(1 / multiplier)
+            return build(clip_norm, multiplier)._replace(event=lambda: upside_down)
+
+        return laplace
+
+    replaced(monkeypatch, mechanisms, "laplace", wrap)
 
 
 @clause(_laplace_upside_down)

@@ -126,8 +126,9 @@ def test_gaussian_releases_never_cost_less_than_the_closed_form(accountant, cell
         exact = true_epsilon(lambda e, z=z, n=count: gaussian_delta(mp.sqrt(n) / z, e), dp_delta)
         got = stated(dpa.GaussianDpEvent(z), count, dp_delta, accountant)
         assert got >= exact, (z, count, dp_delta, got, exact)
-        if accountant == "pld":
-            # It cannot tell what lies below a tenth of the deviation of the loss.
+        if accountant == "pld" and exact < 1e13:
+            # It cannot tell what lies below a tenth of the deviation of the loss, nor losses beyond
+            # 1e13 from infinite ones: there the answer is that of Rényi curves.
             floor = mp.sqrt(count) / z / 10
             assert got <= max(exact, floor) * (1 + mp.mpf(1) / 1000), (z, count, dp_delta)
 

@@ -43,9 +43,12 @@ def test_what_dp_accounting_calls_replace_special_costs_the_same(event, accounta
         else dpa_rdp.RdpAccountant(neighboring_relation=SPECIAL)
     )
     expected = account.compose(event, 7).get_epsilon(1e-5)
-    assert spent(event, "zero_out", count=7, accountant=accountant) == pytest.approx(
-        expected, rel=1e-6
-    )
+    found = spent(event, "zero_out", count=7, accountant=accountant)
+    if accountant == "rdp":
+        assert found == pytest.approx(expected, rel=1e-6)
+    else:
+        # Lattices of losses round up, ours by a thousandth of ε at most; dp-accounting's by less.
+        assert expected * (1 - 1e-5) <= found <= expected * (1 + 1e-3)
 
 
 @pytest.mark.parametrize(
