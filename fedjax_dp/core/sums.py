@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core.trees import PyTree
 
-_FEW = 64
+_FEW = 85
 
 
 class Sum(NamedTuple):
@@ -61,8 +61,9 @@ def zeros_like(tree: PyTree) -> PyTree:
 def over_first_axis(tree: PyTree) -> PyTree:
     """Sums arrays over their first axis.
 
-    Up to 64 numbers are added plainly, which errs by at most 5e-4 of the largest of them in all
-    (2^-24 · 64 · 127), in any order; what is longer is summed in pairs and keeps what is lost.
+    Up to 85 numbers are added plainly, which errs by at most 8.7e-4 of the largest of them in all,
+    with one of them and without it together (2^-24 · 85 · 169), in any order; longer sums are made
+    of such blocks, and keep what is lost between them.
 
     Args:
       tree: a tree of arrays, each `[numbers, ...]`, at least one number.
@@ -131,10 +132,11 @@ def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _over_first_axis(x):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.sum(x, axis=0)
-    if len(x) <= _FEW:
-        plain = jnp.sum(x, axis=0)
-        return Sum(plain, jnp.zeros_like(plain))
-    total = Sum(x, jnp.zeros_like(x))
+    whole = len(x) // _FEW * _FEW
+    blocks = jnp.sum(x[:whole].reshape(-1, _FEW, *x.shape[1:]), axis=1)
+    if whole < len(x):
+        blocks = jnp.concatenate([blocks, jnp.sum(x[whole:], axis=0, keepdims=True)])
+    total = Sum(blocks, jnp.zeros_like(blocks))
     while len(total.high) > 1:
         half = len(total.high) // 2
         left, right, rest = (
