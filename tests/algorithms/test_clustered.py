@@ -268,7 +268,7 @@ def test_r_dpcfl_finds_hidden_clusters(num_models):
     assert is_partition_found(np.asarray(state.rows), TRUE)
     assert is_minority_found(np.asarray(state.rows), TRUE)
     soft = int(server.soft_rounds)
-    assert soft == int((1 - server.overlap) * ROUNDS / 2) and soft >= 3
+    assert soft == int((1 - float(server.overlap)) * ROUNDS / 2) and soft >= 3
     expected = [0, *[1] * (soft - 1), 2, *[3] * (ROUNDS - soft - 1)]
     np.testing.assert_array_equal(info["stage"], expected)
 
