@@ -13,6 +13,7 @@ LAYERS = (
     ("fedjax_dp",),
     ("cli",),
     ("io",),
+    ("audit",),
     ("engine",),
     ("algorithms",),
     ("clients", "server", "evaluation"),

@@ -13,6 +13,21 @@ from rich.table import Table
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.audit.canaries import Planted
+from fedjax_dp.audit.choices import check_choice
+from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.membership import (
+    MembershipResult,
+    attack_features,
+    attack_model,
+    membership_attack,
+)
+from fedjax_dp.audit.noise import StepCheck
+from fedjax_dp.audit.records import plant_records
+from fedjax_dp.audit.runs import AuditResult, audit, run_audit
+from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
+from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.cli import assemble as assembly
 from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli.assemble import Experiment
@@ -20,21 +35,6 @@ from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.selection import make_choice
 from fedjax_dp.core import checks, trees
-from fedjax_dp.engine.audit import AuditResult, audit, run_audit
-from fedjax_dp.engine.audit_canaries import Planted
-from fedjax_dp.engine.audit_choices import check_choice
-from fedjax_dp.engine.audit_clients import plant_clients
-from fedjax_dp.engine.audit_local import check_client
-from fedjax_dp.engine.audit_membership import (
-    MembershipResult,
-    attack_features,
-    attack_model,
-    membership_attack,
-)
-from fedjax_dp.engine.audit_noise import StepCheck
-from fedjax_dp.engine.audit_records import plant_records
-from fedjax_dp.engine.audit_steps import check_cohort, check_gradient_rule
-from fedjax_dp.engine.audit_votes import plant_votes
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation as compile_simulation
 from fedjax_dp.models.base import Model

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_dp.audit.floats import hostile_records, search_sums
+from fedjax_dp.audit.noise import distance
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
-from fedjax_dp.engine.audit_floats import hostile_records, search_sums
-from fedjax_dp.engine.audit_noise import distance
 from fedjax_dp.models import Model, lower, outer_products, registry
 
 _MARGIN = 1e-3

@@ -9,12 +9,12 @@ import numpy as np
 from chex import PRNGKey
 from scipy import stats
 
+from fedjax_dp.audit.extremes import extreme_records
+from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.audit_extremes import extreme_records
-from fedjax_dp.engine.audit_noise import StepCheck
 from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
 # How sure every limit on a frequency is; there are some hundreds of them.

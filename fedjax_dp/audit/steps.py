@@ -12,14 +12,9 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
-from fedjax_dp.clients.base import ClientData, LocalConfig
-from fedjax_dp.clients.gradients import GradientRule
-from fedjax_dp.core import checks, trees
-from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.audit_extremes import extreme_records, extreme_updates
-from fedjax_dp.engine.audit_floats import check_records, hostile_updates
-from fedjax_dp.engine.audit_noise import (
+from fedjax_dp.audit.extremes import extreme_records, extreme_updates
+from fedjax_dp.audit.floats import check_records, hostile_updates
+from fedjax_dp.audit.noise import (
     ROUNDING,
     StepCheck,
     distance,
@@ -27,6 +22,11 @@ from fedjax_dp.engine.audit_noise import (
     measure_noise,
     stated_multiplier,
 )
+from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.gradients import GradientRule
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
 

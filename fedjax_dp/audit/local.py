@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.audit.canaries import MARK, Planted, Watched
+from fedjax_dp.audit.noise import StepCheck, measure_noise, stated_multiplier
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import checks, trees
-from fedjax_dp.engine.audit_canaries import MARK, Planted, Watched
-from fedjax_dp.engine.audit_noise import StepCheck, measure_noise, stated_multiplier
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.events import flatten
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_dp.audit.floats import MARGIN, check_records, hostile, hostile_updates
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
-from fedjax_dp.engine.audit_floats import MARGIN, check_records, hostile, hostile_updates
 from fedjax_dp.models import Model, outer_products, registry
 
 _CONFIG = LocalConfig(clip_norm=1.0, noise_multiplier=0.0, batch_size=1)

@@ -10,9 +10,9 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import HostStep
+from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
 from fedjax_dp.engine.accounting import PrivacyAccounting
-from fedjax_dp.engine.audit_canaries import MARK, Planted
 from fedjax_dp.engine.cohort import ClientTable, draw_cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import SimulationState, run_round

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from fedjax_dp.algorithms import fedavg, registry
+from fedjax_dp.audit.canaries import MARK
+from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.records import plant_records
+from fedjax_dp.audit.runs import AuditResult, audit, run_audit
+from fedjax_dp.audit.votes import LEVELS, plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.audit import AuditResult, audit, run_audit
-from fedjax_dp.engine.audit_canaries import MARK
-from fedjax_dp.engine.audit_clients import plant_clients
-from fedjax_dp.engine.audit_records import plant_records
-from fedjax_dp.engine.audit_votes import LEVELS, plant_votes
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms

@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
-from fedjax_dp.clients.base import ClientData, LocalConfig
-from fedjax_dp.core import checks, trees
-from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.audit_canaries import (
+from fedjax_dp.audit.canaries import (
     MARK,
     STRENGTH,
     Planted,
@@ -23,6 +18,11 @@ from fedjax_dp.engine.audit_canaries import (
     read_mark,
     through,
 )
+from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.models.base import Model
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from fedjax_dp.algorithms import fedavg
+from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.noise import measure_noise
+from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
 from fedjax_dp.clients import gradients
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants
-from fedjax_dp.engine.audit_local import check_client
-from fedjax_dp.engine.audit_noise import measure_noise
-from fedjax_dp.engine.audit_steps import check_cohort, check_gradient_rule
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_dp.engine.audit_membership import attack_features, attack_model, membership_attack
+from fedjax_dp.audit.membership import attack_features, attack_model, membership_attack
 from fedjax_dp.models.base import Model
 
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.audit.noise import StepCheck, distance
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.audit_noise import StepCheck, distance
 
 # What rounding may add to a bound (docs/privacy.md, "Clipping in floating point").
 MARGIN = 1e-3

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms import pool, registry
+from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.records import plant_records
+from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.audit_clients import plant_clients
-from fedjax_dp.engine.audit_records import plant_records
-from fedjax_dp.engine.audit_votes import plant_votes
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.clients import selection
 from fedjax_dp.clients.selection import exact_choice, make_choice
-from fedjax_dp.engine.audit_choices import check_choice
 from fedjax_dp.privacy.selection import select
 
 EPSILON = 2.0

@@ -1,0 +1,29 @@
+"""Audits: what attacks prove of the engine's own rounds, beside what is claimed."""
+
+from fedjax_dp.audit.choices import check_choice
+from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.membership import MembershipResult, attack_model, membership_attack
+from fedjax_dp.audit.noise import StepCheck
+from fedjax_dp.audit.records import plant_records
+from fedjax_dp.audit.runs import AuditResult, AuditRuns, audit, run_audit
+from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
+from fedjax_dp.audit.votes import plant_votes
+
+__all__ = [
+    "AuditResult",
+    "AuditRuns",
+    "MembershipResult",
+    "StepCheck",
+    "attack_model",
+    "audit",
+    "check_choice",
+    "check_client",
+    "check_cohort",
+    "check_gradient_rule",
+    "membership_attack",
+    "plant_clients",
+    "plant_records",
+    "plant_votes",
+    "run_audit",
+]
