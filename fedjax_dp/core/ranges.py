@@ -1,8 +1,13 @@
-"""Ranges of numbers, as types: what an option may be is read off its annotation."""
+"""Ranges of numbers, as types: what a number may be is read off its annotation."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
 
+import jax
+import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
+
+from fedjax_dp.core import checks
 
 # Above 0.
 Positive = Annotated[float, Gt(0)]
@@ -18,3 +23,41 @@ Decay = Annotated[float, Ge(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
 # A whole number of at least 0.
 Index = Annotated[int, Ge(0)]
+
+_HOLDS = {
+    Gt: lambda x, limit: (x > limit.gt, f"above {limit.gt:g}"),
+    Ge: lambda x, limit: (x >= limit.ge, f"at least {limit.ge:g}"),
+    Lt: lambda x, limit: (x < limit.lt, f"below {limit.lt:g}"),
+    Le: lambda x, limit: (x <= limit.le, f"at most {limit.le:g}"),
+}
+
+
+def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "") -> None:
+    """Checks numbers against their ranges, on the host.
+
+    Args:
+      numbers: by name, scalars or arrays, each entry of which must lie in the range. Traced ones
+        cannot be looked at and are let through; so is None.
+      ranges: by name, one of the types of this module, or a mapping of the same kind where numbers are
+        grouped; numbers without a range are not checked.
+      prefix: what an error puts before the name, such as "hyper.algorithm.".
+
+    Raises:
+      ValueError: naming the number, its range and its value.
+    """
+    for name, kind in ranges.items():
+        value = numbers.get(name)
+        if isinstance(kind, Mapping):
+            check(value or {}, kind, f"{prefix}{name}.")
+            continue
+        if value is None or isinstance(value, jax.core.Tracer):
+            continue
+        base, *limits = get_args(kind)
+        array = np.asarray(value)
+        found = [_HOLDS[type(limit)](array, limit) for limit in limits]
+        rule = "be " + " and ".join(words for _, words in found)
+        is_whole = base is not int or bool(np.all(np.mod(array, 1) == 0))
+        if base is int:
+            rule = rule.replace("be ", "be whole and ", 1)
+        holds = is_whole and all(bool(np.all(inside)) for inside, _ in found)
+        checks.require(holds, f"{prefix}{name}", rule, value)

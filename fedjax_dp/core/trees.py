@@ -62,6 +62,19 @@ def scale(tree: PyTree, factor: jax.typing.ArrayLike) -> PyTree:
     return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
 
 
+def reciprocal(x: jax.typing.ArrayLike) -> jax.Array:
+    """Divides one by numbers; by none that is not above 0, where it gives 0.
+
+    Args:
+      x: at least 0, of any shape.
+
+    Returns:
+      1/x, and 0 where x is 0.
+    """
+    x = jnp.asarray(x)
+    return jnp.where(x > 0, 1.0 / jnp.where(x > 0, x, 1.0), 0.0)
+
+
 def zeros_like(tree: PyTree) -> PyTree:
     """Builds a tree of zeros.
 

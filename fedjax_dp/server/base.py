@@ -1,61 +1,108 @@
 """How the updates of a cohort become one: aggregators, summed or stacked."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from chex import PRNGKey
 
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
+
+# `(state, numbers, contribution, public_key, client_key) -> message`.
+Encoder: TypeAlias = Callable[[PyTree, Any, PyTree, PRNGKey, PRNGKey], PyTree]
+# `(state, numbers, update, weight, sender) -> contribution`.
+Contribute: TypeAlias = Callable[[PyTree, Any, PyTree, Any, Any], PyTree]
 
 
-class Aggregator(NamedTuple):
-    """Turns the updates of a cohort into one aggregate.
-
-    A *summed* aggregator lets each client contribute a pytree; the engine adds the contributions
-    while it streams over the cohort, so that memory does not grow with it. A *stacked* one reads
-    all contributions at once, `[slots, ...]`, with a mask of those that are real.
+class RoundKey(NamedTuple):
+    """The key of a round's aggregation, in two halves.
 
     Attributes:
-      init: `(server) -> state` of the aggregator before the first round.
-      contribute: `(state, update, weight) -> contribution` of one client; clipping happens here.
-      combine: `(state, total, key) -> (state, aggregate, info)`; `total` is the masked sum in
-        float32, or `(stacked, is_real)` where `is_stacked`. Noise is added here, once.
-      encode: `(state, contribution, round_key, client_key) -> message`, what a client makes of its
-        contribution before it leaves (rotation, rounding, a share of noise); `round_key` is that of
-        `combine`. A client whose update is not finite encodes zeros. None sends it as it is.
-      is_stacked: whether `combine` reads the contributions one by one.
-      sensitivity: `(state) -> Sensitivity` of the sum, or None where nothing bounds it.
-      event: `(state) -> DpEvent` of one release on a given cohort, or None where no noise is added.
-      min_separation: rounds that must lie between two participations of a client for the event to
-        hold, from one to its next; 1 for noise that is drawn afresh each round.
-      min_participants: how many clients must take part in every round for the event to hold, since
-        each adds its share of the noise.
-      adds_noise: whether noise is added though no event claims anything for it.
+      public: what all clients and the server may know, such as the key of a rotation.
+      private: what the server alone knows, such as the key of its noise.
+    """
+
+    public: PRNGKey
+    private: PRNGKey
+
+
+class Summed(NamedTuple):
+    """Turns the sum of a cohort's contributions into an aggregate.
+
+    The engine adds contributions while it streams over the cohort, so that memory does not grow
+    with it.
+
+    Attributes:
+      init: `(structure) -> state` before the first round; `structure` are the shapes of an update.
+      contribute: `(state, numbers, update, weight, sender) -> contribution` of the client `sender`;
+        clipping happens here.
+      combine: `(state, numbers, total, key) -> (state, aggregate, info)`; `total` is the sum in
+        float32 over those who contribute, `key` a `RoundKey`. Noise is added here, once.
+      encoders: what a client makes of its contribution before it leaves (rotation, rounding, a
+        share of noise), in order: `(state, numbers, contribution, public_key, client_key) ->
+        message`. A client whose update is not finite encodes zeros.
+      numbers: what may be swept, by name, such as clip norms and noise multipliers; these are the
+        values that a run starts with, `Hyper.aggregator` those that it uses.
+      ranges: of these numbers, see `core.ranges`.
+      claim: what is promised to a client, `UnclaimedNoise` where noise is added and nothing is
+        promised, None where there is no noise.
     """
 
     init: Callable[[PyTree], PyTree]
-    contribute: Callable[[PyTree, PyTree, Any], PyTree]
-    combine: Callable[[PyTree, Any, Any], tuple[PyTree, PyTree, dict[str, Any]]]
-    encode: Callable[[PyTree, PyTree, Any, Any], PyTree] | None = None
-    is_stacked: bool = False
-    sensitivity: Callable[[PyTree], Any] | None = None
-    event: Callable[[PyTree], Any] | None = None
-    min_separation: int = 1
-    min_participants: int = 0
-    adds_noise: bool = False
-
-    @property
-    def is_noised(self) -> bool:
-        """Tells whether noise lands on what clients send, whatever is claimed for it."""
-        return self.event is not None or self.adds_noise
+    contribute: Contribute
+    combine: Callable[[PyTree, Any, Any, RoundKey], tuple[PyTree, PyTree, dict[str, Any]]]
+    encoders: tuple[Encoder, ...] = ()
+    numbers: Mapping[str, Any] = {}
+    ranges: Mapping[str, Any] = {}
+    claim: ClientClaim | UnclaimedNoise | None = None
 
 
-def stateless(server: PyTree) -> tuple[()]:
+class Stack(NamedTuple):
+    """All contributions of a cohort, one by one.
+
+    Attributes:
+      contributions: `[slots, ...]`; zeros where nobody contributes.
+      senders: the client of each slot, `[slots]`, int32; anything where nobody contributes.
+      is_real: which slots hold a contribution, `[slots]`, bool.
+    """
+
+    contributions: PyTree
+    senders: jax.Array
+    is_real: jax.Array
+
+
+class Stacked(NamedTuple):
+    """Turns all contributions of a cohort, side by side, into an aggregate.
+
+    Attributes:
+      init: as in `Summed`.
+      contribute: as in `Summed`.
+      combine: `(state, numbers, stack, key) -> (state, aggregate, info)`; `stack` is a `Stack`.
+      numbers: as in `Summed`.
+      ranges: as in `Summed`.
+      claim: as in `Summed`.
+    """
+
+    init: Callable[[PyTree], PyTree]
+    contribute: Contribute
+    combine: Callable[[PyTree, Any, Stack, RoundKey], tuple[PyTree, PyTree, dict[str, Any]]]
+    numbers: Mapping[str, Any] = {}
+    ranges: Mapping[str, Any] = {}
+    claim: ClientClaim | UnclaimedNoise | None = None
+
+
+Aggregator: TypeAlias = Summed | Stacked
+
+
+def stateless(structure: PyTree) -> tuple[()]:
     """Gives the state of an aggregator that keeps none.
 
     Args:
-      server: the server's state; not read.
+      structure: the shapes of an update; not read.
 
     Returns:
       An empty tuple.
     """
-    del server
+    del structure
     return ()

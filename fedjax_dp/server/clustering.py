@@ -7,23 +7,10 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.mean import ModelChoice
 
 FEATURES = ("centred", "authors")
-
-
-class ClusterUpdate(NamedTuple):
-    """What a client of a clustered algorithm sends.
-
-    Attributes:
-      client: its index in the population, int32.
-      model: which of the server's models it trained, int32.
-      delta: its update.
-    """
-
-    client: jax.Array
-    model: jax.Array
-    delta: PyTree
 
 
 class Similarity(NamedTuple):
@@ -127,7 +114,7 @@ def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b.T, precision=jax.lax.Precision.HIGHEST)
 
 
-def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "centred") -> Aggregator:
+def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "centred") -> Stacked:
     """Averages, for each server model, the updates of its clients, and compares all updates.
 
     Args:
@@ -136,24 +123,25 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
       features: as for `similarity_of`.
 
     Returns:
-      The stacked aggregator of `ClusterUpdate`; its aggregate is a `ClusterAggregate`. A client of
+      The aggregator of `ModelChoice` updates; its aggregate is a `ClusterAggregate`. A client of
       weight 0 counts for nothing.
     """
     checks.whole("num_models", num_models)
     checks.whole("num_clients", num_clients)
     checks.one_of("features", features, FEATURES)
 
-    def combine(state, total, key):
-        (update, weight), contributes = total
-        is_real = contributes & (weight > 0)
+    def contribute(state, numbers, update: ModelChoice, weight, sender):
+        return update, weight
+
+    def combine(state, numbers, stack: Stack, key):
+        update, weight = stack.contributions
+        is_real = stack.is_real & (weight > 0)
         mean, per_model = means_of(update.delta, update.model, weight * is_real, num_models)
         found = similarity_of(update.delta, is_real, features=features)
-        similarity = by_client(found, update.client, num_clients)
+        similarity = by_client(found, stack.senders, num_clients)
         return state, ClusterAggregate(mean, similarity), {"weight_per_model": per_model}
 
-    return Aggregator(
-        stateless, lambda state, update, weight: (update, weight), combine, is_stacked=True
-    )
+    return Stacked(stateless, contribute, combine)
 
 
 def means_of(

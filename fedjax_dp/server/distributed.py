@@ -5,11 +5,11 @@ import jax.numpy as jnp
 from scipy import stats
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.keys import fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import distributed
+from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.clipping import sensitivity_of_sum
-from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.base import Summed, stateless
 
 # How often a Poisson cohort may have more clients than the noise has shares; such a round is lost.
 _LOST_ROUNDS = 1e-4
@@ -32,8 +32,12 @@ def num_shares(num_clients: int, cohort_size: float) -> int:
 
 
 def discrete_mean(
-    structure: PyTree, plan: distributed.Plan, cohort_size: float, *, varies: bool = False
-) -> Aggregator:
+    structure: PyTree,
+    plan: distributed.Plan,
+    expected_cohort_size: float,
+    *,
+    varies: bool = False,
+) -> Summed:
     """Builds the mean of DDGauss: rotate, round, noise at the client, sum modulo 2^B.
 
     Every client adds one share of the noise, whoever else takes part: nothing that it sends depends
@@ -53,7 +57,7 @@ def discrete_mean(
     Args:
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.distributed.make_plan`, for this number of parameters.
-      cohort_size: the public divisor; where clients of cohorts of one size add a share each, a
+      expected_cohort_size: the public divisor; where clients of cohorts of one size add a share each, a
         whole number of at least `plan.num_shares`.
       varies: whether cohorts vary, as under Poisson sampling; the plan then has two shares at
         least, see `num_shares`.
@@ -68,26 +72,25 @@ def discrete_mean(
     Source: Kairouz, Liu, Steinke 2021, algorithms 1 and 2; `user_level_dp` section 6.
     """
     if plan.num_shares == 1:
-        checks.positive("cohort_size", cohort_size)
+        checks.positive("expected_cohort_size", expected_cohort_size)
         checks.require(not varies, "varies", "be false where the server adds all noise", varies)
     elif varies:
-        checks.positive("cohort_size", cohort_size)
+        checks.positive("expected_cohort_size", expected_cohort_size)
         checks.whole("plan.num_shares", plan.num_shares, at_least=2)
     else:
-        checks.whole("cohort_size", cohort_size)
-        rule = f"be at most the cohort of {cohort_size} clients"
-        checks.require(plan.num_shares <= cohort_size, "plan.num_shares", rule, plan.num_shares)
+        checks.whole("expected_cohort_size", expected_cohort_size)
+        rule = f"be at most the cohort of {expected_cohort_size} clients"
+        fits = plan.num_shares <= expected_cohort_size
+        checks.require(fits, "plan.num_shares", rule, plan.num_shares)
     mechanism = distributed.discrete_mechanism(structure, plan)
     size = trees.num_parameters(structure)
 
-    def contribute(state, update, weight):
-        del state, weight
+    def contribute(state, numbers, update, weight, sender):
         return jax.tree.map(trees.at_least_float32, update)
 
-    def encode(state, contribution, round_key, client_key):
-        del state
+    def encode(state, numbers, contribution, public_key, client_key):
         was_clipped = (trees.l2_norm(contribution) > plan.clip_norm).astype(jnp.float32)
-        message = mechanism.encode(fold(round_key, 0), client_key, contribution)
+        message = mechanism.encode(public_key, client_key, contribution)
         return message, was_clipped, jnp.int32(1)
 
     def filled(key, messages, count):
@@ -96,27 +99,24 @@ def discrete_mean(
         missing = plan.num_shares - jnp.where(is_lost, 0, count)
         return mechanism.add_shares(key, messages, missing), is_lost
 
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         messages, num_clipped, count = total
         if varies:
-            noised, is_lost = filled(fold(key, 1), messages, count)
+            noised, is_lost = filled(key.private, messages, count)
         else:
-            noised, is_lost = mechanism.add_noise(fold(key, 1), messages), False
-        summed = mechanism.decode(fold(key, 0), noised)
+            noised, is_lost = mechanism.add_noise(key.private, messages), False
+        summed = mechanism.decode(key.public, noised)
         info = {
             "bits_per_parameter": jnp.float32(plan.bits * plan.dimension / size),
-            "noise_stddev": jnp.float32(plan.noise_stddev / cohort_size),
+            "noise_stddev": jnp.float32(plan.noise_stddev / expected_cohort_size),
             "num_clipped": num_clipped,
             "num_lost": jnp.int32(is_lost),
         }
-        return state, trees.scale(summed, 1.0 / cohort_size), info
+        return state, trees.scale(summed, 1.0 / expected_cohort_size), info
 
-    return Aggregator(
-        stateless,
-        contribute,
-        combine,
-        encode=encode,
-        sensitivity=lambda state: sensitivity_of_sum(plan.l2_norm * plan.granularity),
-        event=lambda state: mechanism.event(),
+    claim = ClientClaim(
+        sensitivity=lambda state, numbers: sensitivity_of_sum(plan.l2_norm * plan.granularity),
+        event=lambda numbers: mechanism.event(),
         min_participants=plan.num_shares if plan.num_shares > 1 and not varies else 0,
     )
+    return Summed(stateless, contribute, combine, encoders=(encode,), claim=claim)

@@ -6,12 +6,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.core.ranges import Positive
+from fedjax_dp.server.base import Summed, stateless
 
 
-def weighted_mean() -> Aggregator:
+def weighted_mean() -> Summed:
     """Averages updates by client weight; without any weight the aggregate is zero.
 
     Returns:
@@ -20,30 +21,31 @@ def weighted_mean() -> Aggregator:
     Source: McMahan and others 2017, algorithm 1.
     """
 
-    def contribute(state, update, weight):
+    def contribute(state, numbers, update, weight, sender):
         return trees.scale(jax.tree.map(trees.at_least_float32, update), weight), weight
 
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         summed, weight = total
-        share = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
-        return state, trees.scale(summed, share), {"total_weight": weight}
+        return state, trees.scale(summed, trees.reciprocal(weight)), {"total_weight": weight}
 
-    return Aggregator(stateless, contribute, combine)
+    return Summed(stateless, contribute, combine)
 
 
-def uniform_mean() -> Aggregator:
+def uniform_mean() -> Summed:
     """Averages updates with equal weights, whatever the clients' sizes.
 
     Returns:
       The aggregator.
     """
     mean = weighted_mean()
-    return mean._replace(
-        contribute=lambda state, update, weight: mean.contribute(state, update, jnp.float32(1))
-    )
+
+    def contribute(state, numbers, update, weight, sender):
+        return mean.contribute(state, numbers, update, jnp.float32(1), sender)
+
+    return mean._replace(contribute=contribute)
 
 
-def scaled_sum(divisor: float) -> Aggregator:
+def scaled_sum(divisor: float) -> Summed:
     """Adds updates and divides by a constant that does not depend on the cohort.
 
     Args:
@@ -52,15 +54,19 @@ def scaled_sum(divisor: float) -> Aggregator:
     Returns:
       The aggregator.
     """
-    checks.positive("divisor", divisor)
-    return Aggregator(
-        stateless,
-        lambda state, update, weight: jax.tree.map(trees.at_least_float32, update),
-        lambda state, total, key: (state, trees.scale(total, 1.0 / divisor), {}),
-    )
+    numbers, own = {"divisor": divisor}, {"divisor": Positive}
+    ranges.check(numbers, own)
+
+    def contribute(state, numbers, update, weight, sender):
+        return jax.tree.map(trees.at_least_float32, update)
+
+    def combine(state, numbers, total, key):
+        return state, trees.scale(total, 1.0 / numbers["divisor"]), {}
+
+    return Summed(stateless, contribute, combine, numbers=numbers, ranges=own)
 
 
-def per_part(parts: Mapping[str, Aggregator]) -> Aggregator:
+def per_part(parts: Mapping[str, Summed]) -> Summed:
     """Aggregates the entries of a dict update, each in its own way.
 
     Args:
@@ -75,24 +81,32 @@ def per_part(parts: Mapping[str, Aggregator]) -> Aggregator:
     """
     for name, part in parts.items():
         checks.require(
-            not part.is_stacked and part.event is None,
+            isinstance(part, Summed) and part.claim is None and not part.encoders,
             f"parts[{name!r}]",
-            "be summed and add no noise",
-            part,
+            "be summed, add no noise and encode nothing",
+            type(part).__name__,
         )
 
-    def combine(state, total, key):
-        done = {name: part.combine(state[name], total[name], key) for name, part in parts.items()}
+    def init(structure):
+        return {name: part.init(structure[name]) for name, part in parts.items()}
+
+    def contribute(state, numbers, update, weight, sender):
+        return {
+            name: part.contribute(state[name], numbers[name], update[name], weight, sender)
+            for name, part in parts.items()
+        }
+
+    def combine(state, numbers, total, key):
+        done = {
+            name: part.combine(state[name], numbers[name], total[name], key)
+            for name, part in parts.items()
+        }
         info = {f"{name}_{k}": v for name, (_, _, i) in done.items() for k, v in i.items()}
         return {n: d[0] for n, d in done.items()}, {n: d[1] for n, d in done.items()}, info
 
-    return Aggregator(
-        lambda params: {name: part.init(params) for name, part in parts.items()},
-        lambda state, update, weight: {
-            name: part.contribute(state[name], update[name], weight) for name, part in parts.items()
-        },
-        combine,
-    )
+    numbers = {name: part.numbers for name, part in parts.items()}
+    own = {name: part.ranges for name, part in parts.items()}
+    return Summed(init, contribute, combine, numbers=numbers, ranges=own)
 
 
 class ModelChoice(NamedTuple):
@@ -107,7 +121,7 @@ class ModelChoice(NamedTuple):
     delta: PyTree
 
 
-def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Aggregator:
+def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Summed:
     """Averages, for each server model, the updates of the clients that chose it.
 
     Args:
@@ -120,17 +134,17 @@ def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Aggregator:
     """
     checks.whole("num_models", num_models)
 
-    def contribute(state, update: ModelChoice, weight):
+    def contribute(state, numbers, update: ModelChoice, weight, sender):
         share = jax.nn.one_hot(update.model, num_models) * (weight if is_weighted else 1.0)
         spread = jax.tree.map(
             lambda d: share.reshape(-1, *[1] * d.ndim) * trees.at_least_float32(d), update.delta
         )
         return spread, share
 
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         summed, weight = total
-        inverse = jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
+        inverse = trees.reciprocal(weight)
         mean = jax.tree.map(lambda s: s * inverse.reshape(-1, *[1] * (s.ndim - 1)), summed)
         return state, mean, {"weight_per_model": weight}
 
-    return Aggregator(stateless, contribute, combine)
+    return Summed(stateless, contribute, combine)

@@ -7,24 +7,12 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.base import Stack, Stacked, Summed, stateless
 from fedjax_dp.server.robust_pca import check_options, estimate_noise
 
 # Levels below this share of the largest count as much: a clean update may not outweigh all others
 # by more, and none is divided by zero.
 _SMALLEST_LEVEL = 1e-9
-
-
-class NamedUpdate(NamedTuple):
-    """An update with the name of the client that sends it.
-
-    Attributes:
-      client: the client's index in the population, int32.
-      delta: its update.
-    """
-
-    client: jax.Array
-    delta: PyTree
 
 
 class NoiseState(NamedTuple):
@@ -41,29 +29,27 @@ class NoiseState(NamedTuple):
     rounds: jax.Array
 
 
-def weighted_by_client(num_clients: int) -> Aggregator:
+def weighted_by_client(num_clients: int) -> Summed:
     """Averages updates by the weights that come with them, and reports each client's share.
 
     Args:
       num_clients: the population, at least 1.
 
     Returns:
-      The aggregator of `NamedUpdate`, streamed; without any weight the aggregate is zero. Its info
-      holds `weights`, `[num_clients]`, which sum to one over the cohort.
+      The aggregator, streamed; without any weight the aggregate is zero. Its info holds `weights`, `[num_clients]`, which sum to one over the cohort.
     """
     checks.whole("num_clients", num_clients)
 
-    def contribute(state, update: NamedUpdate, weight):
-        delta = jax.tree.map(trees.at_least_float32, update.delta)
-        return trees.scale(delta, weight), weight * jax.nn.one_hot(update.client, num_clients)
+    def contribute(state, numbers, update, weight, sender):
+        delta = jax.tree.map(trees.at_least_float32, update)
+        return trees.scale(delta, weight), weight * jax.nn.one_hot(sender, num_clients)
 
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         summed, weights = total
-        whole = jnp.sum(weights)
-        share = jnp.where(whole > 0, 1.0 / jnp.where(whole > 0, whole, 1.0), 0.0)
+        share = trees.reciprocal(jnp.sum(weights))
         return state, trees.scale(summed, share), {"weights": weights * share}
 
-    return Aggregator(stateless, contribute, combine)
+    return Summed(stateless, contribute, combine)
 
 
 def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
@@ -95,7 +81,7 @@ def noise_aware_mean(
     mode: str = "inexact",
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
-) -> Aggregator:
+) -> Stacked:
     """Averages updates by the inverse of the noise that robust PCA finds in them.
 
     What the updates of a round share is taken for signal, the rest for each one's noise. Nothing
@@ -112,7 +98,7 @@ def noise_aware_mean(
       max_iterations: stops it in any case, at least 1.
 
     Returns:
-      The aggregator of `NamedUpdate`, stacked; a client of weight 0, which has no examples, or with
+      The aggregator; a client of weight 0, which has no examples, or with
       an update of zeros counts for nothing. Its info holds `weights` and `noise_levels`,
       `[num_clients]` and 0 for those that did not take part, `signal_levels`, and what the pursuit
       did: `rpca_iterations`, `rpca_residual` and `rpca_rank`, 0 in rounds without an estimate.
@@ -134,23 +120,22 @@ def noise_aware_mean(
         checks.whole("reestimate", reestimate)
         period = reestimate
 
-    def init(server):
-        del server
+    def init(structure):
         zeros = jnp.zeros(num_clients, jnp.float32)
         return NoiseState(zeros, zeros > 0, jnp.int32(0))
 
-    def contribute(state, update: NamedUpdate, weight):
-        return update._replace(delta=jax.tree.map(trees.at_least_float32, update.delta)), weight
+    def contribute(state, numbers, update, weight, sender):
+        return jax.tree.map(trees.at_least_float32, update), weight
 
-    def combine(state: NoiseState, total, key):
-        (update, weight), is_real = total
+    def combine(state: NoiseState, numbers, stack: Stack, key):
+        update, weight = stack.contributions
         # What says nothing holds no noise, and would take all of the weight.
         squares = [
             jnp.sum(jnp.square(x.reshape(len(weight), -1)), 1)
-            for x in jax.tree.leaves(update.delta)
+            for x in jax.tree.leaves(update)
         ]
-        counts = is_real & (weight > 0) & (sum(squares) > 0)
-        clients = update.client.astype(jnp.int32)
+        counts = stack.is_real & (weight > 0) & (sum(squares) > 0)
+        clients = stack.senders
         is_due = (state.rounds % period == 0) if period else jnp.bool_(False)
         is_new = counts & (is_due | ~state.is_known[clients])
 
@@ -166,8 +151,8 @@ def noise_aware_mean(
             )
             return jax.tree.map(trees.at_least_float32, found)
 
-        nothing = trees.zeros_like(jax.eval_shape(estimate, update.delta))
-        found = jax.lax.cond(jnp.any(is_new), estimate, lambda _: nothing, update.delta)
+        nothing = trees.zeros_like(jax.eval_shape(estimate, update))
+        found = jax.lax.cond(jnp.any(is_new), estimate, lambda _: nothing, update)
 
         def by_client(values, which):
             # Those who do not count are written behind the end, which drops them.
@@ -179,7 +164,7 @@ def noise_aware_mean(
         weights = inverse_noise_weights(levels[clients], counts)
         aggregate = jax.tree.map(
             lambda d: jnp.tensordot(weights, d, axes=1, precision=jax.lax.Precision.HIGHEST),
-            update.delta,
+            update,
         )
         info = {
             "weights": by_client(weights, counts),
@@ -192,4 +177,4 @@ def noise_aware_mean(
         rounds = state.rounds + jnp.any(counts)
         return NoiseState(levels, state.is_known | was_estimated, rounds), aggregate, info
 
-    return Aggregator(init, contribute, combine, is_stacked=True)
+    return Stacked(init, contribute, combine)

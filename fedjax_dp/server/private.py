@@ -2,33 +2,31 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.ranges import NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
 from fedjax_dp.privacy.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms import Mechanism
-from fedjax_dp.server.base import Aggregator
+from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
+from fedjax_dp.server.base import Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
 
 
-class PrivateState(NamedTuple):
-    """The numbers of a private mean; traced, so that a sweep does not recompile.
-
-    Attributes:
-      clip_norm: bound on the norm of one client's update.
-      noise_multiplier: noise scale over the largest contribution.
-    """
-
-    clip_norm: jax.Array
-    noise_multiplier: jax.Array
+# What a private mean may be given, and swept over.
+RANGES = {
+    "clip_norm": Positive,
+    "noise_multiplier": NonNegative,
+    "expected_cohort_size": Positive,
+}
 
 
 def private_mean(
@@ -36,7 +34,7 @@ def private_mean(
     clip_norm: float,
     noise_multiplier: float,
     expected_cohort_size: float,
-) -> Aggregator:
+) -> Summed:
     """Clips each update, sums, adds the mechanism's noise once, divides by a public constant.
 
     Guarantee: unit of privacy is one client; clip, sensitivity, noise and event come from the same
@@ -54,35 +52,34 @@ def private_mean(
     Raises:
       ValueError: for a number out of its range.
     """
-    checks.positive("clip_norm", clip_norm)
-    checks.non_negative("noise_multiplier", noise_multiplier)
-    checks.positive("expected_cohort_size", expected_cohort_size)
+    start = {
+        "clip_norm": clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "expected_cohort_size": expected_cohort_size,
+    }
+    ranges.check(start, RANGES)
 
-    def init(params):
-        del params
-        return PrivateState(jnp.float32(clip_norm), jnp.float32(noise_multiplier))
+    def mechanism_of(numbers):
+        return make_mechanism(numbers["clip_norm"], numbers["noise_multiplier"])
 
-    def contribute(state, update, weight):
-        del weight
-        bounded, norm = make_mechanism(*state).clip(jax.tree.map(trees.at_least_float32, update))
-        return bounded, (norm > state.clip_norm).astype(jnp.float32)
+    def contribute(state, numbers, update, weight, sender):
+        widened = jax.tree.map(trees.at_least_float32, update)
+        bounded, norm = mechanism_of(numbers).clip(widened)
+        return bounded, (norm > numbers["clip_norm"]).astype(jnp.float32)
 
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         summed, num_clipped = total
-        mechanism = make_mechanism(*state)
-        mean = trees.scale(mechanism.add_noise(key, summed), 1.0 / expected_cohort_size)
-        info = {
-            "num_clipped": num_clipped,
-            "noise_stddev": mechanism.noise_stddev / expected_cohort_size,
-        }
+        mechanism, divisor = mechanism_of(numbers), numbers["expected_cohort_size"]
+        mean = trees.scale(mechanism.add_noise(key.private, summed), 1.0 / divisor)
+        info = {"num_clipped": num_clipped, "noise_stddev": mechanism.noise_stddev / divisor}
         return state, mean, info
 
-    return Aggregator(
-        init,
-        contribute,
-        combine,
-        sensitivity=lambda state: make_mechanism(*state).sensitivity,
-        event=lambda state: make_mechanism(*state).event(),
+    claim = ClientClaim(
+        sensitivity=lambda state, numbers: mechanism_of(numbers).sensitivity,
+        event=lambda numbers: mechanism_of(numbers).event(),
+    )
+    return Summed(
+        stateless, contribute, combine, numbers=start, ranges=RANGES, claim=claim
     )
 
 
@@ -92,7 +89,7 @@ def gaussian_mean(
     expected_cohort_size: float,
     *,
     per_layer: bool = False,
-) -> Aggregator:
+) -> Summed:
     """Builds the private mean with Gaussian noise.
 
     Guarantee: unit of privacy is one client; under add/remove the sum has L2 sensitivity
@@ -114,7 +111,7 @@ def gaussian_mean(
     return private_mean(gaussian, clip_norm, noise_multiplier, expected_cohort_size)
 
 
-def by_realised_count(mean: Aggregator, expected_cohort_size: float) -> Aggregator:
+def by_realised_count(mean: Summed) -> Summed:
     """Divides by how many clients took part instead of by a public constant.
 
     Guarantee: none, and the aggregator claims none: the number that took part, and with it the
@@ -123,37 +120,32 @@ def by_realised_count(mean: Aggregator, expected_cohort_size: float) -> Aggregat
 
     Args:
       mean: a private mean, such as `gaussian_mean` builds.
-      expected_cohort_size: the public divisor that it was built with, above 0.
 
     Returns:
-      The aggregator, without event and sensitivity.
+      The aggregator, whose noise claims nothing.
 
     Source: Cheng and others 2022, algorithm 1; `user_level_dp` section 2.
     """
-    checks.positive("expected_cohort_size", expected_cohort_size)
 
-    def combine(state, total, key):
+    def contribute(state, numbers, update, weight, sender):
+        return mean.contribute(state, numbers, update, weight, sender), jnp.float32(1)
+
+    def combine(state, numbers, total, key):
         contributions, count = total
-        state, aggregate, info = mean.combine(state, contributions, key)
-        factor = jnp.where(count > 0, expected_cohort_size / jnp.maximum(count, 1.0), 0.0)
+        state, aggregate, info = mean.combine(state, numbers, contributions, key)
+        factor = numbers["expected_cohort_size"] * trees.reciprocal(count)
         info = info | {"noise_stddev": info["noise_stddev"] * factor}
         return state, trees.scale(aggregate, factor), info
 
+    reason = "how many clients took part, which depends on who is there, scales the noise"
     return mean._replace(
-        contribute=lambda state, update, weight: (
-            mean.contribute(state, update, weight),
-            jnp.float32(1),
-        ),
-        combine=combine,
-        sensitivity=None,
-        event=None,
-        adds_noise=True,
+        contribute=contribute, combine=combine, claim=UnclaimedNoise(reason)
     )
 
 
 def laplace_mean(
     clip_norm: float, noise_multiplier: float, expected_cohort_size: float
-) -> Aggregator:
+) -> Summed:
     """Builds the private mean with Laplace noise on updates clipped in L1 norm.
 
     Guarantee: unit of privacy is one client; one release on a given cohort is pure
@@ -172,7 +164,7 @@ def laplace_mean(
 
 def staircase_mean(
     structure: PyTree, clip_norm: float, noise_multiplier: float, expected_cohort_size: float
-) -> Aggregator:
+) -> Summed:
     """Builds the private mean with staircase noise on updates whose entries are cut off.
 
     Guarantee: unit of privacy is one client; one release on a given cohort is pure
@@ -197,7 +189,7 @@ def bounded_laplace_mean(
     noise_multiplier: float,
     expected_cohort_size: float,
     entry_delta: float,
-) -> Aggregator:
+) -> Summed:
     """Builds the private mean with bounded Laplace noise on updates whose entries are cut off.
 
     Guarantee: unit of privacy is one client; one release on a given cohort composes
@@ -228,7 +220,7 @@ def central_discrete_mean(
     expected_cohort_size: float,
     *,
     tolerance: float = 0.01,
-) -> Aggregator:
+) -> Summed:
     """Builds the private mean with discrete Gaussian noise that a trusted server adds.
 
     Every clipped update is rounded to a public lattice on its own, the integers are summed exactly,
@@ -261,7 +253,7 @@ def central_discrete_mean(
 
 def adaptive_gaussian_mean(
     rule: AdaptiveClipping, noise_multiplier: float, *, per_layer: bool = False
-) -> Aggregator:
+) -> Summed:
     """Builds the Gaussian mean whose clip norm follows a private quantile of the update norms.
 
     Guarantee: unit of privacy is one client. A round releases the noised sum and the noised count
@@ -288,23 +280,43 @@ def adaptive_gaussian_mean(
         rule.initial_clip_norm, multiplier, rule.expected_count, per_layer=per_layer
     )
 
-    def contribute(state, update, weight):
-        bounded, num_clipped = mean.contribute(state, update, weight)
+    # The clip norm is what the rounds so far have made of it: state, and no number of the run.
+    def with_clip(clip_norm, numbers):
+        return {**numbers, "clip_norm": clip_norm}
+
+    def contribute(clip_norm, numbers, update, weight, sender):
+        numbers = with_clip(clip_norm, numbers)
+        bounded, num_clipped = mean.contribute((), numbers, update, weight, sender)
         norm = jnp.where(num_clipped > 0, jnp.inf, 0.0)
-        return bounded, num_clipped, rule.contribution(norm, state.clip_norm)
+        return bounded, num_clipped, rule.contribution(norm, clip_norm)
 
-    def combine(state, total, key):
+    def combine(clip_norm, numbers, total, key):
         summed, num_clipped, count = total
-        state, aggregate, info = mean.combine(state, (summed, num_clipped), fold(key, 0))
-        clip_norm, unclipped = rule.step(fold(key, 1), state.clip_norm, count)
-        info |= {"clip_norm": state.clip_norm, "noised_unclipped_share": unclipped}
-        return state._replace(clip_norm=clip_norm), aggregate, info
+        of_mean = key._replace(private=fold(key.private, 0))
+        _, aggregate, info = mean.combine(
+            (), with_clip(clip_norm, numbers), (summed, num_clipped), of_mean
+        )
+        following, unclipped = rule.step(fold(key.private, 1), clip_norm, count)
+        info |= {"clip_norm": clip_norm, "noised_unclipped_share": unclipped}
+        return following, aggregate, info
 
-    def of_round(state):
-        return (float(state.noise_multiplier) ** -2 + (2 * rule.count_stddev) ** -2) ** -0.5
+    def of_round(numbers):
+        multiplier = mechanisms.concrete("noise_multiplier", numbers["noise_multiplier"])
+        return (multiplier**-2 + (2 * rule.count_stddev) ** -2) ** -0.5
 
+    assert isinstance(mean.claim, ClientClaim)
+    of_mean = mean.claim
+    claim = ClientClaim(
+        sensitivity=lambda clip_norm, numbers: of_mean.sensitivity(
+            (), with_clip(clip_norm, numbers)
+        ),
+        event=lambda numbers: mechanisms.gaussian(1.0, of_round(numbers)).event(),
+    )
     return mean._replace(
+        init=lambda structure: jnp.float32(rule.initial_clip_norm),
         contribute=contribute,
         combine=combine,
-        event=lambda state: mechanisms.gaussian(1.0, of_round(state)).event(),
+        numbers={k: v for k, v in mean.numbers.items() if k != "clip_norm"},
+        ranges={k: v for k, v in RANGES.items() if k != "clip_norm"},
+        claim=claim,
     )

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.server.base import Aggregator, stateless
-from fedjax_dp.server.noise_aware import NamedUpdate
+from fedjax_dp.server.base import Stack, Stacked, stateless
 
 _EXACT = jax.lax.Precision.HIGHEST
 # Directions of a smaller share of the variance are rounding, not a subspace.
@@ -17,7 +16,7 @@ _ROUNDING = 8
 
 def projected_mean(
     is_public: ArrayLike, *, num_components: int = 1, is_standardized: bool = True
-) -> Aggregator:
+) -> Stacked:
     """Averages updates by given weights after projecting those of private clients.
 
     The subspace is spanned by the leading principal components of the public clients' updates of
@@ -32,7 +31,7 @@ def projected_mean(
         the components are sought, besides subtracting the mean.
 
     Returns:
-      The aggregator of `NamedUpdate`, stacked. With fewer than two public clients in a round there
+      The aggregator. With fewer than two public clients in a round there
       is no subspace, and updates are averaged as they are. Its info holds `weights` before the
       projection and `combination`, the coefficients of the updates after it, `[num_clients]`.
 
@@ -51,16 +50,14 @@ def projected_mean(
     checks.whole("num_components", num_components)
     num_clients = len(public_host)
 
-    def contribute(state, update: NamedUpdate, weight):
-        return update._replace(delta=jax.tree.map(trees.at_least_float32, update.delta)), weight
+    def contribute(state, numbers, update, weight, sender):
+        return jax.tree.map(trees.at_least_float32, update), weight
 
-    def combine(state, total, key):
-        (update, weight), is_real = total
-        clients = update.client.astype(jnp.int32)
-        counts = is_real & (weight > 0)
+    def combine(state, numbers, stack: Stack, key):
+        (update, weight), clients = stack.contributions, stack.senders
+        counts = stack.is_real & (weight > 0)
         weight = jnp.where(counts, weight, 0.0)
-        whole = jnp.sum(weight)
-        weight = weight / jnp.where(whole > 0, whole, 1.0)
+        weight = weight * trees.reciprocal(jnp.sum(weight))
         public = counts & jnp.asarray(public_host)[clients]
         num_public = jnp.sum(public)
         share = jnp.where(public, 1.0 / jnp.maximum(num_public, 1), 0.0)
@@ -78,7 +75,7 @@ def projected_mean(
             return jnp.matmul(centred * public[:, None], centred.T, precision=_EXACT)
 
         # Products of each public update with every update, as PCA sees them.
-        gram = sum(jax.tree.leaves(jax.tree.map(products, update.delta)))
+        gram = sum(jax.tree.leaves(jax.tree.map(products, update)))
         eigenvalues, vectors = jnp.linalg.eigh(gram * public)
         kept = eigenvalues > _SMALLEST_SHARE * jnp.maximum(eigenvalues[-1], 0.0)
         kept &= jnp.arange(len(kept)) >= len(kept) - num_components
@@ -92,7 +89,7 @@ def projected_mean(
         combination = jnp.where(public, weight + projected + jnp.sum(private_weight) * share, 0.0)
         combination = jnp.where(num_public >= 2, combination, weight)
         aggregate = jax.tree.map(
-            lambda d: jnp.tensordot(combination, d, axes=1, precision=_EXACT), update.delta
+            lambda d: jnp.tensordot(combination, d, axes=1, precision=_EXACT), update
         )
         at = jnp.where(counts, clients, num_clients)
         by_client = jnp.zeros(num_clients, weight.dtype).at[at]
@@ -102,4 +99,4 @@ def projected_mean(
         }
         return state, aggregate, info
 
-    return Aggregator(stateless, contribute, combine, is_stacked=True)
+    return Stacked(stateless, contribute, combine)

@@ -1,0 +1,89 @@
+"""Claims: what a mechanism promises, as one value that is made where the mechanism is made.
+
+The ledger, the statement, the calibration and the audits read claims and nothing else.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from dp_accounting import DpEvent
+
+from fedjax_dp.privacy.clipping import Sensitivity
+
+# `(size, numbers) -> DpEvent` of what one record of a client of that size pays.
+RecordEvent: TypeAlias = Callable[[int, Any], DpEvent]
+
+
+class ClientClaim(NamedTuple):
+    """What an aggregator promises to a client that takes part.
+
+    Attributes:
+      sensitivity: `(state, numbers) -> Sensitivity` of the sum that noise is added to.
+      event: `(numbers) -> DpEvent` of one release on a given cohort.
+      min_separation: rounds that must lie between two participations of a client, from one to its
+        next; 1 for noise that is drawn afresh each round.
+      min_participants: how many clients must take part in every round, since each adds its share
+        of the noise.
+    """
+
+    sensitivity: Callable[[Any, Any], Sensitivity]
+    event: Callable[[Any], DpEvent]
+    min_separation: int = 1
+    min_participants: int = 0
+
+
+class UnclaimedNoise(NamedTuple):
+    """Noise lands on what clients send, and nothing is promised for it.
+
+    Attributes:
+      reason: why not, in words.
+    """
+
+    reason: str
+
+
+class RecordClaim(NamedTuple):
+    """What is promised to one record of a client that takes part.
+
+    Attributes:
+      events: by stage, `(size, numbers) -> DpEvent` of what the record pays in a round; a single
+        one where rounds are all of a kind.
+      not_covered: what leaves the client without any protection, in words that a statement repeats;
+        None where the events cover everything that is sent.
+    """
+
+    events: tuple[RecordEvent, ...]
+    not_covered: str | None = None
+
+    def at(self, stage: int) -> RecordEvent:
+        """Gives the event of a stage.
+
+        Args:
+          stage: from 0.
+
+        Returns:
+          The event; the only one where rounds are all of a kind.
+        """
+        return self.events[stage if len(self.events) > 1 else 0]
+
+
+class Claims(NamedTuple):
+    """All that an algorithm promises, by unit of privacy.
+
+    Attributes:
+      client: to whole clients, or None.
+      record: to records of a client, or None.
+    """
+
+    client: ClientClaim | None = None
+    record: RecordClaim | None = None
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Names the units that something is promised to."""
+        return tuple(unit for unit, claim in self._asdict().items() if claim is not None)
+
+    @property
+    def not_covered(self) -> str | None:
+        """Tells what leaves clients without any protection, in words."""
+        return None if self.record is None else self.record.not_covered
