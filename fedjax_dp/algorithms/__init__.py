@@ -1,7 +1,15 @@
 """Algorithms: one file a method, each a declaration of pure functions."""
 
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, HostStep, Stages
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    HostStep,
+    Hyper,
+    Round,
+    SharedModel,
+)
 from fedjax_dp.algorithms.blur_lus import blur_lus
 from fedjax_dp.algorithms.centralized import centralized, pool
 from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
@@ -29,9 +37,12 @@ from fedjax_dp.algorithms.weiavg import weiavg
 __all__ = [
     "ALGORITHMS",
     "ClientOutput",
+    "ClientState",
     "FederatedAlgorithm",
     "HostStep",
-    "Stages",
+    "Hyper",
+    "Round",
+    "SharedModel",
     "ae_dpfl",
     "blur_lus",
     "build",

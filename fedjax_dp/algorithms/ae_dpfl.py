@@ -1,18 +1,25 @@
 """AE-DPFL: clients vote on public inputs, the server learns from the noised answers."""
 
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Le
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    FederatedAlgorithm,
+    Hyper,
+    field,
+    of_training,
+)
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.base import Aggregator, bound_of
 from fedjax_dp.server.mean import scaled_sum
 
 # Public inputs that a client classifies at once; bounds memory, changes nothing else.
@@ -34,27 +41,15 @@ class ServerState(NamedTuple):
     labels: jax.Array
 
 
-class Answers(NamedTuple):
-    """What a round of votes comes to.
-
-    Attributes:
-      votes: noised votes, `[queries of a round, classes]`, float32.
-      seed: of what the server draws to train on them, uint32.
-    """
-
-    votes: jax.Array
-    seed: jax.Array
-
-
 def ae_dpfl(
     model: Model,
     trainer: LocalTrainer,
-    public_x: jax.typing.ArrayLike,
     *,
-    num_rounds: int = 1,
-    server_learning_rate: float = 0.1,
-    server_batch_size: int = 32,
-    server_epochs: int = 10,
+    public_x: jax.typing.ArrayLike,
+    num_rounds: Count = 1,
+    server_learning_rate: NonNegative = 0.1,
+    server_batch_size: Count = 32,
+    server_epochs: NonNegative = 10,
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares AE-DPFL: agents vote with their own classifiers on unlabelled public data.
@@ -77,9 +72,9 @@ def ae_dpfl(
       trainer: local training, of many epochs where it is to pay.
       public_x: public inputs without labels, `[queries, ...]`, from the distribution of the task.
       num_rounds: into how many rounds the queries are divided.
-      server_learning_rate: step size of the server's SGD, at least 0.
-      server_batch_size: public examples a step, at least 1.
-      server_epochs: passes over the answered inputs in a round, at least 0.
+      server_learning_rate: step size of the server's SGD.
+      server_batch_size: public examples a step; a run may take fewer, not more.
+      server_epochs: passes over the answered inputs in a round.
       aggregator: sums the votes, such as `gaussian_mean` with any clip norm; an exact sum where it
         is None.
 
@@ -98,11 +93,21 @@ def ae_dpfl(
     block = -(-num_queries // num_rounds)
     num_classes = _num_classes(model, public_x)
     votes_of = _voter(model, public_x, block, num_classes)
+    votes_shape = jax.ShapeDtypeStruct((block, num_classes), jnp.float32)
+    # Asked now, so that an aggregator which bounds nothing is refused before any work.
+    scale_of(aggregator, votes_shape, None if aggregator is None else aggregator.numbers)
     mean = aggregator or scaled_sum(1.0)
-    scale = (1.0 if aggregator is None else _bound(aggregator)) / block**0.5
-    numbers = LocalConfig(server_learning_rate, server_batch_size, server_epochs)
-    numbers.validate()
-    learner = local_trainer(model, numbers)
+    numbers = {
+        "server_learning_rate": server_learning_rate,
+        "server_batch_size": server_batch_size,
+        "server_epochs": server_epochs,
+    }
+    limits = {
+        "server_learning_rate": NonNegative,
+        "server_batch_size": Annotated[int, Ge(1), Le(server_batch_size)],
+        "server_epochs": NonNegative,
+    }
+    learner = local_trainer(model, LocalConfig(*numbers.values()))
 
     def init(key):
         params = model.init(key)
@@ -112,47 +117,42 @@ def ae_dpfl(
         rows = round_index * block + jnp.arange(block)
         return rows, rows < num_queries
 
-    def client(server, row, client, config, key):
-        result = trainer.train(server.start, client, config, key)
+    def client(server, own, client, hyper, key):
+        result = trainer.train(server.start, client, hyper.local, key)
+        scale = scale_of(aggregator, votes_shape, hyper.aggregator)
         rows, is_query = rows_of(client.round)
         votes = votes_of(result.params, rows) * is_query[:, None] * (client.size > 0)
         # A vote is finite whatever the model is: the engine must see that of one that is not.
         votes = jnp.where(trees.is_finite(result.params), scale * votes, jnp.nan)
         # What is clipped is the votes: the norm of an update that nobody is sent says nothing.
-        metrics = result.metrics | {"update_norm": trees.l2_norm(votes)}
-        return ClientOutput(votes, result.weight, row, metrics)
+        metrics = result.metrics._replace(update_norm=trees.l2_norm(votes))
+        return ClientOutput(votes, result.weight, own, metrics)
 
-    def combine(state, total, key):
-        state, votes, info = mean.combine(state, total, fold(key, 0))
-        seed = jax.random.bits(fold(key, Purpose.SERVER))
-        return state, Answers(votes, seed), info
-
-    def server_step(server, answers, round_index):
-        rows, is_query = rows_of(round_index)
-        is_answered = jnp.max(answers.votes, axis=1) > jnp.min(answers.votes, axis=1)
-        label = jnp.where(is_answered, jnp.argmax(answers.votes, axis=1), UNANSWERED)
+    def server_step(server, votes, hyper, round, key):
+        rows, is_query = rows_of(round.index)
+        is_answered = jnp.max(votes, axis=1) > jnp.min(votes, axis=1)
+        label = jnp.where(is_answered, jnp.argmax(votes, axis=1), UNANSWERED)
         at = jnp.where(is_query, rows, num_queries)
         labels = server.labels.at[at].set(label.astype(jnp.int32), mode="drop")
-        asked = jnp.minimum((round_index + 1) * block, num_queries).astype(jnp.int32)
+        asked = jnp.minimum((round.index + 1) * block, num_queries).astype(jnp.int32)
         public = ClientData(
             {"x": public_x, "y": labels}, jnp.int32(0), asked, jnp.int32(0), num_queries
         )
-        key = jax.random.key(answers.seed)
-        return ServerState(
-            learner.train(server.params, public, numbers, key).params, server.start, labels
-        )
+        own = [hyper.algorithm[name] for name in numbers]
+        trained = learner.train(server.params, public, LocalConfig(*own), key)
+        return ServerState(trained.params, server.start, labels), {}
 
     return FederatedAlgorithm(
         name="ae_dpfl",
         init=init,
         client=client,
-        aggregator=mean._replace(combine=combine),
+        aggregator=mean,
         server_step=server_step,
-        config=trainer.config,
-        model_of=lambda server: server.params,
+        hyper=Hyper(trainer.config, {}, mean.numbers),
         num_steps=trainer.num_steps,
-        record_event=trainer.event,
-    )
+        shared=field("params"),
+        record=of_training(trainer),
+    ).with_numbers(numbers, limits)
 
 
 def _num_classes(model: Model, x: jax.Array) -> int:
@@ -184,9 +184,19 @@ def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
     return votes
 
 
-def _bound(aggregator: Aggregator) -> float:
-    if aggregator.sensitivity is None:
-        raise ValueError(
-            "aggregator must carry a sensitivity, which votes are scaled to, got one that has none"
-        )
-    return float(aggregator.sensitivity(aggregator.init(None)).l2)
+def scale_of(aggregator: Aggregator | None, votes: PyTree, numbers: Any) -> Any:
+    """Finds what one vote counts, so that a round's votes are as long as an aggregator allows.
+
+    Args:
+      aggregator: sums the votes; an exact sum where it is None.
+      votes: their shape, `[queries of a round, classes]`.
+      numbers: the aggregator's; may be traced.
+
+    Returns:
+      The bound on votes together over the square root of their number.
+
+    Raises:
+      ValueError: if the aggregator bounds nothing.
+    """
+    bound = 1.0 if aggregator is None else bound_of(aggregator, votes, numbers)
+    return bound / votes.shape[0] ** 0.5

@@ -1,13 +1,55 @@
 """The shape that every algorithm has: a declaration of pure functions, without a loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+from chex import PRNGKey
 
-from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients import base as clients
+from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
+from fedjax_dp.core import ranges
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
+
+
+class Hyper(NamedTuple):
+    """Every number of a run that fixes no shape. It is an argument of each round, and is swept.
+
+    Attributes:
+      local: the numbers of local training, scalars or `[num_clients]`; scalars where one client is
+        handed its own.
+      algorithm: the algorithm's own numbers, by name.
+      aggregator: the aggregator's numbers, by name.
+    """
+
+    local: LocalConfig
+    algorithm: Mapping[str, Any] = {}
+    aggregator: Mapping[str, Any] = {}
+
+    def of_client(self, client: jax.typing.ArrayLike) -> "Hyper":
+        """Reads the numbers that one client trains with.
+
+        Args:
+          client: the client's index; static or traced.
+
+        Returns:
+          The same, with scalars of local training.
+        """
+        return self._replace(local=self.local.row(client))
+
+
+class Round(NamedTuple):
+    """Which round it is.
+
+    Attributes:
+      index: rounds done before it, int32.
+      stage: its stage, int32; 0 where rounds are all of a kind.
+    """
+
+    index: jax.Array
+    stage: jax.Array
 
 
 class ClientOutput(NamedTuple):
@@ -16,31 +58,65 @@ class ClientOutput(NamedTuple):
     Attributes:
       update: what leaves the client; the aggregator reads it.
       weight: the client's weight, float32; not negative.
-      row: the client's new state, kept for its next round.
-      metrics: scalars for people; exact, not private.
+      state: the client's own state, kept for its next round; what `ClientState` declares.
+      training: what local training tells people, or None where nothing is trained.
+      info: further scalars for people, by name; exact, not private. The cohort's means are shown.
     """
 
     update: PyTree
     weight: jax.Array
-    row: PyTree
-    metrics: dict[str, jax.Array]
+    state: PyTree
+    training: TrainingMetrics | None = None
+    info: Mapping[str, Any] = {}
 
 
-class Stages(NamedTuple):
-    """The kinds of round of an algorithm that changes its ways in the course of a run.
+def _kept(server: PyTree, aggregate: PyTree, own: PyTree, hyper: Hyper) -> PyTree:
+    del server, aggregate, hyper
+    return own
 
-    Which kind a round is, is traced data: going from one to the next compiles nothing.
+
+class ClientState(NamedTuple):
+    """What clients keep from round to round.
 
     Attributes:
-      of: `(server, round) -> int32`, the kind of that round; both count from 0. It must be
-        right for the round that the server's state stands before, and for later ones it must
-        foresee no less cost than any course that the run may take.
-      record_events: for each kind, `(size, config) -> DpEvent` of what one record of a
-        participating client pays in such a round; empty where nothing is claimed for records.
+      init: `(server) -> own`, one client's state before its first round.
+      finish: `(server, aggregate, own, hyper) -> own`, what becomes of it when the round is over;
+        `server` is the server's state behind its step, `own` what the client's round ended with,
+        or what it began with for a client that sat out. None leaves it as it is.
+      finishes_everybody: whether `finish` is for all clients, or for those alone whose contribution
+        is in the aggregate.
     """
 
-    of: Callable[[PyTree, Any], Any]
-    record_events: tuple[Callable[[int, LocalConfig], Any], ...] = ()
+    init: Callable[[PyTree], PyTree]
+    finish: Callable[[PyTree, PyTree, PyTree, Hyper], PyTree] | None = None
+    finishes_everybody: bool = False
+
+
+class SharedModel(NamedTuple):
+    """Where in the server's state the model for the whole population is.
+
+    Attributes:
+      read: `(server) -> params`.
+      write: `(server, params) -> server` with another model in its place.
+    """
+
+    read: Callable[[PyTree], PyTree]
+    write: Callable[[PyTree, PyTree], PyTree]
+
+
+def field(name: str) -> SharedModel:
+    """Finds the shared model in a field of the server's state.
+
+    Args:
+      name: the field of a NamedTuple.
+
+    Returns:
+      The view.
+    """
+    return SharedModel(
+        lambda server: getattr(server, name),
+        lambda server, params: server._replace(**{name: params}),
+    )
 
 
 class HostStep(NamedTuple):
@@ -51,63 +127,128 @@ class HostStep(NamedTuple):
 
     Attributes:
       after: how many rounds are done when it runs, at least 1.
-      step: `(server, rows, key) -> (server, rows)` on NumPy arrays, of unchanged structure, shapes
-        and types, and a function of its arguments alone; the key is used for nothing else. What it
-        reads must be private already: no event is charged.
-      reads_rows: whether it is handed what clients keep, which is private for records where
-        training is, and never private for clients; `rows` is None, in and out, where not.
+      step: `(server, clients, hyper, key) -> (server, clients)` on NumPy arrays, of unchanged
+        structure, shapes and types, and a function of its arguments alone; the key is used for
+        nothing else. What it reads must be private already: no event is charged.
+      reads_clients: whether it is handed what clients keep, which is private for records where
+        training is, and never private for clients; `clients` is None, in and out, where not.
     """
 
     after: int
-    step: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree]]
-    reads_rows: bool = True
+    step: Callable[[PyTree, PyTree, Hyper, Any], tuple[PyTree, PyTree]]
+    reads_clients: bool = True
+
+
+def one_stage(server: PyTree, hyper: Hyper, round_index: Any) -> Any:
+    """Tells the stage where rounds are all of a kind.
+
+    Args:
+      server: not read.
+      hyper: not read.
+      round_index: not read.
+
+    Returns:
+      0.
+    """
+    del server, hyper, round_index
+    return 0
 
 
 class FederatedAlgorithm(NamedTuple):
-    """Declares a federated algorithm; the engine compiles its round.
+    """Declares a federated algorithm; the engine makes its round.
 
     Attributes:
       name: the algorithm's name in reports.
       init: `(key) -> server`, the server's state: models, optimiser states, whatever is kept.
-      client: `(server, row, client, config, key) -> ClientOutput`, one client's whole round, from
-        what it is sent to what it returns. Where privacy is claimed for records it is handed a
-        `PublicClient`, which a trainer and a choice can open and it cannot.
+      client: `(server, own, client, hyper, key) -> ClientOutput`, one client's whole round, from
+        what it is sent to what it returns; `own` is its state, None where clients keep nothing.
+        Where privacy is claimed for records it is handed a `PublicClient`, which a trainer and a
+        choice can open and it cannot.
       aggregator: how the cohort's updates become one aggregate.
-      server_step: `(server, aggregate, round) -> server`.
-      config: the numbers of local training, traced.
+      server_step: `(server, aggregate, hyper, round, key) -> (server, info)`; `round` is a `Round`.
+      hyper: the numbers that a run starts with.
       num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
-      model_of: `(server) -> params`, the model that is evaluated for the whole population; None
-        where there is no such model.
-      init_row: `(server) -> row`, one client's state before its first round; None where clients
-        keep nothing.
-      personal_model_of: `(server, row, client) -> params`, the model that one client would use;
-        None where it is the server's.
-      record_event: `(size, config) -> DpEvent` of what one record of a participating client pays in
-        a round; None where nothing is claimed for records.
-      sends_updates: whether anything leaves a client at all.
-      stages: the kinds of round, where they differ in what is charged; `record_event` then is that
-        of local training alone.
+      ranges: of the algorithm's own numbers, see `core.ranges`.
+      shared: the model for the whole population; None where there is no such model.
+      personal: `(server, own, client) -> params`, the model that one client would use; None where
+        it is the shared one.
+      clients: what clients keep; None where they keep nothing.
+      record: what is promised to records, its numbers being a `Hyper`; None for nothing.
+      stage_of: `(server, hyper, round_index) -> int32`, the stage of a round, both counting from 0.
+        Which stage a round has is traced data: going from one to the next compiles nothing. It must
+        be right for the round that the server's state stands before, and for later ones it must
+        foresee no less cost than any course that the run may take.
       host_steps: what is done on the host between rounds.
-      not_covered: what leaves a client without any protection, in words that a privacy statement
-        repeats; None where the events cover everything that is sent.
       check_noised: raises a ValueError if noise on updates would move what training leaves alone;
-        the engine asks where the aggregator adds some. That of the trainer; None where what is sent
-        is no update of a model.
+        that of the trainer where an update is one of a model.
     """
 
     name: str
-    init: Callable[[Any], PyTree]
+    init: Callable[[PRNGKey], PyTree]
     client: Callable[..., ClientOutput]
     aggregator: Aggregator
-    server_step: Callable[[PyTree, PyTree, jax.Array], PyTree]
-    config: LocalConfig
+    server_step: Callable[[PyTree, PyTree, Hyper, Round, PRNGKey], tuple[PyTree, dict[str, Any]]]
+    hyper: Hyper
     num_steps: Callable[[Any, LocalConfig], Any]
-    model_of: Callable[[PyTree], PyTree] | None
-    init_row: Callable[[PyTree], PyTree] | None = None
-    personal_model_of: Callable[..., PyTree] | None = None
-    record_event: Callable[[int, LocalConfig], Any] | None = None
-    sends_updates: bool = True
-    stages: Stages | None = None
+    ranges: Mapping[str, Any] = {}
+    shared: SharedModel | None = None
+    personal: Callable[..., PyTree] | None = None
+    clients: ClientState | None = None
+    record: RecordClaim | None = None
+    stage_of: Callable[[PyTree, Hyper, Any], Any] = one_stage
     host_steps: tuple[HostStep, ...] = ()
-    not_covered: str | None = None
-    check_noised: Callable[[], None] | None = None
+    check_noised: Callable[[], None] = lambda: None
+
+    @property
+    def claims(self) -> Claims:
+        """Gathers what aggregator and training promise."""
+        of_clients = self.aggregator.claim
+        return Claims(of_clients if isinstance(of_clients, ClientClaim) else None, self.record)
+
+    def with_numbers(
+        self, numbers: Mapping[str, Any], ranges_: Mapping[str, Any]
+    ) -> "FederatedAlgorithm":
+        """Adds numbers of its own, for an algorithm that is made from another.
+
+        Args:
+          numbers: by name.
+          ranges_: of these numbers.
+
+        Returns:
+          The algorithm; the numbers are checked.
+
+        Raises:
+          ValueError: for a number out of its range.
+        """
+        ranges.check(numbers, ranges_)
+        hyper = self.hyper._replace(algorithm={**self.hyper.algorithm, **numbers})
+        return self._replace(hyper=hyper, ranges={**self.ranges, **ranges_})
+
+    def check(self, hyper: Hyper, num_clients: int | None = None) -> None:
+        """Checks every number on the host; traced ones cannot be looked at.
+
+        Args:
+          hyper: the numbers of a run.
+          num_clients: the population that arrays must match, where it is known.
+
+        Raises:
+          ValueError: naming the number, its range and its value.
+        """
+        hyper.local.validate(num_clients)
+        ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
+        ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
+
+
+def of_training(trainer: clients.LocalTrainer) -> RecordClaim | None:
+    """Takes over what local training promises to records, for an algorithm that reads nothing else.
+
+    Args:
+      trainer: local training.
+
+    Returns:
+      The same claim with the numbers of a `Hyper`, or None where the trainer claims nothing.
+    """
+    if trainer.claim is None:
+        return None
+    (event,) = trainer.claim.events
+    return RecordClaim((lambda size, hyper: event(size, hyper.local),), trainer.claim.not_covered)

@@ -1,8 +1,9 @@
 """DP-FedAvg with BLUR and LUS: local training that fits its update to the clip norm."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
@@ -10,11 +11,12 @@ from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import blur
-from fedjax_dp.clients.sparsification import sparsify
+from fedjax_dp.clients.sparsification import Score, sparsify
 from fedjax_dp.clients.transforms import UpdateTransform, declared
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Decay, NonNegative
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.base import Aggregator, bound_of
 
 SERVERS: Mapping[str, Callable[..., FederatedAlgorithm]] = {
     "fedavg": fedavg,
@@ -29,11 +31,11 @@ def blur_lus(
     model: Model,
     trainer: LocalTrainer,
     *,
-    strength: float = 0.4,
-    sparsity: float = 0.7,
-    radius: float | None = None,
-    score: str = "cost",
-    server: str = "fedavg",
+    strength: NonNegative = 0.4,
+    sparsity: Decay = 0.7,
+    radius: NonNegative | None = None,
+    score: Score = "cost",
+    server: Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "fedavg",
     server_options: Mapping[str, Any] = {},
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
@@ -49,8 +51,8 @@ def blur_lus(
     Args:
       model: what is trained.
       trainer: local training; with plain SGD `strength` times the learning rate must be below 1.
-      strength: λ of BLUR, at least 0.
-      sparsity: c of LUS, the share of each layer's entries to drop, in [0, 1).
+      strength: λ of BLUR.
+      sparsity: c of LUS, the share of each layer's entries to drop.
       radius: S of BLUR; the aggregator's own bound on an update where it is None, at the start of
         the run where that bound adapts.
       score: what LUS keeps, see `sparsify`; behind a private trainer not "cost", which reads
@@ -73,19 +75,28 @@ def blur_lus(
         largest = float(np.max(np.asarray(trainer.config.learning_rate)))
         rule = f"be below 1 / learning_rate, which is {largest:g} at most"
         checks.require(strength * largest < 1, "strength", rule, strength)
-    pull = blur(strength, _bound(aggregator) if radius is None else radius) if strength else None
     (keep,) = declared(
         "update_transform", [sparsify(model, sparsity, score=score)], is_private=trainer.is_private
     )
-
-    def client(server, row, client, config, key):
-        result = trainer.train(
-            server.params, client, config, key, gradient_transform=pull, update_transform=keep
-        )
-        return ClientOutput(result.delta, result.weight, row, result.metrics)
-
     base = SERVERS[server](model, trainer, aggregator=aggregator, **server_options)
-    return base._replace(name="blur_lus", client=client)
+    if strength and radius is None:
+        bound_of(aggregator, jax.eval_shape(model.init, jax.random.key(0)), base.hyper.aggregator)
+    numbers = {"strength": strength} | ({} if radius is None else {"radius": radius})
+
+    def client(server, own, client, hyper, key):
+        pull = None
+        if strength:
+            radius = hyper.algorithm.get("radius")
+            if radius is None:
+                radius = bound_of(aggregator, server.params, hyper.aggregator)
+            pull = blur(hyper.algorithm["strength"], radius)
+        result = trainer.train(
+            server.params, client, hyper.local, key, gradient_transform=pull, update_transform=keep
+        )
+        return ClientOutput(result.delta, result.weight, own, result.metrics)
+
+    limits = {"strength": NonNegative, "radius": NonNegative}
+    return base.with_numbers(numbers, limits)._replace(name="blur_lus", client=client)
 
 
 def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ...]:
@@ -99,9 +110,3 @@ def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ..
     """
     model: Any = None
     return (sparsify(model, options["sparsity"], score=options["score"]),)
-
-
-def _bound(aggregator: Aggregator | None) -> float:
-    if aggregator is None or aggregator.sensitivity is None:
-        raise ValueError("radius must be given where no aggregator bounds an update, got None")
-    return float(aggregator.sensitivity(aggregator.init(None)).l2)

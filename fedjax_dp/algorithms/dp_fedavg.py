@@ -5,6 +5,7 @@ from typing import Any
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core.ranges import NonNegative, Positive
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.private import gaussian_mean
 
@@ -13,9 +14,9 @@ def dp_fedavg(
     model: Model,
     trainer: LocalTrainer,
     *,
-    clip_norm: float,
-    noise_multiplier: float,
-    expected_cohort_size: float,
+    clip_norm: Positive,
+    noise_multiplier: NonNegative,
+    expected_cohort_size: Positive,
     per_layer: bool = False,
     **options: Any,
 ) -> FederatedAlgorithm:

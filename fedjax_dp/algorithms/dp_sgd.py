@@ -10,7 +10,6 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.noise_aware import NamedUpdate
 
 
 def dp_sgd(
@@ -27,13 +26,13 @@ def dp_sgd(
     weighted, are public.
 
     Guarantee: unit of privacy is one record of one client; zero-out, sizes being public; the event
-    of a round is `FederatedAlgorithm.record_event` of the client's own size and numbers.
+    of a round is that of the trainer for the client's own size and numbers.
 
     Args:
       model: what is trained.
       trainer: a private trainer, such as `dp_sgd_trainer` builds.
-      weight_of: another weight than the size, at least 0, of a client that has examples; updates
-        then carry their client's name, for an aggregator of `server.noise_aware`.
+      weight_of: `(client, config) -> weight`, another one than the size, at least 0, of a client
+        that has examples.
       **options: further options of `fedavg`.
 
     Returns:
@@ -44,14 +43,14 @@ def dp_sgd(
 
     Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` section 2.
     """
-    trainer.private_event()  # Refuses one that claims nothing.
+    trainer.private_claim()  # Refuses one that claims nothing.
     algorithm = fedavg(model, trainer, name="dp_sgd", **options)
     if weight_of is None:
         return algorithm
 
-    def client(server, row, client, config, key):
-        output = algorithm.client(server, row, client, config, key)
-        weight = jnp.where(client.size > 0, weight_of(client, config), 0.0)
-        return output._replace(update=NamedUpdate(client.index, output.update), weight=weight)
+    def client(server, own, client, hyper, key):
+        output = algorithm.client(server, own, client, hyper, key)
+        weight = jnp.where(client.size > 0, weight_of(client, hyper.local), 0.0)
+        return output._replace(weight=weight)
 
     return algorithm._replace(client=client)

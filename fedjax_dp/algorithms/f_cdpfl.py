@@ -1,19 +1,27 @@
 """f-CDPFL: IFCA with DP-SGD at the clients, which choose their cluster by their own data."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Stages
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    of_training,
+)
 from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.selection import make_choice, trained_and_chosen
+from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server.mean import ModelChoice, mean_per_model
 
 _SELECT, _FROZEN = 0, 1
@@ -32,14 +40,14 @@ class ServerState(NamedTuple):
 def f_cdpfl(
     model: Model,
     trainer: LocalTrainer,
-    num_rounds: int,
     *,
-    num_models: int,
-    selection: str = "private",
-    selection_epsilon: float = 0.15,
-    num_selections: int = -1,
-    score: str = "accuracy",
-    loss_bound: float = 5.0,
+    num_rounds: Count,
+    num_models: Count,
+    selection: Literal["private", "exact"] = "private",
+    selection_epsilon: Positive = 0.15,
+    num_selections: Index | None = None,
+    score: Literal["accuracy", "loss"] = "accuracy",
+    loss_bound: Positive = 5.0,
     is_weighted: bool = False,
     is_identical_start: bool = False,
 ) -> FederatedAlgorithm:
@@ -60,14 +68,14 @@ def f_cdpfl(
       num_models: number of clusters (M), at least 1.
       selection: "private" by the exponential mechanism, or "exact" by loss.
       selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
-      num_selections: rounds with a choice; ⌊E/10⌋, or all if choices are exact, where it is -1.
+      num_selections: rounds with a choice; ⌊E/10⌋, or all if choices are exact, where it is None.
       score: what a private choice looks at, "accuracy" or "loss".
       loss_bound: the largest loss of one example that counts.
       is_weighted: weight clients by their number of examples within a cluster.
       is_identical_start: start all models alike, so that chance alone tells the first clusters.
 
     Returns:
-      The algorithm; a client's row is the index of the model that it last trained.
+      The algorithm; a client's state is the index of the model that it last trained.
 
     Raises:
       ValueError: for a trainer that is not private, or numbers out of range.
@@ -77,11 +85,10 @@ def f_cdpfl(
     """
     checks.whole("num_rounds", num_rounds)
     checks.whole("num_models", num_models)
-    checks.whole("num_selections", num_selections, at_least=-1)
-    train_event = trainer.private_event()
-    choice = make_choice(model, selection, selection_epsilon, score, loss_bound)
+    trainer.private_claim()  # Refuses one that claims nothing.
+    choice = make_choice(model, selection, score)
     is_exact = choice.event is None
-    if num_selections < 0:
+    if num_selections is None:
         num_selections = num_rounds if is_exact else num_rounds // 10
     is_offered = jnp.ones(num_models, bool)
 
@@ -92,38 +99,48 @@ def f_cdpfl(
             keys = jax.random.split(key, num_models)
         return ServerState(jax.vmap(model.init)(keys))
 
-    def stage_of(server, round_index):
-        return jnp.where(round_index < num_selections, _SELECT, _FROZEN).astype(jnp.int32)
+    def stage_of(server, hyper, round_index):
+        is_choosing = round_index < hyper.algorithm["num_selections"]
+        return jnp.where(is_choosing, _SELECT, _FROZEN).astype(jnp.int32)
 
-    def client(server, row, client, config, key):
-        # The kind of round is the same for all clients: side by side nobody pays for a choice that
-        # is not made.
+    def client(server, own, client, hyper, key):
+        own_key = fold(key, Purpose.SELECTION)
+        # The stage is the same for all clients: side by side nobody pays for a choice that is not
+        # made.
         chosen = jax.lax.cond(
-            stage_of(server, client.round) == _SELECT,
-            lambda: choice.of(fold(key, Purpose.SELECTION), server.models, client, is_offered),
-            lambda: row,
+            client.stage == _SELECT,
+            lambda: choice.of(own_key, server.models, client, is_offered, hyper.algorithm),
+            lambda: own,
         )
-        chosen = jnp.where(client.size > 0, chosen, row)
-        result = trainer.train(trees.take(server.models, chosen), client, config, key)
+        chosen = jnp.where(client.size > 0, chosen, own)
+        result = trainer.train(trees.take(server.models, chosen), client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
 
+    def server_step(server, aggregate, hyper, round, key):
+        return ServerState(optax.apply_updates(server.models, aggregate)), {}
+
+    trained = of_training(trainer)
+    assert trained is not None
+    (train_event,) = trained.events
+    events = trained_and_chosen(train_event, choice), train_event
+    numbers = {
+        "selection_epsilon": selection_epsilon,
+        "loss_bound": loss_bound,
+        "num_selections": num_selections,
+    }
     return FederatedAlgorithm(
         name="f_cdpfl",
         init=init,
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
-        server_step=lambda server, aggregate, round_index: ServerState(
-            optax.apply_updates(server.models, aggregate)
-        ),
-        config=trainer.config,
-        model_of=None,
-        init_row=lambda server: jnp.int32(0),
-        personal_model_of=lambda server, row, client: trees.take(server.models, row),
+        server_step=server_step,
+        hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
+        personal=lambda server, own, client: trees.take(server.models, own),
+        clients=ClientState(init=lambda server: jnp.int32(0)),
+        record=RecordClaim(events, NOT_COVERED if is_exact else None),
+        stage_of=stage_of,
         check_noised=trainer.check_noised,
-        record_event=trainer.event,
-        stages=Stages(stage_of, (trained_and_chosen(train_event, choice), train_event)),
-        not_covered=NOT_COVERED if is_exact else None,
-    )
+    ).with_numbers(numbers, {**RANGES, "num_selections": Index})

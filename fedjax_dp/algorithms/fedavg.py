@@ -1,11 +1,20 @@
 """FedAvg: clients train the server's model, the server averages what they changed."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    FederatedAlgorithm,
+    Hyper,
+    field,
+    of_training,
+)
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import ranges
+from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
@@ -25,11 +34,75 @@ class ServerState(NamedTuple):
     opt_state: Any
 
 
+def averaged(
+    model: Model,
+    trainer: LocalTrainer,
+    optimizer_of: Callable[[Mapping[str, Any]], optax.GradientTransformation],
+    *,
+    numbers: Mapping[str, Any],
+    ranges_of: Mapping[str, Any],
+    aggregator: Aggregator | None = None,
+    name: str,
+) -> FederatedAlgorithm:
+    """Declares averaging with any optimiser at the server.
+
+    Args:
+      model: what is trained.
+      trainer: local training.
+      optimizer_of: `(numbers) -> optimiser`, which reads the mean delta as a negative gradient.
+      numbers: the optimiser's, by name.
+      ranges_of: of these numbers.
+      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      name: the name in reports.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: for a number out of its range.
+
+    Source: Reddi and others 2021, algorithm 1.
+    """
+    ranges.check(numbers, ranges_of)
+    aggregator = aggregator or weighted_mean()
+
+    def init(key):
+        params = model.init(key)
+        return ServerState(params, optimizer_of(numbers).init(params))
+
+    def client(server, own, client, hyper, key):
+        result = trainer.train(server.params, client, hyper.local, key)
+        return ClientOutput(result.delta, result.weight, own, result.metrics)
+
+    def server_step(server, aggregate, hyper, round, key):
+        is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
+        optimizer = optimizer_of(hyper.algorithm)
+        opt_state, params = apply_aggregate(
+            optimizer, server.opt_state, server.params, aggregate, is_buffer
+        )
+        return ServerState(params, opt_state), {}
+
+    return FederatedAlgorithm(
+        name=name,
+        init=init,
+        client=client,
+        aggregator=aggregator,
+        server_step=server_step,
+        hyper=Hyper(trainer.config, numbers, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        ranges=ranges_of,
+        shared=field("params"),
+        record=of_training(trainer),
+        check_noised=trainer.check_noised,
+    )
+
+
 def fedavg(
     model: Model,
     trainer: LocalTrainer,
     *,
-    server_optimizer: optax.GradientTransformation | None = None,
+    server_learning_rate: Positive = 1.0,
+    server_optimizer: Callable[..., Any] | optax.GradientTransformation = optax.sgd,
     aggregator: Aggregator | None = None,
     name: str = "fedavg",
 ) -> FederatedAlgorithm:
@@ -38,41 +111,32 @@ def fedavg(
     Args:
       model: what is trained.
       trainer: local training; a private one makes this DP-SGD at the clients.
-      server_optimizer: reads the mean delta as a negative gradient; `optax.sgd(1.0)` where None.
+      server_learning_rate: the server's step size.
+      server_optimizer: an Optax factory that takes the server's learning rate, or a ready
+        optimiser, which then ignores it; it reads the mean delta as a negative gradient.
       aggregator: how deltas are combined; the mean weighted by client size where it is None.
       name: the name in reports.
 
     Returns:
       The algorithm.
 
+    Raises:
+      ValueError: for a number out of its range.
+
     Source: McMahan and others 2017, algorithm 1; Reddi and others 2021, algorithm 1.
     """
-    optimizer = server_optimizer or optax.sgd(1.0)
 
-    def init(key):
-        params = model.init(key)
-        return ServerState(params, optimizer.init(params))
+    def optimizer_of(numbers):
+        if isinstance(server_optimizer, optax.GradientTransformation):
+            return server_optimizer
+        return server_optimizer(numbers["server_learning_rate"])
 
-    def client(server, row, client, config, key):
-        result = trainer.train(server.params, client, config, key)
-        return ClientOutput(result.delta, result.weight, row, result.metrics)
-
-    def server_step(server, aggregate, round_index):
-        is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
-        opt_state, params = apply_aggregate(
-            optimizer, server.opt_state, server.params, aggregate, is_buffer
-        )
-        return ServerState(params, opt_state)
-
-    return FederatedAlgorithm(
+    return averaged(
+        model,
+        trainer,
+        optimizer_of,
+        numbers={"server_learning_rate": server_learning_rate},
+        ranges_of={"server_learning_rate": Positive},
+        aggregator=aggregator,
         name=name,
-        init=init,
-        client=client,
-        aggregator=aggregator or weighted_mean(),
-        server_step=server_step,
-        config=trainer.config,
-        model_of=lambda server: server.params,
-        num_steps=trainer.num_steps,
-        check_noised=trainer.check_noised,
-        record_event=trainer.event,
     )

@@ -1,18 +1,19 @@
 """FedAvg with momentum or an adaptive optimiser at the server."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.fedavg import averaged
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Decay, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator
 
 
 class AdaptiveState(NamedTuple):
@@ -29,9 +30,9 @@ class AdaptiveState(NamedTuple):
 
 def adaptive(
     second_moment: Callable[[jax.Array, jax.Array], jax.Array],
-    learning_rate: float,
-    b1: float,
-    adaptivity: float,
+    learning_rate: jax.typing.ArrayLike,
+    b1: jax.typing.ArrayLike,
+    adaptivity: jax.typing.ArrayLike,
 ) -> optax.GradientTransformation:
     """Builds the server optimiser that FedAdam, FedYogi and FedAdagrad share.
 
@@ -40,18 +41,15 @@ def adaptive(
 
     Args:
       second_moment: `(v, squared) -> v`, the rule that tells the three apart.
-      learning_rate: the server's step size, above 0.
-      b1: decay of the first moment, in [0, 1).
-      adaptivity: the paper's τ, above 0.
+      learning_rate: the server's step size, above 0; may be traced.
+      b1: decay of the first moment, in [0, 1); may be traced.
+      adaptivity: the paper's τ, above 0; may be traced.
 
     Returns:
       The optimiser.
 
     Source: Reddi and others 2021, algorithm 2.
     """
-    checks.positive("server_learning_rate", learning_rate)
-    checks.positive("adaptivity", adaptivity)
-    checks.require(0 <= b1 < 1, "b1", "lie in [0, 1)", b1)
 
     def init(params):
         first = jax.tree.map(jnp.zeros_like, params)
@@ -73,122 +71,192 @@ def fedavgm(
     model: Model,
     trainer: LocalTrainer,
     *,
-    server_learning_rate: float = 1.0,
-    momentum: float = 0.9,
-    **options: Any,
+    server_learning_rate: Positive = 1.0,
+    momentum: Decay = 0.9,
+    aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedAvgM: FedAvg with momentum at the server.
 
     Args:
       model: what is trained.
       trainer: local training.
-      server_learning_rate: the server's step size, above 0.
-      momentum: the share of the last step that is kept, in [0, 1).
-      **options: further options of `fedavg`.
+      server_learning_rate: the server's step size.
+      momentum: the share of the last step that is kept.
+      aggregator: how deltas are combined; the mean weighted by client size where it is None.
 
     Returns:
       The algorithm.
 
+    Raises:
+      ValueError: for a number out of its range.
+
     Source: Hsu, Qi and Brown 2019.
     """
-    checks.positive("server_learning_rate", server_learning_rate)
-    checks.require(0 <= momentum < 1, "momentum", "lie in [0, 1)", momentum)
-    optimizer = optax.sgd(server_learning_rate, momentum=momentum)
-    return fedavg(model, trainer, server_optimizer=optimizer, name="fedavgm", **options)
+    return averaged(
+        model,
+        trainer,
+        lambda n: optax.sgd(n["server_learning_rate"], momentum=n["momentum"]),
+        numbers={"server_learning_rate": server_learning_rate, "momentum": momentum},
+        ranges_of={"server_learning_rate": Positive, "momentum": Decay},
+        aggregator=aggregator,
+        name="fedavgm",
+    )
+
+
+_RANGES = {"server_learning_rate": Positive, "b1": Decay, "b2": Decay, "adaptivity": Positive}
 
 
 def fedadam(
     model: Model,
     trainer: LocalTrainer,
     *,
-    server_learning_rate: float = 0.01,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    adaptivity: float = 1e-3,
-    **options: Any,
+    server_learning_rate: Positive = 0.01,
+    b1: Decay = 0.9,
+    b2: Decay = 0.99,
+    adaptivity: Positive = 1e-3,
+    aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedAdam: FedAvg with Adam at the server.
 
     Args:
       model: what is trained.
       trainer: local training.
-      server_learning_rate: the server's step size, above 0.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in [0, 1).
-      adaptivity: the paper's τ, above 0.
-      **options: further options of `fedavg`.
+      server_learning_rate: the server's step size.
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      adaptivity: the paper's τ.
+      aggregator: how deltas are combined; the mean weighted by client size where it is None.
 
     Returns:
       The algorithm.
 
+    Raises:
+      ValueError: for a number out of its range.
+
     Source: Reddi and others 2021, algorithm 2.
     """
-    checks.require(0 <= b2 < 1, "b2", "lie in [0, 1)", b2)
-    optimizer = adaptive(
-        lambda v, squared: b2 * v + (1 - b2) * squared, server_learning_rate, b1, adaptivity
+
+    def optimizer_of(n):
+        def second_moment(v, squared):
+            return n["b2"] * v + (1 - n["b2"]) * squared
+
+        return adaptive(second_moment, n["server_learning_rate"], n["b1"], n["adaptivity"])
+
+    numbers = {
+        "server_learning_rate": server_learning_rate,
+        "b1": b1,
+        "b2": b2,
+        "adaptivity": adaptivity,
+    }
+    return averaged(
+        model,
+        trainer,
+        optimizer_of,
+        numbers=numbers,
+        ranges_of=_RANGES,
+        aggregator=aggregator,
+        name="fedadam",
     )
-    return fedavg(model, trainer, server_optimizer=optimizer, name="fedadam", **options)
 
 
 def fedyogi(
     model: Model,
     trainer: LocalTrainer,
     *,
-    server_learning_rate: float = 0.01,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    adaptivity: float = 1e-3,
-    **options: Any,
+    server_learning_rate: Positive = 0.01,
+    b1: Decay = 0.9,
+    b2: Decay = 0.99,
+    adaptivity: Positive = 1e-3,
+    aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedYogi: FedAvg with Yogi at the server.
 
     Args:
       model: what is trained.
       trainer: local training.
-      server_learning_rate: the server's step size, above 0.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in [0, 1).
-      adaptivity: the paper's τ, above 0.
-      **options: further options of `fedavg`.
+      server_learning_rate: the server's step size.
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      adaptivity: the paper's τ.
+      aggregator: how deltas are combined; the mean weighted by client size where it is None.
 
     Returns:
       The algorithm.
 
+    Raises:
+      ValueError: for a number out of its range.
+
     Source: Reddi and others 2021, algorithm 2.
     """
-    checks.require(0 <= b2 < 1, "b2", "lie in [0, 1)", b2)
-    optimizer = adaptive(
-        lambda v, squared: v - (1 - b2) * squared * jnp.sign(v - squared),
-        server_learning_rate,
-        b1,
-        adaptivity,
+
+    def optimizer_of(n):
+        def second_moment(v, squared):
+            return v - (1 - n["b2"]) * squared * jnp.sign(v - squared)
+
+        return adaptive(second_moment, n["server_learning_rate"], n["b1"], n["adaptivity"])
+
+    numbers = {
+        "server_learning_rate": server_learning_rate,
+        "b1": b1,
+        "b2": b2,
+        "adaptivity": adaptivity,
+    }
+    return averaged(
+        model,
+        trainer,
+        optimizer_of,
+        numbers=numbers,
+        ranges_of=_RANGES,
+        aggregator=aggregator,
+        name="fedyogi",
     )
-    return fedavg(model, trainer, server_optimizer=optimizer, name="fedyogi", **options)
 
 
 def fedadagrad(
     model: Model,
     trainer: LocalTrainer,
     *,
-    server_learning_rate: float = 0.01,
-    b1: float = 0.0,
-    adaptivity: float = 1e-3,
-    **options: Any,
+    server_learning_rate: Positive = 0.01,
+    b1: Decay = 0.0,
+    adaptivity: Positive = 1e-3,
+    aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedAdagrad: FedAvg with Adagrad at the server.
 
     Args:
       model: what is trained.
       trainer: local training.
-      server_learning_rate: the server's step size, above 0.
-      b1: decay of the first moment, in [0, 1).
-      adaptivity: the paper's τ, above 0.
-      **options: further options of `fedavg`.
+      server_learning_rate: the server's step size.
+      b1: decay of the first moment.
+      adaptivity: the paper's τ.
+      aggregator: how deltas are combined; the mean weighted by client size where it is None.
 
     Returns:
       The algorithm.
 
+    Raises:
+      ValueError: for a number out of its range.
+
     Source: Reddi and others 2021, algorithm 2.
     """
-    optimizer = adaptive(lambda v, squared: v + squared, server_learning_rate, b1, adaptivity)
-    return fedavg(model, trainer, server_optimizer=optimizer, name="fedadagrad", **options)
+
+    def optimizer_of(n):
+        def second_moment(v, squared):
+            return v + squared
+
+        return adaptive(second_moment, n["server_learning_rate"], n["b1"], n["adaptivity"])
+
+    numbers = {
+        "server_learning_rate": server_learning_rate,
+        "b1": b1,
+        "adaptivity": adaptivity,
+    }
+    return averaged(
+        model,
+        trainer,
+        optimizer_of,
+        numbers=numbers,
+        ranges_of={name: kind for name, kind in _RANGES.items() if name != "b2"},
+        aggregator=aggregator,
+        name="fedadagrad",
+    )

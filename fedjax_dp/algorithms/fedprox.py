@@ -6,29 +6,34 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal
+from fedjax_dp.core.ranges import NonNegative
 from fedjax_dp.models.base import Model
 
 
 def fedprox(
-    model: Model, trainer: LocalTrainer, *, mu: float = 0.01, **options: Any
+    model: Model, trainer: LocalTrainer, *, mu: NonNegative = 0.01, **options: Any
 ) -> FederatedAlgorithm:
     """Declares FedProx: each local objective gains `mu / 2 * ‖w − w_server‖²`.
 
     Args:
       model: what is trained.
       trainer: local training; each step's gradient passes through the proximal term.
-      mu: strength of the proximal term, at least 0; 0 is FedAvg.
+      mu: strength of the proximal term; 0 is FedAvg.
       **options: further options of `fedavg`.
 
     Returns:
       The algorithm.
 
+    Raises:
+      ValueError: for a number out of its range.
+
     Source: Li and others 2020, algorithm 2.
     """
-    pull = proximal(mu)
 
-    def client(server, row, client, config, key):
-        result = trainer.train(server.params, client, config, key, gradient_transform=pull)
-        return ClientOutput(result.delta, result.weight, row, result.metrics)
+    def client(server, own, client, hyper, key):
+        pull = proximal(hyper.algorithm["mu"])
+        result = trainer.train(server.params, client, hyper.local, key, gradient_transform=pull)
+        return ClientOutput(result.delta, result.weight, own, result.metrics)
 
-    return fedavg(model, trainer, name="fedprox", **options)._replace(client=client)
+    algorithm = fedavg(model, trainer, name="fedprox", **options)
+    return algorithm.with_numbers({"mu": mu}, {"mu": NonNegative})._replace(client=client)

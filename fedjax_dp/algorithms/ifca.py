@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import ModelChoice, mean_per_model
@@ -28,10 +29,10 @@ class ServerState(NamedTuple):
 def ifca(
     model: Model,
     trainer: LocalTrainer,
-    num_models: int,
     *,
+    num_models: Count,
     is_weighted: bool = True,
-    server_learning_rate: float = 1.0,
+    server_learning_rate: Positive = 1.0,
 ) -> FederatedAlgorithm:
     """Declares IFCA with averaging of models.
 
@@ -44,10 +45,10 @@ def ifca(
       trainer: local training, not a private one.
       num_models: number of clusters, at least 1.
       is_weighted: weight clients by their number of examples within a cluster.
-      server_learning_rate: the server's step size, above 0.
+      server_learning_rate: the server's step size.
 
     Returns:
-      The algorithm; a client's row is the index of the model that it last trained.
+      The algorithm; a client's state is the index of the model that it last trained.
 
     Raises:
       ValueError: for a private trainer.
@@ -55,7 +56,6 @@ def ifca(
     Source: Ghosh and others 2020, algorithm 1, option II.
     """
     checks.whole("num_models", num_models)
-    checks.positive("server_learning_rate", server_learning_rate)
     checks.require(
         not trainer.is_private,
         "trainer",
@@ -71,15 +71,15 @@ def ifca(
         losses = jax.lax.map(lambda params: mean_loss(model, params, client), server.models)
         return jnp.argmin(losses).astype(jnp.int32)
 
-    def client(server, row, client, config, key):
+    def client(server, own, client, hyper, key):
         choice = choose(server, client)
-        result = trainer.train(trees.take(server.models, choice), client, config, key)
+        result = trainer.train(trees.take(server.models, choice), client, hyper.local, key)
         update = ModelChoice(choice, result.delta)
         return ClientOutput(update, result.weight, choice, result.metrics)
 
-    def server_step(server, aggregate, round_index):
-        step = trees.scale(aggregate, server_learning_rate)
-        return ServerState(optax.apply_updates(server.models, step))
+    def server_step(server, aggregate, hyper, round, key):
+        step = trees.scale(aggregate, hyper.algorithm["server_learning_rate"])
+        return ServerState(optax.apply_updates(server.models, step)), {}
 
     return FederatedAlgorithm(
         name="ifca",
@@ -87,12 +87,11 @@ def ifca(
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=is_weighted),
         server_step=server_step,
-        config=trainer.config,
-        model_of=None,
-        init_row=lambda server: jnp.int32(0),
-        personal_model_of=lambda server, row, client: trees.take(
-            server.models, choose(server, client)
-        ),
+        hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
+        personal=lambda server, own, client: trees.take(server.models, choose(server, client)),
+        clients=ClientState(init=lambda server: jnp.int32(0)),
         check_noised=trainer.check_noised,
+    ).with_numbers(
+        {"server_learning_rate": server_learning_rate}, {"server_learning_rate": Positive}
     )

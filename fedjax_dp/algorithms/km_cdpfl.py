@@ -5,14 +5,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, of_training
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Aggregator, stateless
-from fedjax_dp.server.clustering import ClusterUpdate, by_client, means_of, similarity_of
+from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.clustering import by_client, means_of, similarity_of
 from fedjax_dp.server.kmeans import kmeans
+from fedjax_dp.server.mean import ModelChoice
 
 
 class ServerState(NamedTuple):
@@ -45,10 +47,10 @@ class RoundOfClusters(NamedTuple):
 def km_cdpfl(
     model: Model,
     trainer: LocalTrainer,
-    num_clients: int,
     *,
-    num_models: int,
-    num_restarts: int = 10,
+    num_clients: Count,
+    num_models: Count,
+    num_restarts: Count = 10,
 ) -> FederatedAlgorithm:
     """Declares myopic clustering: every round's updates decide who shares a model in the next.
 
@@ -81,25 +83,30 @@ def km_cdpfl(
         models = jax.tree.map(lambda p: jnp.broadcast_to(p, (num_models, *p.shape)), start)
         return ServerState(models, jnp.zeros(num_clients, jnp.int32))
 
-    def client(server, row, client, config, key):
-        own = server.clusters[client.index]
-        result = trainer.train(trees.take(server.models, own), client, config, key)
-        update = ClusterUpdate(client.index, own, result.delta)
-        return ClientOutput(update, (result.weight > 0).astype(jnp.float32), row, result.metrics)
+    def client(server, own, client, hyper, key):
+        cluster = server.clusters[client.index]
+        result = trainer.train(trees.take(server.models, cluster), client, hyper.local, key)
+        weight = (result.weight > 0).astype(jnp.float32)
+        return ClientOutput(ModelChoice(cluster, result.delta), weight, own, result.metrics)
 
-    def combine(state, total, key):
-        (update, weight), contributes = total
-        is_real = contributes & (weight > 0)
-        seen = by_client(similarity_of(update.delta, is_real), update.client, num_clients)
-        found = kmeans(key, seen.scatter, seen.is_seen, num_models, num_restarts=num_restarts)
-        cluster, weight = found.assignment[update.client], is_real.astype(jnp.float32)
+    def contribute(state, numbers, update, weight, sender):
+        return update, weight
+
+    def combine(state, numbers, stack: Stack, key):
+        update, weight = stack.contributions
+        is_real = stack.is_real & (weight > 0)
+        seen = by_client(similarity_of(update.delta, is_real), stack.senders, num_clients)
+        found = kmeans(
+            key.private, seen.scatter, seen.is_seen, num_models, num_restarts=num_restarts
+        )
+        cluster, weight = found.assignment[stack.senders], is_real.astype(jnp.float32)
         delta, count = means_of(update.delta, cluster, weight, num_models)
         trained = jax.nn.one_hot(update.model, num_models)
         origin, _ = means_of(trained, cluster, weight, num_models)
         clusters = jnp.where(seen.is_seen, found.assignment, -1)
         return state, RoundOfClusters(delta, origin, clusters), {"weight_per_model": count}
 
-    def server_step(server, aggregate: RoundOfClusters, round_index):
+    def server_step(server, aggregate: RoundOfClusters, hyper, round, key):
         def moved(p, d):
             start = jnp.tensordot(aggregate.origin, p.astype(jnp.float32), 1)
             return start + d
@@ -114,24 +121,21 @@ def km_cdpfl(
         clusters = jnp.where(
             aggregate.clusters >= 0, place[aggregate.clusters], server.clusters
         ).astype(jnp.int32)
-        return ServerState(models, clusters)
+        return ServerState(models, clusters), {}
 
     return FederatedAlgorithm(
         name="km_cdpfl",
         init=init,
         client=client,
-        aggregator=Aggregator(
-            stateless, lambda state, update, weight: (update, weight), combine, is_stacked=True
-        ),
+        aggregator=Stacked(stateless, contribute, combine),
         server_step=server_step,
-        config=trainer.config,
-        model_of=None,
-        personal_model_of=lambda server, row, client: trees.take(
+        hyper=Hyper(trainer.config),
+        num_steps=trainer.num_steps,
+        personal=lambda server, own, client: trees.take(
             server.models, server.clusters[client.index]
         ),
-        num_steps=trainer.num_steps,
+        record=of_training(trainer),
         check_noised=trainer.check_noised,
-        record_event=trainer.event,
     )
 
 

@@ -2,9 +2,13 @@
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    of_training,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -29,24 +33,22 @@ def local_only(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
       trainer: local training; a private one makes this local DP-SGD.
 
     Returns:
-      The algorithm; a client's row is its own model, and its optimiser starts afresh every round.
+      The algorithm; a client's state is its own model, and its optimiser starts afresh every round.
     """
 
-    def client(server, own, client, config, key):
-        result = trainer.train(own, client, config, key)
-        return ClientOutput(jnp.float32(0), result.weight, result.params, result.metrics)
+    def client(server, own, client, hyper, key):
+        result = trainer.train(own, client, hyper.local, key)
+        return ClientOutput((), result.weight, result.params, result.metrics)
 
     return FederatedAlgorithm(
         name="local_only",
         init=lambda key: ServerState(model.init(key)),
         client=client,
         aggregator=uniform_mean(),
-        server_step=lambda server, aggregate, round_index: server,
-        config=trainer.config,
-        model_of=None,
-        init_row=lambda server: server.start,
-        personal_model_of=lambda server, own, client: own,
+        server_step=lambda server, aggregate, hyper, round, key: (server, {}),
+        hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
-        record_event=trainer.event,
-        sends_updates=False,
+        personal=lambda server, own, client: own,
+        clients=ClientState(init=lambda server: server.start),
+        record=of_training(trainer),
     )

@@ -6,11 +6,12 @@ from numpy.typing import ArrayLike
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 
 
 def minimum_epsilon(
-    model: Model, trainer: LocalTrainer, *, num_clients: int, is_weighted: bool = True
+    model: Model, trainer: LocalTrainer, *, num_clients: Count, is_weighted: bool = True
 ) -> FederatedAlgorithm:
     """Declares DPFedAvg for clients that were all calibrated to the smallest budget.
 

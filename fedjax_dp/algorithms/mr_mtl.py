@@ -5,10 +5,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    field,
+    of_training,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import distance_to, towards
-from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import scaled_sum
@@ -29,9 +36,9 @@ class ServerState(NamedTuple):
 def mr_mtl(
     model: Model,
     trainer: LocalTrainer,
-    num_clients: int,
     *,
-    strength: float = 1.0,
+    num_clients: Count,
+    strength: NonNegative = 1.0,
     is_pull_clipped: bool = False,
 ) -> FederatedAlgorithm:
     """Declares mean-regularised multi-task learning.
@@ -46,44 +53,44 @@ def mr_mtl(
       model: what is trained.
       trainer: local training; a private one makes this MR-MTL under record-level privacy.
       num_clients: the population, at least 1.
-      strength: λ, at least 0.
+      strength: λ.
       is_pull_clipped: add the pull to the gradient of every example before it is clipped, as the
         authors do, which lets it take room from what the examples say.
 
     Returns:
-      The algorithm; a client's row is its own model.
+      The algorithm; a client's state is its own model.
 
     Source: Liu and others 2022, algorithm 1; a pull behind the clipping is our resolution.
     """
-    checks.whole("num_clients", num_clients)
-    checks.non_negative("strength", strength)
 
     def init(key):
         start = model.init(key)
         return ServerState(start, start)
 
-    def client(server, own, client, config, key):
+    def client(server, own, client, hyper, key):
+        strength = hyper.algorithm["strength"]
         if is_pull_clipped:
             how: dict[str, Any] = {"penalty": distance_to(server.mean, strength)}
         else:
             how = {"gradient_transform": towards(server.mean, strength)}
-        result = trainer.train(own, client, config, key, **how)
+        result = trainer.train(own, client, hyper.local, key, **how)
         return ClientOutput(result.delta, jnp.float32(1), result.params, result.metrics)
 
-    def server_step(server, aggregate, round_index):
-        return server._replace(mean=optax.apply_updates(server.mean, aggregate))
+    def server_step(server, aggregate, hyper, round, key):
+        return server._replace(mean=optax.apply_updates(server.mean, aggregate)), {}
 
+    aggregator = scaled_sum(num_clients)
     return FederatedAlgorithm(
         name="mr_mtl",
         init=init,
         client=client,
-        aggregator=scaled_sum(num_clients),
+        aggregator=aggregator,
         server_step=server_step,
-        config=trainer.config,
-        model_of=lambda server: server.mean,
-        init_row=lambda server: server.start,
-        personal_model_of=lambda server, own, client: own,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
+        shared=field("mean"),
+        personal=lambda server, own, client: own,
+        clients=ClientState(init=lambda server: server.start),
+        record=of_training(trainer),
         check_noised=trainer.check_noised,
-        record_event=trainer.event,
-    )
+    ).with_numbers({"strength": strength}, {"strength": NonNegative})

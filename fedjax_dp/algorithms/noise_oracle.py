@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 
@@ -12,7 +13,7 @@ from fedjax_dp.server.noise_aware import weighted_by_client
 _SMALLEST = 1e-20
 
 
-def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: int) -> FederatedAlgorithm:
+def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients and a mean with weights `w_i ∝ 1/σ_i²`.
 
     σ_i² is the variance that a client's own noise gives its update, `steps η² c² z² / b²` for each

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, of_training
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import ModelChoice, mean_per_model
@@ -29,9 +30,9 @@ class ServerState(NamedTuple):
 def o_dpcfl(
     model: Model,
     trainer: LocalTrainer,
-    num_clients: int,
     *,
-    clusters: Sequence[int],
+    num_clients: Count,
+    clusters: Sequence[Index],
     is_weighted: bool = False,
 ) -> FederatedAlgorithm:
     """Declares one federation for each true cluster, the reference for all clustered methods.
@@ -73,24 +74,24 @@ def o_dpcfl(
     def own_model(server, client):
         return trees.take(server.models, jnp.asarray(table)[client.index])
 
-    def client(server, row, client, config, key):
-        result = trainer.train(own_model(server, client), client, config, key)
+    def client(server, own, client, hyper, key):
+        result = trainer.train(own_model(server, client), client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(jnp.asarray(table)[client.index], result.delta)
-        return ClientOutput(update, weight, row, result.metrics)
+        return ClientOutput(update, weight, own, result.metrics)
+
+    def server_step(server, aggregate, hyper, round, key):
+        return ServerState(optax.apply_updates(server.models, aggregate)), {}
 
     return FederatedAlgorithm(
         name="o_dpcfl",
         init=init,
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
-        server_step=lambda server, aggregate, round_index: ServerState(
-            optax.apply_updates(server.models, aggregate)
-        ),
-        config=trainer.config,
-        model_of=None,
-        personal_model_of=lambda server, row, client: own_model(server, client),
+        server_step=server_step,
+        hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
+        personal=lambda server, own, client: own_model(server, client),
+        record=of_training(trainer),
         check_noised=trainer.check_noised,
-        record_event=trainer.event,
     )

@@ -1,6 +1,7 @@
 """PFA: updates of clients with small budgets are projected on what those with large ones share."""
 
 import warnings
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,20 +11,22 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.projected import projected_mean
 
-SPLITS = ("mixture", "kmeans", "agglomerative", "top_tenth")
+Split = Literal["mixture", "kmeans", "agglomerative", "top_tenth"]
+SPLITS = get_args(Split)
 
 
 def pfa(
     model: Model,
     trainer: LocalTrainer,
     *,
-    num_clients: int,
+    num_clients: Count,
     declared_epsilon: ArrayLike | None = None,
-    split: str = "mixture",
-    num_components: int = 1,
+    split: Split = "mixture",
+    num_components: Count = 1,
     is_standardized: bool = True,
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients, a projection by the server, and weights by budget.
@@ -70,7 +73,7 @@ def pfa(
     return algorithm._replace(name="pfa")
 
 
-def public_clients(epsilon: ArrayLike, split: str = "mixture") -> np.ndarray:
+def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
     """Tells the clients with large budgets from those with small ones, on the host.
 
     Args:

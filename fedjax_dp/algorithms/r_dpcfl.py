@@ -1,27 +1,36 @@
 """R-DPCFL: clusters found from one quiet round, followed softly, then chosen privately."""
 
 import enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, HostStep, Stages
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    HostStep,
+    Hyper,
+    of_training,
+)
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.selection import make_choice, trained_and_chosen
+from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
-    ClusterUpdate,
     Similarity,
     mean_per_cluster,
     nobody,
 )
+from fedjax_dp.server.mean import ModelChoice
 from fedjax_dp.server.mixture import (
     fit_best_mixture,
     fit_mixture,
@@ -36,7 +45,7 @@ NOT_COVERED = (
 
 
 class Stage(enum.IntEnum):
-    """The kinds of round.
+    """The stages of a run.
 
     Attributes:
       FIRST: one step on the whole data, whose updates are clustered and then discarded.
@@ -82,19 +91,19 @@ class ServerState(NamedTuple):
 def r_dpcfl(
     model: Model,
     trainer: LocalTrainer,
-    num_clients: int,
-    num_rounds: int,
     *,
-    num_models: int = 0,
-    max_models: int = 10,
-    selection: str = "private",
-    selection_epsilon: float = 0.15,
-    num_selections: int = -1,
-    score: str = "accuracy",
-    loss_bound: float = 5.0,
-    num_components: int = 2,
-    features: str = "centred",
-    fixed_soft_rounds: int = -1,
+    num_clients: Count,
+    num_rounds: Count,
+    num_models: Count | None = None,
+    max_models: Count = 10,
+    selection: Literal["private", "exact"] = "private",
+    selection_epsilon: Positive = 0.15,
+    num_selections: Index | None = None,
+    score: Literal["accuracy", "loss"] = "accuracy",
+    loss_bound: Positive = 5.0,
+    num_components: Count = 2,
+    features: Literal["centred", "authors"] = "centred",
+    soft_rounds: Index | None = None,
     is_weighted: bool = False,
     name: str = "r_dpcfl",
 ) -> FederatedAlgorithm:
@@ -107,7 +116,7 @@ def r_dpcfl(
     where they are. The surer the mixture, the larger E_c.
 
     Guarantee: unit of privacy is one record of one client; the relation is that of the trainer's
-    event, and private choices hold under both. A round is charged as what it was (`Stage`), so that
+    event, and private choices hold under both. A round is charged by its stage, so that
     the whole batch of the first round, the batches after it and the choices are composed jointly.
     With `selection="exact"` the choices are not covered, and the declaration says so.
 
@@ -116,21 +125,22 @@ def r_dpcfl(
       trainer: a private trainer whose sampler draws a random number, such as `dp_sgd_trainer`.
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run (E), at least 1.
-      num_models: number of clusters (M); 0 takes the one whose mixture is separated best.
+      num_models: number of clusters (M); the one whose mixture is separated best where it is None.
       max_models: the largest M that is tried where M is not given.
       selection: "private" by the exponential mechanism, or "exact".
       selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
-      num_selections: rounds with a choice; ⌊E/10⌋ where it is -1.
+      num_selections: rounds with a choice; ⌊E/10⌋ where it is None.
       score: what a private choice looks at, "accuracy" or "loss".
       loss_bound: the largest loss of one example that counts.
       num_components: principal components that are clustered.
       features: "centred", or "authors" for the published code's projection.
-      fixed_soft_rounds: E_c where it is not to follow from the mixture; -1 where it is.
+      soft_rounds: E_c, the last round of soft clusters; it follows from the mixture where it is
+        None.
       is_weighted: weight clients by their number of examples within a cluster.
       name: the name in reports.
 
     Returns:
-      The algorithm; a client's row is the index of the model that it last trained.
+      The algorithm; a client's state is the index of the model that it last trained.
 
     Raises:
       ValueError: for a trainer that does not fit, or numbers out of range.
@@ -139,17 +149,23 @@ def r_dpcfl(
     """
     checks.whole("num_clients", num_clients)
     checks.whole("num_rounds", num_rounds)
-    checks.whole("num_models", num_models, at_least=0)
     checks.whole("max_models", max_models)
     checks.whole("num_components", num_components)
-    checks.whole("num_selections", num_selections, at_least=-1)
-    checks.whole("fixed_soft_rounds", fixed_soft_rounds, at_least=-1)
-    train_event = trainer.private_event()
-    capacity = num_models or max_models
-    choice = make_choice(model, selection, selection_epsilon, score, loss_bound)
+    trainer.private_claim()  # Refuses one that claims nothing.
+    capacity = max_models if num_models is None else num_models
+    checks.whole("num_models", capacity)
+    choice = make_choice(model, selection, score)
     is_exact = choice.event is None
-    if num_selections < 0:
+    if num_selections is None:
         num_selections = num_rounds if is_exact else num_rounds // 10
+    numbers = {
+        "selection_epsilon": selection_epsilon,
+        "loss_bound": loss_bound,
+        "num_selections": num_selections,
+    }
+    limits = {**RANGES, "num_selections": Index, "soft_rounds": Index}
+    if soft_rounds is not None:
+        numbers["soft_rounds"] = soft_rounds
 
     def init(key):
         start = model.init(key)
@@ -167,51 +183,52 @@ def r_dpcfl(
             soft_rounds=jnp.int32(0),
         )
 
-    def stage_of(server, round_index):
+    def stage_of(server, hyper, round_index):
         """Before the mixture is known it foresees choices at once, which costs as much as later."""
         e = round_index + 1
         first_selection = jnp.maximum(server.soft_rounds + 1, 2)
         stage = jnp.where(e < first_selection, Stage.SOFT, Stage.SELECT)
-        stage = jnp.where(e >= first_selection + num_selections, Stage.FROZEN, stage)
+        last_selection = first_selection + hyper.algorithm["num_selections"]
+        stage = jnp.where(e >= last_selection, Stage.FROZEN, stage)
         return jnp.where(e == 1, Stage.FIRST, stage).astype(jnp.int32)
 
     def full_batch(size, config):
         return config._replace(batch_size=jnp.maximum(size, 1.0))
 
-    def client(server, row, client, config, key):
-        stage = stage_of(server, client.round)
+    def client(server, own, client, hyper, key):
+        config = hyper.local
         own_key = fold(key, Purpose.SELECTION)
         chances = jnp.log(server.responsibilities[client.index])
         is_offered = jnp.arange(capacity) < server.num_models
-        # The kind of round is the same for all clients: side by side nobody pays for a choice that
-        # is not made.
+        # The stage is the same for all clients: side by side nobody pays for a choice that is not
+        # made.
         chosen = jax.lax.switch(
-            stage,
+            client.stage,
             [
-                lambda: row,
+                lambda: own,
                 lambda: jax.random.categorical(own_key, chances).astype(jnp.int32),
-                lambda: choice.of(own_key, server.models, client, is_offered),
-                lambda: row,
+                lambda: choice.of(own_key, server.models, client, is_offered, hyper.algorithm),
+                lambda: own,
             ],
         )
-        chosen = jnp.where(client.size > 0, chosen, row)
+        chosen = jnp.where(client.size > 0, chosen, own)
         whole = full_batch(client.size.astype(jnp.float32), config).batch_size
-        batch = jnp.where(stage == Stage.FIRST, whole, config.batch_size)
+        batch = jnp.where(client.stage == Stage.FIRST, whole, config.batch_size)
         start = trees.take(server.models, chosen)
         result = trainer.train(start, client, config._replace(batch_size=batch), key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        update = ClusterUpdate(client.index, chosen, result.delta)
+        update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
 
-    def server_step(server, aggregate: ClusterAggregate, round_index):
-        is_first = round_index == 0
+    def server_step(server, aggregate: ClusterAggregate, hyper, round, key):
+        is_first = round.stage == Stage.FIRST
         moved = optax.apply_updates(server.models, aggregate.mean)
         return server._replace(
             models=trees.where(is_first, server.models, moved),
             similarity=trees.where(is_first, aggregate.similarity, server.similarity),
-        )
+        ), {}
 
-    def cluster(server: ServerState, rows, key):
+    def cluster(server: ServerState, own, hyper, key):
         """Fits the mixture to the updates of the first round."""
         seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
         is_seen = np.asarray(server.similarity.is_seen)
@@ -219,8 +236,8 @@ def r_dpcfl(
         seen = found[is_seen]
         server = server._replace(features=np.float32(found))
         if len(seen) < 2:
-            return server, rows
-        if num_models:
+            return server, own
+        if num_models is not None:
             mixture = fit_mixture(seen, min(num_models, len(seen)), seed)
         else:
             candidates = range(2, max(2, min(max_models, len(seen) - 1)) + 1)
@@ -231,7 +248,7 @@ def r_dpcfl(
         responsibilities[is_seen, :count] = mixture.responsibilities
         means, radii = np.zeros_like(server.means), np.zeros_like(server.radii)
         means[:count], radii[:count] = mixture.means, mixture.radii
-        soft_rounds = num_soft_rounds(mixture.overlap, num_rounds)
+        found_rounds = num_soft_rounds(mixture.overlap, num_rounds)
         return server._replace(
             means=means,
             radii=radii,
@@ -239,13 +256,18 @@ def r_dpcfl(
             separation=np.float32(mixture.separation),
             overlap=np.float32(mixture.overlap),
             num_models=np.int32(count),
-            soft_rounds=np.int32(soft_rounds if fixed_soft_rounds < 0 else fixed_soft_rounds),
-        ), rows
+            soft_rounds=np.int32(hyper.algorithm.get("soft_rounds", found_rounds)),
+        ), own
 
-    select_event = trained_and_chosen(train_event, choice)
+    trained = of_training(trainer)
+    assert trained is not None
+    (train_event,) = trained.events
 
-    def first_event(size, config):
-        return train_event(size, config._replace(batch_size=max(size, 1)))
+    def first_event(size, hyper):
+        whole = hyper.local._replace(batch_size=max(size, 1))
+        return train_event(size, hyper._replace(local=whole))
+
+    events = first_event, train_event, trained_and_chosen(train_event, choice), train_event
 
     return FederatedAlgorithm(
         name=name,
@@ -253,14 +275,12 @@ def r_dpcfl(
         client=client,
         aggregator=mean_per_cluster(capacity, num_clients, features=features),
         server_step=server_step,
-        config=trainer.config,
-        model_of=None,
-        init_row=lambda server: jnp.int32(0),
-        personal_model_of=lambda server, row, client: trees.take(server.models, row),
+        hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
+        personal=lambda server, own, client: trees.take(server.models, own),
+        clients=ClientState(init=lambda server: jnp.int32(0)),
+        record=RecordClaim(events, NOT_COVERED if is_exact else None),
+        stage_of=stage_of,
+        host_steps=(HostStep(1, cluster, reads_clients=False),),
         check_noised=trainer.check_noised,
-        record_event=trainer.event,
-        stages=Stages(stage_of, (first_event, train_event, select_event, train_event)),
-        host_steps=(HostStep(1, cluster, reads_rows=False),),
-        not_covered=NOT_COVERED if is_exact else None,
-    )
+    ).with_numbers(numbers, limits)

@@ -1,24 +1,25 @@
 """RC-DPFL: the earlier form of R-DPCFL, with a known number of clusters and exact choices."""
 
-from typing import Any
+from typing import Any, Literal
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, Fraction
 from fedjax_dp.models.base import Model
 
 
 def rc_dpfl(
     model: Model,
     trainer: LocalTrainer,
-    num_clients: int,
-    num_rounds: int,
     *,
-    num_models: int,
-    soft_share: float = 0.5,
-    num_components: int = 2,
-    features: str = "centred",
+    num_clients: Count,
+    num_rounds: Count,
+    num_models: Count,
+    soft_share: Fraction = 0.5,
+    num_components: Count = 2,
+    features: Literal["centred", "authors"] = "centred",
     **options: Any,
 ) -> FederatedAlgorithm:
     """Declares RC-DPFL: a mixture on the first round's updates, then exact choices by loss.
@@ -36,7 +37,7 @@ def rc_dpfl(
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run (E), at least 1.
       num_models: number of clusters (M), at least 1.
-      soft_share: the share of rounds with soft clusters, in [0, 1]; the paper gives no value.
+      soft_share: the share of rounds with soft clusters; the paper gives no value.
       num_components: principal components that are clustered.
       features: as for `r_dpcfl`.
       **options: further options of `r_dpcfl`.
@@ -52,11 +53,11 @@ def rc_dpfl(
     return r_dpcfl(
         model,
         trainer,
-        num_clients,
-        num_rounds,
+        num_clients=num_clients,
+        num_rounds=num_rounds,
         num_models=num_models,
         selection="exact",
-        fixed_soft_rounds=int(soft_share * num_rounds),
+        soft_rounds=int(soft_share * num_rounds),
         num_components=num_components,
         features=features,
         is_weighted=True,

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 
 
 def record_dp_fedavg(
-    model: Model, trainer: LocalTrainer, *, num_clients: int, is_weighted: bool = True
+    model: Model, trainer: LocalTrainer, *, num_clients: Count, is_weighted: bool = True
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients with a mean that reads nothing of their budgets.
 

@@ -1,5 +1,7 @@
 """Robust-HDP: clients weigh by how little noise robust PCA finds in their updates."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -7,6 +9,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import trees
+from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import noise_aware_mean
 from fedjax_dp.server.robust_pca import blocks_of
@@ -16,13 +19,13 @@ def robust_hdp(
     model: Model,
     trainer: LocalTrainer,
     *,
-    num_clients: int,
-    reestimate: str | int = "first",
-    block_size: int = 200_000,
-    num_blocks: int | None = None,
-    mode: str = "inexact",
-    tolerance: float = 1e-6,
-    max_iterations: int = 1000,
+    num_clients: Count,
+    reestimate: Literal["first", "every"] | Count = "first",
+    block_size: Count = 200_000,
+    num_blocks: Count | None = None,
+    mode: Literal["inexact", "fixed"] = "inexact",
+    tolerance: Positive = 1e-6,
+    max_iterations: Count = 1000,
 ) -> FederatedAlgorithm:
     """Declares Robust-HDP: local DP-SGD, robust PCA of the updates, weights `w_i ∝ 1/‖S_i‖²`.
 

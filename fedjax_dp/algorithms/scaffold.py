@@ -3,13 +3,20 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    field,
+    of_training,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import shift
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
@@ -30,9 +37,9 @@ class ServerState(NamedTuple):
 def scaffold(
     model: Model,
     trainer: LocalTrainer,
-    num_clients: int,
     *,
-    server_learning_rate: float = 1.0,
+    num_clients: Count,
+    server_learning_rate: Positive = 1.0,
     is_weighted: bool = False,
 ) -> FederatedAlgorithm:
     """Declares SCAFFOLD with the cheaper control variate (option II).
@@ -44,7 +51,7 @@ def scaffold(
       model: what is trained.
       trainer: local training with `optax.sgd`, whose learning rate the control variate needs.
       num_clients: the population; the server's control variate is the mean over all of it.
-      server_learning_rate: the server's step size, above 0.
+      server_learning_rate: the server's step size.
       is_weighted: weight deltas by client size; the paper weights all clients the same.
 
     Returns:
@@ -55,7 +62,6 @@ def scaffold(
 
     Source: Karimireddy and others 2020, algorithm 1.
     """
-    checks.positive("server_learning_rate", server_learning_rate)
     checks.whole("num_clients", num_clients)
     checks.require(
         trainer.is_plain_sgd,
@@ -71,36 +77,38 @@ def scaffold(
         control = jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
         return ServerState(params, control)
 
-    def client(server, control, client, config, key):
+    def client(server, control, client, hyper, key):
         correction = trees.subtract(server.control, control)
         result = trainer.train(
-            server.params, client, config, key, gradient_transform=shift(correction)
+            server.params, client, hyper.local, key, gradient_transform=shift(correction)
         )
-        per_step = result.num_steps * config.learning_rate
-        inverse = jnp.where(per_step > 0, -1.0 / jnp.where(per_step > 0, per_step, 1.0), 0.0)
-        moved = jax.tree.map(lambda delta, c: delta * inverse - c, result.delta, server.control)
+        per_step = result.num_steps * hyper.local.learning_rate
+        inverse = trees.reciprocal(per_step)
+        moved = jax.tree.map(lambda delta, c: -delta * inverse - c, result.delta, server.control)
         # A client that did not move learned nothing new about its gradient.
         moved = trees.where(per_step > 0, moved, trees.zeros_like(moved))
         update = {"params": result.delta, "control": moved}
         return ClientOutput(update, result.weight, trees.add(control, moved), result.metrics)
 
-    def server_step(server, aggregate, round_index):
-        params = optax.apply_updates(
-            server.params, trees.scale(aggregate["params"], server_learning_rate)
-        )
-        return ServerState(params, trees.add(server.control, aggregate["control"]))
+    def server_step(server, aggregate, hyper, round, key):
+        step = trees.scale(aggregate["params"], hyper.algorithm["server_learning_rate"])
+        params = optax.apply_updates(server.params, step)
+        return ServerState(params, trees.add(server.control, aggregate["control"])), {}
 
     mean = weighted_mean() if is_weighted else uniform_mean()
+    aggregator = per_part({"params": mean, "control": scaled_sum(num_clients)})
     return FederatedAlgorithm(
         name="scaffold",
         init=init,
         client=client,
-        aggregator=per_part({"params": mean, "control": scaled_sum(num_clients)}),
+        aggregator=aggregator,
         server_step=server_step,
-        config=trainer.config,
-        model_of=lambda server: server.params,
-        init_row=lambda server: server.control,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
+        shared=field("params"),
+        clients=ClientState(init=lambda server: server.control),
+        record=of_training(trainer),
         check_noised=trainer.check_noised,
-        record_event=trainer.event,
+    ).with_numbers(
+        {"server_learning_rate": server_learning_rate}, {"server_learning_rate": Positive}
     )

@@ -7,6 +7,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 
@@ -15,7 +16,7 @@ def weiavg(
     model: Model,
     trainer: LocalTrainer,
     *,
-    num_clients: int,
+    num_clients: Count,
     declared_epsilon: ArrayLike | None = None,
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients and a mean with weights `w_i = ε_i / Σ ε_j`.

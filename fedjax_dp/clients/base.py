@@ -1,16 +1,27 @@
 """What a client is in a compiled round: its data, its numbers, and what it returns."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import DpEvent
+from annotated_types import Ge
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, ranges
+from fedjax_dp.core.ranges import NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.claims import RecordClaim, RecordEvent
+
+RANGES: Mapping[str, Any] = {
+    "learning_rate": NonNegative,
+    "batch_size": Annotated[float, Ge(1)],
+    "num_epochs": NonNegative,
+    "num_steps": NonNegative,
+    "clip_norm": Positive,
+    "noise_multiplier": NonNegative,
+}
 
 
 class LocalConfig(NamedTuple):
@@ -26,6 +37,7 @@ class LocalConfig(NamedTuple):
       num_steps: local steps a round, at least 0, whatever the client's size.
       clip_norm: bound on each example's gradient under record-level privacy, above 0.
       noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
+      optimizer: further numbers that the optimiser factory takes, such as `{"momentum": 0.9}`.
     """
 
     learning_rate: Any = 0.1
@@ -34,9 +46,10 @@ class LocalConfig(NamedTuple):
     num_steps: Any = None
     clip_norm: Any = None
     noise_multiplier: Any = None
+    optimizer: Any = ()
 
     def validate(self, num_clients: int | None = None) -> None:
-        """Checks every number on the host.
+        """Checks every number on the host; traced ones cannot be looked at.
 
         Args:
           num_clients: the population that the arrays must match, where it is known.
@@ -44,27 +57,14 @@ class LocalConfig(NamedTuple):
         Raises:
           ValueError: naming the field, the rule and the value.
         """
-        checks.non_negative("learning_rate", self.learning_rate)
-        checks.require(
-            bool(np.all(np.asarray(self.batch_size) >= 1)),
-            "batch_size",
-            "be at least 1",
-            self.batch_size,
-        )
-        for name in ("num_epochs", "num_steps", "noise_multiplier"):
-            if getattr(self, name) is not None:
-                checks.non_negative(name, getattr(self, name))
-        if self.clip_norm is not None:
-            checks.positive("clip_norm", np.minimum(self.clip_norm, 1e30))
+        ranges.check(self._asdict(), RANGES)
+        if num_clients is None:
+            return
+        rule = f"be a scalar or have one entry for each of the {num_clients} clients"
         for name, value in self._asdict().items():
-            shape = np.shape(value)
-            if value is not None and num_clients is not None:
-                checks.require(
-                    shape in ((), (num_clients,)),
-                    name,
-                    f"be a scalar or have one entry for each of the {num_clients} clients",
-                    shape,
-                )
+            for number in jax.tree.leaves(value):
+                shape = np.shape(number)
+                checks.require(shape in ((), (num_clients,)), name, rule, shape)
 
     def row(self, client: jax.typing.ArrayLike) -> "LocalConfig":
         """Reads one client's numbers.
@@ -80,9 +80,6 @@ class LocalConfig(NamedTuple):
     def max_batch_size(self) -> int:
         """Finds the largest batch that any client may ask for, on the host."""
         return int(np.ceil(np.max(np.asarray(self.batch_size))))
-
-
-RecordEvent: TypeAlias = Callable[[int, LocalConfig], DpEvent]
 
 
 @flax.struct.dataclass
@@ -129,6 +126,7 @@ class PublicClient(_SideBySide):
       limit: the largest size in the population; static.
       chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
       round: rounds done before this one, int32.
+      stage: the stage of the round, int32.
       opener: `(reader, event) -> ClientData`, or a refusal; None where nothing may be read; static.
     """
 
@@ -137,6 +135,7 @@ class PublicClient(_SideBySide):
     limit: int = flax.struct.field(pytree_node=False)
     chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
     round: jax.typing.ArrayLike = 0
+    stage: jax.typing.ArrayLike = 0
     opener: Callable[..., "ClientData"] | None = flax.struct.field(pytree_node=False, default=None)
 
     @property
@@ -179,7 +178,7 @@ class PublicClient(_SideBySide):
             raise _unread(reader)
         return self.opener(reader, event)
 
-    def for_people(self, metrics: dict[str, jax.Array]) -> dict[str, Any]:
+    def for_people(self, metrics: "TrainingMetrics") -> "TrainingMetrics":
         """Marks what was computed from records without noise.
 
         Args:
@@ -188,7 +187,7 @@ class PublicClient(_SideBySide):
         Returns:
           The same, each `Exact`.
         """
-        return {name: Exact(value) for name, value in metrics.items()}
+        return TrainingMetrics(*map(Exact, metrics))
 
 
 def _unread(what: str) -> ValueError:
@@ -205,7 +204,8 @@ class ClientData(_SideBySide):
     Attributes:
       examples: the whole store, each array `[num_examples, ...]`.
       start: the client's first row, int32; it owns `size` from there on.
-      size, index, limit, chunk_axis, round: as in `PublicClient`.
+      size, index, limit, chunk_axis, round, stage: as in `PublicClient`.
+      validation: a second split of the client's own data, or None where the population has none.
     """
 
     examples: PyTree
@@ -215,6 +215,8 @@ class ClientData(_SideBySide):
     limit: int = flax.struct.field(pytree_node=False)
     chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
     round: jax.typing.ArrayLike = 0
+    stage: jax.typing.ArrayLike = 0
+    validation: "ClientData | None" = None
 
     def gather(self, indices: jax.Array) -> PyTree:
         """Reads some of the client's examples.
@@ -238,7 +240,9 @@ class ClientData(_SideBySide):
         Returns:
           What remains.
         """
-        return PublicClient(self.size, self.index, self.limit, self.chunk_axis, self.round, opener)
+        return PublicClient(
+            self.size, self.index, self.limit, self.chunk_axis, self.round, self.stage, opener
+        )
 
     def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
         """Gives the client itself: its records are open to whoever holds it.
@@ -253,7 +257,7 @@ class ClientData(_SideBySide):
         del reader, event
         return self
 
-    def for_people(self, metrics: dict[str, jax.Array]) -> dict[str, Any]:
+    def for_people(self, metrics: "TrainingMetrics") -> "TrainingMetrics":
         """Gives metrics as they are: whoever holds the records may compute with them.
 
         Args:
@@ -265,6 +269,28 @@ class ClientData(_SideBySide):
         return metrics
 
 
+class TrainingMetrics(NamedTuple):
+    """What local training tells people, computed exactly and therefore not private.
+
+    Each is a scalar, `Exact` where an algorithm claims privacy for records.
+
+    Attributes:
+      loss_sum: sum of the losses of all examples read, float32.
+      num_read: examples read, with repetition, int32.
+      num_clipped: of these, how many had their gradient clipped, float32.
+      num_computed: examples that were computed, padding included, int32.
+      num_overflow: examples that were drawn and found no slot, int32.
+      update_norm: L2 norm of what is sent, float32.
+    """
+
+    loss_sum: Any
+    num_read: Any
+    num_clipped: Any
+    num_computed: Any
+    num_overflow: Any
+    update_norm: Any
+
+
 class LocalResult(NamedTuple):
     """What local training returns.
 
@@ -273,15 +299,14 @@ class LocalResult(NamedTuple):
       params: the local parameters at the end.
       weight: the client's number of examples, float32.
       num_steps: optimiser steps taken, int32.
-      metrics: scalars for people, computed exactly and therefore not private; each is `Exact` where
-        an algorithm claims privacy for records.
+      metrics: for people.
     """
 
     delta: PyTree
     params: PyTree
     weight: jax.Array
     num_steps: jax.Array
-    metrics: dict[str, Any]
+    metrics: TrainingMetrics
 
 
 class LocalTrainer(NamedTuple):
@@ -295,7 +320,8 @@ class LocalTrainer(NamedTuple):
         the loss of every example and clipped with it.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
-      event: `(size, config) -> DpEvent` of one run of `train`, or None where nothing is claimed.
+      claim: what one run of `train` promises to a record, its numbers being a `LocalConfig`; None
+        where nothing is promised.
       is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
         client as it is; what control variates are computed from.
       check_noised: raises a ValueError if noise on the delta would move what training leaves alone.
@@ -304,26 +330,26 @@ class LocalTrainer(NamedTuple):
     train: Callable[..., LocalResult]
     config: LocalConfig
     num_steps: Callable[[Any, LocalConfig], Any]
-    event: Callable[[int, LocalConfig], Any] | None
+    claim: RecordClaim | None
     is_plain_sgd: bool = False
     check_noised: Callable[[], None] = lambda: None
 
     @property
     def is_private(self) -> bool:
         """Tells whether every gradient is clipped by record and noised."""
-        return self.event is not None
+        return self.claim is not None
 
-    def private_event(self) -> Callable[[int, LocalConfig], Any]:
-        """Gives the event, for algorithms that promise privacy for records.
+    def private_claim(self) -> RecordClaim:
+        """Gives the claim, for algorithms that promise privacy for records.
 
         Returns:
-          `(size, config) -> DpEvent` of one run of `train`.
+          What one run of `train` promises.
 
         Raises:
           ValueError: if nothing is claimed.
         """
-        if self.event is None:
+        if self.claim is None:
             raise ValueError(
                 "trainer must clip and noise every record's gradient, got none that does"
             )
-        return self.event
+        return self.claim

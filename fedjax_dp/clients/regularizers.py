@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import ranges, trees
+from fedjax_dp.core.ranges import NonNegative
 from fedjax_dp.core.trees import PyTree
 
 
@@ -35,7 +36,7 @@ def proximal(strength: float) -> optax.GradientTransformation:
 
     Source: Li and others 2020 (FedProx), equation 2.
     """
-    checks.non_negative("strength", strength)
+    ranges.check({"strength": strength}, {"strength": NonNegative})
 
     def update(gradient, state, params):
         pulled = jax.tree.map(
@@ -63,8 +64,8 @@ def blur(strength: float, radius: float) -> optax.GradientTransformation:
 
     Source: Cheng and others 2022, equation 7; `user_level_dp` section 3.
     """
-    checks.non_negative("strength", strength)
-    checks.require(radius >= 0, "radius", "be at least 0", radius)
+    ranges.check({"strength": strength}, {"strength": NonNegative})
+    ranges.check({"radius": radius}, {"radius": NonNegative})
 
     def update(gradient, state, params):
         moved = trees.subtract(params, state.anchor)
@@ -89,7 +90,7 @@ def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
 
     Source: Liu and others 2022 (MR-MTL), equation 2.
     """
-    checks.non_negative("strength", strength)
+    ranges.check({"strength": strength}, {"strength": NonNegative})
 
     def update(gradient, state, params):
         pulled = jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
@@ -110,7 +111,7 @@ def distance_to(anchor: PyTree, strength: float) -> Callable[[PyTree], jax.Array
 
     Source: Liu and others 2022 (MR-MTL), equation 2.
     """
-    checks.non_negative("strength", strength)
+    ranges.check({"strength": strength}, {"strength": NonNegative})
 
     def penalty(params):
         squares = jax.tree.map(

@@ -1,20 +1,24 @@
 """How well a model fits a client's data, for clients that choose among models."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 from dp_accounting import ComposedDpEvent, DpEvent
 
-from fedjax_dp.clients.base import ClientData, PublicClient, RecordEvent
+from fedjax_dp.clients.base import ClientData, PublicClient
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.claims import RecordEvent
 from fedjax_dp.privacy.selection import select, selection_event
 
 SCORES = ("accuracy", "loss")
+# The numbers of a private choice.
+RANGES: Mapping[str, Any] = {"selection_epsilon": Positive, "loss_bound": Positive}
 
 
 def mean_loss(
@@ -105,34 +109,37 @@ class Choice(NamedTuple):
     """How a client chooses one of several models by its own data.
 
     Attributes:
-      of: `(key, models, client, is_offered) -> index`; `is_offered` is `[models]`, bool. It opens
-        the client's records under its event, so that an algorithm which does not charge that event
-        is refused.
-      event: `() -> DpEvent` of one choice, or None where it is exact and covered by nothing.
+      of: `(key, models, client, is_offered, numbers) -> index`; `is_offered` is `[models]`, bool.
+        It opens the client's records under its event, so that an algorithm which does not charge
+        that event is refused.
+      event: `(numbers) -> DpEvent` of one choice, or None where it is exact and covered by nothing.
+
+    Its numbers are `selection_epsilon`, ε of one choice, and `loss_bound`, the largest loss of one
+    example that counts; an exact choice reads neither.
     """
 
-    of: Callable[[PRNGKey, PyTree, ClientData | PublicClient, jax.Array], jax.Array]
-    event: Callable[[], DpEvent] | None
+    of: Callable[[PRNGKey, PyTree, ClientData | PublicClient, jax.Array, Any], jax.Array]
+    event: Callable[[Any], DpEvent] | None
 
 
 def trained_and_chosen(train_event: RecordEvent, choice: Choice) -> RecordEvent:
     """Adds the cost of a choice to that of local training.
 
     Args:
-      train_event: `(size, config) -> DpEvent` of local training.
-      choice: how a model is chosen.
+      train_event: `(size, hyper) -> DpEvent` of local training.
+      choice: how a model is chosen; its numbers are the algorithm's own.
 
     Returns:
-      `(size, config) -> DpEvent` of both; of training alone where the choice is exact, or where the
+      `(size, hyper) -> DpEvent` of both; of training alone where the choice is exact, or where the
       client has no data.
     """
     price = choice.event
     if price is None:
         return train_event
 
-    def event(size, config):
-        trained = train_event(size, config)
-        return trained if size == 0 else ComposedDpEvent([trained, price()])
+    def event(size, hyper):
+        trained = train_event(size, hyper)
+        return trained if size == 0 else ComposedDpEvent([trained, price(hyper.algorithm)])
 
     return event
 
@@ -149,8 +156,8 @@ def exact_choice(model: Model) -> Choice:
     Source: Ghosh and others 2020, algorithm 1; RC-DPFL, algorithm 1.
     """
 
-    def choose(key, models, client, is_offered):
-        del key
+    def choose(key, models, client, is_offered, numbers):
+        del key, numbers
         client = client.read_by("a choice by exact loss", None)
         losses = jax.lax.map(lambda params: mean_loss(model, params, client), models)
         return jnp.argmin(jnp.where(is_offered, losses, jnp.inf)).astype(jnp.int32)
@@ -158,9 +165,7 @@ def exact_choice(model: Model) -> Choice:
     return Choice(choose, None)
 
 
-def private_choice(
-    model: Model, epsilon: float, *, score: str = "accuracy", loss_bound: float = 5.0
-) -> Choice:
+def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
     """Takes a model of good training accuracy or loss by the exponential mechanism.
 
     Guarantee: unit of privacy is one record of the client; ε-DP and ε²/8-zCDP under add/remove,
@@ -169,54 +174,48 @@ def private_choice(
 
     Args:
       model: what is trained.
-      epsilon: ε of one choice, above 0.
       score: "accuracy", or "loss" for minus the mean of clipped losses.
-      loss_bound: the largest loss that counts, above 0.
 
     Returns:
       The choice.
 
     Raises:
-      ValueError: for numbers out of range, or accuracy of a model that has none.
+      ValueError: for an unknown score, or accuracy of a model that has none.
 
     Source: Liu and others 2022, section 5; `clustered_dp` section 5.
     """
-    checks.positive("epsilon", epsilon)
-    checks.positive("loss_bound", loss_bound)
     checks.one_of("score", score, SCORES)
     has_accuracy = score == "loss" or model.correct_fn is not None
     checks.require(has_accuracy, "score", "be 'loss' for a model without accuracy", score)
 
-    def event():
-        return selection_event(epsilon)
+    def event(numbers):
+        return selection_event(numbers["selection_epsilon"])
 
-    def score_of(params, client):
+    def score_of(params, client, numbers):
         if score == "accuracy":
             return mean_accuracy(model, params, client)
-        return -mean_clipped_loss(model, params, client, loss_bound)
+        return -mean_clipped_loss(model, params, client, numbers["loss_bound"])
 
-    def choose(key, models, client, is_offered):
-        client = client.read_by("a private choice", lambda size, config: event())
-        scores = jax.lax.map(lambda params: score_of(params, client), models)
-        bound = 1.0 if score == "accuracy" else loss_bound
+    def choose(key, models, client, is_offered, numbers):
+        # Which mechanism reads is what is compared with what is charged; its ε is not looked at.
+        client = client.read_by("a private choice", lambda size, config: selection_event(1.0))
+        scores = jax.lax.map(lambda params: score_of(params, client, numbers), models)
+        bound = 1.0 if score == "accuracy" else numbers["loss_bound"]
         sensitivity = bound / jnp.maximum(client.size - 1, 1)
+        epsilon = numbers["selection_epsilon"]
         return select(key, scores, epsilon, sensitivity, is_offered=is_offered)
 
     return Choice(choose, event)
 
 
-def make_choice(
-    model: Model, selection: str, epsilon: float, score: str, loss_bound: float
-) -> Choice:
+def make_choice(model: Model, selection: str, score: str) -> Choice:
     """Builds a choice by name.
 
     Args:
       model: what is trained.
       selection: "private" for `private_choice`, "exact" for `exact_choice`, which reads nothing of
         what follows.
-      epsilon: as for `private_choice`.
       score: as for `private_choice`.
-      loss_bound: as for `private_choice`.
 
     Returns:
       The choice.
@@ -227,4 +226,4 @@ def make_choice(
     checks.one_of("selection", selection, ("private", "exact"))
     if selection == "exact":
         return exact_choice(model)
-    return private_choice(model, epsilon, score=score, loss_bound=loss_bound)
+    return private_choice(model, score=score)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import dp_accounting
 import jax
@@ -17,6 +17,7 @@ from fedjax_dp.clients.base import (
     LocalResult,
     LocalTrainer,
     PublicClient,
+    TrainingMetrics,
 )
 from fedjax_dp.clients.transforms import Apply, UpdateContext, declared
 from fedjax_dp.clients.untrained import check_noised
@@ -24,6 +25,7 @@ from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.claims import RecordClaim
 
 # Share of padding that clients with random batches may expect, computed one by one.
 _PADDING = 0.15
@@ -50,8 +52,8 @@ def local_trainer(
     Args:
       model: what is trained.
       config: the numbers of training, scalars or `[num_clients]`.
-      optimizer: an Optax factory that takes the (traced) learning rate, such as `optax.sgd`, or a
-        ready transformation, which then ignores `config.learning_rate`.
+      optimizer: an Optax factory that takes the (traced) learning rate and, by name, the numbers of
+        `config.optimizer`, such as `optax.sgd`; or a ready transformation, which then ignores both.
       sampler: how a step's batch is drawn; shuffled epochs where it is None.
       gradient_rule: `gradients.plain(model)` where it is None, or `gradients.clipped(model)`.
       micro_batch_size: examples that are computed at once; it bounds memory and changes nothing
@@ -102,10 +104,10 @@ def local_trainer(
     max_batch_size = config.max_batch_size()
     widest = _widest_micro_batch(config.batch_size) if sampler.varies else None
 
-    def make_optimizer(learning_rate: Any) -> optax.GradientTransformation:
+    def make_optimizer(config: LocalConfig) -> optax.GradientTransformation:
         if isinstance(optimizer, optax.GradientTransformation):
             return optimizer
-        return optimizer(learning_rate)
+        return optimizer(config.learning_rate, **dict(config.optimizer))
 
     def num_steps(size: Any, row: LocalConfig) -> Any:
         if row.num_steps is not None:
@@ -115,6 +117,44 @@ def local_trainer(
             per_epoch = sampler.num_steps_per_epoch(size, batch)
             steps = jnp.ceil(per_epoch * jnp.asarray(row.num_epochs, jnp.float32))
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
+
+    def micro_batches_of(start, client) -> tuple[int, int, int]:
+        """Chooses how many examples are computed at once: slots, size and number of parts."""
+        capacity = sampler.capacity(client.limit, max_batch_size)
+        if micro_batch_size is None:
+            most = min(widest or capacity, capacity)
+            micro = micro_batches.size_for(model, start, client, most)
+        else:
+            micro = min(micro_batch_size, capacity)
+        return capacity, micro, -(-capacity // micro)
+
+    def gradient_sum(params, client, draw, step, passes, config, key, penalty, parts):
+        """Sums the gradient rule over the micro-batches of one draw."""
+        capacity, micro, num_micro = parts
+        padding = num_micro * micro - capacity
+        indices = jnp.pad(draw.indices, (0, padding))
+        is_real = jnp.pad(draw.is_real, (0, padding))
+        micro_batch = rule.micro_batch
+        if penalty is not None:
+            micro_batch = partial(rule.micro_batch, penalty=penalty)
+
+        def part(i, params):
+            rows = jax.lax.dynamic_slice_in_dim(indices, i * micro, micro)
+            real = jax.lax.dynamic_slice_in_dim(is_real, i * micro, micro)
+            return micro_batch(params, client.gather(rows), real, fold(key, step, i), config)
+
+        if num_micro == 1:
+            return part(0, params)
+
+        def body(i, carry):
+            total, params = carry
+            one = part(i, params)
+            return sums.add(total, one._replace(params=None)), one.params
+
+        shapes = jax.eval_shape(part, 0, params)._replace(params=None)
+        carry = sums.zeros_like(shapes), params
+        total, params = jax.lax.fori_loop(0, passes, body, carry)
+        return sums.value(total)._replace(params=params)
 
     def train(
         start,
@@ -130,57 +170,25 @@ def local_trainer(
         transforms = own_transforms + declared("update_transform", more, is_private=is_private)
         for_people = client.for_people
         client = client.read_by("local training", event if is_private else None)
-        capacity = sampler.capacity(client.limit, max_batch_size)
-        if micro_batch_size is None:
-            micro = micro_batches.size_for(model, start, client, min(widest or capacity, capacity))
-        else:
-            micro = min(micro_batch_size, capacity)
-        num_micro = -(-capacity // micro)
+        parts = capacity, micro, num_micro = micro_batches_of(start, client)
         if not sampler.varies:
             config = config._replace(batch_size=jnp.asarray(config.batch_size, jnp.int32))
         config = config._replace(batch_size=sampler.nominal_size(client.size, config.batch_size))
-        opt = make_optimizer(config.learning_rate)
+        opt = make_optimizer(config)
         if gradient_transform is not None:
             opt = optax.chain(gradient_transform, opt)
         batch_key, noise_key = fold(key, Purpose.BATCH), fold(key, Purpose.RECORD_NOISE)
         model_key = fold(key, Purpose.MODEL)
         steps = num_steps(client.size, config)
-        micro_batch = rule.micro_batch
-        if penalty is not None:
-            micro_batch = partial(rule.micro_batch, penalty=penalty)
 
-        def gradient_of(params, draw, step, passes):
-            padding = num_micro * micro - capacity
-            indices = jnp.pad(draw.indices, (0, padding))
-            is_real = jnp.pad(draw.is_real, (0, padding))
-
-            def part(i, params):
-                rows = jax.lax.dynamic_slice_in_dim(indices, i * micro, micro)
-                real = jax.lax.dynamic_slice_in_dim(is_real, i * micro, micro)
-                batch = client.gather(rows)
-                return micro_batch(params, batch, real, fold(model_key, step, i), config)
-
-            if num_micro == 1:
-                return part(0, params)
-            shapes = jax.eval_shape(part, 0, params)._replace(params=None)
-
-            def body(i, carry):
-                total, params = carry
-                one = part(i, params)
-                return sums.add(total, one._replace(params=None)), one.params
-
-            start = sums.zeros_like(shapes), params
-            total, params = jax.lax.fori_loop(0, passes, body, start)
-            return sums.value(total)._replace(params=params)
-
-        def step(carry):
-            i, params, opt_state, sampler_state, stats, _ = carry
+        def step(local: _Local) -> _Local:
+            i = local.step
 
             def any_of(flag):
                 return client.widest((flag & (i < steps)).astype(jnp.int32)) > 0
 
             sampler_state, draw = sampler.draw(
-                sampler_state,
+                local.sampler,
                 batch_key,
                 i,
                 client.size,
@@ -192,47 +200,42 @@ def local_trainer(
             count = jnp.sum(draw.is_real)
             # A client that has finished waits for those beside it: it must not ask for more passes.
             passes = jnp.where(i < steps, -(-count // micro), 0) if num_micro > 1 else 1
-            sums = gradient_of(params, draw, i, passes)
-            gradient = rule.release(sums.gradient, count, config, fold(noise_key, i))
-            gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params)
-            updates, opt_state = opt.update(gradient, opt_state, sums.params)
-            if model.buffer_keys:
-                # Decay and proximal terms are for weights; buffers follow their own refreshing.
-                updates = jax.tree.map(
-                    lambda u, is_buffer: jnp.zeros_like(u) if is_buffer else u,
-                    updates,
-                    model.is_buffer(updates),
-                )
-            params = optax.apply_updates(sums.params, updates)
-            stats = {
-                "loss_sum": stats["loss_sum"] + sums.loss,
-                "num_read": stats["num_read"] + count,
-                "num_clipped": stats["num_clipped"] + sums.clipped,
-                "num_computed": stats["num_computed"]
-                + micro * client.widest(jnp.asarray(passes, jnp.int32)),
-                "overflow": stats["overflow"] + draw.overflow,
-            }
-            return i + 1, params, opt_state, sampler_state, stats, gradient
+            summed = gradient_sum(
+                local.params, client, draw, i, passes, config, model_key, penalty, parts
+            )
+            gradient = rule.release(summed.gradient, count, config, fold(noise_key, i))
+            gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
+            updates, opt_state = opt.update(gradient, local.optimizer, summed.params)
+            params = optax.apply_updates(summed.params, _of_weights(model, updates))
+            read = TrainingMetrics(
+                loss_sum=summed.loss,
+                num_read=count,
+                num_clipped=summed.clipped,
+                num_computed=micro * client.widest(jnp.asarray(passes, jnp.int32)),
+                num_overflow=draw.overflow,
+                update_norm=jnp.float32(0),
+            )
+            metrics = trees.add(local.metrics, read)
+            return _Local(i + 1, params, opt_state, sampler_state, metrics, gradient)
 
-        stats = {
-            "loss_sum": jnp.float32(0),
-            "num_read": jnp.int32(0),
-            "num_clipped": jnp.float32(0),
-            "num_computed": jnp.int32(0),
-            "overflow": jnp.int32(0),
-        }
         # Nobody pays for the last gradient where no transform reads it: it is then dead code.
-        still = trees.zeros_like(start)
-        carry = (jnp.int32(0), start, opt.init(start), sampler.init(client.limit), stats, still)
-        _, params, _, _, stats, last = jax.lax.while_loop(lambda c: c[0] < steps, step, carry)
-
-        delta = trees.subtract(params, start)
+        local = _Local(
+            jnp.int32(0),
+            start,
+            opt.init(start),
+            sampler.init(client.limit),
+            _nothing_read(),
+            trees.zeros_like(start),
+        )
+        local = jax.lax.while_loop(lambda local: local.step < steps, step, local)
+        delta = trees.subtract(local.params, start)
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.
-            transform_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
-            delta = transform(delta, UpdateContext(params, last, client, config, transform_key))
-        metrics = for_people(stats | {"update_norm": trees.l2_norm(delta)})
-        return LocalResult(delta, params, client.size.astype(jnp.float32), steps, metrics)
+            own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
+            context = UpdateContext(local.params, local.gradient, client, config, own_key)
+            delta = transform(delta, context)
+        metrics = for_people(local.metrics._replace(update_norm=trees.l2_norm(delta)))
+        return LocalResult(delta, local.params, client.size.astype(jnp.float32), steps, metrics)
 
     def event(size: int, row: LocalConfig):
         assert rule.event is not None
@@ -242,15 +245,42 @@ def local_trainer(
         one = sampler.event(rule.event(row), int(size), float(row.batch_size))
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
-    is_plain_sgd = optimizer is optax.sgd and not own_transforms
     return LocalTrainer(
         train,
         config,
         num_steps,
-        event if is_private else None,
-        is_plain_sgd,
-        partial(check_noised, model, make_optimizer),
+        RecordClaim((event,)) if is_private else None,
+        is_plain_sgd=optimizer is optax.sgd and not config.optimizer and not own_transforms,
+        check_noised=partial(
+            check_noised,
+            model,
+            lambda: make_optimizer(config.row(0)._replace(learning_rate=jnp.float32(1))),
+        ),
     )
+
+
+class _Local(NamedTuple):
+    """What one step of local training hands to the next."""
+
+    step: jax.Array
+    params: Any
+    optimizer: Any
+    sampler: Any
+    metrics: TrainingMetrics
+    gradient: Any
+
+
+def _nothing_read() -> TrainingMetrics:
+    none = jnp.float32(0), jnp.int32(0), jnp.float32(0), jnp.int32(0), jnp.int32(0), jnp.float32(0)
+    return TrainingMetrics(*none)
+
+
+def _of_weights(model: Model, updates: Any) -> Any:
+    """Leaves buffers out: decay and proximal terms are for weights, buffers refresh themselves."""
+    if not model.buffer_keys:
+        return updates
+    is_buffer = model.is_buffer(updates)
+    return jax.tree.map(lambda u, flag: jnp.zeros_like(u) if flag else u, updates, is_buffer)
 
 
 def _widest_micro_batch(batch_size: Any) -> int:
@@ -275,7 +305,7 @@ def dp_sgd_trainer(
 
     Guarantee: unit of privacy is one record of the client, zeroed out by default: rates, steps and
     divisors follow from the client's exact size, which is public. Everything that the client sends
-    is covered by `LocalTrainer.event`.
+    is covered by `LocalTrainer.claim`.
 
     Args:
       model: what is trained; its examples must not influence one another.

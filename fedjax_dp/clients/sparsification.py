@@ -1,5 +1,7 @@
 """Local update sparsification: a client keeps the part of its update that its own loss needs."""
 
+from typing import Literal, get_args
+
 import jax
 import jax.numpy as jnp
 
@@ -9,10 +11,11 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 
-SCORES = ("cost", "cost_of_last_step", "magnitude")
+Score = Literal["cost", "cost_of_last_step", "magnitude"]
+SCORES = get_args(Score)
 
 
-def sparsify(model: Model, sparsity: float, *, score: str = "cost") -> UpdateTransform:
+def sparsify(model: Model, sparsity: float, *, score: Score = "cost") -> UpdateTransform:
     """Zeroes the entries of an update that the client would miss least: LUS.
 
     The cost of an entry is `|∂f/∂w · Δw|`, what undoing it would change in the client's own loss,

@@ -14,9 +14,7 @@ from fedjax_dp.models.base import Model
 _MOST_STEPS = 100
 
 
-def check_noised(
-    model: Model, make_optimizer: Callable[[Any], optax.GradientTransformation]
-) -> None:
+def check_noised(model: Model, make_optimizer: Callable[[], optax.GradientTransformation]) -> None:
     """Requires that training moves every parameter, so that noise may be added to updates of it.
 
     Noise lands on all of an update. On what is not trained it would do nothing but harm: a frozen
@@ -25,7 +23,7 @@ def check_noised(
 
     Args:
       model: what is trained.
-      make_optimizer: `(learning_rate) -> optimizer`.
+      make_optimizer: `() -> optimizer`, with a learning rate above 0 where it is to move anything.
 
     Raises:
       ValueError: naming the parameters, and what to do instead.
@@ -40,7 +38,7 @@ def check_noised(
             f"with {_some(buffers)}: replace batch norm by group norm, or freeze the buffers "
             "(Model.freeze), which then are not sent"
         )
-    is_moved = jax.device_get(_is_moved(make_optimizer(jnp.float32(1)), shapes))
+    is_moved = jax.device_get(_is_moved(make_optimizer(), shapes))
     # What has no entries cannot be moved, nor need it be.
     sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
     tried = [(n, m) for n, m, size in zip(names, is_moved, sizes, strict=True) if size]

@@ -22,8 +22,11 @@ class Purpose(enum.IntEnum):
       CENTRAL_NOISE: noise on the aggregate of a cohort.
       MODEL: draws of the model itself, such as dropout.
       SELECTION: a private or random choice among several models.
-      SERVER: all other draws of the server.
+      SERVER: work on the host between rounds.
       ENCODING: what a client draws to turn its contribution into a message.
+      PUBLIC: what all clients and the server draw alike, such as a rotation.
+      SERVER_STEP: draws of the server's step.
+      RUN: the root of one of several runs.
     """
 
     INIT = 1
@@ -37,6 +40,9 @@ class Purpose(enum.IntEnum):
     SELECTION = 9
     SERVER = 10
     ENCODING = 11
+    PUBLIC = 12
+    SERVER_STEP = 13
+    RUN = 14
 
 
 def secret_key() -> PRNGKey:

@@ -1,20 +1,36 @@
-"""The engine: compiles a declared algorithm on a population into rounds that run."""
+"""The engine: a federation as a value, and what compiles, lays out and accounts its rounds."""
 
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.calibration import calibrate, run_event
+from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.compile import Simulation, compile_federation, simulation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
-from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
+from fedjax_dp.engine.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, told
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.simulate import Simulation, simulation
 
 __all__ = [
+    "Cohort",
     "Evaluator",
+    "Examples",
     "ExecutionConfig",
+    "Fate",
+    "Federation",
+    "Layout",
     "PrivacyAccounting",
+    "RoundInfo",
+    "RoundRecord",
     "Simulation",
     "SimulationState",
+    "TrainingInfo",
     "calibrate",
+    "compile_federation",
     "evaluator",
+    "examples_of",
+    "federation",
+    "population_of",
     "run_event",
     "simulation",
+    "told",
 ]

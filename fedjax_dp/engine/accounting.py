@@ -1,4 +1,4 @@
-"""Tells the ledgers what ran: the bridge from a simulation's rounds to its privacy accounts."""
+"""Tells the ledgers what ran: the bridge from the records of rounds to privacy accounts."""
 
 import json
 from collections.abc import Mapping
@@ -9,20 +9,22 @@ import numpy as np
 from chex import PRNGKey
 from numpy.typing import ArrayLike
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.reads import record_events_of
+from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.compile import Simulation
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.simulate import Simulation
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.claims import RecordEvent
 from fedjax_dp.privacy.clipping import RELATIONS
 
 # A budget that was calibrated to the last bit must not fail on the last bit.
 _SLACK = 1e-9
 
-# What a round costs: events, and the accounts that pay each.
+# What a round of some stage costs: events, and the accounts that pay each.
 _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
 
 
@@ -48,117 +50,95 @@ def require_public_sizes(relation: str, name: str = "relation") -> None:
     checks.require(relation != "add_remove", name, rule, relation)
 
 
-def stages_of(
-    algorithm: FederatedAlgorithm, server: PyTree, first_round: int, num_rounds: int
-) -> np.ndarray:
-    """Foresees the kinds of rounds to come.
-
-    Args:
-      algorithm: the declaration.
-      server: the server's state before them.
-      first_round: rounds done, at least 0.
-      num_rounds: how many rounds are asked for, at least 0.
-
-    Returns:
-      `[num_rounds]`, int32; zeros where rounds are all of a kind.
-    """
-    stages = algorithm.stages
-    if stages is None or num_rounds == 0:
-        return np.zeros(num_rounds, np.int32)
-    rounds = first_round + np.arange(num_rounds)
-    return np.asarray(jax.vmap(lambda r: stages.of(server, r))(rounds), np.int32)
-
-
 class PrivacyAccounting:
     """Keeps one ledger for each unit of privacy that a simulation claims.
 
-    What is charged comes from the parts that ran: the event of a round of clients from the
-    aggregator's mechanism and the participation, the event of a client's local training from its
-    trainer. Sampling of clients never amplifies record-level privacy here: a record pays for every
-    round in which its client took part, or, beside client-level privacy that is amplified by secret
-    cohorts, for every round.
+    What is charged comes from the claims of the parts that ran, and from the records of the rounds:
+    the event of a round of clients from the aggregator's claim and the participation, the event of
+    a client's local training from its trainer's. Sampling of clients never amplifies record-level
+    privacy here: a record pays for every round in which its client took part, or, beside
+    client-level privacy that is amplified by secret cohorts, for every round.
 
     Attributes:
-      ledgers: by unit, "client" and "record"; empty where the simulation claims nothing.
+      ledgers: by unit, "client" and "record"; empty where nothing is claimed.
     """
 
     def __init__(
         self,
-        simulation: Simulation,
-        state: SimulationState,
+        federation: Federation | Simulation,
         relation: str = "zero_out",
         accountant: str | None = None,
+        hyper: Hyper | None = None,
     ):
-        """Opens the ledgers of a simulation.
+        """Opens the ledgers of a federation.
 
         Args:
-          simulation: what will run.
-          state: its state, which holds the numbers that the events depend on.
+          federation: what will run, compiled or not.
           relation: which data are neighbours, "zero_out" or "replace_one". That a unit is there or
             not ("add_remove") is never what holds: a simulation takes rates, steps, divisors and
             weights from the exact numbers of clients and of their records, which are public.
-          accountant: who is asked for ε unless another is named, to be refused now and not after
-            rounds ran; where it is None, "rdp" is asked, and any one that has an analysis will do.
+          accountant: who will be asked for ε, to be refused now and not after rounds ran; any one
+            that has an analysis where it is None.
+          hyper: the numbers that rounds will run with; those of the federation where it is None.
 
         Raises:
           ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
             analysis, or the relation is "add_remove".
         """
         require_public_sizes(relation)
-        self._simulation, self._participation = simulation, simulation.participation
+        bound = federation.federation if isinstance(federation, Simulation) else federation
+        self._federation, self._participation = bound, bound.participation
         self._relation, self._accountant = relation, accountant
-        num_clients = simulation.participation.num_clients
+        num_clients = self._participation.num_clients
         num_units = {"client": 1 if self._charges_everybody else num_clients, "record": num_clients}
-        # By unit and kind of round, what it costs: events, and the accounts that pay each.
+        # By unit and stage, what a round costs: events, and the accounts that pay each.
         self._events: dict[str, list[_Prices]] = {}
-        self._read_events(state)
+        self._numbers: Any = None
+        self._read_events(bound.hyper if hyper is None else hyper)
         self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in self._events}
 
-    def _read_events(self, state: SimulationState) -> None:
-        """Reads off a state what a round costs, unless its numbers are those read before."""
-        algorithm = self._simulation.algorithm
-        events: dict[str, list[_Prices]] = {}
-        if algorithm.aggregator.event is not None:
-            event = self._participation.event(algorithm.aggregator.event(state.aggregator))
+    def _read_events(self, hyper: Hyper) -> None:
+        """Reads off numbers what a round costs, unless they are those read before."""
+        hyper = jax.tree.map(np.asarray, typed(hyper))
+        # With their structure: a number that takes the place of None changes what is charged.
+        numbers, before = jax.tree.flatten(hyper), self._numbers
+        is_same = before is not None and before[1] == numbers[1]
+        if is_same and all(map(np.array_equal, before[0], numbers[0])):
+            return
+        claims, events = self._federation.claims, dict[str, list[_Prices]]()
+        if claims.client is not None:
+            event = self._participation.event(claims.client.event(hyper.aggregator))
             num_units = 1 if self._charges_everybody else self._participation.num_clients
             events["client"] = [[(event, np.arange(num_units))]]
-        record_events = record_events_of(algorithm)
-        if record_events:
-            # Field by field: a number that takes the place of None changes what is charged.
-            numbers = [np.asarray(x) for x in state.config]
-            before = getattr(self, "_numbers", None)
-            is_same = before is not None and all(map(np.array_equal, before, numbers))
-            self._numbers = numbers
-            events["record"] = (
-                self._events["record"]
-                if is_same
-                else [_events_by_client(e, self._simulation, state) for e in record_events]
-            )
+        if claims.record is not None:
+            sizes = self._federation.population.sizes
+            events["record"] = [_events_by_client(e, sizes, hyper) for e in claims.record.events]
         for unit, priced in events.items():
-            if priced is not self._events.get(unit):
-                found = [event for prices in priced for event, _ in prices]
-                _require_analysis(found, unit, self._relation, self._accountant)
-        self._events = events
+            found = [event for prices in priced for event, _ in prices]
+            _require_analysis(found, unit, self._relation, self._accountant)
+        self._events, self._numbers = events, numbers
 
     @property
     def _charges_everybody(self) -> bool:
         return self._participation.sampler.charges_everybody
 
-    def charge(self, info: dict[str, np.ndarray], state: SimulationState | None = None) -> None:
+    def charge(self, record: RoundRecord, hyper: Hyper | None = None) -> None:
         """Charges rounds that ran.
 
+        Whoever was drawn is charged, whatever became of it. A round whose aggregate was not
+        released is charged all the same: what clients sent has left them.
+
         Args:
-          info: as `Simulation.run` returned it, for one or more rounds.
-          state: the state that it returned beside it, from which the numbers that ran are read. It
-            must be given where they were changed since the accounts were opened.
+          record: as `Simulation.run` returned it, for one or more rounds.
+          hyper: the numbers that these rounds ran with. They must be given where they are others
+            than those that the accounts were opened with.
 
         Raises:
           ValueError: if what ran has no analysis.
         """
-        if state is not None:
-            self._read_events(state)
-        participants = np.asarray(info["participants"])
-        stages = np.asarray(info.get("stage", np.zeros(len(participants), np.int32)))
+        if hyper is not None:
+            self._read_events(hyper)
+        participants, stages = np.asarray(record.clients), np.asarray(record.stage)
         for unit, ledger in self.ledgers.items():
             cohorts = None if self._is_everybody_charged(unit) else participants
             self._charge(unit, ledger, stages, cohorts)
@@ -175,7 +155,7 @@ class PrivacyAccounting:
     def _charge(
         self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
     ) -> None:
-        """Charges rounds of these kinds to those who took part, or to everybody without cohorts."""
+        """Charges rounds of these stages to those who took part; to everybody without cohorts."""
         for stage, prices in _by_stage(self._events[unit], stages):
             is_charged = np.full(len(stages), True) if stage is None else stages == stage
             if cohorts is None:
@@ -201,6 +181,7 @@ class PrivacyAccounting:
         epsilon: dict[str, float],
         dp_delta: Mapping[str, ArrayLike],
         accountant: str,
+        hyper: Hyper | None = None,
     ) -> int:
         """Counts the rounds that may still run before any unit's budget is exceeded.
 
@@ -215,6 +196,7 @@ class PrivacyAccounting:
             named are not bounded.
           dp_delta: δ of each unit, a number or one for each account.
           accountant: as for `Ledger.epsilon`.
+          hyper: the numbers that they will run with; those of the federation where it is None.
 
         Returns:
           The number of rounds, from 0 to `num_rounds`.
@@ -222,8 +204,12 @@ class PrivacyAccounting:
         bounded = [unit for unit in self.ledgers if unit in epsilon]
         if not bounded or num_rounds == 0:
             return num_rounds
-        cohorts = None if self._charges_everybody else self._cohorts(state, key, num_rounds)
-        stages = stages_of(self._simulation.algorithm, state.server, int(state.round), num_rounds)
+        numbers = self._federation.hyper if hyper is None else typed(hyper)
+        self._read_events(numbers)
+        first = int(state.round)
+        cohorts = None if self._charges_everybody else self._cohorts(first, key, num_rounds)
+        rounds = first + np.arange(num_rounds, dtype=np.int32)
+        stages = np.asarray(self._federation.stages(state, numbers, rounds))
 
         def exceeds(count: int) -> bool:
             for unit in bounded:
@@ -243,10 +229,10 @@ class PrivacyAccounting:
             fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
         return fits
 
-    def _cohorts(self, state: SimulationState, key: PRNGKey, num_rounds: int) -> np.ndarray:
+    def _cohorts(self, first: int, key: PRNGKey, num_rounds: int) -> np.ndarray:
         """Looks up who will be drawn, `[num_rounds, slots]`, -1 in empty slots."""
         draw_key = fold(key, Purpose.PARTICIPATION)
-        rounds = int(state.round) + np.arange(num_rounds)
+        rounds = first + np.arange(num_rounds)
         draws = jax.vmap(lambda r: self._participation.draw(draw_key, r))(rounds)
         return np.where(draws.is_real, draws.indices, -1)
 
@@ -327,16 +313,16 @@ def _kind(event: Any) -> tuple[Any, ...]:
 
 
 def _events_by_client(
-    record_event: Any, simulation: Simulation, state: SimulationState
+    record_event: RecordEvent, sizes: np.ndarray, hyper: Hyper
 ) -> list[tuple[Any, np.ndarray]]:
     """Groups clients that pay the same for a round."""
-    config = jax.tree.map(np.asarray, state.config)
     groups: dict[Any, list[int]] = {}
     events: dict[Any, Any] = {}
-    for client, size in enumerate(simulation.sizes):
-        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], config)
+    for client, size in enumerate(sizes):
+        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], hyper.local)
         facts = (int(size), *(float(x) for x in jax.tree.leaves(row)))
         if facts not in groups:
-            groups[facts], events[facts] = [], record_event(int(size), row)
+            events[facts] = record_event(int(size), hyper._replace(local=row))
+            groups[facts] = []
         groups[facts].append(client)
     return [(events[facts], np.array(clients)) for facts, clients in groups.items()]

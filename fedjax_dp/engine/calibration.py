@@ -8,22 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import checks
-from fedjax_dp.engine.reads import record_events_of
+from fedjax_dp.engine.cohort import typed
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
 
 
 def run_event(
-    algorithm: FederatedAlgorithm, size: int, config: LocalConfig, num_rounds: int
+    algorithm: FederatedAlgorithm, size: int, hyper: Hyper, num_rounds: int
 ) -> dp_accounting.DpEvent:
     """Composes what one record pays in a run in which its client joins every round.
 
     Args:
       algorithm: the declaration.
       size: examples of the client, at least 0.
-      config: the client's numbers, scalars.
+      hyper: the client's numbers, those of local training scalars.
       num_rounds: rounds of the run, at least 1.
 
     Returns:
@@ -32,35 +31,37 @@ def run_event(
     Raises:
       ValueError: if nothing is claimed for records.
     """
-    return _composed(_priced_stages(algorithm, num_rounds), size, config)
+    return _composed(_priced_stages(algorithm, hyper, num_rounds), size, hyper)
 
 
 def _priced_stages(
-    algorithm: FederatedAlgorithm, num_rounds: int
+    algorithm: FederatedAlgorithm, hyper: Hyper, num_rounds: int
 ) -> list[tuple[Callable[..., Any], int]]:
-    """Pairs the event of each kind of round with how many rounds of it a run has."""
+    """Pairs the event of each stage with how many rounds of it a run has."""
     checks.whole("num_rounds", num_rounds)
-    events = record_events_of(algorithm)
-    checks.require(bool(events), "algorithm", "claim privacy for records", algorithm.name)
-    stages = algorithm.stages
-    if stages is None or len(events) == 1:
-        return [(events[0], num_rounds)]
+    claim = algorithm.record
+    if claim is None:
+        raise ValueError(f"algorithm must claim privacy for records, got {algorithm.name}")
+    if len(claim.events) == 1:
+        return [(claim.events[0], num_rounds)]
 
     @jax.jit
     def initial_stages(key: Any) -> Any:
         # Compiled, so that models which the stages do not depend on are never made.
         server = algorithm.init(key)
-        return jax.vmap(lambda r: stages.of(server, r))(jnp.arange(num_rounds))
+        return jax.vmap(lambda r: algorithm.stage_of(server, hyper, r))(jnp.arange(num_rounds))
 
-    kinds, counts = np.unique(np.asarray(initial_stages(jax.random.key(0))), return_counts=True)
-    return [(events[kind], int(count)) for kind, count in zip(kinds, counts, strict=True)]
+    stages = np.asarray(initial_stages(jax.random.key(0)))
+    return [
+        (claim.at(s), int(n)) for s, n in zip(*np.unique(stages, return_counts=True), strict=True)
+    ]
 
 
 def _composed(
-    priced: list[tuple[Callable[..., Any], int]], size: int, config: LocalConfig
+    priced: list[tuple[Callable[..., Any], int]], size: int, hyper: Hyper
 ) -> dp_accounting.DpEvent:
     return dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(event(size, config), n) for event, n in priced]
+        [dp_accounting.SelfComposedDpEvent(event(size, hyper), n) for event, n in priced]
     )
 
 
@@ -73,7 +74,7 @@ def calibrate(
     *,
     accountant: str = "rdp",
     relation: str = "zero_out",
-) -> FederatedAlgorithm:
+) -> Hyper:
     """Gives every client the noise multiplier that spends its budget over a whole run.
 
     One multiplier a client covers all rounds: those of other batch sizes and those with private
@@ -91,7 +92,8 @@ def calibrate(
       relation: "zero_out" or "replace_one".
 
     Returns:
-      The same declaration with `config.noise_multiplier` of `[num_clients]`, float32, rounded up.
+      The declaration's numbers with `local.noise_multiplier` of `[num_clients]`, float32, rounded
+      up.
 
     Raises:
       ValueError: if nothing is claimed for records, a budget cannot be reached, or there is not one
@@ -99,8 +101,9 @@ def calibrate(
 
     Source: `clustered_dp` sections 4 and 5.
     """
-    algorithm.config.validate(len(sizes))
-    priced = _priced_stages(algorithm, num_rounds)
+    algorithm.check(algorithm.hyper, len(sizes))
+    host = jax.tree.map(np.asarray, typed(algorithm.hyper))
+    priced = _priced_stages(algorithm, host, num_rounds)
     rule = f"be one number or have one for each of the {len(sizes)} clients"
     for name, value in (("epsilon", epsilon), ("dp_delta", dp_delta)):
         checks.require(np.shape(value) in ((), np.shape(sizes)), name, rule, value)
@@ -109,21 +112,21 @@ def calibrate(
     )
     found: dict[Any, float] = {}
     noise = np.ones(len(sizes), np.float32)
-    host = jax.tree.map(np.asarray, algorithm.config)
     budgets = zip(sizes.tolist(), targets.tolist(), deltas.tolist(), strict=True)
     for client, (size, target, delta) in enumerate(budgets):
-        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host)
+        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host.local)
         numbers = row._replace(noise_multiplier=None)
         facts = (size, target, delta, *(float(x) for x in jax.tree.leaves(numbers)))
         if facts not in found:
             found[facts] = 1.0
             if size > 0:
 
-                def whole_run(z: float, size: int = size, row: LocalConfig = row) -> Any:
-                    return _composed(priced, size, row._replace(noise_multiplier=z))
+                def whole_run(z: float, size: int = size, row: Any = row) -> Any:
+                    numbers = host._replace(local=row._replace(noise_multiplier=z))
+                    return _composed(priced, size, numbers)
 
                 found[facts] = calibrate_noise_multiplier(
                     whole_run, target, delta, accountant=accountant, relation=relation
                 )
         noise[client] = np.nextafter(np.float32(found[facts]), np.float32(np.inf))
-    return algorithm._replace(config=algorithm.config._replace(noise_multiplier=noise))
+    return host._replace(local=host.local._replace(noise_multiplier=noise))

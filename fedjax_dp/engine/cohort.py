@@ -1,73 +1,98 @@
-"""Cohorts: who takes part in a round, and where their examples are."""
+"""Cohorts: who takes part in a round, in which slot, on which device."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import Fate
 
 
 class Cohort(NamedTuple):
     """The clients of one round in a fixed number of slots, the real ones first on every device.
 
     Attributes:
-      ids: client indices, `[slots]`, int32.
-      starts: first row of each in the store that the round reads, `[slots]`, int32.
-      sizes: examples of each, `[slots]`, int32; 0 in empty slots.
-      is_real: which slots hold a client, `[slots]`, bool.
+      ids: client indices, `[slots]`, int32; anything in empty slots.
+      fate: what is known of each slot before the round, a `Fate`, `[slots]`, int8: empty, to
+        contribute, or what keeps a client that was drawn from contributing.
       overflow: clients that were drawn and found no slot, int32.
     """
 
     ids: jax.Array
-    starts: jax.Array
-    sizes: jax.Array
-    is_real: jax.Array
+    fate: jax.Array
     overflow: jax.Array
 
+    @property
+    def is_drawn(self) -> jax.Array:
+        """Tells which slots hold a client, `[slots]`, bool."""
+        return self.fate != Fate.EMPTY
 
-class ClientTable(NamedTuple):
-    """Where each client's examples are, on the device.
+
+@flax.struct.dataclass
+class Examples:
+    """The clients' examples as a round reads them.
 
     Attributes:
-      starts: first row of each client, `[num_clients]`, int32.
-      sizes: examples of each client, `[num_clients]`, int32.
+      arrays: all examples, each array `[num_examples, ...]`.
+      starts: first row of each place, `[places]`, int32.
+      sizes: examples of each place, `[places]`, int32.
+      validation: a second split of the same clients' own data, or None.
+      limit: the largest client; static.
+      is_by_slot: whether a place is a slot of the cohort and not a client; static.
     """
 
+    arrays: PyTree
     starts: jax.Array
     sizes: jax.Array
+    validation: "Examples | None" = None
+    limit: int = flax.struct.field(pytree_node=False, default=1)
+    is_by_slot: bool = flax.struct.field(pytree_node=False, default=False)
+
+    def spans(self, ids: jax.Array, is_drawn: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Finds where the examples of a cohort are.
+
+        Args:
+          ids: the client of each slot, `[slots]`.
+          is_drawn: which slots hold a client, `[slots]`.
+
+        Returns:
+          First row and number of rows of each slot, `[slots]`; no rows in empty slots.
+        """
+        if self.is_by_slot:
+            return self.starts, self.sizes
+        return self.starts[ids], jnp.where(is_drawn, self.sizes[ids], 0)
 
 
 def draw_cohort(
     algorithm: FederatedAlgorithm,
     participation: Participation,
-    num_slots: int,
-    num_devices: int,
-    table: ClientTable,
-    config: LocalConfig,
+    layout: Layout,
+    sizes: jax.Array,
+    hyper: Hyper,
     key: PRNGKey,
     round_index: jax.typing.ArrayLike,
 ) -> Cohort:
     """Draws the cohort of a round and orders its slots.
 
     Clients with like numbers of steps come to lie side by side, so that those that are computed
-    together wait little for one another, and devices get every n-th client, so that they share the
-    work evenly. The order changes no client's draws, which follow its index.
+    together wait little for one another. Devices share the work, the longest client going to the
+    device that has least of it so far; where clients keep state, each goes to the device that holds
+    its own. The order changes no client's draws, which follow its index.
 
     Args:
       algorithm: tells how many steps a client takes.
       participation: who joins.
-      num_slots: slots of the cohort, a multiple of `num_devices`.
-      num_devices: devices that share the slots, in equal contiguous parts.
-      table: where clients' examples are.
-      config: the numbers of local training.
+      layout: slots and devices.
+      sizes: examples of each client, `[num_clients]`.
+      hyper: the numbers of the run.
       key: the root key of the run.
       round_index: the round, from 0.
 
@@ -75,65 +100,76 @@ def draw_cohort(
       The cohort.
     """
     drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index)
-    padding = num_slots - participation.capacity
-    ids = jnp.pad(drawn.indices, (0, padding))
-    is_real = jnp.pad(drawn.is_real, (0, padding))
-    steps = jax.vmap(lambda i: algorithm.num_steps(table.sizes[i], config.row(i)))(ids)
-    order = jnp.argsort(jnp.where(is_real, -steps.astype(jnp.float32), jnp.inf))
-    order = order.reshape(-1, num_devices).T.reshape(-1)
-    ids, is_real = ids[order], is_real[order]
-    sizes = jnp.where(is_real, table.sizes[ids], 0)
-    return Cohort(ids, table.starts[ids], sizes, is_real, drawn.overflow)
+    ids, is_real = drawn.indices, drawn.is_real
+    steps = jax.vmap(lambda i: algorithm.num_steps(sizes[i], hyper.local.row(i)))(ids)
+    steps = jnp.where(is_real, steps, -1)
+    order = jnp.argsort(-steps.astype(jnp.float32), stable=True)
+    ids, is_real, steps = ids[order], is_real[order], steps[order]
+    num_devices, is_owned = layout.num_devices, algorithm.clients is not None
+    per_device = layout.slots_per_device(participation, is_owned)
+    if num_devices == 1:
+        slots = jnp.arange(len(ids))
+    else:
+        if is_owned:
+            device = ids // layout.clients_per_device(len(sizes))
+            place = _place_among(jnp.where(is_real, device, num_devices), num_devices)
+        else:
+            device, place = _shared_out(steps, num_devices, per_device)
+        slots = jnp.where(is_real, device * per_device + place, num_devices * per_device)
+    empty = jnp.zeros(num_devices * per_device, jnp.int32)
+    fate = jnp.where(is_real, Fate.CONTRIBUTED, Fate.EMPTY)
+    return Cohort(
+        empty.at[slots].set(ids, mode="drop"),
+        empty.at[slots].set(fate, mode="drop").astype(jnp.int8),
+        drawn.overflow,
+    )
 
 
-class HostCohorts:
-    """Gathers the examples of cohorts from host memory or disk into slabs of few sizes."""
+def _shared_out(steps: jax.Array, num_devices: int, per_device: int) -> tuple[jax.Array, jax.Array]:
+    """Gives clients, longest first, to the device that has least to do: `(device, place)`.
 
-    def __init__(self, data: FederatedData, participation: Participation, placement: Any):
-        """Measures the slab that nearly every cohort fits into.
+    Source: Graham 1969, longest processing time first.
+    """
 
-        Args:
-          data: the population.
-          participation: who joins a round.
-          placement: the device or sharding that slabs go to.
-        """
-        self._data, self._placement = data, placement
-        # No cohort can hold more rows than its largest possible members do together.
-        largest = np.sort(data.sizes)[::-1][: participation.capacity]
-        self._most_rows = max(1, int(largest.sum()))
-        expected = participation.cohort_size * data.num_examples / data.num_clients
-        self._usual_rows = min(self._most_rows, _power_of_two(2 * expected))
+    def give(i, carry):
+        load, count, device, place = carry
+        chosen = jnp.argmin(jnp.where(count < per_device, load, jnp.inf))
+        return (
+            load.at[chosen].add(steps[i].astype(jnp.float32)),
+            count.at[chosen].add(1),
+            device.at[i].set(chosen.astype(jnp.int32)),
+            place.at[i].set(count[chosen]),
+        )
 
-    def gather(self, cohort: Cohort) -> tuple[PyTree, Cohort]:
-        """Reads a cohort's examples and puts them on the device.
-
-        The slab has room for twice the expected rows, or for the next power of two where a cohort
-        needs more, so that a round is compiled once or for very few sizes and no slab is as large
-        as the population because a sampler might draw all of it.
-
-        Args:
-          cohort: the cohort as it was drawn from the population, on the host.
-
-        Returns:
-          The slab, each array `[rows, ...]`, and the cohort with `starts` that point into it.
-        """
-        is_real = np.asarray(cohort.is_real)
-        ids = np.asarray(cohort.ids)[is_real]
-        sizes = self._data.sizes[ids]
-        ends = np.cumsum(sizes)
-        num_rows = int(sizes.sum())
-        slab_rows = max(self._usual_rows, min(self._most_rows, _power_of_two(num_rows)))
-        starts = np.zeros(len(is_real), np.int32)
-        starts[is_real] = ends - sizes
-        part = self._data.select(ids).examples if len(ids) else {}
-        slab = {}
-        for name, array in self._data.examples.items():
-            slab[name] = np.zeros((slab_rows, *array.shape[1:]), array.dtype)
-            if len(ids):
-                slab[name][:num_rows] = part[name]
-        slab, starts_there = jax.device_put((slab, starts), self._placement)
-        return slab, cohort._replace(starts=starts_there)
+    nobody = jnp.zeros(len(steps), jnp.int32)
+    start = jnp.zeros(num_devices), jnp.zeros(num_devices, jnp.int32), nobody, nobody
+    num_real = jnp.sum(steps >= 0)
+    return jax.lax.fori_loop(0, num_real, give, start)[2:]
 
 
-def _power_of_two(rows: float) -> int:
-    return 1 << max(int(np.ceil(rows)) - 1, 0).bit_length()
+def _place_among(group: jax.Array, num_groups: int) -> jax.Array:
+    """Counts, for each entry, those of the same group before it."""
+    order = jnp.argsort(group, stable=True)
+    first = jnp.searchsorted(group[order], jnp.arange(num_groups + 1))
+    rank = jnp.arange(len(group)) - first[group[order]]
+    return jnp.zeros(len(group), jnp.int32).at[order].set(rank.astype(jnp.int32))
+
+
+def typed(hyper: Hyper) -> Hyper:
+    """Gives numbers the types that a round is traced for.
+
+    Args:
+      hyper: Python or NumPy numbers, or arrays.
+
+    Returns:
+      The same as NumPy arrays of 32 bits, but for JAX arrays, which are theirs already.
+    """
+
+    def of_32_bits(x):
+        if isinstance(x, jax.Array):
+            return x
+        array = np.asarray(x)
+        kind = {"f": np.float32, "i": np.int32, "u": np.int32}.get(array.dtype.kind)
+        return array if kind is None else array.astype(kind)
+
+    return jax.tree.map(of_32_bits, hyper)

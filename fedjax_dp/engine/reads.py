@@ -1,6 +1,5 @@
 """Lets only those read a client's records whose price is charged."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,33 +7,19 @@ import numpy as np
 from chex import PRNGKey
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
-from fedjax_dp.clients.base import ClientData, Exact, LocalConfig, RecordEvent
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
+from fedjax_dp.clients.base import ClientData, Exact
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
-
-
-def record_events_of(algorithm: FederatedAlgorithm) -> tuple[Callable[..., Any], ...]:
-    """Lists what a record pays for each kind of round.
-
-    Args:
-      algorithm: the declaration.
-
-    Returns:
-      `(size, config) -> DpEvent` by stage, a single one where rounds are all of a kind; empty where
-      nothing is claimed for records.
-    """
-    if algorithm.stages is not None and algorithm.stages.record_events:
-        return algorithm.stages.record_events
-    return () if algorithm.record_event is None else (algorithm.record_event,)
+from fedjax_dp.privacy.claims import RecordEvent
 
 
 def run_client(
     algorithm: FederatedAlgorithm,
     server: PyTree,
-    row: PyTree,
+    own: PyTree,
     client: ClientData,
-    config: LocalConfig,
+    hyper: Hyper,
     key: PRNGKey,
 ) -> ClientOutput:
     """Runs one client's round.
@@ -47,9 +32,9 @@ def run_client(
     Args:
       algorithm: the declaration.
       server: the server's state.
-      row: the client's state.
+      own: the client's state.
       client: the client with its records.
-      config: the client's numbers.
+      hyper: the client's numbers.
       key: the client's key of this round.
 
     Returns:
@@ -58,23 +43,23 @@ def run_client(
     Raises:
       ValueError: while the round is traced, if records are read that no event covers.
     """
-    prices = record_events_of(algorithm)
-    if not prices:
-        return algorithm.client(server, row, client, config, key)
+    claim = algorithm.record
+    if claim is None:
+        return algorithm.client(server, own, client, hyper, key)
     costs: list[tuple[str, RecordEvent]] = []
 
     def opener(reader: str, event: RecordEvent | None) -> ClientData:
         rule = f"have an event in {algorithm.name}, which claims privacy for records"
-        is_said = event is not None or algorithm.not_covered is not None
+        is_said = event is not None or claim.not_covered is not None
         checks.require(is_said, f"{reader}, which reads records,", rule, event)
         if event is not None:
             costs.append((reader, event))
         return client
 
-    output = algorithm.client(server, row, client.public(opener), config, key)
-    charged = _mechanisms(prices, algorithm.config, client.limit)
+    output = algorithm.client(server, own, client.public(opener), hyper, key)
+    charged = _mechanisms(claim.events, algorithm.hyper, client.limit)
     for reader, event in costs:
-        cost = _mechanisms([event], algorithm.config, client.limit)
+        cost = _mechanisms([event], algorithm.hyper.local, client.limit)
         rule = f"be charged by {algorithm.name}, whose record events hold {sorted(charged)}"
         checks.require(cost <= charged, f"{reader}, which reads records,", rule, sorted(cost))
     return _without_exact(output, algorithm.name)
@@ -86,16 +71,18 @@ def _without_exact(output: ClientOutput, name: str) -> ClientOutput:
     def is_exact(part: Any) -> bool:
         return isinstance(part, Exact)
 
-    sent = jax.tree.leaves((output.update, output.weight, output.row), is_leaf=is_exact)
+    sent = jax.tree.leaves((output.update, output.weight, output.state), is_leaf=is_exact)
     rule = f"stay metrics in {name}, which claims privacy for records that no noise protects here"
     checks.require(not any(map(is_exact, sent)), "metrics of local training", rule, "one sent")
-    opened = jax.tree.map(lambda m: m.value if is_exact(m) else m, output.metrics, is_leaf=is_exact)
-    return output._replace(metrics=opened)
+    training, info = jax.tree.map(
+        lambda m: m.value if is_exact(m) else m, (output.training, output.info), is_leaf=is_exact
+    )
+    return output._replace(training=training, info=info)
 
 
-def _mechanisms(events: Any, config: LocalConfig, size: int) -> set[str]:
+def _mechanisms(events: Any, numbers: Any, size: int) -> set[str]:
     """Names the mechanisms that events are composed of, for a client of some size."""
-    row = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[0], config)
+    row = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[0], numbers)
     # Events are computed on the host, also while a round is traced.
     with jax.ensure_compile_time_eval():
         return set().union(*(_names(event(size, row)) for event in events))

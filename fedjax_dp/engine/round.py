@@ -1,23 +1,22 @@
 """One round as a pure function: gather, train, reduce, noise, step, scatter."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, Round
+from fedjax_dp.clients.base import ClientData, TrainingMetrics
 from fedjax_dp.core import sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.cohort import Cohort
+from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.layout import AXIS, CHUNK_AXIS, Layout
 from fedjax_dp.engine.reads import run_client
-
-AXIS = "clients"
-_CHUNK_AXIS = "chunk"
+from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, training_info
+from fedjax_dp.server.base import RoundKey, Stack, Stacked
 
 
 class SimulationState(NamedTuple):
@@ -26,186 +25,156 @@ class SimulationState(NamedTuple):
     Attributes:
       server: the algorithm's server state.
       aggregator: the aggregator's state.
-      rows: client state, `[num_clients, ...]`, or None.
-      config: the numbers of local training, scalars or `[num_clients]`.
+      clients: what clients keep, `[num_clients, ...]`, or None; with several devices padded to a
+        multiple of them.
       round: rounds done, int32.
     """
 
     server: PyTree
     aggregator: PyTree
-    rows: PyTree
-    config: LocalConfig
+    clients: PyTree
     round: jax.Array
 
 
-class RoundShape(NamedTuple):
-    """The static choices of a compiled round.
-
-    Attributes:
-      limit: the largest client.
-      chunk: clients that are computed side by side.
-      mesh: devices that share the cohort, or None for one device.
-    """
-
-    limit: int
-    chunk: int
-    mesh: Mesh | None
-
-
 class _Slots(NamedTuple):
+    """What a round reads of each slot, `[slots]`."""
+
+    ids: jax.Array
+    starts: jax.Array
+    sizes: jax.Array
+    takes_part: jax.Array
+    # Where in the table of client states this slot's is, on its own device.
+    places: jax.Array
+    validation: tuple[jax.Array, jax.Array] | None
+
+
+class _Outcome(NamedTuple):
     """What each slot ends with, `[slots, ...]`; the contribution only where it is stacked."""
 
-    row: PyTree
-    metrics: dict[str, jax.Array]
+    own: PyTree
+    metrics: TrainingMetrics | None
+    info: Any
     contribution: PyTree
     is_finite: jax.Array
 
 
-def run_round(
+class _Context(NamedTuple):
+    """What all slots of a round share."""
+
+    state: SimulationState
+    hyper: Hyper
+    examples: Examples
+    round: Round
+    key: PRNGKey
+
+
+def play_round(
     algorithm: FederatedAlgorithm,
-    shape: RoundShape,
+    layout: Layout,
     state: SimulationState,
-    examples: PyTree,
+    hyper: Hyper,
+    examples: Examples,
     cohort: Cohort,
     key: PRNGKey,
-) -> tuple[SimulationState, dict[str, jax.Array]]:
-    """Runs one round on a cohort that is already drawn.
+) -> tuple[SimulationState, RoundRecord, RoundInfo]:
+    """Plays one round with a cohort that is already drawn.
 
     Args:
       algorithm: what is run.
-      shape: the static choices.
-      state: the state before the round.
-      examples: the store that the cohort's rows point into, each array `[num_examples, ...]`.
+      layout: the static choices.
+      state: the state before the round; where examples are given by slot, so is what clients keep,
+        `[slots, ...]`.
+      hyper: the numbers of the round.
+      examples: what the cohort's clients own.
       cohort: who takes part.
       key: the root key of the run, the same every round.
 
     Returns:
-      The state after the round and its info: scalars, `update_norm_quantiles`, `participants`
-      (client indices, -1 in empty slots), and `stage` where the algorithm has kinds of round.
+      The state after the round, its record and its info.
     """
-    mesh = shape.mesh
-    if mesh is None:
-        total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)
+    stage = jnp.asarray(algorithm.stage_of(state.server, hyper, state.round), jnp.int32)
+    round = Round(state.round, stage)
+    round_key = RoundKey(
+        fold(key, Purpose.PUBLIC, state.round), fold(key, Purpose.CENTRAL_NOISE, state.round)
+    )
+    context = _Context(state, hyper, examples, round, key)
+    slots = _slots_of(layout, context, cohort)
+    total, outcome = _over_devices(algorithm, layout, context, slots)
+
+    contributes = slots.takes_part & outcome.is_finite
+    aggregator = algorithm.aggregator
+    if isinstance(aggregator, Stacked):
+        gathered: Any = Stack(outcome.contribution, slots.ids, contributes)
     else:
-        num_devices = mesh.size
-
-        def on_each_device(state, examples, cohort, key):
-            total, slots = _run_slots(algorithm, shape, state, examples, cohort, key)
-            return _over_devices(total, num_devices), slots
-
-        by_slot = Cohort(P(AXIS), P(AXIS), P(AXIS), P(AXIS), P())  # type: ignore[arg-type]
-        total, slots = jax.shard_map(
-            on_each_device,
-            mesh=mesh,
-            in_specs=(P(), P(), by_slot, P()),
-            out_specs=(P(), P(AXIS)),
-            check_vma=False,
-        )(state, examples, cohort, key)
-
-    contributes = cohort.is_real & slots.is_finite
-    is_stacked = algorithm.aggregator.is_stacked
-    gathered = (slots.contribution, contributes) if is_stacked else sums.value(total)
-    aggregator, aggregate, info = algorithm.aggregator.combine(
-        state.aggregator, gathered, _round_key(key, state)
+        gathered = sums.value(total)
+    kept, aggregate, told = aggregator.combine(
+        state.aggregator, hyper.aggregator, gathered, round_key
     )
     # Finite contributions may overflow in their sum; then nobody has contributed.
     is_finite = trees.is_finite(aggregate)
     aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
     contributes = contributes & is_finite
-    server = algorithm.server_step(state.server, aggregate, state.round)
-    rows = state.rows
-    if rows is not None:
-        num_clients = jax.tree.leaves(rows)[0].shape[0]
-        target = jnp.where(contributes, cohort.ids, num_clients)
-        rows = jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), rows, slots.row)
-    if algorithm.stages is not None:
-        info = info | {"stage": jnp.int32(algorithm.stages.of(state.server, state.round))}
-    after = SimulationState(server, aggregator, rows, state.config, state.round + 1)
-    return after, info | _round_info(shape, cohort, contributes, slots.metrics)
+    step_key = fold(key, Purpose.SERVER_STEP, state.round)
+    server, of_server = algorithm.server_step(state.server, aggregate, hyper, round, step_key)
+    clients = _finished(
+        algorithm, layout, context, slots, outcome.own, contributes, server, aggregate
+    )
+    fate = jnp.where(slots.takes_part & ~contributes, Fate.NOT_FINITE, cohort.fate)
+    record = RoundRecord(
+        clients=jnp.where(cohort.is_drawn, cohort.ids, -1),
+        fate=fate.astype(jnp.int8),
+        overflow=cohort.overflow,
+        stage=stage,
+        is_released=jnp.bool_(True),
+    )
+    info = _info(layout, outcome, contributes, told, of_server)
+    return SimulationState(server, kept, clients, state.round + 1), record, info
 
 
-def _round_key(key: PRNGKey, state: SimulationState) -> PRNGKey:
-    return fold(key, Purpose.CENTRAL_NOISE, state.round)
-
-
-def _run_slots(
-    algorithm: FederatedAlgorithm,
-    shape: RoundShape,
-    state: SimulationState,
-    examples: PyTree,
-    cohort: Cohort,
-    key: PRNGKey,
-) -> tuple[PyTree, _Slots]:
-    """Streams over the chunks of a cohort; returns the sum of contributions and what slots keep."""
-    chunk, aggregator = shape.chunk, algorithm.aggregator
-    round_key = _round_key(key, state)
-    chunk_axis = _CHUNK_AXIS if chunk > 1 else None
-
-    def one_client(index, start, size, is_real):
-        client = ClientData(
-            examples, start, size, index, shape.limit, chunk_axis, round=state.round
-        )
-        row = None if state.rows is None else trees.take(state.rows, index)
-        client_key = fold(key, Purpose.CLIENT, state.round, index)
-        config = state.config.row(index)
-        output = run_client(algorithm, state.server, row, client, config, client_key)
-        contribution = aggregator.contribute(state.aggregator, output.update, output.weight)
-        contribution = jax.tree.map(trees.at_least_float32, contribution)
-        # A finite update can still overflow on its way into the sum, and clipping hides one that is
-        # not finite: both ends are looked at.
-        is_finite = trees.is_finite((output.update, output.weight, output.row, contribution))
-        contributes = is_real & is_finite
-        contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
-        if aggregator.encode is not None:
-            own_key = fold(client_key, Purpose.ENCODING)
-            message = aggregator.encode(state.aggregator, contribution, round_key, own_key)
-            contribution = trees.where(is_real, message, trees.zeros_like(message))
-        kept = trees.where(contributes, output.row, row)
-        metrics = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.metrics)
-        return contribution, kept, metrics, is_finite
-
-    def chunk_of(c):
-        part = jax.tree.map(
-            lambda a: jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk),
-            (cohort.ids, cohort.starts, cohort.sizes, cohort.is_real),
-        )
-        if chunk > 1:
-            return jax.vmap(one_client, axis_name=_CHUNK_AXIS)(*part)
-        return jax.tree.map(lambda a: a[None], one_client(*(a[0] for a in part)))
-
-    def body(c, carry):
-        total, slots = carry
-        contribution, row, metrics, is_finite = chunk_of(c)
-        if not aggregator.is_stacked:
-            total = sums.merge(total, sums.over_first_axis(contribution))
-            contribution = None
-        written = jax.tree.map(
-            lambda all_slots, new: jax.lax.dynamic_update_slice_in_dim(
-                all_slots, new, c * chunk, axis=0
-            ),
-            slots,
-            _Slots(row, metrics, contribution, is_finite),
-        )
-        return total, written
-
-    contribution, row, metrics, is_finite = jax.eval_shape(chunk_of, 0)
-    num_slots = cohort.ids.shape[0]
-
-    def empty(tree):
-        return jax.tree.map(lambda s: jnp.zeros((num_slots, *s.shape[1:]), s.dtype), tree)
-
-    if aggregator.is_stacked:
-        total = None
+def _slots_of(layout: Layout, context: _Context, cohort: Cohort) -> _Slots:
+    examples, clients = context.examples, context.state.clients
+    starts, sizes = examples.spans(cohort.ids, cohort.is_drawn)
+    num_slots = len(cohort.ids)
+    if examples.is_by_slot:
+        places = jnp.arange(num_slots) % (num_slots // layout.num_devices)
+    elif clients is None:
+        places = cohort.ids
     else:
-        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), contribution)
-        total, contribution = sums.zeros_like(one), None
-    carry = total, empty(_Slots(row, metrics, contribution, is_finite))
-    # The real slots come first: chunks behind them are never computed.
-    num_chunks = -(-jnp.sum(cohort.is_real) // chunk)
-    return jax.lax.fori_loop(0, num_chunks, body, carry)
+        places = cohort.ids % (len(jax.tree.leaves(clients)[0]) // layout.num_devices)
+    validation = examples.validation
+    return _Slots(
+        cohort.ids,
+        starts,
+        sizes,
+        cohort.fate == Fate.CONTRIBUTED,
+        places,
+        None if validation is None else validation.spans(cohort.ids, cohort.is_drawn),
+    )
 
 
-def _over_devices(total: PyTree, num_devices: int) -> PyTree:
+def _over_devices(
+    algorithm: FederatedAlgorithm, layout: Layout, context: _Context, slots: _Slots
+) -> tuple[PyTree, _Outcome]:
+    """Runs the slots of all devices; the sum of contributions is the same on each."""
+    if layout.mesh is None:
+        return _run_slots(algorithm, layout, context, slots)
+
+    def on_each_device(context, clients, slots):
+        own_part = context._replace(state=context.state._replace(clients=clients))
+        total, outcome = _run_slots(algorithm, layout, own_part, slots)
+        return _added_up(total, layout.num_devices), outcome
+
+    shared = context._replace(state=context.state._replace(clients=None))
+    return jax.shard_map(
+        on_each_device,
+        mesh=layout.mesh,
+        in_specs=(P(), P(AXIS), P(AXIS)),
+        out_specs=(P(), P(AXIS)),
+        check_vma=False,
+    )(shared, context.state.clients, slots)
+
+
+def _added_up(total: PyTree, num_devices: int) -> PyTree:
     """Adds up the running sums of all devices, in the same order on each."""
     everywhere = jax.lax.all_gather(total, AXIS)
     first, *others = (trees.take(everywhere, i) for i in range(num_devices))
@@ -214,40 +183,156 @@ def _over_devices(total: PyTree, num_devices: int) -> PyTree:
     return first
 
 
-def _round_info(
-    shape: RoundShape, cohort: Cohort, contributes: jax.Array, metrics: dict[str, jax.Array]
-) -> dict[str, jax.Array]:
-    num_participants = jnp.sum(cohort.is_real)
-    info = {
-        "participants": jnp.where(cohort.is_real, cohort.ids, -1),
-        "num_participants": num_participants,
-        "num_non_finite": num_participants - jnp.sum(contributes),
-        "num_overflow": cohort.overflow,
-    }
-    if "num_read" in metrics:
-        read = jnp.sum(metrics["num_read"].astype(jnp.float32))
-        computed = metrics["num_computed"].astype(jnp.float32).reshape(-1, shape.chunk)
-        computed = jnp.sum(jnp.max(computed, axis=1) * shape.chunk)
-        info["train_loss"] = jnp.sum(metrics["loss_sum"]) / jnp.maximum(read, 1.0)
-        info["clipped_share"] = jnp.sum(metrics["num_clipped"]) / jnp.maximum(read, 1.0)
-        info["num_examples"] = read
-        info["padding_share"] = jnp.where(computed > 0, 1.0 - read / computed, 0.0)
-        info["num_record_overflow"] = jnp.sum(metrics["overflow"])
-    if "update_norm" in metrics:
-        norms = jnp.where(contributes, metrics["update_norm"], jnp.nan)
-        quantiles = jnp.nanquantile(norms, jnp.array([0.0, 0.1, 0.5, 0.9, 1.0]))
-        info["update_norm_quantiles"] = jnp.where(jnp.isnan(quantiles), 0.0, quantiles)
-    for name in sorted(set(metrics) - _TRAINER_METRICS):
-        mean = jnp.sum(metrics[name]) / jnp.maximum(jnp.sum(contributes), 1)
-        info[f"client_{name}"] = mean
-    return info
+def _run_slots(
+    algorithm: FederatedAlgorithm, layout: Layout, context: _Context, slots: _Slots
+) -> tuple[PyTree, _Outcome]:
+    """Streams over the chunks of a cohort; returns the sum of contributions and what slots keep."""
+    chunk, is_stacked = layout.chunk, isinstance(algorithm.aggregator, Stacked)
+
+    def chunk_of(c):
+        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk), slots)
+
+        def run(slot):
+            return _run_slot(algorithm, context, slot, CHUNK_AXIS if chunk > 1 else None)
+
+        if chunk > 1:
+            return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
+        return jax.tree.map(lambda a: a[None], run(jax.tree.map(lambda a: a[0], part)))
+
+    def body(c, carry):
+        total, outcome = carry
+        new = chunk_of(c)
+        if not is_stacked:
+            total = sums.merge(total, sums.over_first_axis(new.contribution))
+            new = new._replace(contribution=None)
+        written = jax.tree.map(
+            lambda all_slots, part: jax.lax.dynamic_update_slice_in_dim(
+                all_slots, part, c * chunk, axis=0
+            ),
+            outcome,
+            new,
+        )
+        return total, written
+
+    shapes, total = jax.eval_shape(chunk_of, 0), None
+    if not is_stacked:
+        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), shapes)
+        total, shapes = sums.zeros_like(one.contribution), shapes._replace(contribution=None)
+    num_slots = len(slots.ids)
+    empty = jax.tree.map(lambda s: jnp.zeros((num_slots, *s.shape[1:]), s.dtype), shapes)
+    # Those who take part come first: chunks behind the last of them are never computed.
+    behind_last = jnp.max(jnp.where(slots.takes_part, jnp.arange(1, num_slots + 1), 0))
+    return jax.lax.fori_loop(0, -(-behind_last // chunk), body, (total, empty))
 
 
-_TRAINER_METRICS = {
-    "loss_sum",
-    "num_read",
-    "num_clipped",
-    "num_computed",
-    "overflow",
-    "update_norm",
-}
+def _run_slot(
+    algorithm: FederatedAlgorithm, context: _Context, slot: _Slots, chunk_axis: str | None
+) -> _Outcome:
+    """Runs one client and masks what it sends."""
+    state, hyper, aggregator = context.state, context.hyper, algorithm.aggregator
+    client = _client(context, slot, chunk_axis)
+    own = None if state.clients is None else trees.take(state.clients, slot.places)
+    key = fold(context.key, Purpose.CLIENT, context.round.index, slot.ids)
+    output = run_client(algorithm, state.server, own, client, hyper.of_client(slot.ids), key)
+    contribution = aggregator.contribute(
+        state.aggregator, hyper.aggregator, output.update, output.weight, slot.ids
+    )
+    contribution = jax.tree.map(trees.at_least_float32, contribution)
+    # A finite update can still overflow on its way into the sum, and clipping hides one that is not
+    # finite: both ends are looked at.
+    is_finite = trees.is_finite((output.update, output.weight, output.state, contribution))
+    contributes = slot.takes_part & is_finite
+    contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
+    if not isinstance(aggregator, Stacked) and aggregator.encoders:
+        public_key = fold(context.key, Purpose.PUBLIC, context.round.index)
+        for i, encode in enumerate(aggregator.encoders):
+            own_key = fold(key, Purpose.ENCODING, i)
+            contribution = encode(
+                state.aggregator, hyper.aggregator, contribution, public_key, own_key
+            )
+        # What is not sent adds neither itself nor its share of the noise.
+        zeros = trees.zeros_like(contribution)
+        contribution = trees.where(slot.takes_part, contribution, zeros)
+    shown = jax.tree.map(lambda m: jnp.where(contributes, m, 0), (output.training, output.info))
+    kept = trees.where(contributes, output.state, own)
+    return _Outcome(kept, *shown, contribution, is_finite)
+
+
+def _client(context: _Context, slot: _Slots, chunk_axis: str | None) -> ClientData:
+    def view(examples: Examples, start: jax.Array, size: jax.Array) -> ClientData:
+        return ClientData(
+            examples.arrays,
+            start,
+            size,
+            slot.ids,
+            examples.limit,
+            chunk_axis,
+            context.round.index,
+            context.round.stage,
+        )
+
+    client = view(context.examples, slot.starts, slot.sizes)
+    if slot.validation is None:
+        return client
+    assert context.examples.validation is not None
+    return client.replace(validation=view(context.examples.validation, *slot.validation))
+
+
+def _finished(
+    algorithm: FederatedAlgorithm,
+    layout: Layout,
+    context: _Context,
+    slots: _Slots,
+    own: PyTree,
+    contributes: jax.Array,
+    server: PyTree,
+    aggregate: PyTree,
+) -> PyTree:
+    """Puts what clients keep back into its table, finished with what the round came to."""
+    if algorithm.clients is None:
+        return None
+    finish, for_everybody = algorithm.clients.finish, algorithm.clients.finishes_everybody
+
+    def finished(table, ids):
+        if finish is None:
+            return table
+
+        def one(part):
+            row, index = part
+            return finish(server, aggregate, row, context.hyper.of_client(index))
+
+        return jax.lax.map(one, (table, ids), batch_size=layout.chunk)
+
+    def put_back(table, own, slots, contributes):
+        num_rows = len(jax.tree.leaves(table)[0])
+        if not for_everybody:
+            own = finished(own, slots.ids)
+        target = jnp.where(contributes, slots.places, num_rows)
+        table = jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), table, own)
+        if not for_everybody:
+            return table
+        if context.examples.is_by_slot:
+            return finished(table, slots.ids)
+        first = 0 if layout.mesh is None else jax.lax.axis_index(AXIS) * num_rows
+        return finished(table, first + jnp.arange(num_rows))
+
+    if layout.mesh is not None:
+        put_back = jax.shard_map(
+            put_back,
+            mesh=layout.mesh,
+            in_specs=(P(AXIS),) * 4,
+            out_specs=P(AXIS),
+            check_vma=False,
+        )
+    return put_back(context.state.clients, own, slots, contributes)
+
+
+def _info(
+    layout: Layout, outcome: _Outcome, contributes: jax.Array, told: Any, of_server: Any
+) -> RoundInfo:
+    training = None
+    if outcome.metrics is not None:
+        training = training_info(outcome.metrics, contributes, layout.chunk)
+    count = jnp.maximum(jnp.sum(contributes), 1)
+    of_clients = {name: jnp.sum(value) / count for name, value in outcome.info.items()}
+    return RoundInfo(training, of_clients, dict(told), dict(of_server))

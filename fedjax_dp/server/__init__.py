@@ -1,9 +1,8 @@
 """Aggregators and server steps."""
 
-from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.base import Aggregator, RoundKey, Stack, Stacked, Summed, stateless
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
-    ClusterUpdate,
     Similarity,
     mean_per_cluster,
     similarity_of,
@@ -27,7 +26,6 @@ from fedjax_dp.server.mixture import (
     principal_features,
 )
 from fedjax_dp.server.noise_aware import (
-    NamedUpdate,
     inverse_noise_weights,
     noise_aware_mean,
     weighted_by_client,
@@ -54,14 +52,16 @@ from fedjax_dp.server.robust_pca import (
 __all__ = [
     "Aggregator",
     "ClusterAggregate",
-    "ClusterUpdate",
     "Clusters",
     "Decomposition",
     "Mixture",
     "ModelChoice",
-    "NamedUpdate",
     "NoiseEstimate",
+    "RoundKey",
     "Similarity",
+    "Stack",
+    "Stacked",
+    "Summed",
     "adaptive_gaussian_mean",
     "apply_aggregate",
     "bounded_laplace_mean",

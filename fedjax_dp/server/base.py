@@ -95,6 +95,27 @@ class Stacked(NamedTuple):
 Aggregator: TypeAlias = Summed | Stacked
 
 
+def bound_of(aggregator: Aggregator | None, structure: PyTree, numbers: Any) -> Any:
+    """Finds how long an update may be before an aggregator shortens it.
+
+    Args:
+      aggregator: one that claims privacy for clients.
+      structure: the shapes of an update.
+      numbers: the aggregator's; may be traced.
+
+    Returns:
+      The L2 bound, at the start of the run where it adapts.
+
+    Raises:
+      ValueError: if nothing bounds an update.
+    """
+    claim = None if aggregator is None else aggregator.claim
+    if not isinstance(claim, ClientClaim):
+        raise ValueError("aggregator must bound an update, got one that claims no sensitivity")
+    assert aggregator is not None
+    return claim.sensitivity(aggregator.init(structure), numbers).l2
+
+
 def stateless(structure: PyTree) -> tuple[()]:
     """Gives the state of an aggregator that keeps none.
 

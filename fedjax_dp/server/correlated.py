@@ -3,10 +3,9 @@
 from functools import partial
 
 from fedjax_dp.core import trees
-from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import mechanisms
-from fedjax_dp.privacy.correlated_noise import BandedNoise
 from fedjax_dp.privacy.claims import ClientClaim
+from fedjax_dp.privacy.correlated_noise import BandedNoise
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.private import private_mean
 

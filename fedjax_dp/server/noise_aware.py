@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked, Summed, stateless
 from fedjax_dp.server.robust_pca import check_options, estimate_noise
 
@@ -36,7 +35,8 @@ def weighted_by_client(num_clients: int) -> Summed:
       num_clients: the population, at least 1.
 
     Returns:
-      The aggregator, streamed; without any weight the aggregate is zero. Its info holds `weights`, `[num_clients]`, which sum to one over the cohort.
+      The aggregator, streamed; without any weight the aggregate is zero. Its info holds
+      `weights`, `[num_clients]`, which sum to one over the cohort.
     """
     checks.whole("num_clients", num_clients)
 
@@ -131,8 +131,7 @@ def noise_aware_mean(
         update, weight = stack.contributions
         # What says nothing holds no noise, and would take all of the weight.
         squares = [
-            jnp.sum(jnp.square(x.reshape(len(weight), -1)), 1)
-            for x in jax.tree.leaves(update)
+            jnp.sum(jnp.square(x.reshape(len(weight), -1)), 1) for x in jax.tree.leaves(update)
         ]
         counts = stack.is_real & (weight > 0) & (sum(squares) > 0)
         clients = stack.senders

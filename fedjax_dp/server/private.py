@@ -14,12 +14,11 @@ from fedjax_dp.core.ranges import NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
+from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 from fedjax_dp.privacy.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms import Mechanism
-from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 from fedjax_dp.server.base import Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
-
 
 # What a private mean may be given, and swept over.
 RANGES = {
@@ -78,9 +77,7 @@ def private_mean(
         sensitivity=lambda state, numbers: mechanism_of(numbers).sensitivity,
         event=lambda numbers: mechanism_of(numbers).event(),
     )
-    return Summed(
-        stateless, contribute, combine, numbers=start, ranges=RANGES, claim=claim
-    )
+    return Summed(stateless, contribute, combine, numbers=start, ranges=RANGES, claim=claim)
 
 
 def gaussian_mean(
@@ -138,14 +135,10 @@ def by_realised_count(mean: Summed) -> Summed:
         return state, trees.scale(aggregate, factor), info
 
     reason = "how many clients took part, which depends on who is there, scales the noise"
-    return mean._replace(
-        contribute=contribute, combine=combine, claim=UnclaimedNoise(reason)
-    )
+    return mean._replace(contribute=contribute, combine=combine, claim=UnclaimedNoise(reason))
 
 
-def laplace_mean(
-    clip_norm: float, noise_multiplier: float, expected_cohort_size: float
-) -> Summed:
+def laplace_mean(clip_norm: float, noise_multiplier: float, expected_cohort_size: float) -> Summed:
     """Builds the private mean with Laplace noise on updates clipped in L1 norm.
 
     Guarantee: unit of privacy is one client; one release on a given cohort is pure

@@ -1,15 +1,20 @@
-"""How a round is executed: chunk, devices, placement. Speed and memory, never results."""
+"""How a round is laid out: chunk, devices, placement. Speed and memory, never results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.devices import memory_per_device
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.models.cost import Cost
 
+# The mesh axis that clients are shared out over, and the one of a chunk that is vmapped.
+AXIS = "clients"
+CHUNK_AXIS = "chunk"
 # Clients share a chunk until a pass through its loop body does this many floating-point operations:
 # small models gain from wide chunks, large ones fill the machine alone.
 _OPERATIONS_PER_CHUNK = {"cpu": 5e7, "gpu": 1e11, "tpu": 1e11}
@@ -22,6 +27,55 @@ _LIVE_VALUES = 8
 _CLIENTS_PER_DEVICE = 4
 # A population up to this share of a device's memory is kept there whole.
 _RESIDENT_BYTES = 2 * 2**30
+
+
+class Layout(NamedTuple):
+    """The static choices of a round.
+
+    Attributes:
+      chunk: clients that are computed side by side.
+      mesh: devices that share the cohort, or None for one device.
+      is_roomy: whether devices have twice the slots that an even number of clients needs, so that
+        work can be shared out by its length; not where the whole stack of updates is kept.
+    """
+
+    chunk: int = 1
+    mesh: Mesh | None = None
+    is_roomy: bool = False
+
+    @property
+    def num_devices(self) -> int:
+        """Counts the devices."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    def clients_per_device(self, num_clients: int) -> int:
+        """Counts the clients whose state a device holds.
+
+        Args:
+          num_clients: the population.
+
+        Returns:
+          The number; the last device may hold fewer.
+        """
+        return -(-num_clients // self.num_devices)
+
+    def slots_per_device(self, participation: Participation, is_owned: bool = False) -> int:
+        """Counts the slots of a device.
+
+        Args:
+          participation: who joins a round.
+          is_owned: whether each client goes to the device that holds its state.
+
+        Returns:
+          A multiple of the chunk.
+        """
+        slots = -(-participation.capacity // self.num_devices)
+        if is_owned:
+            owned = self.clients_per_device(participation.num_clients)
+            slots = min(participation.capacity, owned)
+        elif self.is_roomy:
+            slots = min(participation.capacity, 2 * slots)
+        return -(-slots // self.chunk) * self.chunk
 
 
 class ExecutionConfig(NamedTuple):

@@ -1,0 +1,412 @@
+"""Compiles a federation: `jit`, blocks of rounds, donation, layout, devices, streaming."""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine import tuning
+from fedjax_dp.engine.cohort import Cohort, Examples, typed
+from fedjax_dp.engine.federation import (
+    Federation,
+    examples_of,
+    federation,
+    is_stacked,
+    one_client,
+    population_of,
+)
+from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
+from fedjax_dp.engine.record import RoundInfo, RoundRecord
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.stream import ClientStates, Slabs
+from fedjax_dp.engine.tuning import Trial
+from fedjax_dp.models.cost import Cost, cost_of
+
+# Runs rounds without work on the host between them, and hands what they left over, block by block.
+_Blocks = list[tuple[tuple[RoundRecord, RoundInfo], int]]
+
+
+class Simulation(NamedTuple):
+    """A compiled federation.
+
+    Attributes:
+      init: `(key) -> SimulationState` before the first round.
+      run: `(state, key, num_rounds=1, hyper=None) -> (state, record, info)`; runs that many rounds
+        and donates `state`, which must not be used again. Everything in `record` and `info` is a
+        host array `[num_rounds, ...]`. The key is the root of cohorts, batches and noise, the same
+        in every call; whoever has it can take the noise away, see `secret_key`. `hyper` holds the
+        numbers of these rounds; those of the federation where it is None.
+      compile: `(state, key) -> state` compiles the round by running none; donates `state` too.
+      portable: `(state) -> state` on the host, as one device would hold it.
+      federation: what was compiled.
+      num_traces: `() -> int`, how often the round was traced.
+      layouts: the trials that chose the layout, fastest first; empty where it was not tuned.
+    """
+
+    init: Callable[[PRNGKey], SimulationState]
+    run: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
+    compile: Callable[[SimulationState, PRNGKey], SimulationState]
+    portable: Callable[[SimulationState], SimulationState]
+    federation: Federation
+    num_traces: Callable[[], int]
+    layouts: tuple[Trial, ...] = ()
+
+    @property
+    def algorithm(self) -> FederatedAlgorithm:
+        """Names what is run."""
+        return self.federation.algorithm
+
+    @property
+    def participation(self) -> Participation:
+        """Tells who joins a round."""
+        return self.federation.participation
+
+    @property
+    def hyper(self) -> Hyper:
+        """Gives the numbers that rounds run with where no others are given."""
+        return self.federation.hyper
+
+    @property
+    def layout(self) -> Layout:
+        """Gives the static choices of the round."""
+        return self.federation.layout
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Counts the examples of each client, `[num_clients]`."""
+        return self.federation.population.sizes
+
+
+def simulation(
+    algorithm: FederatedAlgorithm,
+    data: FederatedData,
+    participation: Participation,
+    execution: ExecutionConfig = ExecutionConfig(),
+    *,
+    validation: FederatedData | None = None,
+) -> Simulation:
+    """Compiles an algorithm on a population.
+
+    Args:
+      algorithm: the declaration.
+      data: the clients' training examples.
+      participation: who joins a round; bound to as many clients as `data` has.
+      execution: how it is laid out.
+      validation: a second split of the same clients' own data, which they read as
+        `client.validation`.
+
+    Returns:
+      The simulation.
+
+    Raises:
+      ValueError: as `federation` and `compile_federation`.
+    """
+    _require_32_bits()
+    execution.validate()
+    bound = federation(algorithm, population_of(data, validation), participation)
+    return compile_federation(bound, data, execution, validation=validation)
+
+
+def compile_federation(
+    federation: Federation,
+    data: FederatedData,
+    execution: ExecutionConfig = ExecutionConfig(),
+    *,
+    validation: FederatedData | None = None,
+) -> Simulation:
+    """Compiles a federation.
+
+    One program does a whole round (draw, gather, train, reduce, noise, step, scatter), and many
+    rounds run inside one call. The number of rounds of a call is traced, so that any number up to
+    `rounds_per_call` runs in the program that is compiled once.
+
+    Args:
+      federation: what is run; its layout is chosen here.
+      data: the clients' training examples.
+      execution: how it is laid out.
+      validation: the second split that the federation was built with, if any.
+
+    Returns:
+      The simulation.
+
+    Raises:
+      ValueError: for a layout that cannot be had, or while JAX is set to 64-bit numbers, for which
+        steps and draws would not be those that are accounted.
+    """
+    _require_32_bits()
+    execution.validate()
+    execution = execution.for_cohort(federation.participation.cohort_size)
+    layout, layouts = _chosen_layout(federation, data, execution, validation)
+    laid_out = federation.laid_out(layout)
+    devices = execution.device_list()
+    everywhere: Any = NamedSharding(layout.mesh, P()) if layout.mesh else devices[0]
+    by_client: Any = NamedSharding(layout.mesh, P(AXIS)) if layout.mesh else devices[0]
+    is_resident = execution.is_resident(data)
+    count = _Count()
+    num_clients = len(federation.population.sizes)
+
+    def placed(state: Any) -> SimulationState:
+        """Gives every leaf the type and place that the program was traced for.
+
+        States from a checkpoint hold host arrays, those of a sweep may hold Python numbers; neither
+        may cost a second trace.
+        """
+        clients = state.clients
+        state = jax.tree.map(_typed, state._replace(clients=None))
+        state = jax.device_put(state, everywhere)
+        if clients is None:
+            return state
+        if not is_resident:
+            return state._replace(clients=jax.tree.map(np.asarray, clients))
+        rows = layout.clients_per_device(num_clients) * layout.num_devices
+        clients = jax.tree.map(lambda x: _padded(_typed(x), rows), clients)
+        return state._replace(clients=jax.device_put(clients, by_client))
+
+    def portable(state: Any) -> SimulationState:
+        clients = jax.tree.map(lambda x: np.asarray(x)[:num_clients], state.clients)
+        return jax.device_get(state._replace(clients=clients))
+
+    if is_resident:
+        examples = jax.device_put(examples_of(data, validation), everywhere)
+        rounds_of = _resident_rounds(laid_out, examples, execution.rounds_per_call, count)
+    else:
+        _require_streamable(federation)
+        slabs = Slabs(data, federation.participation, everywhere, validation)
+        rounds_of = _streamed_rounds(laid_out, slabs, everywhere, by_client, count)
+
+    init = jax.jit(laid_out.init)
+    start = jax.device_put(laid_out.hyper, everywhere)
+
+    def run(state, key, num_rounds=1, hyper=None):
+        _require_32_bits()
+        checks.whole("num_rounds", num_rounds)
+        numbers = start
+        if hyper is not None:
+            federation.check(hyper)
+            numbers = jax.device_put(_same_structure(typed(hyper), start), everywhere)
+        state, left = placed(state), []
+        done = int(state.round)
+        for block, steps in rounds_and_host_steps(federation.host_steps, done, num_rounds):
+            state, more = rounds_of(state, numbers, key, block)
+            left += [_on_host(part, length) for part, length in more]
+            for step in steps:
+                state = placed(after_host_step(step, state, numbers, key))
+        record, info = jax.tree.map(lambda *parts: np.concatenate(parts), *left)
+        return state, record, info
+
+    return Simulation(
+        init=lambda key: placed(init(key)),
+        run=run,
+        compile=lambda state, key: rounds_of(placed(state), start, key, 0)[0],
+        portable=portable,
+        federation=laid_out,
+        num_traces=lambda: count.traces,
+        layouts=layouts,
+    )
+
+
+class _Count:
+    """How often the round was traced."""
+
+    traces = 0
+
+
+def _blocks_of(federation: Federation, room: int, count: _Count) -> Callable[..., Any]:
+    """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`.
+
+    The cohort is drawn in every round where it is None; `left` has room for so many rounds, and the
+    first `num_rounds` places are filled.
+    """
+
+    # The inner jit is traced once, for the shapes of what rounds leave as for the loop.
+    @jax.jit
+    def step(state, hyper, examples, cohort, key):
+        count.traces += 1
+        return federation.step(state, hyper, examples, key, cohort)
+
+    @partial(jax.jit, donate_argnums=0)
+    def block_of(state, hyper, examples, cohort, key, num_rounds):
+        left = jax.tree.map(
+            lambda s: jnp.zeros((room, *s.shape), s.dtype),
+            jax.eval_shape(step, state, hyper, examples, cohort, key)[1:],
+        )
+
+        def body(i, carry):
+            state, left = carry
+            state, *new = step(state, hyper, examples, cohort, key)
+            return state, jax.tree.map(lambda a, n: a.at[i].set(n), left, tuple(new))
+
+        return jax.lax.fori_loop(0, num_rounds, body, (state, left))
+
+    return block_of
+
+
+def _resident_rounds(
+    federation: Federation, examples: Examples, rounds_per_call: int, count: _Count
+) -> Callable[..., tuple[SimulationState, _Blocks]]:
+    """Runs blocks of rounds on examples that are on the device."""
+    block_of = _blocks_of(federation, rounds_per_call, count)
+
+    def run(state, hyper, key, num_rounds):
+        if num_rounds == 0:
+            return block_of(state, hyper, examples, None, key, np.int32(0))[0], []
+        blocks: _Blocks = []
+        while num_rounds > 0:
+            block = min(num_rounds, rounds_per_call)
+            state, left = block_of(state, hyper, examples, None, key, np.int32(block))
+            blocks.append((left, block))
+            num_rounds -= block
+        return state, blocks
+
+    return run
+
+
+def _streamed_rounds(
+    federation: Federation, slabs: Slabs, everywhere: Any, by_client: Any, count: _Count
+) -> Callable[..., tuple[SimulationState, _Blocks]]:
+    """Runs rounds whose examples, and what clients keep, are brought to the device for each."""
+    block_of = _blocks_of(federation, 1, count)
+    draw = jax.jit(lambda round_index, hyper, key: federation.draw(_At(round_index), hyper, key))
+
+    def run(state, hyper, key, num_rounds):
+        table = None if state.clients is None else ClientStates(state.clients)
+        first = int(state.round)
+
+        def cohort_of(i) -> Cohort:
+            return jax.device_get(draw(np.int32(first + i), hyper, key))
+
+        def play(state, examples, cohort, num_rounds):
+            own = None if table is None else table.gather(cohort, by_client)
+            state = state._replace(clients=own)
+            here = jax.device_put(cohort, everywhere)
+            return block_of(state, hyper, examples, here, key, np.int32(num_rounds))
+
+        cohort, blocks = cohort_of(0), []
+        examples = slabs.gather(cohort)
+        if num_rounds == 0:
+            state, _ = play(state, examples, cohort, 0)
+        else:
+            following = cohort_of(min(1, num_rounds - 1))
+        for i in range(num_rounds):
+            state, left = play(state, examples, cohort, 1)
+            blocks.append((left, 1))
+            played = cohort
+            # The call above returns before the round is done. Who comes next is known already, so
+            # that the rows are gathered while it computes; the draw after that waits for it.
+            if i + 1 < num_rounds:
+                cohort = following
+                examples = slabs.gather(cohort)
+            if i + 2 < num_rounds:
+                following = cohort_of(i + 2)
+            if table is not None:
+                table.scatter(played, state.clients)
+        return state._replace(clients=None if table is None else table.table), blocks
+
+    return run
+
+
+class _At(NamedTuple):
+    """What a draw reads of a state."""
+
+    round: Any
+
+
+def _require_32_bits() -> None:
+    checks.require(
+        jnp.result_type(float) == jnp.float32,
+        "jax_enable_x64",
+        "be off while a simulation is built and run: rounds are defined in 32-bit numbers",
+        True,
+    )
+
+
+def _require_streamable(federation: Federation) -> None:
+    clients = federation.algorithm.clients
+    if clients is not None and clients.finish is not None:
+        checks.require(
+            not clients.finishes_everybody,
+            "placement",
+            f"be 'device' for {federation.algorithm.name}, which changes what every client keeps "
+            "in every round",
+            "host",
+        )
+
+
+def _chosen_layout(
+    bound: Federation,
+    data: FederatedData,
+    execution: ExecutionConfig,
+    validation: FederatedData | None,
+) -> tuple[Layout, tuple[Trial, ...]]:
+    """Chooses chunk and mesh, by a count of operations or by trials."""
+    devices = execution.device_list()
+    mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+    # Slots may be many more than clients that are expected; a chunk is filled by the latter.
+    expected = max(1, round(bound.participation.cohort_size / len(devices)))
+
+    def cost() -> Cost:
+        run, arguments = one_client(bound.algorithm, bound.population)
+        return cost_of(lambda *a: run(*a).update, *arguments)
+
+    chunk, trials = execution.chunk(cost, expected), ()
+    if execution.clients_per_chunk == "tuned":
+
+        def forced(chunk: int) -> Simulation:
+            fixed = execution._replace(clients_per_chunk=chunk)
+            return compile_federation(bound, data, fixed, validation=validation)
+
+        trials = tuning.trials(_work(bound, execution), tuning.candidates(chunk, expected), forced)
+        chunk = trials[0].clients_per_chunk
+    return Layout(chunk, mesh, is_roomy=not is_stacked(bound.algorithm)), trials
+
+
+def _work(bound: Federation, execution: ExecutionConfig) -> Hashable:
+    """Names what decides over a layout: shapes, numbers, cohort, devices."""
+    algorithm, participation = bound.algorithm, bound.participation
+    server = jax.eval_shape(algorithm.init, jax.random.key(0))
+    shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(server)]
+    structure = bound.population.structure
+    examples = [(k, str(v.dtype), v.shape[1:]) for k, v in sorted(structure.items())]
+    numbers = [np.asarray(x).tobytes() for x in jax.tree.leaves(bound.hyper)]
+    return (
+        algorithm.name,
+        str(shapes),
+        str(examples),
+        tuple(numbers),
+        bound.population.sizes.tobytes(),
+        participation.sampler.name,
+        participation.cohort_size,
+        str(execution.device_list()),
+    )
+
+
+def _same_structure(hyper: Hyper, built: Hyper) -> Hyper:
+    """Requires the numbers that a simulation was built with, so that it is not traced again."""
+    mine, own = (jax.tree.structure(x) for x in (hyper, built))
+    checks.require(mine == own, "hyper", f"hold the numbers {own}", mine)
+    return hyper
+
+
+def _typed(x: Any) -> Any:
+    return jnp.asarray(x, jnp.result_type(x))
+
+
+def _padded(x: Any, rows: int) -> Any:
+    missing = rows - len(x)
+    return x if missing <= 0 else jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])
+
+
+def _on_host(left: PyTree, num_rounds: int) -> PyTree:
+    return jax.tree.map(lambda x: np.asarray(x)[:num_rounds], left)

@@ -1,0 +1,66 @@
+"""Work on the host between rounds: where rounds are split for it, and how it is done."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.algorithms.base import HostStep, Hyper
+from fedjax_dp.core import checks
+from fedjax_dp.core.keys import Purpose, fold
+
+
+def rounds_and_host_steps(
+    host_steps: Sequence[HostStep], first_round: int, num_rounds: int
+) -> list[tuple[int, list[HostStep]]]:
+    """Splits rounds where work on the host comes between them.
+
+    Args:
+      host_steps: the work.
+      first_round: rounds done.
+      num_rounds: rounds to come, at least 1.
+
+    Returns:
+      Numbers of rounds, and what is done on the host after them.
+    """
+    last = first_round + num_rounds
+    ends = {s.after for s in host_steps if first_round < s.after <= last} | {last}
+    blocks, done = [], first_round
+    for end in sorted(ends):
+        blocks.append((end - done, [s for s in host_steps if s.after == end]))
+        done = end
+    return blocks
+
+
+def after_host_step(step: HostStep, state: Any, hyper: Hyper, key: PRNGKey) -> Any:
+    """Does work on the host.
+
+    Args:
+      step: the work.
+      state: the state before it.
+      hyper: the numbers of the run.
+      key: the root key of the run.
+
+    Returns:
+      The state after it, of the same structure, on the host.
+
+    Raises:
+      ValueError: if the step changed structure, shapes or types.
+    """
+    before = jax.device_get((state.server, state.clients if step.reads_clients else None))
+    numbers = jax.tree.map(np.asarray, hyper)
+    server, clients = step.step(*before, numbers, fold(key, Purpose.SERVER, step.after))
+    kinds = [
+        jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t)
+        for t in (before, (server, clients))
+    ]
+    checks.require(
+        kinds[0] == kinds[1],
+        f"the host step after round {step.after}",
+        f"keep structure, shapes and types {kinds[0]}",
+        kinds[1],
+    )
+    return state._replace(server=server, clients=clients if step.reads_clients else state.clients)

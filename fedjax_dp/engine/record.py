@@ -1,0 +1,152 @@
+"""What a round leaves behind: a record for the ledger, and info for people."""
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Fate(enum.IntEnum):
+    """What became of a slot of the cohort.
+
+    Attributes:
+      EMPTY: nobody was drawn into it.
+      CONTRIBUTED: what the client sent is in the sum.
+      NOT_FINITE: the client's update was not finite; it sent zeros.
+      UNANNOUNCED: drawn, but never told so: nothing left the client.
+      DROPPED: drawn and told so, but nothing came from the client.
+      LATE: what the client sent came when the sum was closed.
+    """
+
+    EMPTY = 0
+    CONTRIBUTED = 1
+    NOT_FINITE = 2
+    UNANNOUNCED = 3
+    DROPPED = 4
+    LATE = 5
+
+
+class RoundRecord(NamedTuple):
+    """All that the ledger reads of a round.
+
+    Attributes:
+      clients: who was drawn, `[slots]`, int32; -1 in empty slots.
+      fate: what became of each slot, a `Fate`, `[slots]`, int8.
+      overflow: clients that were drawn and found no slot, int32.
+      stage: the stage of the round, int32.
+      is_released: whether the round's aggregate left the server, bool.
+    """
+
+    clients: jax.Array
+    fate: jax.Array
+    overflow: jax.Array
+    stage: jax.Array
+    is_released: jax.Array
+
+    def count(self, *fates: Fate) -> Any:
+        """Counts the slots that came to one of some ends.
+
+        Args:
+          *fates: the ends.
+
+        Returns:
+          The number of slots, of each round where there are several.
+        """
+        return np.sum(np.isin(np.asarray(self.fate), fates), axis=-1)
+
+    @property
+    def num_drawn(self) -> Any:
+        """Counts the clients that were drawn into a slot."""
+        return np.sum(np.asarray(self.fate) != Fate.EMPTY, axis=-1)
+
+    @property
+    def num_announced(self) -> Any:
+        """Counts the clients that were told that they take part."""
+        return self.num_drawn - self.count(Fate.UNANNOUNCED)
+
+
+class TrainingInfo(NamedTuple):
+    """What local training of a round came to; computed exactly and therefore not private.
+
+    Attributes:
+      train_loss: mean loss over all examples read, float32.
+      clipped_share: share of these whose gradient was clipped, float32.
+      num_examples: examples read, with repetition, float32.
+      padding_share: share of the examples computed that were padding, float32.
+      num_record_overflow: examples that were drawn and found no slot, int32.
+      update_norm_quantiles: of what clients sent: smallest, 10 %, median, 90 %, largest, `[5]`.
+    """
+
+    train_loss: jax.Array
+    clipped_share: jax.Array
+    num_examples: jax.Array
+    padding_share: jax.Array
+    num_record_overflow: jax.Array
+    update_norm_quantiles: jax.Array
+
+
+class RoundInfo(NamedTuple):
+    """What people may want to see of a round; nothing is computed with it.
+
+    Attributes:
+      training: of local training; None where nothing is trained.
+      clients: means over the cohort of what clients tell by name.
+      aggregator: what the aggregator tells by name.
+      server: what the server step tells by name.
+    """
+
+    training: TrainingInfo | None
+    clients: Mapping[str, jax.Array]
+    aggregator: Mapping[str, jax.Array]
+    server: Mapping[str, jax.Array]
+
+
+def training_info(metrics: Any, contributes: jax.Array, chunk: int) -> TrainingInfo:
+    """Adds up what the slots of a round tell of local training.
+
+    Args:
+      metrics: `TrainingMetrics`, `[slots]`; zeros where nobody contributes.
+      contributes: whose update counts, `[slots]`, bool.
+      chunk: slots that were computed side by side.
+
+    Returns:
+      The info.
+    """
+    read = jnp.sum(metrics.num_read.astype(jnp.float32))
+    computed = metrics.num_computed.astype(jnp.float32).reshape(-1, chunk)
+    computed = jnp.sum(jnp.max(computed, axis=1) * chunk)
+    norms = jnp.where(contributes, metrics.update_norm, jnp.nan)
+    quantiles = jnp.nanquantile(norms, jnp.array([0.0, 0.1, 0.5, 0.9, 1.0]))
+    return TrainingInfo(
+        train_loss=jnp.sum(metrics.loss_sum) / jnp.maximum(read, 1.0),
+        clipped_share=jnp.sum(metrics.num_clipped) / jnp.maximum(read, 1.0),
+        num_examples=read,
+        padding_share=jnp.where(computed > 0, 1.0 - read / computed, 0.0),
+        num_record_overflow=jnp.sum(metrics.num_overflow),
+        update_norm_quantiles=jnp.where(jnp.isnan(quantiles), 0.0, quantiles),
+    )
+
+
+def told(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:
+    """Tells rounds by name, for logbooks, tables and plots.
+
+    Args:
+      record: of one or more rounds, on the host.
+      info: of the same rounds.
+
+    Returns:
+      Arrays by name, `[rounds, ...]`: counts of clients, all of the info, each under its own name,
+      and the stage.
+    """
+    training = {} if info.training is None else info.training._asdict()
+    counts = {
+        "num_participants": record.num_drawn,
+        "num_non_finite": record.count(Fate.NOT_FINITE),
+        "num_dropped": record.count(Fate.UNANNOUNCED, Fate.DROPPED, Fate.LATE),
+        "num_overflow": record.overflow,
+        "stage": record.stage,
+    }
+    return {**training, **info.clients, **info.aggregator, **info.server, **counts}
