@@ -240,4 +240,8 @@ def _check_client_mechanism(config: Config) -> None:
     checks.require(is_correlated or level.bands == 1, f"{key}.bands", rule, level.bands)
     is_known = level.bits == "auto" or 2 <= level.bits <= 32
     checks.require(is_known, f"{key}.bits", "lie between 2 and 32, or be auto", level.bits)
+    sends_shares = level.mechanism == "discrete_gaussian"
+    usual = type(level)().bits
+    rule = f"be {usual} unless the mechanism is discrete_gaussian, whose clients send so many"
+    checks.require(sends_shares or level.bits == usual, f"{key}.bits", rule, level.bits)
     checks.whole("participation.separation", config.participation.separation)

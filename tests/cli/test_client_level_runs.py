@@ -114,6 +114,14 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
             ),
             "mechanism must be gaussian or laplace for ae_dpfl",
         ),
+        *(
+            (
+                (f"--privacy.client.mechanism={mechanism}", f"--privacy.client.bits={bits}"),
+                r"privacy\.client\.bits must be 16 unless .* discrete_gaussian, .*got " + got,
+            )
+            for mechanism in ("central_discrete_gaussian", "gaussian")
+            for bits, got in ((8, "8"), ("auto", "'auto'"))
+        ),
         (("--data.public_examples=-1",), "public_examples must be an integer of at least 0"),
         (
             ("--data.public_examples=9",),
@@ -126,6 +134,12 @@ def test_what_has_no_claim_or_no_meaning_is_refused(words, message):
     config = load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words))
     with pytest.raises(ValueError, match=message):
         validate(config)
+
+
+@pytest.mark.parametrize("bits", [8, "auto"])
+def test_bits_are_for_clients_that_send_shares(bits):
+    words = ("--privacy.client.mechanism=discrete_gaussian", f"--privacy.client.bits={bits}")
+    validate(load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
