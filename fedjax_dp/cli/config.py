@@ -146,7 +146,8 @@ class ClientLevelSection(LevelSection):
     adaptive_clipping: bool = _setting(False, "let the bound follow a private quantile of norms")
     target_quantile: float = _setting(0.5, "share of updates to leave unclipped, if adaptive")
     bits: int | Literal["auto"] = _setting(
-        16, "bits a client sends for each parameter, if discrete_gaussian; auto takes what costs 1 %"
+        16,
+        "bits a client sends for each parameter, if discrete_gaussian; auto takes what costs 1 %",
     )
     bands: int = _setting(1, "rounds whose noise is tied together, if correlated")
 
