@@ -204,8 +204,12 @@ class ClientData(_SideBySide):
 
     Attributes:
       examples: the whole store, each array `[num_examples, ...]`.
-      start: the client's first row, int32; it owns `size` from there on.
-      size, index, limit, chunk_axis, round: as in `PublicClient`.
+      start: the client's first row, int32.
+      size: as in `PublicClient`.
+      index: as in `PublicClient`.
+      limit: as in `PublicClient`.
+      chunk_axis: as in `PublicClient`.
+      round: as in `PublicClient`.
     """
 
     examples: PyTree

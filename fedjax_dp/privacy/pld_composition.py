@@ -37,7 +37,10 @@ class Composition:
       steps: what is composed.
       question: what is asked.
       tilt: θ.
-      log_total, mean, added, sizes: as in `Cumulants`.
+      log_total: as in `Cumulants`.
+      mean: as in `Cumulants`.
+      added: as in `Cumulants`.
+      sizes: as in `Cumulants`.
       deviation: the standard deviation of the weighted loss.
     """
 
