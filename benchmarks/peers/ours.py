@@ -16,13 +16,13 @@ import numpy as np
 from problem import Params, Problem
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
-from fedjax_dp.cli.devices import offer_devices
-from fedjax_dp.cli.workloads import WORKLOADS
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.experiment.devices import offer_devices
+from fedjax_dp.experiment.workloads import WORKLOADS
 from fedjax_dp.models import registry
 from fedjax_dp.models.per_example import per_example
 from fedjax_dp.privacy.clipping import clip_by_global_norm

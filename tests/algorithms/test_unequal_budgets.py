@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.config import ConfigError
 from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.config import ConfigError
 from fedjax_dp.privacy import budgets, noise_levels
 
 METHODS = (
@@ -267,7 +267,7 @@ def test_micro_batches_follow_the_batch_sizes():
 
 
 def test_configurations_are_not_changed_by_naming_no_list():
-    from fedjax_dp.cli.budgets import with_named_lists
+    from fedjax_dp.experiment.budgets import with_named_lists
 
     config = configuration.load(None)
     assert with_named_lists(config) is config

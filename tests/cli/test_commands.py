@@ -10,9 +10,9 @@ import pytest
 from dp_accounting import pld, rdp
 from run_folders import NOT_PRIVATE, SMALL
 
-from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
+from fedjax_dp.experiment import config as configuration
 
 
 @pytest.fixture

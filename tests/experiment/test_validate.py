@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from run_folders import NOT_PRIVATE, SMALL, execute
 
-from fedjax_dp.cli import assemble, main, population
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli import run as running
-from fedjax_dp.cli.mechanism import rounded_up
+from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
 from fedjax_dp.engine import simulate
+from fedjax_dp.experiment import assemble, population
+from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment.folder import next_folder
+from fedjax_dp.experiment.mechanism import rounded_up
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
@@ -439,7 +440,7 @@ def test_output_must_be_free(monkeypatch, capsys, tmp_path, no_data):
 
 def test_runs_that_start_together_get_a_folder_each(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    folders = {running._next_folder("digits") for _ in range(3)}
+    folders = {next_folder("digits") for _ in range(3)}
     assert sorted(str(folder) for folder in folders) == [
         f"runs/digits-{number:03d}" for number in (1, 2, 3)
     ]

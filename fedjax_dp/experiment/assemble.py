@@ -10,13 +10,6 @@ import optax
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.cli.analysis import SAMPLERS, participation_of, require_analysis
-from fedjax_dp.cli.budgets import with_named_lists
-from fedjax_dp.cli.config import Config, Numbers
-from fedjax_dp.cli.devices import offer_devices
-from fedjax_dp.cli.mechanism import charged_rounds, client_aggregator, rounded_up, structure_of
-from fedjax_dp.cli.population import Population, build_population
-from fedjax_dp.cli.validate import OPTIMIZERS, check_one_for_each, validate
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
@@ -26,6 +19,18 @@ from fedjax_dp.engine.calibration import calibrate
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import Simulation, init_key, simulation
+from fedjax_dp.experiment.analysis import SAMPLERS, participation_of, require_analysis
+from fedjax_dp.experiment.budgets import with_named_lists
+from fedjax_dp.experiment.config import Config, Numbers
+from fedjax_dp.experiment.devices import offer_devices
+from fedjax_dp.experiment.mechanism import (
+    charged_rounds,
+    client_aggregator,
+    rounded_up,
+    structure_of,
+)
+from fedjax_dp.experiment.population import Population, build_population
+from fedjax_dp.experiment.validate import OPTIMIZERS, check_one_for_each, validate
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, calibrate_poisson

@@ -8,8 +8,8 @@ from run_folders import SMALL, assert_same_run, execute, metrics, read_json
 from typer.testing import CliRunner
 
 from fedjax_dp.cli import privacy
-from fedjax_dp.cli.config import load
-from fedjax_dp.cli.population import build_population
+from fedjax_dp.experiment.config import load
+from fedjax_dp.experiment.population import build_population
 from fedjax_dp.io import plots
 from fedjax_dp.io.logbook import Logbook
 

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 
 from fedjax_dp.algorithms import registry as algorithms
-from fedjax_dp.cli.config import Config
 from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks
 from fedjax_dp.engine.accounting import require_public_sizes
+from fedjax_dp.experiment.config import Config
 from fedjax_dp.models import registry as models
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from run_folders import SMALL, execute, metrics, read_json
 
-from fedjax_dp.cli import bench
-from fedjax_dp.cli.config import load
-from fedjax_dp.cli.population import build_population
-from fedjax_dp.cli.validate import validate
-from fedjax_dp.cli.workloads import WORKLOADS, prepare
+from fedjax_dp.experiment import timing
+from fedjax_dp.experiment.config import load
+from fedjax_dp.experiment.population import build_population
+from fedjax_dp.experiment.validate import validate
+from fedjax_dp.experiment.workloads import WORKLOADS, prepare
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 POISSON = ("--participation.sampler=poisson", "--participation.cohort_size=2")
@@ -151,7 +151,7 @@ def test_public_examples_must_leave_something():
 
 
 def test_the_curve_over_cohorts_keeps_the_population():
-    settings = bench._settings("users", "auto", 1, "cohort")
+    settings = timing.settings("users", "auto", 1, "cohort")
     assert [changes for _, changes in settings] == [{"cohort": n} for n in (50, 200, 800, 2000)]
     parts = prepare(WORKLOADS["users"]._replace(cohort=50, num_clients=60))
     assert parts.data.num_clients == 60 and parts.participation.cohort_size == 50

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import tomli_w
 
-from fedjax_dp.cli.values import ConfigError, kinds_of, read_value
 from fedjax_dp.core import checks
+from fedjax_dp.experiment.values import ConfigError, kinds_of, read_value
 
 Numbers = float | list[float]
 # Published lists with one number for each of 20, 40 or 60 clients, see `privacy.budgets`.

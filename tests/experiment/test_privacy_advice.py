@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_dp.cli import analysis
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.config import (
+from fedjax_dp.experiment import analysis
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.config import (
     ClientLevelSection,
     Config,
     DataSection,

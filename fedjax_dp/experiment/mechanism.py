@@ -8,10 +8,10 @@ import dp_accounting
 import jax
 import numpy as np
 
-from fedjax_dp.cli.config import Config
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
+from fedjax_dp.experiment.config import Config
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
 from fedjax_dp.privacy.correlated_noise import banded_noise

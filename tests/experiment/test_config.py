@@ -5,9 +5,9 @@ import tomllib
 
 import pytest
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.config import Config
-from fedjax_dp.cli.values import ConfigError
+from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.values import ConfigError
 
 
 def keys_of(section, prefix=""):

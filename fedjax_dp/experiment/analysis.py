@@ -7,9 +7,9 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from fedjax_dp.cli.config import Config
-from fedjax_dp.cli.validate import check_one_for_each
 from fedjax_dp.data import participants, sampling
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.validate import check_one_for_each
 from fedjax_dp.privacy import translation
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent

@@ -24,8 +24,8 @@ from run_folders import (
     saved_arrays,
 )
 
-from fedjax_dp.cli import assemble
-from fedjax_dp.cli import config as configuration
+from fedjax_dp.experiment import assemble
+from fedjax_dp.experiment import config as configuration
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.logbook import Logbook

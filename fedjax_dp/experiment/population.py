@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp.algorithms.centralized import pool
-from fedjax_dp.cli.config import Config
-from fedjax_dp.cli.validate import check_options, keyword_defaults
 from fedjax_dp.core import checks
 from fedjax_dp.data import clusters, datasets, mixtures, partition, statistics
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.validate import check_options, keyword_defaults
 
 # Each takes (labels, num_clients, rng, **options) or (num_examples, num_clients, rng, **options).
 PARTITIONS: Mapping[str, Callable[..., list[np.ndarray]]] = {

@@ -11,8 +11,8 @@ import pytest
 from dp_accounting import rdp
 from run_folders import assert_same_run, in_subprocess, metrics, read_json, saved_arrays
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.population import build_population
+from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment.population import build_population
 
 # One run serves all.
 pytestmark = pytest.mark.xdist_group("main job")

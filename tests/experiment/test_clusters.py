@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from run_folders import execute, read_json
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.population import build_population
+from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.population import build_population
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 

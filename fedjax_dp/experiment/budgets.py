@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from fedjax_dp.cli.config import Config
 from fedjax_dp.core import checks
+from fedjax_dp.experiment.config import Config
 from fedjax_dp.privacy.budgets import NUM_CLIENTS, published_batch_sizes, published_budgets
 
 
