@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from fedjax_dp.cli.run import shown
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.io.logbook import Logbook
 

@@ -27,6 +27,7 @@ from fedjax_dp.models import registry
 from fedjax_dp.models.per_example import per_example
 from fedjax_dp.privacy.clipping import clip_by_global_norm
 from fedjax_dp.server.mean import uniform_mean
+from fedjax_dp.server.private import gaussian_mean
 
 
 class Ours:
@@ -139,9 +140,9 @@ def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgor
     return dp_fedavg(
         model,
         trainer,
-        clip_norm=problem.clip_norm,
-        noise_multiplier=1.0,
-        expected_cohort_size=num_clients,
+        aggregator=gaussian_mean(
+            clip_norm=problem.clip_norm, noise_multiplier=1.0, expected_cohort_size=num_clients
+        ),
     )
 
 

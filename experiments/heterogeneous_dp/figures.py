@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.folder import CONFIG_FILE

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult
 from fedjax_dp.core import checks
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.audits import AuditReport, audit_experiment
 

@@ -9,13 +9,15 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedjax_dp.cli.progress import Progress
 from fedjax_dp.core import checks
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.folder import CONFIG_FILE, require_free
+from fedjax_dp.experiment.keys import describe, describe_choice
 from fedjax_dp.experiment.run import Outcome, Watcher
 
 
@@ -28,12 +30,17 @@ def command(
         pathlib.Path | None, typer.Option(help="Go on with the interrupted run in this folder.")
     ] = None,
     keys: Annotated[
-        bool, typer.Option("--keys", help="List every key of a configuration.")
+        bool,
+        typer.Option("--keys", help="List every key; with algorithm.name=NAME, a part's options."),
     ] = False,
 ) -> None:
-    """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`."""
+    """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.
+
+    `--keys` lists all keys, and `--keys algorithm.name=fedprox` the options of an algorithm; in the
+    same way those of data.name, data.partition, model.name and training.optimizer.
+    """
     if keys:
-        _show_keys(Console())
+        _show_keys(Console(), context.args)
         return
     words = list(context.args)
     file = words.pop(0) if words and not words[0].startswith("--") else None
@@ -83,10 +90,11 @@ def shown(config: Config, start: Callable[[Watcher], Outcome], console: Console)
     return 130 if outcome.is_interrupted else 0
 
 
-def _show_keys(console: Console) -> None:
-    table = Table("key", "default", "meaning")
-    for row in configuration.describe():
-        table.add_row(*row)
+def _show_keys(console: Console, parts: list[str]) -> None:
+    rows = [row for part in parts for row in describe_choice(part)] if parts else describe()
+    table = Table("key", "may be", "default", "meaning")
+    for row in rows:
+        table.add_row(*map(Text, row))
     console.print(table)
 
 

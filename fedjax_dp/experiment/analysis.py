@@ -1,27 +1,27 @@
-"""Whether a configuration's samplers, mechanisms, relation and accountant go together."""
+"""Whether samplers, mechanisms, relation and accountant of an experiment go together."""
 
-import dataclasses
 import itertools
-from typing import Any
+import typing
+from typing import Any, NamedTuple
 
 import dp_accounting
 import numpy as np
 
-from fedjax_dp.data import participants, sampling
-from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.config import (
+    ClientLevel,
+    CorrelatedGaussianLevel,
+    ParticipationSection,
+    PrivacySection,
+    TrainingSection,
+)
+from fedjax_dp.experiment.participation import batches_of, participation_of
 from fedjax_dp.experiment.validate import check_one_for_each
+from fedjax_dp.experiment.values import Section
 from fedjax_dp.privacy import translation
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
-SAMPLERS = {
-    "shuffled": sampling.shuffled,
-    "poisson": sampling.poisson,
-    "fixed_size": sampling.fixed_size,
-    "everybody": sampling.everybody,
-    "cyclic": sampling.cyclic,
-}
 # What each mechanism is to an accountant; whether there is an analysis depends on no number of it.
 _EVENTS: dict[str, DpEvent] = {
     "gaussian": dp_accounting.GaussianDpEvent(1.0),
@@ -35,115 +35,108 @@ _EVENTS: dict[str, DpEvent] = {
 _DRAWN = ("poisson", "fixed_size", "shuffled")
 
 
-def participation_of(config: Config, num_clients: int) -> participants.Participation:
-    """Builds who joins a round.
+class Asked(NamedTuple):
+    """What of a configuration an accountant has to do with.
 
-    Args:
-      config: the configuration.
-      num_clients: the population.
-
-    Returns:
-      The participation.
-
-    Raises:
-      ValueError: as `participants.participation`.
+    Attributes:
+      privacy: units, mechanisms, relation and accountant.
+      participation: how cohorts are drawn.
+      training: how batches are drawn.
     """
-    section = config.participation
-    if section.sampler == "poisson":
-        sampler = sampling.poisson(section.capacity)
-    elif section.sampler == "min_separated":
-        sampler = sampling.min_separated(section.separation)
-    else:
-        sampler = SAMPLERS[section.sampler]()
-    return participants.participation(sampler, num_clients, section.cohort_size)
+
+    privacy: PrivacySection
+    participation: ParticipationSection
+    training: TrainingSection
 
 
-def require_analysis(config: Config, sizes: np.ndarray) -> None:
+def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
     """Requires that all units of privacy have an analysis by the accountant that is asked.
 
     Args:
-      config: the configuration.
+      asked: the sections in question.
       sizes: examples of each client, `[num_clients]`.
 
     Raises:
       UnsupportedEvent: holding the reason, and what to change so that nothing is refused.
     """
-    check_one_for_each("training.batch_size", config.training.batch_size, len(sizes))
+    check_one_for_each("training.batch_size", asked.training.batch_size, len(sizes))
     try:
-        _tell(config, sizes)
+        _tell(asked, sizes)
     except ValueError as error:
         reason = str(error).split("; nearest valid choice")[0].split("; the nearest valid")[0]
-        raise UnsupportedEvent(reason, _nearest(config, sizes)) from None
+        raise UnsupportedEvent(reason, _nearest(asked, sizes)) from None
 
 
-def follow(config: Config, advice: Advice) -> Config:
-    """Changes a configuration as advised.
+def follow(asked: Asked, advice: Advice) -> Asked:
+    """Changes sections as advised.
 
     Args:
-      config: the configuration.
+      asked: the sections.
       advice: what to change. Another sampler takes the place of those that draw by chance.
 
     Returns:
-      The configuration with these changes.
+      The sections with these changes.
     """
-    privacy, participation, training = config.privacy, config.participation, config.training
-    asked = {"accountant": advice.accountant, "relation": advice.relation}
-    changes = {key: value for key, value in asked.items() if value is not None}
+    privacy, participation, training = asked
+    changes: dict[str, Any] = {"accountant": advice.accountant, "relation": advice.relation}
+    changes = {key: value for key, value in changes.items() if value is not None}
     if advice.mechanism is not None:
-        mechanism: Any = advice.mechanism
-        client = dataclasses.replace(privacy.client, mechanism=mechanism)
-        changes["client"] = client  # type: ignore[assignment]
-    privacy = dataclasses.replace(privacy, **changes)  # type: ignore[arg-type]
+        changes["client"] = _switched(privacy.client, ClientLevel, "mechanism", advice.mechanism)
     if advice.sampler is not None:
-        name = advice.sampler
         if participation.sampler in _DRAWN:
-            participation = dataclasses.replace(
-                participation,
-                sampler=name,  # type: ignore[arg-type]
-                capacity=None,
+            participation = _switched(
+                participation, ParticipationSection, "sampler", advice.sampler
             )
         if training.sampler in _DRAWN:
-            training = dataclasses.replace(training, sampler=name)  # type: ignore[arg-type]
-    return dataclasses.replace(
-        config, privacy=privacy, participation=participation, training=training
-    )
+            training = training.model_copy(update={"sampler": advice.sampler})
+    return Asked(privacy.model_copy(update=changes), participation, training)
 
 
-def _tell(config: Config, sizes: np.ndarray) -> None:
+def _switched(section: Section, union: Any, tag: str, word: str) -> Any:
+    """Gives the section of another word, with all that both of them have."""
+    kinds = typing.get_args(typing.get_args(union)[0])
+    (kind,) = (k for k in kinds if k.model_fields[tag].default == word)
+    if isinstance(section, kind):
+        # Followed advice is the plain form of a sampler: truncation has no further analysis.
+        kept = {k: v for k, v in section if k != "capacity"}
+    else:
+        kept = {k: v for k, v in section if k in kind.model_fields and k != tag}
+    return kind(**kept)
+
+
+def _tell(asked: Asked, sizes: np.ndarray) -> None:
     """Tells the accountant the kinds of event of a run, which it may refuse."""
-    relation, accountant = config.privacy.relation, config.privacy.accountant
+    privacy = asked.privacy
     events: list[DpEvent] = []
-    # Behind a divisor that depends on who came nothing is claimed.
-    if "client" in config.privacy.units and config.privacy.client.denominator == "expected":
-        base = _EVENTS[config.privacy.client.mechanism]
-        events.append(participation_of(config, len(sizes)).event(base))
-    if "record" in config.privacy.units:
-        name = {"auto": "poisson"}.get(config.training.sampler, config.training.sampler)
-        batches = np.broadcast_to(np.asarray(config.training.batch_size, float), sizes.shape)
-        sampler, gaussian = SAMPLERS[name](), _EVENTS["gaussian"]
+    if "client" in privacy.units and not privacy.client.is_realised:
+        base = _EVENTS[privacy.client.mechanism]
+        events.append(participation_of(asked.participation, len(sizes)).event(base))
+    if "record" in privacy.units:
+        batches = np.broadcast_to(np.asarray(asked.training.batch_size, float), sizes.shape)
+        sampler, gaussian = batches_of(asked.training, is_private=True), _EVENTS["gaussian"]
         for size, batch in sorted(set(zip(sizes.tolist(), batches.tolist(), strict=True))):
             if size > 0:
                 events.append(sampler.event(gaussian, size, batch))
     for event in events:
-        translation.translate(event, relation, accountant)
+        translation.translate(event, privacy.relation, privacy.accountant)
 
 
-def _nearest(config: Config, sizes: np.ndarray) -> Advice | None:
-    """Searches for the smallest change of a configuration that nothing is refused behind."""
+def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
+    """Searches for the smallest change that nothing is refused behind."""
     found: list[Advice] = []
-    asked = config.privacy
+    privacy = asked.privacy
     for values in itertools.product(*translation.CHOICES.values()):
         mechanism, sampler, relation, accountant = values
         if relation == "add_remove":
             # No run claims it.
             continue
         choice = Advice(
-            None if accountant == asked.accountant else accountant,
-            None if relation == asked.relation else relation,
+            None if accountant == privacy.accountant else accountant,
+            None if relation == privacy.relation else relation,
             sampler,
             mechanism,
         )
-        followed = follow(config, choice)
+        followed = follow(asked, choice)
         try:
             _tell(followed, sizes)
         except ValueError:
@@ -153,9 +146,9 @@ def _nearest(config: Config, sizes: np.ndarray) -> Advice | None:
     return min(found, key=translation.distance, default=None)
 
 
-def _keeps_distance(config: Config, num_clients: int) -> bool:
+def _keeps_distance(asked: Asked, num_clients: int) -> bool:
     """Tells whether participations are as far apart as correlated noise needs."""
-    client = config.privacy.client
-    if "client" not in config.privacy.units or client.mechanism != "correlated_gaussian":
+    client = asked.privacy.client
+    if "client" not in asked.privacy.units or not isinstance(client, CorrelatedGaussianLevel):
         return True
-    return participation_of(config, num_clients).separation >= client.bands
+    return participation_of(asked.participation, num_clients).separation >= client.bands

@@ -30,7 +30,14 @@ from fedjax_dp.clients.selection import make_choice
 from fedjax_dp.core import trees
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation as compile_simulation
-from fedjax_dp.experiment.assemble import Experiment, build_algorithm, build_trainer
+from fedjax_dp.experiment.assemble import (
+    Experiment,
+    build_algorithm,
+    build_problem,
+    build_trainer,
+    record_level,
+)
+from fedjax_dp.experiment.mechanism import Setting, structure_of
 from fedjax_dp.models.base import Model
 
 # Records of a batch on which gradients are compared.
@@ -110,14 +117,17 @@ def audit_experiment(
 def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     """Builds the experiment's algorithm for another model, and other public inputs if given."""
     config, participation = experiment.config, experiment.simulation.participation
-    population = experiment.population
+    population, privacy = experiment.population, config.privacy
 
     def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
-        trainer = build_trainer(config, model, population.train.sizes)
+        level = record_level(privacy)
+        trainer = build_trainer(config.training, level, model, population.train.sizes)
         # The noise that was calibrated for the experiment is what is audited.
         trainer = trainer._replace(config=experiment.simulation.algorithm.config)
-        public_x = population.public_x if public_x is None else public_x
-        return build_algorithm(config, model, trainer, participation, public_x)
+        setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
+        asked = population if public_x is None else population._replace(public_x=public_x)
+        problem = build_problem(privacy, setting, asked)
+        return build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
 
     return make
 

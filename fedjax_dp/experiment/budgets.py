@@ -1,9 +1,7 @@
 """Published lists of budgets and batch sizes, where a configuration names one."""
 
-import dataclasses
-
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.config import Config, RecordLevel, TrainingSection
 from fedjax_dp.privacy.budgets import NUM_CLIENTS, published_batch_sizes, published_budgets
 
 
@@ -20,25 +18,31 @@ def with_named_lists(config: Config) -> Config:
     Raises:
       ValueError: if there is no such list for the number of clients.
     """
-    count = config.data.num_clients
-    epsilon, batch_size = config.privacy.record.epsilon, config.training.batch_size
-    for key, value in (
-        ("privacy.record.epsilon", epsilon),
-        ("training.batch_size", batch_size),
-    ):
-        if isinstance(value, str):
-            rule = f"be one of {', '.join(map(str, NUM_CLIENTS))} where {key} is {value}"
-            checks.require(count in NUM_CLIENTS, "data.num_clients", rule, count)
-    if isinstance(epsilon, str):
-        record = dataclasses.replace(
-            config.privacy.record, epsilon=published_budgets(epsilon, count).tolist()
-        )
-        config = dataclasses.replace(
-            config, privacy=dataclasses.replace(config.privacy, record=record)
-        )
-    if isinstance(batch_size, str):
-        training = dataclasses.replace(
-            config.training, batch_size=published_batch_sizes(count).tolist()
-        )
-        config = dataclasses.replace(config, training=training)
-    return config
+    privacy, count = config.privacy, config.data.num_clients
+    record = _budgets(privacy.record, count)
+    training = _batch_sizes(config.training, count)
+    if record is privacy.record and training is config.training:
+        return config
+    privacy = privacy.model_copy(update={"record": record})
+    return config.model_copy(update={"privacy": privacy, "training": training})
+
+
+def _budgets(section: RecordLevel, count: int) -> RecordLevel:
+    name = section.epsilon
+    if not isinstance(name, str):
+        return section
+    _require_list("privacy.record.epsilon", name, count)
+    return section.model_copy(update={"epsilon": published_budgets(name, count).tolist()})
+
+
+def _batch_sizes(section: TrainingSection, count: int) -> TrainingSection:
+    name = section.batch_size
+    if not isinstance(name, str):
+        return section
+    _require_list("training.batch_size", name, count)
+    return section.model_copy(update={"batch_size": published_batch_sizes(count).tolist()})
+
+
+def _require_list(key: str, name: str, count: int) -> None:
+    rule = f"be one of {', '.join(map(str, NUM_CLIENTS))} where {key} is {name}"
+    checks.require(count in NUM_CLIENTS, "data.num_clients", rule, count)

@@ -11,6 +11,7 @@ from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.experiment.assemble import Experiment
+from fedjax_dp.experiment.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import ROOT_FILE
@@ -145,12 +146,13 @@ def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str
         return np.broadcast_to(np.asarray(value, dtype=np.float64), num_clients)
 
     level = experiment.config.privacy.client
-    name = "initial_clip_norm" if level.adaptive_clipping else "clip_norm"
+    is_adaptive = isinstance(level, GaussianLevel) and level.adaptive_clipping
+    name = "initial_clip_norm" if is_adaptive else "clip_norm"
     root: dict[str, Any] = {"noise_root": "seed"}
     if experiment.config.run.secret:
         root = {"noise_root": "secret", "noise_root_file": f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"}
     facts = {"client": {name: experiment.client_clip_norm} | root, "record": root}
-    if level.mechanism == "discrete_gaussian":
+    if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; no server sees a single contribution.
         facts["client"]["trust"] = "secure_aggregation"
     if state.config.clip_norm is not None:

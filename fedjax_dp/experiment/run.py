@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment, assemble
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.folder import CONFIG_FILE

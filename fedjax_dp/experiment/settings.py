@@ -5,11 +5,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.values import ConfigError
 
 
-def tables_of(config: configuration.Config) -> dict[str, Any]:
+def tables_of(config: Config) -> dict[str, Any]:
     """Gives a configuration as what JSON can hold, without the place of the data.
 
     Args:

@@ -12,7 +12,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.config import Config, RunSection
 from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, CONFIG_FILE, next_folder

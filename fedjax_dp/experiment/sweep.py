@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, CONFIG_FILE
 from fedjax_dp.experiment.settings import require_same, tables_of

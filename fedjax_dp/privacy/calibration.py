@@ -65,6 +65,21 @@ def calibrate_noise_multiplier(
     return math.exp(found)
 
 
+def rounded_up(noise_multiplier: ArrayLike) -> np.ndarray:
+    """Gives the next float32, so that the noise that runs is never below what was calibrated.
+
+    Args:
+      noise_multiplier: a number or an array of them.
+
+    Returns:
+      The same shape, float32.
+    """
+    # A Python number would be compared as float32, and never be found larger.
+    exact = np.asarray(noise_multiplier, dtype=np.float64)
+    rounded = exact.astype(np.float32)
+    return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
+
+
 def _root(excess: Callable[[float], float], start: float, step: float) -> float | None:
     """Finds where a falling function of the logarithm of a multiplier reaches zero, from above.
 

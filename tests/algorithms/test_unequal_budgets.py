@@ -1,6 +1,5 @@
 """Clients with unequal budgets, by configuration: what is spent, declared and found."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedjax_dp.engine.accounting import PrivacyAccounting
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.config import ConfigError
+from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.privacy import budgets, noise_levels
 
 METHODS = (
@@ -274,4 +273,4 @@ def test_configurations_are_not_changed_by_naming_no_list():
     named = with_named_lists(configuration.load(None, DIGITS))
     assert named.privacy.record.epsilon == EPSILON.tolist()
     assert named.training.batch_size == budgets.published_batch_sizes(20).tolist()
-    assert dataclasses.replace(named.run) == configuration.load(None, DIGITS).run
+    assert named.run == configuration.load(None, DIGITS).run

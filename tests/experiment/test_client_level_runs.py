@@ -5,8 +5,8 @@ import pytest
 from run_folders import SMALL, execute, metrics, read_json
 
 from fedjax_dp.experiment import timing
-from fedjax_dp.experiment.config import load
-from fedjax_dp.experiment.population import build_population
+from fedjax_dp.experiment.assemble import population_of
+from fedjax_dp.experiment.reading import load
 from fedjax_dp.experiment.validate import validate
 from fedjax_dp.experiment.workloads import WORKLOADS, prepare
 
@@ -131,8 +131,8 @@ def test_what_has_no_claim_or_no_meaning_is_refused(words, message):
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_public_examples_leave_the_pool_without_their_labels(partition):
     words = (*SMALL, f"--data.partition={partition}", "--data.client_test_share=0")
-    whole = build_population(load(None, words))
-    held = build_population(load(None, (*words, "--data.public_examples=100")))
+    whole = population_of(load(None, words))
+    held = population_of(load(None, (*words, "--data.public_examples=100")))
     assert whole.public_x is None and held.public_x.shape[0] == 100
     assert held.train.num_examples == whole.train.num_examples - 100
 
@@ -141,13 +141,13 @@ def test_public_examples_leave_the_pool_without_their_labels(partition):
 
     everything = np.concatenate([held.public_x, held.train.examples["x"]])
     assert rows(everything) == rows(whole.train.examples["x"])
-    again = build_population(load(None, (*words, "--data.public_examples=100")))
+    again = population_of(load(None, (*words, "--data.public_examples=100")))
     np.testing.assert_array_equal(again.public_x, held.public_x)
 
 
 def test_public_examples_must_leave_something():
     with pytest.raises(ValueError, match="public_examples must be below"):
-        build_population(load(None, (*SMALL, "--data.public_examples=100000")))
+        population_of(load(None, (*SMALL, "--data.public_examples=100000")))
 
 
 def test_the_curve_over_cohorts_keeps_the_population():

@@ -18,7 +18,7 @@ from run_folders import (
 )
 
 from fedjax_dp.core import keys
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.io import plots
 

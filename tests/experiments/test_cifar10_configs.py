@@ -10,7 +10,7 @@ import pytest
 from experiments.clustered_dp import grid
 from fedjax_dp.data import datasets
 from fedjax_dp.engine import PrivacyAccounting
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 
 EXPERIMENTS = pathlib.Path(grid.__file__).parents[1]

@@ -8,11 +8,11 @@ from experiments.clustered_dp import grid as clustered
 from experiments.heterogeneous_dp import sweep as heterogeneous
 from experiments.user_level_dp import grids as user_level
 from experiments.user_level_dp import mnist_by_writer
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import sweep
 from fedjax_dp.experiment.budgets import with_named_lists
-from fedjax_dp.experiment.config import ConfigError
 from fedjax_dp.experiment.validate import validate
+from fedjax_dp.experiment.values import ConfigError
 
 HERE = pathlib.Path(__file__).parents[2] / "experiments"
 CONFIGURATIONS = sorted(HERE.glob("*/*.toml"))

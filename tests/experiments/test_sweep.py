@@ -6,7 +6,7 @@ import shutil
 import pytest
 from run_folders import SMALL, Killed, kill_after, read_json
 
-from fedjax_dp.experiment import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import sweep
 from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.io import plots
