@@ -99,18 +99,35 @@ class Exact:
     value: jax.Array
 
 
+class _SideBySide:
+    """A client that others of its chunk are computed beside."""
+
+    chunk_axis: str | None
+
+    def widest(self, count: jax.Array) -> jax.Array:
+        """Finds the largest of a count over the clients that are computed side by side.
+
+        Args:
+          count: this client's number of passes through a loop body.
+
+        Returns:
+          The number of passes that the compiled loop makes.
+        """
+        return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
+
+
 @flax.struct.dataclass
-class PublicClient:
+class PublicClient(_SideBySide):
     """What may be known of a client without its records: who it is and how much it holds.
 
     What promises to read no records is handed this, so that it cannot. An algorithm that claims
     privacy for records is handed it too, with an `opener`: what is charged may read, all else not.
 
     Attributes:
-      size: how many records it owns, int32; taken as public.
+      size: how many records it owns, int32; 0 for a client without data; taken as public.
       index: the client's index in the population, int32.
       limit: the largest size in the population; static.
-      chunk_axis: as in `ClientData`; static.
+      chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
       round: rounds done before this one, int32.
       opener: `(reader, event) -> ClientData`, or a refusal; None where nothing may be read; static.
     """
@@ -140,17 +157,6 @@ class PublicClient:
           ValueError: always.
         """
         raise _unread("client.gather")
-
-    def widest(self, count: jax.Array) -> jax.Array:
-        """Finds the largest of a count over the clients that are computed side by side.
-
-        Args:
-          count: this client's number of passes through a loop body.
-
-        Returns:
-          The number of passes that the compiled loop makes.
-        """
-        return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
 
     def public(self) -> "PublicClient":
         """Gives the same without its opener."""
@@ -193,17 +199,17 @@ def _unread(what: str) -> ValueError:
 
 
 @flax.struct.dataclass
-class ClientData:
+class ClientData(_SideBySide):
     """One client's view of the flat store, inside a compiled round.
 
     Attributes:
       examples: the whole store, each array `[num_examples, ...]`.
       start: the client's first row, int32.
-      size: how many rows it owns, int32; 0 for a client without data.
-      index: the client's index in the population, int32.
-      limit: the largest size in the population; static.
-      chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
-      round: rounds done before this one, int32.
+      size: as in `PublicClient`.
+      index: as in `PublicClient`.
+      limit: as in `PublicClient`.
+      chunk_axis: as in `PublicClient`.
+      round: as in `PublicClient`.
     """
 
     examples: PyTree
@@ -226,17 +232,6 @@ class ClientData:
         return jax.tree.map(
             lambda a: a[jnp.clip(self.start + indices, 0, a.shape[0] - 1)], self.examples
         )
-
-    def widest(self, count: jax.Array) -> jax.Array:
-        """Finds the largest of a count over the clients that are computed side by side.
-
-        Args:
-          count: this client's number of passes through a loop body.
-
-        Returns:
-          The number of passes that the compiled loop makes.
-        """
-        return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
 
     def public(self, opener: Callable[..., "ClientData"] | None = None) -> PublicClient:
         """Leaves the records away.

@@ -97,8 +97,8 @@ class PrivacyAccounting:
           relation: which data are neighbours, "zero_out" or "replace_one". That a unit is there or
             not ("add_remove") is never what holds: a simulation takes rates, steps, divisors and
             weights from the exact numbers of clients and of their records, which are public.
-          accountant: who will be asked for ε, to be refused now and not after rounds ran; any one
-            that has an analysis where it is None.
+          accountant: who is asked for ε unless another is named, to be refused now and not after
+            rounds ran; where it is None, "rdp" is asked, and any one that has an analysis will do.
 
         Raises:
           ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
@@ -251,21 +251,21 @@ class PrivacyAccounting:
         return np.where(draws.is_real, draws.indices, -1)
 
     def epsilon(
-        self, dp_delta: Mapping[str, ArrayLike], accountant: str = "rdp"
+        self, dp_delta: Mapping[str, ArrayLike], accountant: str | None = None
     ) -> dict[str, np.ndarray]:
         """Computes ε spent so far.
 
         Args:
           dp_delta: δ of each unit, a number or one for each account.
-          accountant: as for `Ledger.epsilon`.
+          accountant: as for `Ledger.epsilon`; the one that the accounts were opened with where it
+            is None, "rdp" where they were opened with none.
 
         Returns:
           For each unit ε of every account, `[num_units]`.
         """
-        return {
-            unit: ledger.epsilon(dp_delta[unit], accountant)
-            for unit, ledger in self.ledgers.items()
-        }
+        if accountant is None:
+            accountant = self._accountant or "rdp"
+        return {unit: v.epsilon(dp_delta[unit], accountant) for unit, v in self.ledgers.items()}
 
     def to_json(self) -> str:
         """Writes all ledgers as text.

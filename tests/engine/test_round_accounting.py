@@ -227,6 +227,19 @@ def test_replacing_a_record_moves_a_sum_twice_as_far():
         PrivacyAccounting(sim, sim.init(KEY), "zero_out")
 
 
+def test_accounts_answer_by_the_accountant_that_they_were_opened_with():
+    opened = PrivacyAccounting(*initial("client", "poisson", COHORT), accountant="pld")
+    plain = accounting("client", "poisson", COHORT)
+    for account in (opened, plain):
+        account.charge(info_of(*FOUR_ROUNDS))
+    by_pld, by_rdp = (plain.epsilon(DELTA, name)["client"] for name in ("pld", "rdp"))
+    assert by_pld < 0.95 * by_rdp
+    assert opened.epsilon(DELTA)["client"] == by_pld
+    assert plain.epsilon(DELTA)["client"] == opened.epsilon(DELTA, "rdp")["client"] == by_rdp
+    with pytest.raises(ValueError, match="accountant must be"):
+        opened.epsilon(DELTA, "")
+
+
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_an_accountant_without_an_analysis_is_refused_before_any_round(unit):
     sim, state = initial(unit, "poisson", COHORT)

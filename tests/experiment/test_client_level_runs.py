@@ -96,7 +96,7 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
                 "--privacy.client.noise_multiplier=1.0",
                 "--privacy.client.mechanism=discrete_gaussian",
             ),
-            "denominator must be expected for discrete noise",
+            "denominator must be left out under the mechanism discrete_gaussian",
         ),
         (
             (
@@ -104,7 +104,7 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
                 "--privacy.client.noise_multiplier=1.0",
                 "--privacy.client.mechanism=central_discrete_gaussian",
             ),
-            "denominator must be expected for discrete noise",
+            "denominator must be left out under the mechanism central_discrete_gaussian",
         ),
         (
             (
@@ -114,7 +114,15 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
             ),
             "mechanism must be gaussian or laplace for ae_dpfl",
         ),
-        (("--data.public_examples=-1",), "public_examples must be an integer of at least 0"),
+        *(
+            (
+                (f"--privacy.client.mechanism={mechanism}", f"--privacy.client.bits={bits}"),
+                rf"privacy\.client\.bits must be left out under the mechanism {mechanism}, got {got}",
+            )
+            for mechanism in ("central_discrete_gaussian", "gaussian")
+            for bits, got in ((8, "8"), ("auto", "'auto'"))
+        ),
+        (("--data.public_examples=-1",), "public_examples must be a whole number of at least 0"),
         (
             ("--data.public_examples=9",),
             "public_examples must be 0 for dp_fedavg, which asks about no public inputs",
@@ -123,9 +131,14 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
     ],
 )
 def test_what_has_no_claim_or_no_meaning_is_refused(words, message):
-    config = load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words))
     with pytest.raises(ValueError, match=message):
-        validate(config)
+        validate(load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
+
+
+@pytest.mark.parametrize("bits", [8, "auto"])
+def test_bits_are_for_clients_that_send_shares(bits):
+    words = ("--privacy.client.mechanism=discrete_gaussian", f"--privacy.client.bits={bits}")
+    validate(load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
