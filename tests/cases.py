@@ -448,7 +448,7 @@ _CASES = (
     Case(
         "dp_fedavg",
         algorithms.dp_fedavg,
-        lambda m: algorithms.dp_fedavg(m, plain_trainer(m), **_CENTRAL),
+        lambda m: algorithms.dp_fedavg(m, plain_trainer(m), aggregator=gaussian_mean(**_CENTRAL)),
         _dp_fedavg(0.2, 0.8),
         _params,
     ),
@@ -491,7 +491,7 @@ _CASES = (
     Case(
         "dp_both",
         algorithms.dp_fedavg,
-        lambda m: algorithms.dp_fedavg(m, private_trainer(m), **_CENTRAL),
+        lambda m: algorithms.dp_fedavg(m, private_trainer(m), aggregator=gaussian_mean(**_CENTRAL)),
         _dp_fedavg(0.2, 0.8, is_private=True),
         _params,
         is_private=True,

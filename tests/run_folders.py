@@ -13,8 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 from rich.console import Console
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.run import run
+from fedjax_dp.cli.run import shown
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import run as running
 from fedjax_dp.io.logbook import Logbook
 
 # Three clients and few rounds: a run of a few seconds that still takes every turn.
@@ -29,8 +30,11 @@ def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[in
     file = folder / "config.toml" if resume else None
     text = io.StringIO()
     config = configuration.load(file, words)
-    status = run(config, folder, Console(file=text, width=200), resume=resume)
-    return status, text.getvalue()
+
+    def start(watcher: running.Watcher) -> running.Outcome:
+        return running.resume(folder, watcher) if resume else running.run(config, folder, watcher)
+
+    return shown(config, start, Console(file=text, width=200)), text.getvalue()
 
 
 class Killed(BaseException):

@@ -16,17 +16,18 @@ import numpy as np
 from problem import Params, Problem
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
-from fedjax_dp.cli.devices import offer_devices
-from fedjax_dp.cli.workloads import WORKLOADS
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.experiment.devices import offer_devices
+from fedjax_dp.experiment.workloads import WORKLOADS
 from fedjax_dp.models import registry
 from fedjax_dp.models.per_example import per_example
 from fedjax_dp.privacy.clipping import clip_by_global_norm
 from fedjax_dp.server.mean import uniform_mean
+from fedjax_dp.server.private import gaussian_mean
 
 
 class Ours:
@@ -139,9 +140,9 @@ def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgor
     return dp_fedavg(
         model,
         trainer,
-        clip_norm=problem.clip_norm,
-        noise_multiplier=1.0,
-        expected_cohort_size=num_clients,
+        aggregator=gaussian_mean(
+            clip_norm=problem.clip_norm, noise_multiplier=1.0, expected_cohort_size=num_clients
+        ),
     )
 
 

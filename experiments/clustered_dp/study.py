@@ -23,17 +23,17 @@ from experiments.clustered_dp.grid import (
     true_clusters,
 )
 from experiments.clustered_dp.tables import as_markdown, read_results
-from experiments.settings import require_same, tables_of
 from fedjax_dp.algorithms import local_only
-from fedjax_dp.cli.assemble import Experiment, assemble
-from fedjax_dp.cli.run import new_root
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import PrivacyAccounting, evaluator, simulation
+from fedjax_dp.engine import evaluator, simulation
 from fedjax_dp.evaluation.clustering import is_minority_found, is_partition_found, matched_share
 from fedjax_dp.evaluation.evaluate import personal_evaluator
 from fedjax_dp.evaluation.fairness import cluster_fairness
+from fedjax_dp.experiment.assemble import Experiment, assemble
+from fedjax_dp.experiment.settings import require_same, tables_of
+from fedjax_dp.experiment.start import accounting_of, first_state, new_root
 from fedjax_dp.io import plots
 
 
@@ -105,9 +105,9 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     true = true_clusters(config)
     experiment = assemble(config)
     # Nothing here is resumed: a secret root is forgotten with the process.
-    sim, key = experiment.simulation, new_root(config)
-    state = sim.init(jax.random.key(config.run.seed))
-    accounting = PrivacyAccounting(sim, state, config.privacy.relation, config.privacy.accountant)
+    sim, key = experiment.simulation, new_root(config.run)
+    state = first_state(experiment)
+    accounting = accounting_of(experiment, state)
     before_compiling = time.perf_counter()
     state = jax.block_until_ready(sim.compile(state, key))
     before_rounds = time.perf_counter()
@@ -232,7 +232,10 @@ def main(words: list[str] | None = None) -> None:
     other.add_argument("output")
     other.set_defaults(do=table)
     arguments = parser.parse_args(words)
-    arguments.do(arguments)
+    try:
+        arguments.do(arguments)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.config import Config
-from fedjax_dp.cli.run import CONFIG_FILE
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.folder import CONFIG_FILE
 from fedjax_dp.io import noise_plots, plots
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy import budgets, noise_levels

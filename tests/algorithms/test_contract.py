@@ -445,7 +445,9 @@ def test_no_key_feeds_two_draws(monkeypatch):
     model = make_model()
     trainer = dp_sgd_trainer(model, LocalConfig(0.1, 2.0, 1, clip_norm=1.0, noise_multiplier=1.0))
     algorithm = dp_fedavg(
-        model, trainer, clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
+        model,
+        trainer,
+        aggregator=gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0),
     )
     data = make_data((2, 0, 3))
     server = algorithm.init(jax.random.key(0))

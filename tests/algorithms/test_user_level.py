@@ -76,9 +76,9 @@ def test_without_clipping_and_noise_it_is_fedavg_with_equal_weights():
     private = dp_fedavg(
         model,
         plain_trainer(model),
-        clip_norm=1e9,
-        noise_multiplier=0.0,
-        expected_cohort_size=NUM_CLIENTS,
+        aggregator=gaussian_mean(
+            clip_norm=1e9, noise_multiplier=0.0, expected_cohort_size=NUM_CLIENTS
+        ),
     )
     plain = fedavg(model, plain_trainer(model), aggregator=uniform_mean())
     ours, info, _ = run(private)

@@ -7,8 +7,9 @@ import pathlib
 
 import pytest
 
-from experiments import settings
 from experiments.clustered_dp import grid, study, tables
+from fedjax_dp.experiment import settings
+from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.io import plots
 
 HERE = pathlib.Path(study.__file__).parent
@@ -105,11 +106,11 @@ def test_references_of_other_data_are_refused(folder):
     [point] = grid.points(
         folder.parent / "small.toml", ["Global"], [4], [0], ["--data.partition_options.shift=label"]
     )
-    with pytest.raises(SystemExit, match=r"reference,seed=0\.json holds another setting"):
+    with pytest.raises(ConfigError, match=r"reference,seed=0\.json holds another setting"):
         study.reference_of(point, None, None, arguments)
     arguments.reference_epochs = 2
     [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
-    with pytest.raises(SystemExit, match=r"training\.epochs: 1 and 2"):
+    with pytest.raises(ConfigError, match=r"training\.epochs: 1 and 2"):
         study.reference_of(point, None, None, arguments)
 
 

@@ -11,8 +11,6 @@ import pytest
 from scipy import special, stats
 
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.cli.config import load
-from fedjax_dp.cli.mechanism import client_aggregator
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
@@ -22,6 +20,8 @@ from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import run_round
 from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.experiment.mechanism import Setting, client_aggregator
+from fedjax_dp.experiment.reading import load
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
@@ -167,7 +167,9 @@ def _messages(targets, count):
     words = ("--privacy.unit=client", "--privacy.client.mechanism=discrete_gaussian")
     words = (*words, "--privacy.client.noise_multiplier=1", "--privacy.client.epsilon=none")
     participation = participants.participation(sampling.poisson(), len(targets), 4)
-    aggregator = client_aggregator(load(None, words), participation, STRUCTURE)
+    privacy = load(None, words).privacy
+    setting = Setting(participation, STRUCTURE, 30, privacy.promise)
+    aggregator = client_aggregator(privacy.client, setting)
     sent = {}
 
     def watched(state, contribution, round_key, client_key):

@@ -24,8 +24,8 @@ from run_folders import (
     saved_arrays,
 )
 
-from fedjax_dp.cli import assemble
-from fedjax_dp.cli import config as configuration
+from fedjax_dp.experiment import assemble
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.logbook import Logbook
@@ -308,8 +308,14 @@ def test_a_resumed_run_may_execute_in_another_way(finished):
 def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
     """Calibration may change between versions; the run goes on with the noise it started with."""
     claims = read_json(finished, "privacy.json")["claims"]
-    found = assemble._noise_multipliers
-    monkeypatch.setattr(assemble, "_noise_multipliers", lambda *args, **kw: 2 * found(*args, **kw))
+    calibrated = assemble.calibrated
+
+    def louder(*args):
+        found = calibrated(*args)
+        noise = 2 * found.config.noise_multiplier
+        return found._replace(config=found.config._replace(noise_multiplier=noise))
+
+    monkeypatch.setattr(assemble, "calibrated", louder)
     shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
     assert execute(finished, resume=True)[0] == 0
     assert read_json(finished, "privacy.json")["claims"] == claims

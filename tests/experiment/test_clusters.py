@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from run_folders import execute, read_json
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.population import build_population
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble, population_of
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 
@@ -33,10 +32,10 @@ def _no_pictures(monkeypatch):
 @pytest.mark.parametrize("shift", ["rotation", "label"])
 def test_clusters_are_named_by_a_configuration(shift):
     words = (*CLUSTERS, f"--data.partition_options.shift={shift}")
-    population = build_population(configuration.load(None, words))
+    population = population_of(configuration.load(None, words))
     assert population.train.sizes.tolist() == [60] * 5
     assert population.client_test.sizes.tolist() == [40] * 5
-    plain = build_population(configuration.load(None, ("--data.partition=iid",)))
+    plain = population_of(configuration.load(None, ("--data.partition=iid",)))
     known = {
         np.round(x, 3).tobytes(): int(y)
         for part in (plain.train, plain.client_test)

@@ -17,9 +17,9 @@ from run_folders import (
     saved_arrays,
 )
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
 from fedjax_dp.core import keys
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.io import plots
 
 pytestmark = pytest.mark.xdist_group("secret")

@@ -8,8 +8,8 @@ from run_folders import SMALL, assert_same_run, execute, metrics, read_json
 from typer.testing import CliRunner
 
 from fedjax_dp.cli import privacy
-from fedjax_dp.cli.config import load
-from fedjax_dp.cli.population import build_population
+from fedjax_dp.experiment.assemble import population_of
+from fedjax_dp.experiment.reading import load
 from fedjax_dp.io import plots
 from fedjax_dp.io.logbook import Logbook
 
@@ -44,7 +44,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
         folder, *SMALL, "--run.rounds=20", "--run.evaluate_every=4", SEQUENTIAL, *words
     )
     config = load(folder / "config.toml")
-    sizes = build_population(config).train.sizes
+    sizes = population_of(config).train.sizes
     steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
 
     def spent(rounds):
@@ -117,7 +117,7 @@ def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
     status, text = execute(folder, *SMALL, "--run.rounds=50", SEQUENTIAL, *words)
     assert status == 0 and "one more would exceed the budget" in text
     claim = read_json(folder, "privacy.json")["claims"][0]
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
     taken_part = np.array(claim["num_compositions"]) / steps
     after = [
@@ -182,7 +182,7 @@ def test_both_units_are_protected_and_accounted_at_once(tmp_path):
     assert client["trusted"] == "server" and client["clip_norm"] == 1.0
 
     record = claims["record"]
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     for size, n, z, e in zip(
         sizes,
         record["num_compositions"],
@@ -231,7 +231,7 @@ def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_
     claim = read_json(folder, "privacy.json")["claims"][0]
     steps = np.ones(3, int)
     if unit == "record":
-        steps = np.ceil(build_population(load(folder / "config.toml")).train.sizes / 64).astype(int)
+        steps = np.ceil(population_of(load(folder / "config.toml")).train.sizes / 64).astype(int)
     assert claim["num_compositions"] == list(np.array([3, 3, 2]) * steps)
     epsilon = claim["epsilon_per_unit"]
     assert epsilon[0] == pytest.approx(8, rel=1e-5) and max(epsilon) <= 8
@@ -297,7 +297,7 @@ def test_replacing_a_record_is_accounted_by_pld(tmp_path):
     status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert status == 0 and claim["relation"] == "replace_one" and claim["epsilon"] <= 8
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     account = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     account.compose(
         poisson(min(1.0, 64 / sizes[0]), claim["noise_multiplier_per_unit"][0]),
@@ -313,7 +313,7 @@ def test_fixed_size_batches_are_accounted_under_replace_one(tmp_path):
     status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert status == 0 and claim["samplers"] == ["fixed-size sampling without replacement"]
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     for size, n, z, e in zip(
         sizes,
         claim["num_compositions"],
