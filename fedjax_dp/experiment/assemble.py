@@ -13,9 +13,10 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine.calibration import calibrate
+from fedjax_dp.engine.compile import Simulation, simulation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import Simulation, init_key, simulation
+from fedjax_dp.engine.federation import init_key
+from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.experiment.analysis import Asked, require_analysis
 from fedjax_dp.experiment.budgets import with_named_lists
 from fedjax_dp.experiment.config import (
@@ -30,7 +31,7 @@ from fedjax_dp.experiment.config import (
 )
 from fedjax_dp.experiment.devices import offer_devices
 from fedjax_dp.experiment.mechanism import Setting, client_aggregator, structure_of
-from fedjax_dp.experiment.optimizers import local_optimizer
+from fedjax_dp.experiment.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.participation import batches_of, participation_of
 from fedjax_dp.experiment.population import Population, build_population
 from fedjax_dp.experiment.validate import check_one_for_each, validate
@@ -210,6 +211,7 @@ def build_trainer(
         batch_size=_numbers(section.batch_size),
         num_epochs=_numbers(section.num_epochs),
         num_steps=_numbers(section.num_steps),
+        optimizer=optimizer_numbers(section.optimizer_options),
     )
     common: dict[str, Any] = {
         "optimizer": local_optimizer(section.optimizer, section.optimizer_options),
@@ -308,16 +310,17 @@ def calibrated(
     budgets = algorithms.ALGORITHMS[name].budgets
     target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), np.shape(sizes))
     target = target if budgets is None else budgets(target)
-    # Rounds of several kinds come by their number: a client may be drawn in the dearest.
-    is_uniform = algorithm.stages is None
+    # Rounds of several stages come by their number: a client may be drawn in the dearest.
+    is_uniform = algorithm.record is not None and len(algorithm.record.events) == 1
     rounds = setting.charged if is_uniform else setting.num_rounds
-    return calibrate(algorithm, sizes, target, level.dp_delta, rounds, **setting.promise)
+    hyper = calibrate(algorithm, sizes, target, level.dp_delta, rounds, **setting.promise)
+    return algorithm._replace(hyper=hyper)
 
 
 def _evaluator(
     compiled: Simulation, model: Model, population: Population, client_test_share: float
 ) -> Evaluator:
-    name, has_server_model = compiled.algorithm.name, compiled.algorithm.model_of is not None
+    name, has_server_model = compiled.algorithm.name, compiled.algorithm.shared is not None
     checks.require(
         has_server_model or population.client_test is not None,
         "data.client_test_share",
@@ -331,8 +334,7 @@ def _evaluator(
 
 def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:
     """Writes down the layout that was found, so that a run is resumed in the same one."""
-    mesh = compiled.shape.mesh
-    found: dict[str, Any] = {"devices": 1 if mesh is None else mesh.size}
+    found: dict[str, Any] = {"devices": compiled.layout.num_devices}
     if section.clients_per_chunk == "tuned":
-        found["clients_per_chunk"] = compiled.shape.chunk
+        found["clients_per_chunk"] = compiled.layout.chunk
     return section.model_copy(update=found)

@@ -27,9 +27,9 @@ from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.selection import make_choice
-from fedjax_dp.core import trees
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import simulation as compile_simulation
+from fedjax_dp.engine.compile import simulation as compile_simulation
+from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.experiment.assemble import (
     Experiment,
     build_algorithm,
@@ -122,12 +122,12 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
         level = record_level(privacy)
         trainer = build_trainer(config.training, level, model, population.train.sizes)
-        # The noise that was calibrated for the experiment is what is audited.
-        trainer = trainer._replace(config=experiment.simulation.algorithm.config)
         setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
         asked = population if public_x is None else population._replace(public_x=public_x)
         problem = build_problem(privacy, setting, asked)
-        return build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
+        algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
+        # The noise that was calibrated for the experiment is what is audited.
+        return algorithm._replace(hyper=experiment.simulation.hyper)
 
     return make
 
@@ -158,7 +158,7 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
         return check_cohort(simulation.algorithm, train, state, key)
     owner = int(np.argmax(train.sizes))
     batch = {name: array[:_BATCH] for name, array in train.client(owner).items()}
-    row = jax.tree.map(np.asarray, simulation.algorithm.config.row(owner))
+    row = jax.tree.map(np.asarray, simulation.hyper.local.row(owner))
     rule = clipped(experiment.model, per_layer=config.privacy.record.per_layer)
     results = []
     if len(batch["x"]) > 1:
@@ -181,22 +181,20 @@ def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResu
     simulation, population = experiment.simulation, experiment.population
     algorithm, model, train = simulation.algorithm, experiment.model, population.train
     others = population.client_test or population.test
-    if others is None or (algorithm.model_of is None and population.client_test is None):
+    if others is None or (algorithm.shared is None and population.client_test is None):
         return None
-    state, _ = simulation.run(simulation.init(key), key, num_rounds)
+    state, *_ = simulation.run(simulation.init(key), key, num_rounds)
     rng = np.random.default_rng([experiment.config.run.seed, 8])
-    if algorithm.model_of is not None:
-        params = algorithm.model_of(state.server)
+    if algorithm.shared is not None:
+        params = algorithm.shared.read(state.server)
         return attack_model(model, params, train.examples, others.examples, rng)
-    personal, limit = algorithm.personal_model_of, simulation.shape.limit
+    personal, held = simulation.federation.personal, examples_of(train)
     assert personal is not None
-    examples = {name: jnp.asarray(array) for name, array in train.examples.items()}
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     (clients,) = np.nonzero((train.sizes > 0) & (others.sizes > 0))
     for i in clients[:_MOST_CLIENTS]:
-        index, start, size = (jnp.int32(x) for x in (i, train.offsets[i], train.sizes[i]))
-        row = None if state.rows is None else trees.take(state.rows, index)
-        params = personal(state.server, row, ClientData(examples, start, size, index, limit=limit))
+        index, first, size = (jnp.int32(x) for x in (i, held.starts[i], held.sizes[i]))
+        params = personal(state, ClientData(held.arrays, first, size, index, limit=held.limit))
         for side, data in zip(sides, (train, others), strict=True):
             side.append(attack_features(model, params, data.client(int(i))))
     return membership_attack(np.concatenate(sides[0]), np.concatenate(sides[1]), rng)

@@ -24,9 +24,10 @@ from fedjax_dp.experiment.config import (
 from fedjax_dp.experiment.participation import charged_rounds
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, rounded_up
+from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.correlated_noise import banded_noise
 from fedjax_dp.privacy.distributed import choose_bits, make_plan
-from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.base import Summed
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean, num_shares
 from fedjax_dp.server.private import (
@@ -39,7 +40,7 @@ from fedjax_dp.server.private import (
     staircase_mean,
 )
 
-Build = Callable[[float], Aggregator]
+Build = Callable[[float], Summed]
 
 
 class Setting(NamedTuple):
@@ -68,7 +69,7 @@ class Setting(NamedTuple):
         return charged_rounds(self.num_rounds, self.participation)
 
 
-def client_aggregator(level: ClientLevel, setting: Setting) -> Aggregator:
+def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
     """Builds the private aggregator of an experiment.
 
     Args:
@@ -85,15 +86,15 @@ def client_aggregator(level: ClientLevel, setting: Setting) -> Aggregator:
     if level.noise_multiplier is None:
         return build(_calibrated(level, build, setting))
     mean = build(level.noise_multiplier)
-    return by_realised_count(mean, setting.cohort) if level.is_realised else mean
+    return by_realised_count(mean) if level.is_realised else mean
 
 
 def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
     def run_of(noise_multiplier: float) -> Any:
-        aggregator = build(noise_multiplier)
-        assert aggregator.event is not None
-        base = aggregator.event(aggregator.init(None))
-        return dp_accounting.SelfComposedDpEvent(setting.participation.event(base), setting.charged)
+        mean = build(noise_multiplier)
+        assert isinstance(mean.claim, ClientClaim)
+        event = setting.participation.event(mean.claim.event(mean.numbers))
+        return dp_accounting.SelfComposedDpEvent(event, setting.charged)
 
     assert level.epsilon is not None
     found = calibrate_noise_multiplier(run_of, level.epsilon, level.dp_delta, **setting.promise)
@@ -123,7 +124,7 @@ def _builder(level: ClientLevel, setting: Setting) -> Build:
 
 
 def _adaptive(level: GaussianLevel, cohort: float) -> Build:
-    def build(z: float) -> Aggregator:
+    def build(z: float) -> Summed:
         # The paper's choice for large cohorts; in small ones the count gets as much noise as
         # leaves the updates three quarters of what the round may cost.
         rule = make_adaptive_clipping(
@@ -142,7 +143,7 @@ def _bounded_laplace(level: BoundedLaplaceLevel, setting: Setting) -> Build:
     parts = 2 * trees.num_parameters(setting.structure) * setting.charged
     is_exchanged = setting.promise["relation"] == "replace_one"
 
-    def build(z: float) -> Aggregator:
+    def build(z: float) -> Summed:
         group = 1 + math.exp(min(1 / z, 700.0)) if is_exchanged and z > 0 else 1.0
         entry_delta = max(level.dp_delta / parts / group, float(np.finfo(np.float32).tiny))
         return bounded_laplace_mean(
@@ -164,7 +165,7 @@ def _discrete(level: DiscreteGaussianLevel, setting: Setting) -> Build:
         usual = level.noise_multiplier or 1.0
         bits = choose_bits(size, level.clip_norm, usual, num_clients=count)
 
-    def build(z: float) -> Aggregator:
+    def build(z: float) -> Summed:
         plan = make_plan(size, level.clip_norm, z, num_clients=count, bits=bits)
         return discrete_mean(structure, plan, cohort if varies else count, varies=varies)
 
@@ -175,7 +176,6 @@ def _correlated(level: CorrelatedGaussianLevel, setting: Setting) -> Build:
     separation = max(level.bands, setting.participation.separation)
     noise = banded_noise(setting.num_rounds, level.bands, min_separation=separation)
     return lambda z: correlated_gaussian_mean(
-        setting.structure,
         noise,
         level.clip_norm,
         z,

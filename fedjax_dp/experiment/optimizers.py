@@ -163,9 +163,26 @@ def local_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]
       options: its options.
 
     Returns:
-      `(learning_rate) -> optimiser`.
+      `(learning_rate, **numbers) -> optimiser`.
     """
     if name == "sgd" and not options:
         # Trainers know plain steps by this very function.
         return optax.sgd
-    return functools.partial(OPTIMIZERS[name], **options)
+    switches = {k: v for k, v in options.items() if k not in optimizer_numbers(options)}
+    return functools.partial(OPTIMIZERS[name], **switches)
+
+
+def optimizer_numbers(options: Mapping[str, Any]) -> dict[str, float]:
+    """Picks the options that are numbers, which a sweep may change without compiling again.
+
+    Args:
+      options: of an optimiser.
+
+    Returns:
+      For `LocalConfig.optimizer`.
+    """
+    return {
+        name: float(value)
+        for name, value in options.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.data.statistics import draw as draw_partition
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import Evaluator
@@ -13,6 +14,7 @@ from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER
+from fedjax_dp.experiment.start import Start
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.logbook import read_metrics, write_json, write_text
@@ -45,8 +47,7 @@ def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
 def write_results(
     experiment: Experiment,
     state: SimulationState,
-    accounting: PrivacyAccounting,
-    folder: pathlib.Path,
+    start: Start,
     timing: dict[str, float],
 ) -> dict[str, Any]:
     """Writes summary, statement and pictures of a run into its folder.
@@ -54,19 +55,19 @@ def write_results(
     Args:
       experiment: what ran.
       state: the last state.
-      accounting: the ledgers of all rounds.
-      folder: the run folder.
+      start: where it began, with the ledgers of all rounds since.
       timing: seconds by name.
 
     Returns:
       The summary.
     """
+    folder, accounting = start.folder, start.accounting
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
     summary = _summary(experiment, state, accounting, rows) | timing
     # JSON has no infinity, and null would read as if nothing were claimed.
     infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
     write_json(folder / "summary.json", summary | infinite)
-    facts = _facts(experiment, state)
+    facts = _facts(experiment, start.hyper)
     write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, facts)
     _draw(experiment, state, rows, folder / "plots")
     write_text(folder / "partition.txt", f"{experiment.population.statistics()}\n")
@@ -95,13 +96,13 @@ def _summary(
         "num_clients": experiment.population.train.num_clients,
         "num_parameters": experiment.num_parameters,
         "padding_share": float(np.mean([row["padding_share"] for row in rows])) if rows else None,
-        "clients_per_chunk": experiment.simulation.shape.chunk,
+        "clients_per_chunk": experiment.simulation.layout.chunk,
         **_of_updates(rows),
     }
     # Computed exactly on held-out data, for the experimenter: no ε covers them.
     summary["not_private"] = sorted(evaluated)
-    if algorithm.not_covered is not None:
-        summary["not_covered"] = algorithm.not_covered
+    if algorithm.claims.not_covered is not None:
+        summary["not_covered"] = algorithm.claims.not_covered
     return summary
 
 
@@ -138,8 +139,8 @@ def _draw(
     plots.save(draw_partition(experiment.population.statistics()), folder / "partition.png")
 
 
-def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str, Any]]:
-    """Reads off the state what ran, whatever calibration would give today."""
+def _facts(experiment: Experiment, hyper: Hyper) -> dict[str, dict[str, Any]]:
+    """Reads off the numbers what ran, whatever calibration would give today."""
     num_clients = experiment.population.train.num_clients
 
     def by_client(value: Any) -> np.ndarray:
@@ -155,10 +156,10 @@ def _facts(experiment: Experiment, state: SimulationState) -> dict[str, dict[str
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; no server sees a single contribution.
         facts["client"]["trust"] = "secure_aggregation"
-    if state.config.clip_norm is not None:
+    if hyper.local.clip_norm is not None:
         facts["record"] = root | {
-            "not_covered": experiment.simulation.algorithm.not_covered,
-            "clip_norm_per_unit": by_client(state.config.clip_norm),
-            "noise_multiplier_per_unit": by_client(state.config.noise_multiplier),
+            "not_covered": experiment.simulation.algorithm.claims.not_covered,
+            "clip_norm_per_unit": by_client(hyper.local.clip_norm),
+            "noise_multiplier_per_unit": by_client(hyper.local.noise_multiplier),
         }
     return facts

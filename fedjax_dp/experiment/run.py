@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from fedjax_dp.engine.record import RoundInfo, RoundRecord, told
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment, assemble
@@ -116,7 +117,7 @@ def _run(
 
     def save(state: SimulationState) -> None:
         extra = {"ledgers": start.accounting.to_json(), "seconds": seconds(), "config": text}
-        start.checkpoints.save(state, extra)
+        start.checkpoints.save(experiment.simulation.portable(state), start.hyper, extra)
 
     if config.run.secret:
         # From round 0 on, so that no two configurations ever share a root.
@@ -131,7 +132,7 @@ def _run(
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
     timing = {"seconds": seconds(), **timing}
-    summary = write_results(experiment, state, start.accounting, start.folder, timing)
+    summary = write_results(experiment, state, start, timing)
     return Outcome(start.folder, summary, interrupted, is_over_budget)
 
 
@@ -156,6 +157,7 @@ def _rounds(
             experiment.budget,
             experiment.dp_delta,
             experiment.config.privacy.accountant,
+            start.hyper,
         )
 
     # Asked again only where it is used up: if not everybody was drawn, there is more.
@@ -166,8 +168,8 @@ def _rounds(
             return state, True
         stops = (section.evaluate_every, section.checkpoint_every)
         block = min(allowed, *(every - done % every for every in stops))
-        state, info = experiment.simulation.run(state, start.key, block)
-        rows = _rows(experiment, start, info, state, done)
+        state, record, info = experiment.simulation.run(state, start.key, block, start.hyper)
+        rows = _rows(experiment, start, record, info, done)
         done, allowed = done + block, allowed - block
         if allowed == 0:
             allowed = affordable()
@@ -184,21 +186,21 @@ def _rounds(
 def _rows(
     experiment: Experiment,
     start: Start,
-    info: dict[str, np.ndarray],
-    state: SimulationState,
+    record: RoundRecord,
+    info: RoundInfo,
     done: int,
 ) -> list[dict[str, Any]]:
     """Charges each round to the ledgers and turns its info into a row of metrics."""
     rows, accountant = [], experiment.config.privacy.accountant
-    num_rounds = len(info["participants"])
-    for i in range(num_rounds):
-        start.accounting.charge({name: value[i : i + 1] for name, value in info.items()}, state)
+    shown = told(record, info)
+    for i in range(len(record.stage)):
+        start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
         # PLD takes seconds for each distinct history: it is asked once a checkpoint.
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0
         )
         spent = start.accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
-        row = {name: value[i] for name, value in info.items() if name != "participants"}
+        row = {name: value[i] for name, value in shown.items()}
         if "num_clipped" in row:
             joined = max(int(row["num_participants"]), 1)
             row["clipped_client_share"] = float(row["num_clipped"]) / joined

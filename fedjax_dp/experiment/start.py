@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounting import PrivacyAccounting
@@ -26,6 +27,7 @@ class Start(NamedTuple):
     Attributes:
       folder: the run folder.
       key: the root of cohorts, batches and noise.
+      hyper: the numbers that rounds run with.
       accounting: the ledgers of the rounds so far.
       checkpoints: where states are kept.
       seconds: time that was spent before.
@@ -33,6 +35,7 @@ class Start(NamedTuple):
 
     folder: pathlib.Path
     key: PRNGKey
+    hyper: Hyper
     accounting: PrivacyAccounting
     checkpoints: Checkpoints
     seconds: float
@@ -64,12 +67,12 @@ def first_state(experiment: Experiment) -> SimulationState:
     return experiment.simulation.init(jax.random.key(experiment.config.run.seed))
 
 
-def accounting_of(experiment: Experiment, state: SimulationState) -> PrivacyAccounting:
+def accounting_of(experiment: Experiment, hyper: Hyper) -> PrivacyAccounting:
     """Makes the ledgers of an experiment.
 
     Args:
       experiment: the experiment.
-      state: the state that runs, which holds the noise that is accounted.
+      hyper: the numbers that rounds run with, which hold the noise that is accounted.
 
     Returns:
       The ledgers, nothing charged.
@@ -78,7 +81,7 @@ def accounting_of(experiment: Experiment, state: SimulationState) -> PrivacyAcco
       ValueError: for a privacy that cannot be accounted.
     """
     privacy = experiment.config.privacy
-    return PrivacyAccounting(experiment.simulation, state, privacy.relation, privacy.accountant)
+    return PrivacyAccounting(experiment.simulation, privacy.relation, privacy.accountant, hyper)
 
 
 def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[SimulationState, Start]:
@@ -96,8 +99,8 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
       ValueError: for a privacy that cannot be accounted, or a root that is there already.
     """
     section = experiment.config.run
-    state = first_state(experiment)
-    accounting = accounting_of(experiment, state)
+    state, hyper = first_state(experiment), experiment.simulation.hyper
+    accounting = accounting_of(experiment, hyper)
     folder = next_folder(section.name) if folder is None else folder
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
     key = new_root(section)
@@ -105,7 +108,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
         # On the disk before the first round, so that no round is released with two noises.
         checkpoints.keep_root(jax.random.key_data(key))
     write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
-    return state, Start(folder, key, accounting, checkpoints, 0.0)
+    return state, Start(folder, key, hyper, accounting, checkpoints, 0.0)
 
 
 def restored(experiment: Experiment, folder: pathlib.Path) -> tuple[SimulationState, Start]:
@@ -124,16 +127,16 @@ def restored(experiment: Experiment, folder: pathlib.Path) -> tuple[SimulationSt
     config, seconds, ledgers = experiment.config, 0.0, None
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _kept_root(config.run, checkpoints)
-    state = first_state(experiment)
+    state, hyper = first_state(experiment), experiment.simulation.hyper
     if checkpoints.latest_round() is not None:
-        state, extra = checkpoints.restore(state)
+        state, hyper, extra = checkpoints.restore(experiment.simulation.portable(state), hyper)
         _require_same(config, extra["config"])
         ledgers, seconds = extra["ledgers"], extra["seconds"]
-    # The state that runs holds the noise that is accounted: after a restart, the saved one.
-    accounting = accounting_of(experiment, state)
+    # What runs is the noise that is accounted: after a restart, the saved one.
+    accounting = accounting_of(experiment, hyper)
     if ledgers is not None:
         accounting.restore(ledgers)
-    return state, Start(folder, key, accounting, checkpoints, seconds)
+    return state, Start(folder, key, hyper, accounting, checkpoints, seconds)
 
 
 def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:

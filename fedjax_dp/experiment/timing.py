@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import Simulation, simulation
+from fedjax_dp.engine.compile import Simulation, simulation
+from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.record import told
 from fedjax_dp.experiment.workloads import WORKLOADS, Workload, prepare
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import training_cost
@@ -59,9 +60,11 @@ class _Case:
 
     def time_round(self) -> float:
         started = time.perf_counter()
-        self._state, self.info = self.simulation.run(self._state, self._key, 1)
+        self._state, record, info = self.simulation.run(self._state, self._key, 1)
         jax.block_until_ready(self._state)
-        return time.perf_counter() - started
+        elapsed = time.perf_counter() - started
+        self.info = told(record, info)
+        return elapsed
 
 
 def measure(
@@ -117,8 +120,8 @@ def measure(
         "peak_device_mb": stats.get("peak_bytes_in_use", 0) / 2**20 or None,
         "dp_overhead": median / statistics.median(times[1]) if len(cases) > 1 else None,
         "layouts": [trial._asdict() for trial in case.simulation.layouts],
-        "clients_per_chunk": case.simulation.shape.chunk,
-        "devices": 1 if case.simulation.shape.mesh is None else case.simulation.shape.mesh.size,
+        "clients_per_chunk": case.simulation.layout.chunk,
+        "devices": case.simulation.layout.num_devices,
         "backend": jax.default_backend(),
         "jax": jax.__version__,
         "rounds": num_rounds,
