@@ -60,7 +60,7 @@ def weights_of_run(folder: pathlib.Path) -> tuple[str, dict[str, np.ndarray]]:
         raise SystemExit(f"{folder} must count epochs, got num_steps {config.training.num_steps}")
     experiment = assemble(config)
     sizes = experiment.population.train.sizes
-    numbers = experiment.simulation.algorithm.config
+    numbers = experiment.simulation.hyper.local
     batch = np.asarray(numbers.batch_size, np.float64)
     gradient = noise_levels.clipped_gradient_variance(
         numbers.noise_multiplier,
