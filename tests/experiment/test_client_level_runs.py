@@ -39,7 +39,7 @@ VARIANTS = {
     ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
 }
-QUICK = ("blur + lus with adam", "ddgauss", "central discrete", "bounded laplace")
+QUICK = ("blur + lus with ddgauss",)
 
 
 @pytest.mark.parametrize(
