@@ -30,7 +30,7 @@ from run_folders import (
 from fedjax_dp.cli import main
 from fedjax_dp.experiment import assemble
 from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment import run as running
+from fedjax_dp.experiment.start import restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.logbook import Logbook
@@ -316,6 +316,7 @@ def test_another_configuration_in_the_folder_is_refused(finished):
     assert read_json(finished, "summary.json")["rounds"] == ROUNDS
 
 
+@pytest.mark.slow
 def test_another_model_in_the_folder_is_refused(finished):
     path = finished / "config.toml"
     config = configuration.load(path, ["--model.name=mlp"])
@@ -334,7 +335,6 @@ def test_a_resumed_run_may_execute_in_another_way(finished):
 
 def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
     """Calibration may change between versions; the run goes on with the noise it started with."""
-    claims = read_json(finished, "privacy.json")["claims"]
     calibrated = assemble.calibrated
 
     def louder(*args):
@@ -343,11 +343,18 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
         return found._replace(config=found.config._replace(noise_multiplier=noise))
 
     monkeypatch.setattr(assemble, "calibrated", louder)
-    # The experiment of other tests has the noise of this version.
-    monkeypatch.setattr(running, "assemble", assemble.assemble)
-    shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
-    assert execute(finished, resume=True)[0] == 0
-    assert read_json(finished, "privacy.json")["claims"] == claims
+    experiment = assemble.assemble(configuration.load(finished / "config.toml"))
+    state, start = restored(experiment, finished)
+    start.checkpoints.close()
+    claims = {c["unit"]: c for c in read_json(finished, "privacy.json")["claims"]}
+    kept = claims["record"]["noise_multiplier_per_unit"]
+    assert int(state.round) == ROUNDS
+    np.testing.assert_array_equal(np.asarray(state.config.noise_multiplier, float), kept)
+    assert np.all(np.asarray(experiment.simulation.algorithm.config.noise_multiplier) > kept)
+    spent = start.accounting.epsilon(experiment.dp_delta, "rdp")
+    assert {unit: np.max(each) for unit, each in spent.items()} == {
+        unit: claim["epsilon"] for unit, claim in claims.items()
+    }
 
 
 def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
