@@ -30,8 +30,8 @@ from fedjax_dp.clients.selection import make_choice
 from fedjax_dp.core import trees
 from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.simulate import simulation as compile_simulation
-from fedjax_dp.experiment.assemble import (
-    Experiment,
+from fedjax_dp.experiment.assemble import Experiment
+from fedjax_dp.experiment.build import (
     build_algorithm,
     build_problem,
     build_trainer,
