@@ -112,9 +112,6 @@ def calibrate(
     algorithm.check(algorithm.hyper, len(sizes))
     host = jax.tree.map(np.asarray, typed(algorithm.hyper))
     priced = _priced_stages(algorithm, host, num_rounds)
-    rule = f"be one number or have one for each of the {len(sizes)} clients"
-    for name, value in (("epsilon", epsilon), ("dp_delta", dp_delta)):
-        checks.require(np.shape(value) in ((), np.shape(sizes)), name, rule, value)
     promise = {"accountant": accountant, "relation": relation}
     noise = np.ones(len(sizes))
     plain: list[tuple[list[int], float, float, float, int]] = []
@@ -142,6 +139,9 @@ def _alike(
     local: LocalConfig, sizes: np.ndarray, epsilon: Any, dp_delta: Any
 ) -> list[tuple[list[int], tuple[int, float, float, LocalConfig]]]:
     """Groups clients of equal size, budget and numbers."""
+    rule = f"be one number or have one for each of the {len(sizes)} clients"
+    for name, value in (("epsilon", epsilon), ("dp_delta", dp_delta)):
+        checks.require(np.shape(value) in ((), np.shape(sizes)), name, rule, value)
     targets, deltas = (
         np.broadcast_to(np.asarray(x, np.float64), np.shape(sizes)) for x in (epsilon, dp_delta)
     )

@@ -30,8 +30,8 @@ from fedjax_dp.clients.selection import make_choice
 from fedjax_dp.engine.compile import simulation as compile_simulation
 from fedjax_dp.engine.federation import examples_of
 from fedjax_dp.engine.layout import ExecutionConfig
-from fedjax_dp.experiment.assemble import (
-    Experiment,
+from fedjax_dp.experiment.assemble import Experiment
+from fedjax_dp.experiment.build import (
     build_algorithm,
     build_problem,
     build_trainer,

@@ -14,6 +14,7 @@ from fedjax_dp.experiment.values import (
     Section,
     annotation_of,
     is_plain,
+    may_be_none,
     refusal,
     rule_of,
 )
@@ -89,14 +90,14 @@ def described(factory: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
-def check_options(
+def read_options(
     model: type[Section],
     name: str,
     key: str,
     values: Mapping[str, Any],
     origin: Callable[[str], str],
-) -> None:
-    """Checks a table of options.
+) -> dict[str, Any]:
+    """Reads a table of options.
 
     Args:
       model: the options of the part.
@@ -104,6 +105,9 @@ def check_options(
       key: the table's dotted name.
       values: the table.
       origin: `(dotted key) -> text`, where a value came from.
+
+    Returns:
+      The options that were given, the word "none" as None where an option can be left out.
 
     Raises:
       ConfigError: naming where it came from, the option, the rule, the value and the nearest
@@ -124,13 +128,18 @@ def check_options(
                 f"{origin(key)}: {key} must hold {option!r}, {rule_of(annotation_of(field))}, "
                 f"which {name} needs, got {dict(values)!r}"
             )
+    ready = {
+        option: None if value == "none" and may_be_none(fields[option].annotation) else value
+        for option, value in values.items()
+    }
     try:
-        model.model_validate(dict(values))
+        model.model_validate(ready)
     except ValidationError as error:
         option = str(error.errors()[0]["loc"][0])
         where = f"{key}.{option}"
         kind = annotation_of(fields[option])
         raise refusal(origin(where), where, kind, values[option]) from None
+    return ready
 
 
 def defaults_of(model: type[Section]) -> dict[str, Any]:

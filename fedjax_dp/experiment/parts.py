@@ -9,7 +9,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.data import datasets
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.optimizers import OPTIMIZERS
-from fedjax_dp.experiment.options import check_options, options_model
+from fedjax_dp.experiment.options import options_model, read_options
 from fedjax_dp.experiment.partitions import PARTITIONS
 from fedjax_dp.experiment.values import ConfigError, Section
 from fedjax_dp.models import registry as models
@@ -65,12 +65,15 @@ CHOICES = {
 }
 
 
-def check_parts(config: Config, origin: Callable[[str], str]) -> None:
-    """Checks that the parts which a configuration names exist, and their options.
+def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
+    """Checks that the parts which a configuration names exist, and reads their options.
 
     Args:
       config: the configuration.
       origin: `(dotted key) -> text`, where a value came from.
+
+    Returns:
+      The configuration, the word "none" as None in its tables of options.
 
     Raises:
       ConfigError: naming where it came from, the key, the rule, the value and the nearest choice.
@@ -81,7 +84,11 @@ def check_parts(config: Config, origin: Callable[[str], str]) -> None:
             checks.one_of(key, name, choice.names)
         except ValueError as error:
             raise ConfigError(f"{origin(key)}: {error}") from None
-        check_options(choice.model(name), name, choice.options, options, origin)
+        ready = read_options(choice.model(name), name, choice.options, options, origin)
+        section, _, table = choice.options.partition(".")
+        changed = getattr(config, section).model_copy(update={table: ready})
+        config = config.model_copy(update={section: changed})
+    return config
 
 
 def _at(config: Config, key: str) -> Any:

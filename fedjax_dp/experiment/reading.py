@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.config import Config, Options
-from fedjax_dp.experiment.parts import check_parts
+from fedjax_dp.experiment.parts import read_parts
 from fedjax_dp.experiment.values import (
     ConfigError,
     Section,
@@ -63,8 +63,7 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise _first(error, merged, origin) from None
-    check_parts(config, origin)
-    return config
+    return read_parts(config, origin)
 
 
 def _is_within(key: str, given: str) -> bool:
@@ -128,6 +127,8 @@ def _tables(section: Section) -> dict[str, Any]:
         value = getattr(section, name)
         if isinstance(value, Section):
             tables[name] = _tables(value)
+        elif isinstance(value, Mapping):
+            tables[name] = {k: "none" if v is None else v for k, v in value.items()}
         elif value is not None:
             tables[name] = value
         elif field.get_default(call_default_factory=True) is not None:

@@ -21,7 +21,7 @@ from fedjax_dp.experiment.config import (
     TrainingSection,
 )
 from fedjax_dp.experiment.partitions import PARTITIONS
-from fedjax_dp.experiment.parts import check_parts
+from fedjax_dp.experiment.parts import read_parts
 
 
 def validate(config: Config) -> None:
@@ -33,7 +33,7 @@ def validate(config: Config) -> None:
     Raises:
       ValueError: naming the key, the rule, the value and the nearest valid one.
     """
-    check_parts(config, lambda key: "configuration")
+    read_parts(config, lambda key: "configuration")
     name, privacy = config.algorithm.name, config.privacy
     entry = algorithms.ALGORITHMS[name]
     num_clients = _num_clients(config, entry)

@@ -10,16 +10,13 @@ from typer.testing import CliRunner
 from fedjax_dp.cli import privacy
 from fedjax_dp.experiment.assemble import population_of
 from fedjax_dp.experiment.reading import load
-from fedjax_dp.io import plots
 from fedjax_dp.io.logbook import Logbook
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", SEQUENTIAL)
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def gaussian(noise_multiplier):
@@ -65,6 +62,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
     assert again == 0 and read_json(folder, "summary.json")["rounds"] == allowed
 
 
+@pytest.mark.slow
 def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
     """Clients 0 and 2 differ from 1 in δ; each has the noise of its budget, and keeps it."""
     deltas = [1e-3, 1e-7, 1e-5]
@@ -105,6 +103,7 @@ def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
     assert_same_run(broken, whole)
 
 
+@pytest.mark.slow
 def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
     """The run goes on until one more round might exceed the budget of one of its clients."""
     folder, noise, budget = tmp_path / "run", 3.0, 1.5
@@ -132,6 +131,7 @@ def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
     assert read_json(folder, "summary.json")["rounds"] > one_after_another
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_round_fits_trains_nothing(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.record.noise_multiplier=1.0", "--privacy.record.epsilon=0.01")
@@ -142,6 +142,7 @@ def test_a_budget_that_no_round_fits_trains_nothing(tmp_path):
     assert "Nothing was released" in (folder / "privacy.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_each_client_has_a_budget_of_its_own(tmp_path):
     folder, budgets = tmp_path / "run", [1.0, 4.0, 8.0]
     status, _ = execute(folder, *SMALL, SEQUENTIAL, f"--privacy.record.epsilon={budgets}")
@@ -152,6 +153,7 @@ def test_each_client_has_a_budget_of_its_own(tmp_path):
     assert len(set(claim["noise_multiplier_per_unit"])) == 3
 
 
+@pytest.mark.slow
 def test_both_units_are_protected_and_accounted_at_once(tmp_path):
     """Poisson cohorts amplify for clients, and never for records."""
     folder = tmp_path / "run"
@@ -215,6 +217,7 @@ def test_poisson_cohorts_are_charged_with_amplification(tmp_path, accountant):
     assert claim["accountant"] == accountant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_path, unit):
     """Two of three clients a round: the cycle has two rounds, so that 5 rounds cost 3 or 2."""
@@ -335,6 +338,7 @@ def test_fixed_size_batches_are_accounted_under_replace_one(tmp_path):
         assert e <= 8 and e == pytest.approx(8, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_noise_is_no_privacy_and_said_so(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.record.noise_multiplier=0", "--privacy.record.epsilon=none")

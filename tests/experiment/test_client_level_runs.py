@@ -39,7 +39,7 @@ VARIANTS = {
     ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
 }
-QUICK = ("blur + lus with adam", "ddgauss", "central discrete", "bounded laplace")
+QUICK = ("blur + lus with ddgauss",)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
         *(
             (
                 (f"--privacy.client.mechanism={mechanism}", f"--privacy.client.bits={bits}"),
-                rf"privacy\.client\.bits must be left out under the mechanism {mechanism}, got {got}",
+                rf"client\.bits must be left out under the mechanism {mechanism}, got {got}",
             )
             for mechanism in ("central_discrete_gaussian", "gaussian")
             for bits, got in ((8, "8"), ("auto", "'auto'"))

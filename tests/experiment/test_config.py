@@ -388,6 +388,33 @@ def test_an_option_that_a_file_cannot_hold_is_found():
     assert not options_model("a part", called, given=("model", "weigh")).model_fields
 
 
+def test_an_option_can_be_left_out_by_the_word_none(tmp_path):
+    words = ("--training.optimizer_options.momentum=none", "--algorithm.name=robust_hdp")
+    config = configuration.load(None, [*words, "--algorithm.options.num_blocks=none"])
+    assert config.training.optimizer_options == {"momentum": None}
+    assert config.algorithm.options == {"num_blocks": None}
+    assert configuration.load(written(tmp_path, configuration.to_toml(config))) == config
+    with pytest.raises(ConfigError, match=r"nesterov must be true or false, got 'none'"):
+        configuration.load(None, ["--training.optimizer_options.nesterov=none"])
+
+
+ODD = ("none", "''", "-1", "0", "1", "1e300", "nan", "true", "[]", "[-1]", "['a']", "{a = 1}", "x")
+
+
+def test_whatever_is_given_is_taken_or_refused_in_words():
+    """For every key and odd value: a configuration, or an error that names the key."""
+    refused = 0
+    for key in configuration.all_keys():
+        for value in ODD:
+            words = [*CHOSEN.get(key, ()), f"--{key}={value}"]
+            try:
+                configuration.load(None, words)
+            except ConfigError as error:
+                refused += 1
+                assert key in str(error), (words, error)
+    assert refused > 300
+
+
 def test_keys_of_no_part_are_named_with_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean 'algorithm\.name'"):
         describe_choice("algoritm.name=fedprox")

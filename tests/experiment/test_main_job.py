@@ -193,6 +193,7 @@ def test_the_partition_is_reported(folder):
     assert str(sizes.sum()) in text.replace(",", "")
 
 
+@pytest.mark.slow
 def test_the_file_that_a_run_writes_runs_again(folder, tmp_path, compilation_cache):
     again = tmp_path / "again"
     words = ("run", str(folder / "config.toml"), "--output", str(again))

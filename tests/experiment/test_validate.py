@@ -12,7 +12,6 @@ from fedjax_dp.engine import simulate
 from fedjax_dp.experiment import assemble, population
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.folder import next_folder
-from fedjax_dp.privacy.calibration import rounded_up
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
@@ -487,18 +486,6 @@ def test_runs_that_start_together_get_a_folder_each(monkeypatch, tmp_path):
     assert sorted(str(folder) for folder in folders) == [
         f"runs/digits-{number:03d}" for number in (1, 2, 3)
     ]
-
-
-def test_calibrated_noise_is_never_rounded_down():
-    rng = np.random.default_rng(0)
-    exact = rng.uniform(0.3, 30.0, 1000)
-    together = rounded_up(exact)
-    one_by_one = [rounded_up(float(z)) for z in exact]
-    assert together.dtype == np.float32 and all(z.dtype == np.float32 for z in one_by_one)
-    for rounded in (together, np.array(one_by_one)):
-        assert np.all(rounded.astype(np.float64) >= exact)
-        assert np.all(np.nextafter(rounded, np.float32(0)).astype(np.float64) < exact)
-    assert rounded_up(1.5) == 1.5
 
 
 MLP = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")

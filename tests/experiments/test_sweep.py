@@ -8,6 +8,7 @@ from run_folders import SMALL, Killed, kill_after, read_json
 
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import sweep
+from fedjax_dp.experiment.run import Outcome
 from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.io import plots
 
@@ -54,6 +55,49 @@ def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
         sweep.run_points(STUDY, grid, tmp_path, lambda line: None)
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """What a sweep asks for, by folder, in place of runs."""
+    asked = {}
+
+    def outcome(word, folder):
+        asked[folder.name] = word
+        return Outcome(folder, {"accuracy": 0.5}, False, False)
+
+    monkeypatch.setattr(sweep.running, "run", lambda config, folder: outcome("run", folder))
+    monkeypatch.setattr(sweep.running, "resume", lambda folder: outcome("resume", folder))
+    # Other tests need their programs.
+    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)
+    return asked
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_what_has_a_checkpoint_goes_on_and_a_secret_run_never_starts_over(
+    tmp_path, calls, is_secret
+):
+    """Both runs have written their configuration; the first has a checkpoint too."""
+    words = (f"--run.secret={str(is_secret).lower()}",)
+    grid = sweep.points(STUDY, {}, words)
+    for point in grid:
+        folder = tmp_path / point.name
+        folder.mkdir()
+        config = configuration.load(FILE, ("--run.name=study", *point.words))
+        (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    (tmp_path / grid[0].name / "checkpoint" / "3").mkdir(parents=True)
+    shown = []
+    sweep.run_points(STUDY, grid, tmp_path, shown.append)
+    after = "resume" if is_secret else "run"
+    assert calls == {grid[0].name: "resume", grid[1].name: after}
+    assert len(shown) == 2 and all("accuracy 0.5000 in" in line for line in shown)
+
+
+def test_nothing_is_started_after_its_time(tmp_path, calls):
+    shown = []
+    sweep.run_points(STUDY, sweep.points(STUDY, {}, ()), tmp_path, shown.append, seconds=-1)
+    assert not calls and all("left for another time" in line for line in shown)
+
+
+@pytest.mark.slow
 def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     file = tmp_path / "study.toml"
