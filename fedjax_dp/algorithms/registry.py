@@ -14,6 +14,7 @@ from fedjax_dp.algorithms.centralized import centralized
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
@@ -67,6 +68,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedyogi": Entry(fedyogi, _ANY),
     "fedadagrad": Entry(fedadagrad, _ANY),
     "fedprox": Entry(fedprox, _ANY),
+    "feddyn": Entry(feddyn, ("none", "record")),
     "scaffold": Entry(scaffold, ("none", "record")),
     "ifca": Entry(ifca, ("none",)),
     # By name the private mean is built from the configuration; this is what `dp_fedavg` is.
