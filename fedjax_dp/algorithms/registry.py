@@ -14,6 +14,7 @@ from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
@@ -105,6 +106,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedyogi": Entry(fedyogi, _ANY, _MEAN),
     "fedadagrad": Entry(fedadagrad, _ANY, _MEAN),
     "fedprox": Entry(fedprox, _ANY, _MEAN),
+    "feddyn": Entry(feddyn, _OPEN, _CLIENTS),
     "scaffold": Entry(scaffold, _OPEN, _CLIENTS),
     "ifca": Entry(ifca, ("none",)),
     "dp_fedavg": Entry(dp_fedavg, ("client", "both"), _MEAN),

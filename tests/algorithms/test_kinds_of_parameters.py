@@ -25,13 +25,13 @@ from cases import (
     theta_of,
 )
 from cases import SETTINGS as NUMBERS
+from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp.algorithms import fedavg, registry
 from fedjax_dp.audit.canaries import MARK
@@ -19,7 +20,6 @@ from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting import Ledger

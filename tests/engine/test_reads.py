@@ -19,6 +19,7 @@ from audit_cases import (
     plain_trainer,
     private_trainer,
 )
+from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms import registry
@@ -37,7 +38,6 @@ from fedjax_dp.clients.base import LocalResult
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants
 from fedjax_dp.engine.reads import record_events_of
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
 KEY = jax.random.key(0)
