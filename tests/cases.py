@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import later, telling
 from oracles import clustered, federated, local, noise_aware
 from oracles.replay import Replay
 
@@ -643,29 +643,16 @@ _CASES = (
 )
 CASES = {case.name: case for case in _CASES}
 
-# These are put together from parts of the others; every law is tested on them too, but not quickly.
-COMPOSED = {
-    "dp_fedavg",
-    "fedavgm",
-    "fedprox",
-    "fedyogi",
-    "fedadagrad",
-    "record_dp_fedavg",
-    "minimum_epsilon",
-    "weiavg",
-    "pfa",
-    "noise_oracle",
-    "rc_dpfl",
-    "f_cdpfl",
-    "km_cdpfl",
-    "o_dpcfl",
-    "mr_mtl",
-}
+# Between them: the plain mean, stacked updates, state by client, several models that are chosen
+# from, both noises, votes, stages with work on the host. The others are put together from parts of
+# these; every law is tested on them too, but not quickly.
+QUICK = ("fedavg", "median", "scaffold", "ifca", "dp_both", "ae_dpfl", "r_dpcfl")
 
 
-def composed_later(names):
-    """Parameters of which those of composed algorithms are marked slow."""
-    return [pytest.param(n, marks=pytest.mark.slow if n in COMPOSED else ()) for n in names]
+def quick_first(names):
+    """Parameters of which all but the quick cases are left to the slow suite, as telling ones."""
+    names = list(names)
+    return later(names, but=[name for name in names if name in QUICK], mark=telling)
 
 
 # Every case in its plainest layout: one client at a time, one device, all data resident.

@@ -57,14 +57,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is telling as slow, and keeps together the tests of one algorithm, which share
-    what they compile.
+    """Marks what is telling as slow, and keeps together what shares references and runs.
 
-    Groups are of use with several processes and `--dist loadgroup`, which reads them after this.
+    That is the tests of one algorithm, and else those of one file. Groups are of use with several
+    processes and `--dist loadgroup`, which reads them after this.
     """
     for item in items:
         if item.get_closest_marker("telling"):
             item.add_marker(pytest.mark.slow)
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")
-        if name and item.path.parent.name in ("algorithms", "engine"):
-            item.add_marker(pytest.mark.xdist_group(f"algorithm {name}"))
+        shares = item.path.parent.name in ("algorithms", "audit", "engine")
+        if shares and not item.get_closest_marker("xdist_group"):
+            group = f"algorithm {name}" if name else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))

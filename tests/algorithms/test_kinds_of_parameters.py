@@ -25,6 +25,7 @@ from cases import (
     theta_of,
 )
 from cases import SETTINGS as NUMBERS
+from marks import later, telling
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
@@ -94,15 +95,11 @@ def aggregators(model: Model):
 NOISES = sorted(aggregators(make_model()))
 
 
-def slow_but_for(quick, names):
-    return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in names]
-
-
 def shapes_in(state):
     return [x.shape for x in jax.tree.leaves(state)]
 
 
-@pytest.mark.parametrize("noise", slow_but_for({"gaussian", "discrete", "correlated"}, NOISES))
+@pytest.mark.parametrize("noise", later(NOISES, but=["gaussian"], mark=telling))
 def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(noise):
     model = with_base(buffer_keys=("base",))
     aggregator, participation = aggregators(model)[noise]
@@ -122,7 +119,7 @@ def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(n
     assert np.abs(theta_of(state.server.params) - theta_of(start.server.params)).max() > 0.02
 
 
-@pytest.mark.parametrize("name", slow_but_for({"dp_both", "scaffold", "r_dpcfl"}, CASES))
+@pytest.mark.parametrize("name", later(CASES, but=["scaffold"]))
 def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
     case, plain = CASES[name], reference(name)
     sim = case.simulation(PLAIN, frozen())

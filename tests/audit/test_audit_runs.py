@@ -27,6 +27,8 @@ from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.auditing import linear_direction
 from fedjax_dp.server.private import private_mean
 
+pytestmark = pytest.mark.xdist_group("audited runs")
+
 NUM_SEEDS = 20
 NUM_ROUNDS = cases.NUM_ROUNDS
 SMALL = [

@@ -22,6 +22,8 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.server import private
 
+pytestmark = pytest.mark.xdist_group("audited steps")
+
 KEY = jax.random.key(5)
 ROW = LocalConfig(batch_size=3.0, clip_norm=0.7, noise_multiplier=1.3)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import NUM_CLIENTS, PLAIN, make_data, make_model
+from marks import telling
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
@@ -119,6 +120,7 @@ def temporary_bytes(num_slots, chunk, num_features=20_000):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@telling
 def test_memory_follows_the_chunk_and_not_the_cohort():
     update = 4 * 20_000
     small, large = temporary_bytes(8, 4), temporary_bytes(512, 4)

@@ -76,7 +76,7 @@ def test_the_state_that_is_run_is_donated():
 
 def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
     """Learning rates, clip norms and noise of several runs side by side."""
-    ref = reference("dp_sgd")
+    ref = reference("dp_both")
     data = ref.case.data()
     examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
     ids = jnp.array([0, 2, 4])
