@@ -19,6 +19,7 @@ from audit_cases import (
     plain_trainer,
     private_trainer,
 )
+from marks import later, slow, telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms import registry
@@ -83,7 +84,9 @@ def chosen(choice):
     return look
 
 
-@pytest.mark.parametrize("look", [first_input, stored_input, loss_there])
+@pytest.mark.parametrize(
+    "look", later([first_input, stored_input, loss_there], but=[first_input], mark=telling)
+)
 def test_an_algorithm_that_claims_for_records_is_handed_none(look):
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
@@ -383,8 +386,16 @@ def expected(name, unit, options):
 
 
 # Options that decide over what is read, and never over whether it is charged, are all swept, but
-# only these quickly.
+# these sooner; and quickly, one composition for each way to be charged, said or refused.
 DECISIVE = {"score", "sparsity", "selection"}
+QUICK = {
+    "ifca-none-True",
+    "dp_sgd-record",
+    "blur_lus-record-0.6-cost-fedavg",
+    "blur_lus-record-0.6-magnitude-fedavg",
+    "r_dpcfl-record-private-accuracy-centred-False",
+    "r_dpcfl-record-exact-loss-centred-False",
+}
 
 
 def cases():
@@ -393,9 +404,10 @@ def cases():
         known = registry.options_of(name)
         usual = all(options[o] == known[o] for o in options if o in VALUES and o not in DECISIVE)
         swept = [str(v) for option, v in options.items() if option in VALUES]
-        marks = () if usual else pytest.mark.slow
         label = "-".join([name, unit, *swept])
+        marks = () if label in QUICK else telling if usual else slow
         found.append(pytest.param((name, unit, options), id=label, marks=marks))
+    assert {case.id for case in found} >= QUICK
     return found
 
 
