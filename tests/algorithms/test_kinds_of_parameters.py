@@ -146,7 +146,7 @@ def normed() -> Model:
     return Model.from_flax(_Normed(), shape, loss="sigmoid_binary_cross_entropy")
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("noise", later(NOISES, but=["gaussian", "discrete"], mark=telling))
 def test_noise_on_statistics_of_batch_norm_is_refused(noise):
     model = normed()
     aggregator, participation = aggregators(model)[noise]
@@ -155,6 +155,7 @@ def test_noise_on_statistics_of_batch_norm_is_refused(noise):
         simulation(algorithm, make_data(), participation, PLAIN)
 
 
+@telling
 def test_statistics_of_batch_norm_are_averaged_where_nothing_is_noised():
     model = normed()
     sim = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
@@ -165,7 +166,7 @@ def test_statistics_of_batch_norm_are_averaged_where_nothing_is_noised():
     assert np.abs(np.asarray(after["mean"]) - before["mean"]).max() > 0.01
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "realised"])
+@pytest.mark.parametrize("noise", later(["gaussian", "realised"], but=["gaussian"]))
 def test_buffers_that_depend_on_the_key_are_no_constants_and_refused_behind_noise(noise):
     model = Model.from_functions(
         lambda key: {**make_model().init(key), "base": jax.random.normal(key, BASE.shape)},
@@ -250,6 +251,7 @@ def test_votes_are_no_update_of_a_model():
     assert CASES["ae_dpfl"].make(normed()).check_noised is None
 
 
+@telling
 def test_record_level_training_leaves_buffers_as_they_were():
     """What a model would make of raw records in its buffers never leaves the gradient rule."""
 
@@ -277,6 +279,7 @@ def test_record_level_training_leaves_buffers_as_they_were():
         simulation(both, make_data(), EVERYBODY, PLAIN)
 
 
+@telling
 def test_both_units_behind_a_frozen_base_resume_to_the_same_bits():
     model = frozen()
     algorithm = dp_fedavg(

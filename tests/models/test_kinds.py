@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from marks import later, slow, telling
 
 from fedjax_dp.core import trees
 from fedjax_dp.data.federated import FederatedData
@@ -72,8 +73,12 @@ def by_hand(model: Model, params, where):
     return losses, jax.tree.map(lambda g, f: None if f else g, gradient, is_frozen)
 
 
-@pytest.mark.parametrize("where", [BODY, HEAD, lambda path, leaf: leaf.ndim == 1])
-@pytest.mark.parametrize("name", WHOLE)
+def by_rank(path, leaf):
+    return leaf.ndim == 1
+
+
+@pytest.mark.parametrize("where", [BODY, pytest.param(HEAD, marks=slow), by_rank])
+@pytest.mark.parametrize("name", later(WHOLE, but=["linen"], mark=telling))
 def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
     whole = WHOLE[name]
     full = whole.init(jax.random.key(0))
@@ -86,7 +91,7 @@ def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
         return jnp.sum(losses), losses
 
     (_, losses), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
-    expected_losses, expected = by_hand(whole, full, where)
+    expected_losses, expected = jax.jit(lambda p: by_hand(whole, p, where))(full)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert jax.tree.structure(gradient) == jax.tree.structure(expected)
     for g, e in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
@@ -164,7 +169,9 @@ def test_values_that_are_missing_or_of_another_shape_are_refused():
         model.freeze(BODY, full).predict(full, IMAGES)
 
 
-@pytest.mark.parametrize("where", [BODY, HEAD, "params/middle"])
+@pytest.mark.parametrize(
+    "where", [*(pytest.param(w, marks=telling) for w in (BODY, HEAD)), "params/middle"]
+)
 def test_norms_and_sums_of_examples_are_those_of_the_whole_model(where):
     """Behind a frozen part, before it and around it."""
     whole = linen()
@@ -187,7 +194,7 @@ def test_norms_and_sums_of_examples_are_those_of_the_whole_model(where):
         return result.norms, result.weighted_sum(spread)
 
     norms, summed = ours(params, batch())
-    each = jax.vmap(jax.grad(loss_with(whole)), in_axes=(None, 0))(full, batch())
+    each = jax.jit(jax.vmap(jax.grad(loss_with(whole)), in_axes=(None, 0)))(full, batch())
     is_frozen = kinds.marked(full, where)
     each = jax.tree.map(lambda g, f: None if f else np.asarray(g, np.float64), each, is_frozen)
     assert jax.tree.structure(norms) == jax.tree.structure(each)
@@ -198,6 +205,7 @@ def test_norms_and_sums_of_examples_are_those_of_the_whole_model(where):
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
 
 
+@telling
 def test_what_is_frozen_makes_no_site_and_leaves_those_of_the_rest():
     model = registry.build("thesis_cnn", {"x": jax.ShapeDtypeStruct((28, 28, 1), jnp.float32)}, 10)
     full = jax.jit(model.init)(jax.random.key(0))

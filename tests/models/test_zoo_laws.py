@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import later
 
 from fedjax_dp import models
 from fedjax_dp.core import trees
@@ -32,8 +33,8 @@ SMALL = {
     "char_lstm": models.char_lstm(WORDS, 9, num_units=8),
     "char_transformer": models.char_transformer(WORDS, 9, width=8, num_heads=2),
 }
-# Longer than a quick suite allows.
-LONG = ("emnist_cnn", "resnet")
+# A table, images, a sequence.
+QUICK = ("mlp", "thesis_cnn", "char_transformer")
 KEY = jax.random.key(1)
 SEQUENCES = ("char_lstm", "char_transformer")
 
@@ -54,10 +55,7 @@ def batch_for(name, num_examples, seed=0):
     return {"x": x, "y": rng.integers(2, size=num_examples).astype(np.int32)}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in SMALL],
-)
+@pytest.mark.parametrize("name", later(SMALL, but=QUICK))
 def test_laws_of_examples_padding_and_clients(name):
     model = SMALL[name]
     assert not model.mixes_examples
