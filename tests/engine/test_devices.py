@@ -9,17 +9,26 @@ import jax
 import numpy as np
 import pytest
 from cases import CASES, num_slab_sizes, reference
+from marks import slow, telling
 
 HERE = pathlib.Path(__file__).parent
 # Between them: stacked updates, state per client, several models, both noises, a streamed store,
 # two devices and four.
 QUICK = ("median:2:device", "scaffold:4:device", "ifca:2:host", "dp_both:4:device")
+TELLING = (
+    "fedavg:2:device",
+    "fedprox:2:device",
+    "scaffold:2:device",
+    "local_only:2:device",
+    "dp_fedavg:2:device",
+    "dp_sgd:2:device",
+)
 SLOW = tuple(
     f"{name}:{devices}:{placement}"
     for name in CASES
     for devices in (2, 4)
     for placement in ("device", "host")
-    if f"{name}:{devices}:{placement}" not in QUICK
+    if f"{name}:{devices}:{placement}" not in QUICK + TELLING
 )
 
 
@@ -53,7 +62,9 @@ def check(job, results):
 
 # One test for all jobs: starting processes and compiling is most of the work.
 @pytest.mark.parametrize(
-    "jobs", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "all others"]
+    "jobs",
+    [QUICK, pytest.param(TELLING, marks=telling), pytest.param(SLOW, marks=slow)],
+    ids=["quick", "telling", "all others"],
 )
 def test_devices_change_nothing(jobs, tmp_path):
     results = run_jobs(tmp_path / "results.npz", jobs)
