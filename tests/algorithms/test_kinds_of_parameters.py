@@ -25,7 +25,7 @@ from cases import (
     theta_of,
 )
 from cases import SETTINGS as NUMBERS
-from marks import later, telling
+from marks import later, slow, telling
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
@@ -196,7 +196,10 @@ def masked(learning_rate):
     return optax.chain(optax.adam(learning_rate), zero)
 
 
-@pytest.mark.parametrize("optimizer", [with_zeros, masked, with_zeros(0.1)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [with_zeros, pytest.param(masked, marks=slow), pytest.param(with_zeros(0.1), marks=slow)],
+)
 def test_an_optimizer_that_leaves_weights_alone_is_refused_behind_noise_alone(optimizer):
     model = with_base()
     trainer = local_trainer(model, config(NUMBERS), optimizer=optimizer)
@@ -213,12 +216,12 @@ WARMED_UP = optax.sgd(optax.schedules.linear_schedule(0.0, 0.1, 5))
 @pytest.mark.parametrize(
     "optimizer",
     [
-        optax.sgd,
-        optax.adamw,
+        pytest.param(optax.sgd, marks=slow),
+        pytest.param(optax.adamw, marks=slow),
         lambda rate: optax.chain(optax.centralize(), optax.sgd(rate)),
-        optax.set_to_zero(),
+        pytest.param(optax.set_to_zero(), marks=slow),
         SGD_AFTER_FOUR,
-        WARMED_UP,
+        pytest.param(WARMED_UP, marks=slow),
     ],
     ids=["sgd", "adamw", "centralized", "none", "gathering", "warm_up"],
 )
