@@ -232,7 +232,7 @@ def _forgets_the_weight(monkeypatch):
 @clause(_forgets_the_weight)
 def weights_enter_the_sensitivity_and_the_noise():
     mechanism = mechanisms.gaussian(0.5, 2.0, max_weight=3.0)
-    noised = mechanism.add_noise(jax.random.key(0), jnp.zeros(NUM_PARAMETERS))
+    noised = jax.jit(mechanism.add_noise)(jax.random.key(0), jnp.zeros(NUM_PARAMETERS))
     assert_stddev(noised, 0.5 * 2.0 * 3.0)
 
 
@@ -260,7 +260,7 @@ def _laplace_upside_down(monkeypatch):
 @clause(_laplace_upside_down)
 def the_laplace_scale_is_not_inverted_in_the_accountant():
     mechanism = mechanisms.laplace(2.0, 0.25)
-    draws = mechanism.add_noise(jax.random.key(0), jnp.zeros(200_000))
+    draws = jax.jit(mechanism.add_noise)(jax.random.key(0), jnp.zeros(200_000))
     # The mean absolute value of Laplace noise is its scale, with standard error scale/√n.
     scale = float(jnp.mean(jnp.abs(draws)))
     ledger = Ledger(unit="client", num_units=1)
@@ -301,7 +301,7 @@ def records_are_poisson_sampled_where_that_is_accounted():
     # 4,800 coins with probability 1/4, of which one round tells the sum; and each client's own.
     assert info["num_examples"][0] == pytest.approx(1200, abs=5 * np.sqrt(4800 * 3 / 16))
     draw = sampling.poisson().draw
-    each = jax.vmap(lambda k: jnp.sum(draw((), k, 0, 16, 4.0, 16, 16)[1].is_real))
+    each = jax.jit(jax.vmap(lambda k: jnp.sum(draw((), k, 0, 16, 4.0, 16, 16)[1].is_real)))
     counts = np.asarray(each(jax.random.split(jax.random.key(0), 2000)))
     assert np.var(counts) == pytest.approx(3.0, rel=5 * np.sqrt(2 / 2000))
 
@@ -607,7 +607,7 @@ def _count_without_noise(monkeypatch):
 @clause(_count_without_noise)
 def the_count_of_adaptive_clipping_is_noised():
     rule = make_adaptive_clipping(4.0, count_stddev=2.0)
-    step = jax.vmap(lambda key: rule.step(key, 1.0, jnp.float32(0))[1])
+    step = jax.jit(jax.vmap(lambda key: rule.step(key, 1.0, jnp.float32(0))[1]))
     shares = step(jax.random.split(jax.random.key(0), 4000))
     assert_stddev(shares, 2.0 / 4.0)
 

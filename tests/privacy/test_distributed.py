@@ -75,13 +75,14 @@ def test_stochastic_rounding_is_unbiased_and_stays_within_its_bound():
     x = jnp.asarray(np.random.default_rng(0).normal(size=64) * 3, jnp.float32)
     norm = float(jnp.linalg.norm(x))
     keys = jax.random.split(jax.random.key(0), 20_000)
-    free = jax.vmap(lambda k: dist.round_conditionally(k, x, jnp.inf))(keys)
+    free = jax.jit(jax.vmap(lambda k: dist.round_conditionally(k, x, jnp.inf)))(keys)
     error = (np.asarray(free).mean(axis=0) - np.asarray(x)) * np.sqrt(len(keys))
     assert stats.kstest(error / np.asarray(free).std(axis=0), stats.norm.cdf).pvalue > 1e-3
     for beta in (math.exp(-0.5), 0.99):
         spread = math.sqrt(2 * math.log(1 / beta)) * (norm + 4)
         bound = min((norm + 8) ** 2, norm**2 + 16 + spread)
-        rounded = np.asarray(jax.vmap(lambda k, b=bound: dist.round_conditionally(k, x, b))(keys))
+        each = jax.jit(jax.vmap(lambda k, b=bound: dist.round_conditionally(k, x, b)))
+        rounded = np.asarray(each(keys))
         assert np.all(np.abs(rounded - np.asarray(x)) < 1)
         assert np.all(np.sum(rounded.astype(float) ** 2, axis=1) <= bound)
         # What was too long was drawn again, not cut towards zero.

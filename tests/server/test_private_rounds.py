@@ -380,7 +380,7 @@ def test_correlated_noise_follows_its_strategy():
 
         return jax.lax.scan(one, aggregator.init(None), jnp.arange(6))[1]
 
-    noises = np.asarray(jax.vmap(run)(jax.random.split(KEY, 4000)), np.float64)
+    noises = np.asarray(jax.jit(jax.vmap(run))(jax.random.split(KEY, 4000)), np.float64)
     strategy = sum(np.eye(6, k=-i) * c for i, c in enumerate(banded.coefficients))
     white = np.einsum("st,rtd->rsd", strategy, noises)
     covariance = np.einsum("rsd,rtd->st", white, white) / (4000 * DIMENSION)
@@ -404,7 +404,9 @@ def test_adaptive_clipping_moves_towards_the_quantile_of_norms():
         state, _, info = aggregator.combine(state, total, jax.random.fold_in(KEY, t))
         return state, info["clip_norm"]
 
-    _, history = jax.lax.scan(one, aggregator.init(None), jnp.arange(80))
+    _, history = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(80)))(
+        aggregator.init(None)
+    )
     assert history[0] == pytest.approx(0.05)
     # The median norm is 2.5; the noised count keeps the norm near it, and not at the other end.
     assert 1.8 < float(jnp.mean(history[-30:])) < 3.2
