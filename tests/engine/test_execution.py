@@ -136,10 +136,10 @@ def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them(
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
     participation = participants.participation(sampling.poisson(), len(sizes), 6)
+    draw = jax.jit(
+        functools.partial(draw_cohort, algorithm, participation, 12, 2, table, algorithm.config)
+    )
     for round_index in range(5):
-        draw = functools.partial(
-            draw_cohort, algorithm, participation, 12, 2, table, algorithm.config
-        )
         cohort = jax.tree.map(np.asarray, draw(jax.random.key(0), round_index))
         drawn = sorted(cohort.ids[cohort.is_real].tolist())
         assert len(set(drawn)) == len(drawn) > 0

@@ -99,6 +99,7 @@ def test_a_client_of_the_cohort_matters(name):
     assert np.abs(flat(kept) - flat((fewer.server, fewer.rows))).max() > 1e-4
 
 
+@telling
 def test_names_of_clients_do_not_matter_where_nothing_is_drawn():
     """Full batches of everybody: clients stored in another order give the same model."""
     data, model = make_data(), make_model()

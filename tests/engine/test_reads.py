@@ -103,6 +103,7 @@ def test_an_algorithm_that_claims_for_records_is_handed_none(look):
     run(peeking(algorithms.fedavg(model(), plain, aggregator=mean()), plain, look))
 
 
+@telling
 def test_whole_clients_protected_do_not_cover_their_records():
     """Under both claims the one for records still forbids what the one for clients covers."""
     trainer = private_trainer(model())
@@ -157,6 +158,7 @@ def test_training_without_an_event_is_refused_under_a_claim():
         run(peeking(algorithm, plain_trainer(model()), lambda *_: 1.0))
 
 
+@telling
 def test_a_choice_is_charged_or_refused():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
@@ -187,6 +189,7 @@ def test_nothing_of_a_refused_round_is_released():
         simulation(peeking(algorithm, trainer, first_input), data(), JOINING, automatic)
 
 
+@telling
 def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy():
     algorithm = algorithms.fedavg(model(), plain_trainer(model()), aggregator=mean())
     algorithm = algorithm._replace(init_row=lambda server: jnp.float32(0))
