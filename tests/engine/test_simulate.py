@@ -14,6 +14,7 @@ from cases import (
     reference,
     snapshot,
 )
+from marks import later, telling
 from rounds import flat
 
 from fedjax_dp.algorithms import fedavg
@@ -52,7 +53,7 @@ def test_states_from_host_and_python_numbers_do_not_retrace():
     assert sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize("placement", later(["device", "host"], but=["host"], mark=telling))
 def test_compile_runs_no_round_and_is_the_only_trace(placement):
     sim, key = scalar_simulation(placement=placement), jax.random.key(0)
     start = snapshot(sim.init(key))
@@ -74,6 +75,7 @@ def test_the_state_that_is_run_is_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.server))
 
 
+@telling
 def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
     """Learning rates, clip norms and noise of several runs side by side."""
     ref = reference("dp_both")
