@@ -1,5 +1,7 @@
 """Models of which a part is frozen, beside the whole models whose gradients are cut off by hand."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -51,7 +53,14 @@ def linen(**options):
     return Model.from_flax(Linen(**options), shape, loss="softmax_cross_entropy")
 
 
-WHOLE = {"linen": linen(), "nnx": Model.from_nnx(Nnx, loss="softmax_cross_entropy")}
+WHOLE = ("linen", "nnx")
+
+
+@functools.cache
+def whole_model(name):
+    return linen() if name == "linen" else Model.from_nnx(Nnx, loss="softmax_cross_entropy")
+
+
 BODY = ["params/body", "params/middle/*"]
 HEAD = "params/head"
 
@@ -80,7 +89,7 @@ def by_rank(path, leaf):
 @pytest.mark.parametrize("where", [BODY, pytest.param(HEAD, marks=slow), by_rank])
 @pytest.mark.parametrize("name", later(WHOLE, but=["linen"], mark=telling))
 def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
-    whole = WHOLE[name]
+    whole = whole_model(name)
     full = whole.init(jax.random.key(0))
     model = whole.freeze(where, full)
     params = model.init(jax.random.key(0))
@@ -105,7 +114,7 @@ def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
 
 
 def test_another_key_starts_what_is_trained_anew_and_leaves_what_is_frozen():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     model = whole.freeze(BODY, full)
     other = model.full_params(model.init(jax.random.key(1)))["params"]
@@ -116,7 +125,7 @@ def test_another_key_starts_what_is_trained_anew_and_leaves_what_is_frozen():
 
 
 def test_what_is_frozen_in_steps_is_frozen_together():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     once = whole.freeze(BODY, full)
     twice = whole.freeze(BODY[0], full).freeze(BODY[1], full)
@@ -270,7 +279,7 @@ def test_buffers_may_be_named_by_pattern_or_predicate():
 
 
 def test_evaluation_reads_the_frozen_part():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     model = whole.freeze(BODY, full)
     data = FederatedData.from_clients([{"x": IMAGES, "y": LABELS.astype(np.int32)}])
@@ -281,7 +290,7 @@ def test_evaluation_reads_the_frozen_part():
 
 
 def test_no_gradient_of_a_frozen_body_is_computed():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     model = whole.freeze(BODY, full)
 

@@ -169,11 +169,11 @@ def _convolve_same(x, w):
 
 
 _PARAMS = {
-    "w": jax.random.normal(jax.random.key(2), (6, 4)),
-    "b": jax.random.normal(jax.random.key(3), (4,)),
-    "unused": jnp.ones(3),
+    "w": np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32),
+    "b": np.random.default_rng(3).normal(size=4).astype(np.float32),
+    "unused": np.ones(3, np.float32),
 }
-_X = jax.random.normal(jax.random.key(4), (7, 5, 6))
+_X = np.random.default_rng(4).normal(size=(7, 5, 6)).astype(np.float32)
 
 
 def _tied(p, x):

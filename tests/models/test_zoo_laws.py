@@ -23,15 +23,15 @@ def small_resnet(norm="group", stem="cifar"):
 
 
 SMALL = {
-    "logistic_regression": models.logistic_regression(TABLE, 4),
-    "single_logit": models.logistic_regression(TABLE, 2, single_logit=True),
-    "linear_regression": models.linear_regression(TABLE),
-    "mlp": models.mlp(TABLE, 4, hidden_sizes=(8,)),
-    "thesis_cnn": models.thesis_cnn(SMALL_IMAGE, 4),
-    "emnist_cnn": models.emnist_cnn(SMALL_IMAGE, 4),
-    "resnet": small_resnet(),
-    "char_lstm": models.char_lstm(WORDS, 9, num_units=8),
-    "char_transformer": models.char_transformer(WORDS, 9, width=8, num_heads=2),
+    "logistic_regression": lambda: models.logistic_regression(TABLE, 4),
+    "single_logit": lambda: models.logistic_regression(TABLE, 2, single_logit=True),
+    "linear_regression": lambda: models.linear_regression(TABLE),
+    "mlp": lambda: models.mlp(TABLE, 4, hidden_sizes=(8,)),
+    "thesis_cnn": lambda: models.thesis_cnn(SMALL_IMAGE, 4),
+    "emnist_cnn": lambda: models.emnist_cnn(SMALL_IMAGE, 4),
+    "resnet": small_resnet,
+    "char_lstm": lambda: models.char_lstm(WORDS, 9, num_units=8),
+    "char_transformer": lambda: models.char_transformer(WORDS, 9, width=8, num_heads=2),
 }
 # A table, images, a sequence.
 QUICK = ("mlp", "thesis_cnn", "char_transformer")
@@ -57,7 +57,7 @@ def batch_for(name, num_examples, seed=0):
 
 @pytest.mark.parametrize("name", later(SMALL, but=QUICK))
 def test_laws_of_examples_padding_and_clients(name):
-    model = SMALL[name]
+    model = SMALL[name]()
     assert not model.mixes_examples
 
     def run(params, batch, mask):
