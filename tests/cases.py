@@ -644,9 +644,8 @@ _CASES = (
 CASES = {case.name: case for case in _CASES}
 
 # Between them: the plain mean, stacked updates, state by client, several models that are chosen
-# from, both noises, votes, stages with work on the host. The others are put together from parts of
-# these; every law is tested on them too, but not quickly.
-QUICK = ("fedavg", "median", "scaffold", "ifca", "dp_both", "ae_dpfl", "r_dpcfl")
+# from, both noises. Every law is tested on the others too, but not quickly.
+QUICK = ("fedavg", "median", "scaffold", "ifca", "dp_both")
 
 
 def quick_first(names):

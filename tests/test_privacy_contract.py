@@ -636,8 +636,6 @@ QUICK_BUGS = (
     narrow_floats_are_clipped_and_noised_in_float32,
     models_that_mix_examples_are_refused,
     statements_name_what_is_exact_and_not_private,
-    clients_do_not_share_noise,
-    the_state_of_a_mechanism_survives_a_resume,
 )
 
 

@@ -144,7 +144,7 @@ def test_twenty_selections_cost_what_the_paper_converts_them_to(which):
     assert spent == pytest.approx(SELECTIONS_ALONE[which], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", later(["r_dpcfl", "f_cdpfl"], but=["r_dpcfl"]))
+@pytest.mark.parametrize("name", later(["r_dpcfl", "f_cdpfl"], mark=telling))
 def test_replacing_a_record_is_accounted_jointly_by_distributions(name):
     """Section 1 of the specification: replace-one for training and for selections."""
     options = {"num_models": 4} if name == "r_dpcfl" else {}
@@ -403,7 +403,7 @@ def test_without_a_pull_towards_the_mean_clients_train_alone():
     np.testing.assert_allclose(own[0], own[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("is_pull_clipped", later([False, True], but=[True], mark=telling))
+@pytest.mark.parametrize("is_pull_clipped", later([False, True], mark=telling))
 def test_the_pull_is_clipped_with_the_examples_or_added_behind(is_pull_clipped):
     """Three rounds of whole batches without noise, in NumPy."""
     model, data, key = linear_model(), hidden_clusters(0), jax.random.key(0)
@@ -444,6 +444,7 @@ def with_host_step(step, after=2):
     return base._replace(host_steps=(algorithms.HostStep(after, step),))
 
 
+@telling
 def test_host_steps_run_where_they_belong_however_rounds_are_called():
     def halve(server, rows, key):
         shift = np.asarray(jax.random.normal(key, ()))

@@ -131,7 +131,9 @@ def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(n
     assert np.abs(theta_of(state.server.params) - theta_of(start.server.params)).max() > 0.02
 
 
-@pytest.mark.parametrize("name", later(CASES, but=["scaffold"]))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=telling if n == "scaffold" else slow) for n in CASES]
+)
 def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
     case, plain = CASES[name], reference(name)
     sim = case.simulation(PLAIN, frozen())
@@ -178,7 +180,7 @@ def test_statistics_of_batch_norm_are_averaged_where_nothing_is_noised():
     assert np.abs(np.asarray(after["mean"]) - before["mean"]).max() > 0.01
 
 
-@pytest.mark.parametrize("noise", later(["gaussian", "realised"], but=["gaussian"]))
+@pytest.mark.parametrize("noise", later(["gaussian", "realised"], mark=telling))
 def test_buffers_that_depend_on_the_key_are_no_constants_and_refused_behind_noise(noise):
     model = Model.from_functions(
         lambda key: {**make_model().init(key), "base": jax.random.normal(key, BASE.shape)},

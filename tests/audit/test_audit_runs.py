@@ -249,6 +249,7 @@ def test_without_noise_a_score_is_the_clipped_contribution_and_nothing_without_t
     assert np.isinf(audit(runs, cases.DP_DELTA)[0].epsilon_claimed)
 
 
+@telling
 def test_without_noise_a_records_score_is_its_clipped_gradient():
     numbers = cases.NUMBERS._replace(noise_multiplier=0.0)
 
@@ -314,6 +315,7 @@ def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
         np.testing.assert_allclose(seen, below, atol=1e-5)
 
 
+@telling
 def test_an_ordinary_run_of_the_engine_gives_the_same_scores():
     runs = runs_of("dp_sgd", "record", 40, 200)
     planted = runs.planted

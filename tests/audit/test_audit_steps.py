@@ -188,9 +188,7 @@ def rows_model(inputs, outputs):
     )
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs"), later([(16, 16), (2048, 64)], but=[(16, 16)], mark=telling)
-)
+@pytest.mark.parametrize(("inputs", "outputs"), later([(16, 16), (2048, 64)], mark=telling))
 def test_a_record_whose_rows_cancel_is_clipped(inputs, outputs):
     # Its gradient is what is left of two large rows; a norm computed from the rows is mostly
     # rounding, and one that comes out too small lets the gradient through unclipped.
@@ -296,7 +294,11 @@ def half_noise(mean):
             {"round with and without a client", "noise with and without a client"},
             marks=telling,
         ),
-        (by_weight, {"contribution of a client", "round with and without a client"}),
+        pytest.param(
+            by_weight,
+            {"contribution of a client", "round with and without a client"},
+            marks=telling,
+        ),
         pytest.param(
             weighted_noise,
             {"noise of a round", "noise with and without a client"},
@@ -349,7 +351,7 @@ def test_what_a_client_sends_hides_its_records(name):
     assert planted.sends_votes or max(check.measured / check.allowed for check in results) > 0.9
 
 
-@pytest.mark.parametrize("name", later(["dp_sgd", "ae_dpfl"], but=["dp_sgd"], mark=telling))
+@pytest.mark.parametrize("name", later(["dp_sgd", "ae_dpfl"], mark=telling))
 def test_a_weight_that_depends_on_the_records_is_found(name):
     planted, state, _ = check_one_client(name)
     inner = planted.algorithm.client

@@ -12,10 +12,12 @@ from cases import CASES, num_slab_sizes, reference
 from marks import slow, telling
 
 HERE = pathlib.Path(__file__).parent
-# Between them: stacked updates, state per client, several models, both noises, a streamed store,
-# two devices and four.
-QUICK = ("median:2:device", "scaffold:4:device", "ifca:2:host", "dp_both:4:device")
+# Between them: state by client, several models, a streamed store, two devices and four.
+QUICK = ("scaffold:4:device", "ifca:2:host")
+# And: stacked updates, both noises.
 TELLING = (
+    "median:2:device",
+    "dp_both:4:device",
     "fedavg:2:device",
     "fedprox:2:device",
     "scaffold:2:device",
