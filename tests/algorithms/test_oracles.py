@@ -98,6 +98,7 @@ def test_every_algorithm_is_registered_by_name():
     assert not missing, f"register {sorted(missing)} in algorithms/registry.py"
 
 
+@pytest.mark.xdist_group("algorithm fedavg")
 def test_two_compiled_seeds_give_two_models():
     ref = reference("fedavg")
     other, _ = ref.sim.run(ref.initial, jax.random.key(4), ROUNDS)

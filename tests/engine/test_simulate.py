@@ -108,6 +108,7 @@ def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
     assert np.ptp(np.asarray(together["w"]), axis=0).min() > 1e-4
 
 
+@pytest.mark.xdist_group("algorithm fedavg")
 def test_information_about_a_round():
     ref = reference("fedavg")
     replay = ref.case.run_of(ref.initial, ref.key).replay
@@ -181,6 +182,7 @@ def test_batches_larger_than_the_program_was_built_for_are_refused():
     assert sim.num_traces() == 1
 
 
+@pytest.mark.xdist_group("algorithm fedavg")
 @pytest.mark.parametrize("num_rounds", [0, -1, 1.5])
 def test_numbers_of_rounds_that_are_none_are_refused(num_rounds):
     ref = reference("fedavg")
