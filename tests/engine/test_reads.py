@@ -408,7 +408,8 @@ def cases():
         usual = all(options[o] == known[o] for o in options if o in VALUES and o not in DECISIVE)
         swept = [str(v) for option, v in options.items() if option in VALUES]
         label = "-".join([name, unit, *swept])
-        marks = () if label in QUICK else telling if usual else slow
+        claims = unit in ("record", "both")
+        marks = () if label in QUICK else telling if usual and claims else slow
         found.append(pytest.param((name, unit, options), id=label, marks=marks))
     assert {case.id for case in found} >= QUICK
     return found
