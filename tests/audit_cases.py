@@ -103,16 +103,19 @@ def build(name, model, unit, trainer=None, aggregator=None, public_x=None):
     trainer = trainer or (private_trainer(model) if is_private else plain_trainer(model))
     if unit in ("client", "both"):
         aggregator = aggregator or mean()
+    problem = registry.Problem(
+        num_clients=NUM_CLIENTS,
+        num_rounds=NUM_ROUNDS,
+        aggregator=aggregator,
+        declared_epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
+        public_x=PUBLIC if public_x is None else public_x,
+    )
     return registry.build(
         name,
         model,
         trainer,
-        num_clients=NUM_CLIENTS,
-        num_rounds=NUM_ROUNDS,
+        problem,
         unit=unit,
-        aggregator=aggregator,
-        epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
-        public_x=PUBLIC if public_x is None else public_x,
         options=_OPTIONS.get((name, unit), _OPTIONS.get(name, {})),
     )
 

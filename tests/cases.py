@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import Simulation, simulation
 from oracles import clustered, federated, local, noise_aware
 from oracles.replay import Replay
 
@@ -20,8 +22,6 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import Simulation, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, stateless
 from fedjax_dp.server.private import gaussian_mean
@@ -448,7 +448,7 @@ _CASES = (
     Case(
         "dp_fedavg",
         algorithms.dp_fedavg,
-        lambda m: algorithms.dp_fedavg(m, plain_trainer(m), **_CENTRAL),
+        lambda m: algorithms.dp_fedavg(m, plain_trainer(m), aggregator=gaussian_mean(**_CENTRAL)),
         _dp_fedavg(0.2, 0.8),
         _params,
     ),
@@ -491,7 +491,7 @@ _CASES = (
     Case(
         "dp_both",
         algorithms.dp_fedavg,
-        lambda m: algorithms.dp_fedavg(m, private_trainer(m), **_CENTRAL),
+        lambda m: algorithms.dp_fedavg(m, private_trainer(m), aggregator=gaussian_mean(**_CENTRAL)),
         _dp_fedavg(0.2, 0.8, is_private=True),
         _params,
         is_private=True,

@@ -32,7 +32,7 @@ from fedjax_dp.privacy import (
     mechanisms,
 )
 from fedjax_dp.privacy import statement as statements
-from fedjax_dp.server import adaptive_gaussian_mean, private, weighted_mean
+from fedjax_dp.server import adaptive_gaussian_mean, gaussian_mean, private, weighted_mean
 
 NUM_PARAMETERS = 4000
 KEY = 3
@@ -88,9 +88,9 @@ def client_level(clip_norm=1.0, noise_multiplier=0.0, expected=4.0, aggregator=N
     return dp_fedavg(
         model,
         trainer,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        expected_cohort_size=expected,
+        aggregator=gaussian_mean(
+            clip_norm=clip_norm, noise_multiplier=noise_multiplier, expected_cohort_size=expected
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
@@ -54,6 +55,7 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
+    "feddyn",
     "fedprox",
     "fedyogi",
     "ifca",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import flax.struct
 import jax
 from chex import PRNGKey
 
@@ -41,7 +42,8 @@ class Hyper(NamedTuple):
         return self._replace(local=self.local.row(client))
 
 
-class Round(NamedTuple):
+@flax.struct.dataclass
+class Round:
     """Which round it is.
 
     Attributes:

@@ -1,7 +1,7 @@
 """FedAvg with momentum or an adaptive optimiser at the server."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +30,9 @@ class AdaptiveState(NamedTuple):
 
 def adaptive(
     second_moment: Callable[[jax.Array, jax.Array], jax.Array],
-    learning_rate: jax.typing.ArrayLike,
-    b1: jax.typing.ArrayLike,
-    adaptivity: jax.typing.ArrayLike,
+    learning_rate: Any,
+    b1: Any,
+    adaptivity: Any,
 ) -> optax.GradientTransformation:
     """Builds the server optimiser that FedAdam, FedYogi and FedAdagrad share.
 

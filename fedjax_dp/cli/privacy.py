@@ -12,7 +12,8 @@ from rich.console import Console
 from fedjax_dp.core import checks
 from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.calibration import bound_of_poisson, calibrate_poisson
+from fedjax_dp.privacy.calibration import calibrate_poisson
+from fedjax_dp.privacy.poisson import bound_of_poisson
 
 app = typer.Typer(help="Accounting: ε, calibration, reports, comparisons.", no_args_is_help=True)
 

@@ -203,8 +203,13 @@ class ClientData(_SideBySide):
 
     Attributes:
       examples: the whole store, each array `[num_examples, ...]`.
-      start: the client's first row, int32; it owns `size` from there on.
-      size, index, limit, chunk_axis, round, stage: as in `PublicClient`.
+      start: the client's first row, int32.
+      size: as in `PublicClient`.
+      index: as in `PublicClient`.
+      limit: as in `PublicClient`.
+      chunk_axis: as in `PublicClient`.
+      round: as in `PublicClient`.
+      stage: as in `PublicClient`.
       validation: a second split of the client's own data, or None where the population has none.
     """
 

@@ -1,5 +1,6 @@
 """Local training by any Optax optimiser, any sampler and any gradient rule."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ from fedjax_dp.clients.base import (
     PublicClient,
     TrainingMetrics,
 )
-from fedjax_dp.clients.transforms import Apply, UpdateContext, declared
+from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
 from fedjax_dp.clients.untrained import check_noised
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
@@ -101,62 +102,69 @@ def local_trainer(
             "draw a fixed number of examples for a model that mixes examples",
             sampler.name,
         )
-    max_batch_size = config.max_batch_size()
-    widest = _widest_micro_batch(config.batch_size) if sampler.varies else None
+    training = _Training(
+        model,
+        rule,
+        sampler,
+        optimizer,
+        own_transforms,
+        micro_batch_size,
+        config.max_batch_size(),
+        _widest_micro_batch(config.batch_size) if sampler.varies else None,
+    )
+    first = config.row(0)._replace(learning_rate=jnp.float32(1))
+    return LocalTrainer(
+        training.train,
+        config,
+        training.num_steps,
+        RecordClaim((training.event,)) if is_private else None,
+        is_plain_sgd=optimizer is optax.sgd and not config.optimizer and not own_transforms,
+        check_noised=partial(check_noised, model, lambda: training.optimizer_of(first)),
+    )
 
-    def make_optimizer(config: LocalConfig) -> optax.GradientTransformation:
-        if isinstance(optimizer, optax.GradientTransformation):
-            return optimizer
-        return optimizer(config.learning_rate, **dict(config.optimizer))
 
-    def num_steps(size: Any, row: LocalConfig) -> Any:
-        if row.num_steps is not None:
-            steps = row.num_steps
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """Local training, part by part."""
+
+    model: Model
+    rule: gradients.GradientRule
+    sampler: sampling.Sampler
+    optimizer: Optimizer
+    transforms: tuple[UpdateTransform, ...]
+    micro_batch_size: int | None
+    max_batch_size: int
+    widest: int | None
+
+    def optimizer_of(self, config: LocalConfig) -> optax.GradientTransformation:
+        """Builds the optimiser from a client's numbers."""
+        if isinstance(self.optimizer, optax.GradientTransformation):
+            return self.optimizer
+        return self.optimizer(config.learning_rate, **dict(config.optimizer))
+
+    def num_steps(self, size: Any, config: LocalConfig) -> Any:
+        """Counts the steps of a client of some size."""
+        if config.num_steps is not None:
+            steps = config.num_steps
         else:
-            batch = row.batch_size if sampler.varies else jnp.asarray(row.batch_size, jnp.int32)
-            per_epoch = sampler.num_steps_per_epoch(size, batch)
-            steps = jnp.ceil(per_epoch * jnp.asarray(row.num_epochs, jnp.float32))
+            batch = config.batch_size
+            if not self.sampler.varies:
+                batch = jnp.asarray(batch, jnp.int32)
+            per_epoch = self.sampler.num_steps_per_epoch(size, batch)
+            steps = jnp.ceil(per_epoch * jnp.asarray(config.num_epochs, jnp.float32))
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
 
-    def micro_batches_of(start, client) -> tuple[int, int, int]:
-        """Chooses how many examples are computed at once: slots, size and number of parts."""
-        capacity = sampler.capacity(client.limit, max_batch_size)
-        if micro_batch_size is None:
-            most = min(widest or capacity, capacity)
-            micro = micro_batches.size_for(model, start, client, most)
-        else:
-            micro = min(micro_batch_size, capacity)
-        return capacity, micro, -(-capacity // micro)
-
-    def gradient_sum(params, client, draw, step, passes, config, key, penalty, parts):
-        """Sums the gradient rule over the micro-batches of one draw."""
-        capacity, micro, num_micro = parts
-        padding = num_micro * micro - capacity
-        indices = jnp.pad(draw.indices, (0, padding))
-        is_real = jnp.pad(draw.is_real, (0, padding))
-        micro_batch = rule.micro_batch
-        if penalty is not None:
-            micro_batch = partial(rule.micro_batch, penalty=penalty)
-
-        def part(i, params):
-            rows = jax.lax.dynamic_slice_in_dim(indices, i * micro, micro)
-            real = jax.lax.dynamic_slice_in_dim(is_real, i * micro, micro)
-            return micro_batch(params, client.gather(rows), real, fold(key, step, i), config)
-
-        if num_micro == 1:
-            return part(0, params)
-
-        def body(i, carry):
-            total, params = carry
-            one = part(i, params)
-            return sums.add(total, one._replace(params=None)), one.params
-
-        shapes = jax.eval_shape(part, 0, params)._replace(params=None)
-        carry = sums.zeros_like(shapes), params
-        total, params = jax.lax.fori_loop(0, passes, body, carry)
-        return sums.value(total)._replace(params=params)
+    def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
+        """Tells what one run costs a record of a client of some size."""
+        assert self.rule.event is not None
+        steps = int(self.num_steps(np.int32(size), config))
+        if steps == 0:
+            return dp_accounting.NoOpDpEvent()
+        one = self.sampler.event(self.rule.event(config), int(size), float(config.batch_size))
+        return dp_accounting.SelfComposedDpEvent(one, steps)
 
     def train(
+        self,
         start,
         client: ClientData | PublicClient,
         config: LocalConfig,
@@ -165,69 +173,33 @@ def local_trainer(
         gradient_transform=None,
         update_transform=None,
         penalty=None,
-    ):
+    ) -> LocalResult:
+        """Trains one client from `start` on."""
+        is_private = self.rule.event is not None
         more = () if update_transform is None else (update_transform,)
-        transforms = own_transforms + declared("update_transform", more, is_private=is_private)
+        transforms = self.transforms + declared("update_transform", more, is_private=is_private)
         for_people = client.for_people
-        client = client.read_by("local training", event if is_private else None)
-        parts = capacity, micro, num_micro = micro_batches_of(start, client)
-        if not sampler.varies:
+        client = client.read_by("local training", self.event if is_private else None)
+        if not self.sampler.varies:
             config = config._replace(batch_size=jnp.asarray(config.batch_size, jnp.int32))
-        config = config._replace(batch_size=sampler.nominal_size(client.size, config.batch_size))
-        opt = make_optimizer(config)
+        nominal = self.sampler.nominal_size(client.size, config.batch_size)
+        config = config._replace(batch_size=nominal)
+        optimizer = self.optimizer_of(config)
         if gradient_transform is not None:
-            opt = optax.chain(gradient_transform, opt)
-        batch_key, noise_key = fold(key, Purpose.BATCH), fold(key, Purpose.RECORD_NOISE)
-        model_key = fold(key, Purpose.MODEL)
-        steps = num_steps(client.size, config)
-
-        def step(local: _Local) -> _Local:
-            i = local.step
-
-            def any_of(flag):
-                return client.widest((flag & (i < steps)).astype(jnp.int32)) > 0
-
-            sampler_state, draw = sampler.draw(
-                local.sampler,
-                batch_key,
-                i,
-                client.size,
-                config.batch_size,
-                client.limit,
-                capacity,
-                any_of,
-            )
-            count = jnp.sum(draw.is_real)
-            # A client that has finished waits for those beside it: it must not ask for more passes.
-            passes = jnp.where(i < steps, -(-count // micro), 0) if num_micro > 1 else 1
-            summed = gradient_sum(
-                local.params, client, draw, i, passes, config, model_key, penalty, parts
-            )
-            gradient = rule.release(summed.gradient, count, config, fold(noise_key, i))
-            gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
-            updates, opt_state = opt.update(gradient, local.optimizer, summed.params)
-            params = optax.apply_updates(summed.params, _of_weights(model, updates))
-            read = TrainingMetrics(
-                loss_sum=summed.loss,
-                num_read=count,
-                num_clipped=summed.clipped,
-                num_computed=micro * client.widest(jnp.asarray(passes, jnp.int32)),
-                num_overflow=draw.overflow,
-                update_norm=jnp.float32(0),
-            )
-            metrics = trees.add(local.metrics, read)
-            return _Local(i + 1, params, opt_state, sampler_state, metrics, gradient)
-
+            optimizer = optax.chain(gradient_transform, optimizer)
+        steps = self.num_steps(client.size, config)
+        keys = _Keys(*(fold(key, p) for p in (Purpose.BATCH, Purpose.RECORD_NOISE, Purpose.MODEL)))
+        run = _Run(client, config, keys, steps, optimizer, penalty, *self.parts(start, client))
         # Nobody pays for the last gradient where no transform reads it: it is then dead code.
         local = _Local(
             jnp.int32(0),
             start,
-            opt.init(start),
-            sampler.init(client.limit),
+            optimizer.init(start),
+            self.sampler.init(client.limit),
             _nothing_read(),
             trees.zeros_like(start),
         )
-        local = jax.lax.while_loop(lambda local: local.step < steps, step, local)
+        local = jax.lax.while_loop(lambda local: local.step < steps, partial(self.step, run), local)
         delta = trees.subtract(local.params, start)
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.
@@ -237,26 +209,107 @@ def local_trainer(
         metrics = for_people(local.metrics._replace(update_norm=trees.l2_norm(delta)))
         return LocalResult(delta, local.params, client.size.astype(jnp.float32), steps, metrics)
 
-    def event(size: int, row: LocalConfig):
-        assert rule.event is not None
-        steps = int(num_steps(np.int32(size), row))
-        if steps == 0:
-            return dp_accounting.NoOpDpEvent()
-        one = sampler.event(rule.event(row), int(size), float(row.batch_size))
-        return dp_accounting.SelfComposedDpEvent(one, steps)
+    def parts(self, start: Any, client: ClientData) -> tuple[int, int]:
+        """Chooses the slots of a draw, and how many of them are computed at once."""
+        capacity = self.sampler.capacity(client.limit, self.max_batch_size)
+        if self.micro_batch_size is not None:
+            return capacity, min(self.micro_batch_size, capacity)
+        most = min(self.widest or capacity, capacity)
+        return capacity, micro_batches.size_for(self.model, start, client, most)
 
-    return LocalTrainer(
-        train,
-        config,
-        num_steps,
-        RecordClaim((event,)) if is_private else None,
-        is_plain_sgd=optimizer is optax.sgd and not config.optimizer and not own_transforms,
-        check_noised=partial(
-            check_noised,
-            model,
-            lambda: make_optimizer(config.row(0)._replace(learning_rate=jnp.float32(1))),
-        ),
-    )
+    def step(self, run: "_Run", local: "_Local") -> "_Local":
+        """Takes one step: draws a batch, sums its gradients, releases them, moves."""
+        i = local.step
+
+        def any_of(flag):
+            return run.client.widest((flag & (i < run.num_steps)).astype(jnp.int32)) > 0
+
+        drawing, draw = self.sampler.draw(
+            local.sampler,
+            run.keys.batch,
+            i,
+            run.client.size,
+            run.config.batch_size,
+            run.client.limit,
+            run.capacity,
+            any_of,
+        )
+        count = jnp.sum(draw.is_real)
+        # A client that has finished waits for those beside it: it must not ask for more passes.
+        passes: Any = 1
+        if run.num_micro > 1:
+            passes = jnp.where(i < run.num_steps, -(-count // run.micro), 0)
+        summed = self.gradient_sum(run, local, draw, passes)
+        noise_key = fold(run.keys.noise, i)
+        gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
+        updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
+        params = optax.apply_updates(summed.params, _of_weights(self.model, updates))
+        read = TrainingMetrics(
+            loss_sum=summed.loss,
+            num_read=count,
+            num_clipped=summed.clipped,
+            num_computed=run.micro * run.client.widest(jnp.asarray(passes, jnp.int32)),
+            num_overflow=draw.overflow,
+            update_norm=jnp.float32(0),
+        )
+        metrics = trees.add(local.metrics, read)
+        return _Local(i + 1, params, opt_state, drawing, metrics, gradient)
+
+    def gradient_sum(self, run: "_Run", local: "_Local", draw: sampling.Draw, passes: Any) -> Any:
+        """Sums the gradient rule over the micro-batches of one draw."""
+        padding = run.num_micro * run.micro - run.capacity
+        indices = jnp.pad(draw.indices, (0, padding))
+        is_real = jnp.pad(draw.is_real, (0, padding))
+        key = fold(run.keys.model, local.step)
+        micro_batch = self.rule.micro_batch
+        if run.penalty is not None:
+            micro_batch = partial(self.rule.micro_batch, penalty=run.penalty)
+
+        def part(i, params):
+            rows = jax.lax.dynamic_slice_in_dim(indices, i * run.micro, run.micro)
+            real = jax.lax.dynamic_slice_in_dim(is_real, i * run.micro, run.micro)
+            batch = run.client.gather(rows)
+            return micro_batch(params, batch, real, fold(key, i), run.config)
+
+        if run.num_micro == 1:
+            return part(0, local.params)
+
+        def body(i, carry):
+            total, params = carry
+            one = part(i, params)
+            return sums.add(total, one._replace(params=None)), one.params
+
+        shapes = jax.eval_shape(part, 0, local.params)._replace(params=None)
+        carry = sums.zeros_like(shapes), local.params
+        total, params = jax.lax.fori_loop(0, passes, body, carry)
+        return sums.value(total)._replace(params=params)
+
+
+class _Keys(NamedTuple):
+    """The roots of what a client draws in training."""
+
+    batch: Any
+    noise: Any
+    model: Any
+
+
+class _Run(NamedTuple):
+    """What all steps of one client's training share."""
+
+    client: ClientData
+    config: LocalConfig
+    keys: "_Keys"
+    num_steps: jax.Array
+    optimizer: optax.GradientTransformation
+    penalty: Callable[[Any], jax.Array] | None
+    capacity: int
+    micro: int
+
+    @property
+    def num_micro(self) -> int:
+        """Counts the micro-batches of a full draw."""
+        return -(-self.capacity // self.micro)
 
 
 class _Local(NamedTuple):

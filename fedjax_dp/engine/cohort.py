@@ -1,6 +1,6 @@
 """Cohorts: who takes part in a round, in which slot, on which device."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -51,8 +51,8 @@ class Examples:
     """
 
     arrays: PyTree
-    starts: jax.Array
-    sizes: jax.Array
+    starts: Any
+    sizes: Any
     validation: "Examples | None" = None
     limit: int = flax.struct.field(pytree_node=False, default=1)
     is_by_slot: bool = flax.struct.field(pytree_node=False, default=False)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
@@ -151,11 +151,14 @@ def compile_federation(
     layout, layouts = _chosen_layout(federation, data, execution, validation)
     laid_out = federation.laid_out(layout)
     devices = execution.device_list()
-    everywhere: Any = NamedSharding(layout.mesh, P()) if layout.mesh else devices[0]
-    by_client: Any = NamedSharding(layout.mesh, P(AXIS)) if layout.mesh else devices[0]
-    is_resident = execution.is_resident(data)
-    count = _Count()
+    everywhere: Any = SingleDeviceSharding(devices[0])
+    by_client: Any = everywhere
+    if layout.mesh is not None:
+        everywhere, by_client = (NamedSharding(layout.mesh, spec) for spec in (P(), P(AXIS)))
     num_clients = len(federation.population.sizes)
+    state_bytes = _bytes_of_a_client(federation) * layout.clients_per_device(num_clients)
+    is_resident = execution.is_resident(data, state_bytes)
+    count = _Count()
 
     def placed(state: Any) -> SimulationState:
         """Gives every leaf the type and place that the program was traced for.
@@ -186,7 +189,7 @@ def compile_federation(
         slabs = Slabs(data, federation.participation, everywhere, validation)
         rounds_of = _streamed_rounds(laid_out, slabs, everywhere, by_client, count)
 
-    init = jax.jit(laid_out.init)
+    init = _initial(laid_out, everywhere, by_client, is_resident)
     start = jax.device_put(laid_out.hyper, everywhere)
 
     def run(state, key, num_rounds=1, hyper=None):
@@ -215,6 +218,45 @@ def compile_federation(
         num_traces=lambda: count.traces,
         layouts=layouts,
     )
+
+
+def _initial(
+    federation: Federation, everywhere: Any, by_client: Any, is_resident: bool
+) -> Callable[[PRNGKey], SimulationState]:
+    """Compiles the state before the first round; no device holds more of it than its part."""
+    clients = federation.algorithm.clients
+    places = SimulationState(everywhere, everywhere, by_client, everywhere)
+    if is_resident or clients is None:
+        return jax.jit(federation.init, out_shardings=places)
+    num_clients = len(federation.population.sizes)
+
+    @jax.jit
+    def of_one(key):
+        state = federation.init(key)
+        return state._replace(clients=clients.init(state.server))
+
+    def init(key):
+        state = of_one(key)
+        table = jax.tree.map(
+            lambda x: np.broadcast_to(np.asarray(x), (num_clients, *x.shape)), state.clients
+        )
+        return state._replace(clients=table)
+
+    return init
+
+
+def _bytes_of_a_client(federation: Federation) -> int:
+    """Counts what one client keeps."""
+    clients = federation.algorithm.clients
+    if clients is None:
+        return 0
+    of_one = clients.init
+
+    def own(key):
+        return of_one(federation.algorithm.init(key))
+
+    kept = jax.eval_shape(own, jax.random.key(0))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
 
 
 class _Count:
@@ -360,7 +402,7 @@ def _chosen_layout(
         run, arguments = one_client(bound.algorithm, bound.population)
         return cost_of(lambda *a: run(*a).update, *arguments)
 
-    chunk, trials = execution.chunk(cost, expected), ()
+    chunk, trials = execution.chunk(cost, expected), tuple[Trial, ...]()
     if execution.clients_per_chunk == "tuned":
 
         def forced(chunk: int) -> Simulation:
@@ -394,7 +436,7 @@ def _work(bound: Federation, execution: ExecutionConfig) -> Hashable:
 
 def _same_structure(hyper: Hyper, built: Hyper) -> Hyper:
     """Requires the numbers that a simulation was built with, so that it is not traced again."""
-    mine, own = (jax.tree.structure(x) for x in (hyper, built))
+    mine, own = str(jax.tree.structure(hyper)), str(jax.tree.structure(built))
     checks.require(mine == own, "hyper", f"hold the numbers {own}", mine)
     return hyper
 

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.devices import memory_per_device
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.models.cost import Cost
 
@@ -27,6 +28,8 @@ _LIVE_VALUES = 8
 _CLIENTS_PER_DEVICE = 4
 # A population up to this share of a device's memory is kept there whole.
 _RESIDENT_BYTES = 2 * 2**30
+# What clients keep is there too, up to this share of it.
+_STATE_SHARE = 0.25
 
 
 class Layout(NamedTuple):
@@ -172,11 +175,12 @@ class ExecutionConfig(NamedTuple):
         widest = min(_WIDEST_CHUNK.get(backend, 256), clients_per_device)
         return int(np.clip(min(busy, room), 1, widest))
 
-    def is_resident(self, data: Any) -> bool:
-        """Decides whether all examples live in device memory.
+    def is_resident(self, data: FederatedData, state_bytes: int = 0) -> bool:
+        """Decides whether all examples, and what all clients keep, live in device memory.
 
         Args:
           data: the population's store.
+          state_bytes: what the clients of one device keep.
 
         Returns:
           True to keep them there, False to stream cohorts from the host.
@@ -184,4 +188,5 @@ class ExecutionConfig(NamedTuple):
         if self.placement != "auto":
             return self.placement == "device"
         on_disk = any(isinstance(array, np.memmap) for array in data.examples.values())
-        return not on_disk and data.num_bytes <= _RESIDENT_BYTES
+        is_small = data.num_bytes <= _RESIDENT_BYTES
+        return not on_disk and is_small and state_bytes <= _STATE_SHARE * memory_per_device()

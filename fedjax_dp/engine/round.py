@@ -253,9 +253,11 @@ def _run_slot(
         # What is not sent adds neither itself nor its share of the noise.
         zeros = trees.zeros_like(contribution)
         contribution = trees.where(slot.takes_part, contribution, zeros)
-    shown = jax.tree.map(lambda m: jnp.where(contributes, m, 0), (output.training, output.info))
+    training, info = jax.tree.map(
+        lambda m: jnp.where(contributes, m, 0), (output.training, dict(output.info))
+    )
     kept = trees.where(contributes, output.state, own)
-    return _Outcome(kept, *shown, contribution, is_finite)
+    return _Outcome(kept, training, info, contribution, is_finite)
 
 
 def _client(context: _Context, slot: _Slots, chunk_axis: str | None) -> ClientData:
@@ -275,7 +277,8 @@ def _client(context: _Context, slot: _Slots, chunk_axis: str | None) -> ClientDa
     if slot.validation is None:
         return client
     assert context.examples.validation is not None
-    return client.replace(validation=view(context.examples.validation, *slot.validation))
+    second = view(context.examples.validation, *slot.validation)
+    return client.replace(validation=second)  # type: ignore[attr-defined]
 
 
 def _finished(

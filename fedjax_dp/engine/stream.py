@@ -62,8 +62,8 @@ class Slabs:
         sizes = self._data.sizes[ids]
         num_rows = int(sizes.sum())
         slab_rows = max(self._usual_rows, min(self._most_rows, _power_of_two(num_rows)))
-        by_slot = np.zeros((2, len(is_drawn)), np.int32)
-        by_slot[:, is_drawn] = np.cumsum(sizes) - sizes, sizes
+        starts, sizes_by_slot = np.zeros((2, len(is_drawn)), np.int32)
+        starts[is_drawn], sizes_by_slot[is_drawn] = np.cumsum(sizes) - sizes, sizes
         part = self._data.select(ids).examples if len(ids) else {}
         slab = {}
         for name, array in self._data.examples.items():
@@ -71,7 +71,7 @@ class Slabs:
             if len(ids):
                 slab[name][:num_rows] = part[name]
         second = None if self._validation is None else self._validation._on_host(cohort)
-        return Examples(slab, *by_slot, second, self._limit, is_by_slot=True)
+        return Examples(slab, starts, sizes_by_slot, second, self._limit, is_by_slot=True)
 
 
 class ClientStates:

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,7 +11,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from numpy.typing import ArrayLike
 
-from fedjax_dp.core import checks
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.round import SimulationState
 
 # Holds the root of a secret run, beside the checkpoints.
@@ -18,7 +22,7 @@ ROOT_FILE = "root.key"
 
 
 class Checkpoints:
-    """Saves and restores simulation states in a folder.
+    """Saves and restores the states of a simulation, with the numbers of its run, in a folder.
 
     Attributes:
       directory: where they are kept.
@@ -48,21 +52,24 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
-    def save(self, state: SimulationState, extra: dict[str, Any]) -> None:
+    def save(self, state: SimulationState, hyper: Hyper, extra: dict[str, Any]) -> None:
         """Writes a checkpoint of the rounds done so far; a round that is there is not rewritten.
 
         Args:
-          state: the simulation's state.
+          state: the simulation's state, as `Simulation.portable` gives it: then another number of
+            devices can go on with it.
+          hyper: the numbers of the run.
           extra: what else resuming needs, as JSON values.
         """
         step = int(state.round)
         if step in self._manager.all_steps():
             return
-        leaves = {f"{i:05d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(leaves), extra=ocp.args.JsonSave(extra)
+                state=ocp.args.StandardSave(_named(state)),
+                hyper=ocp.args.StandardSave(_named(typed(hyper))),
+                extra=ocp.args.JsonSave(extra),
             ),
         )
         self._manager.wait_until_finished()
@@ -105,14 +112,18 @@ class Checkpoints:
         """
         return self._manager.latest_step()
 
-    def restore(self, like: SimulationState) -> tuple[SimulationState, dict[str, Any]]:
+    def restore(
+        self, like: SimulationState, hyper: Hyper
+    ) -> tuple[SimulationState, Hyper, dict[str, Any]]:
         """Reads the newest checkpoint.
 
         Args:
-          like: a state of the same simulation, which gives structure, shapes and placement.
+          like: a state of the same simulation, as `Simulation.portable` gives it, for its structure
+            and shapes.
+          hyper: numbers of the same simulation, for the same.
 
         Returns:
-          The saved state and what was saved beside it.
+          The saved state and the saved numbers, on the host, and what was saved beside them.
 
         Raises:
           ValueError: if there is no checkpoint, or it belongs to another simulation.
@@ -120,28 +131,36 @@ class Checkpoints:
         step = self.latest_round()
         checks.require(step is not None, "checkpoint", "exist", str(self.directory))
         # Asked for without a target: given one, Orbax would cast to its types.
+        as_saved = ocp.args.StandardRestore()
         saved = self._manager.restore(
             step,
-            args=ocp.args.Composite(state=ocp.args.StandardRestore(), extra=ocp.args.JsonRestore()),
+            args=ocp.args.Composite(state=as_saved, hyper=as_saved, extra=ocp.args.JsonRestore()),
         )
-        arrays = [saved["state"][name] for name in sorted(saved["state"])]
-        leaves, structure = jax.tree.flatten(like)
-        checks.require(
-            len(arrays) == len(leaves),
-            "checkpoint",
-            f"hold {len(leaves)} arrays as this simulation's state does",
-            len(arrays),
-        )
-        for i, (array, leaf) in enumerate(zip(arrays, leaves, strict=True)):
-            checks.require(
-                array.shape == leaf.shape and array.dtype == leaf.dtype,
-                f"checkpoint array {i}",
-                f"be {leaf.dtype}{list(leaf.shape)} as in this simulation",
-                f"{array.dtype}{list(array.shape)}",
-            )
-        placed = [jax.device_put(a, x.sharding) for a, x in zip(arrays, leaves, strict=True)]
-        return jax.tree.unflatten(structure, placed), json.loads(json.dumps(saved["extra"]))
+        state = _like(like, saved["state"], "state")
+        numbers = _like(typed(hyper), saved["hyper"], "hyper")
+        return state, numbers, json.loads(json.dumps(saved["extra"]))
 
     def close(self) -> None:
         """Waits for writes and lets the folder go."""
         self._manager.close()
+
+
+def _named(tree: PyTree) -> dict[str, np.ndarray]:
+    """Numbers the leaves of a tree, on the host."""
+    return {f"{i:05d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
+
+
+def _like(like: PyTree, saved: Mapping[str, Any] | None, what: str) -> PyTree:
+    """Puts saved arrays into the structure of a tree whose shapes and types they have."""
+    arrays = [np.asarray(array) for _, array in sorted((saved or {}).items())]
+    leaves, structure = jax.tree.flatten(like)
+    rule = f"hold {len(leaves)} arrays as this simulation's {what} does"
+    checks.require(len(arrays) == len(leaves), "checkpoint", rule, len(arrays))
+    for path, array, leaf in zip(trees.paths(like), arrays, leaves, strict=True):
+        checks.require(
+            array.shape == leaf.shape and array.dtype == leaf.dtype,
+            f"checkpoint {what} {path}",
+            f"be {leaf.dtype}{list(leaf.shape)} as in this simulation",
+            f"{array.dtype}{list(array.shape)}",
+        )
+    return jax.tree.unflatten(structure, arrays)

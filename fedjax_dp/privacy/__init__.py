@@ -11,7 +11,6 @@ from fedjax_dp.privacy.budgets import (
 from fedjax_dp.privacy.calibration import (
     calibrate_noise_multiplier,
     calibrate_poisson,
-    epsilon_of_poisson,
     max_poisson_steps,
 )
 from fedjax_dp.privacy.clipping import (
@@ -54,6 +53,7 @@ from fedjax_dp.privacy.noise_levels import (
     unclipped_gradient_variance,
     update_variance,
 )
+from fedjax_dp.privacy.poisson import epsilon_of_poisson
 from fedjax_dp.privacy.scalar_noise import (
     BoundedLaplaceDpEvent,
     PureDpEvent,

@@ -24,14 +24,14 @@ class AdaptiveClipping(NamedTuple):
       target_quantile: the wanted share of contributions that are not clipped, in [0, 1].
       learning_rate: how fast the logarithm of the clip norm follows, at least 0.
       count_stddev: standard deviation of the noise on the count of unclipped contributions.
-      expected_count: the public number of contributions that a round is expected to have.
+      expected_cohort_size: the public number of contributions that a round is expected to have.
     """
 
     initial_clip_norm: float
     target_quantile: float
     learning_rate: float
     count_stddev: float
-    expected_count: float
+    expected_cohort_size: float
 
     def contribution(self, norm: jax.Array, clip_norm: Scalar) -> jax.Array:
         """Computes what one unit adds to the count.
@@ -67,13 +67,13 @@ class AdaptiveClipping(NamedTuple):
         Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, algorithm 1 and equation (1).
         """
         noised = total + self.count_stddev * draws.normal(key, ())
-        unclipped = noised / self.expected_count + 0.5
+        unclipped = noised / self.expected_cohort_size + 0.5
         rate = jnp.exp(-self.learning_rate * (unclipped - self.target_quantile))
         return jnp.clip(clip_norm * rate, _SMALLEST, _LARGEST), unclipped
 
 
 def make_adaptive_clipping(
-    expected_count: float,
+    expected_cohort_size: float,
     *,
     initial_clip_norm: float = 0.1,
     target_quantile: float = 0.5,
@@ -86,12 +86,12 @@ def make_adaptive_clipping(
     `update_noise_multiplier` pays for.
 
     Args:
-      expected_count: the public number of contributions that a round is expected to have, above
-        0.
+      expected_cohort_size: the public number of contributions that a round is expected to have,
+        above 0.
       initial_clip_norm: above 0.
       target_quantile: in [0, 1].
       learning_rate: at least 0.
-      count_stddev: above 0; `expected_count / 20` where None.
+      count_stddev: above 0; `expected_cohort_size / 20` where None.
 
     Returns:
       The rule.
@@ -99,14 +99,18 @@ def make_adaptive_clipping(
     Raises:
       ValueError: if an argument is out of its range.
     """
-    checks.positive("expected_count", expected_count)
+    checks.positive("expected_cohort_size", expected_cohort_size)
     checks.positive("initial_clip_norm", initial_clip_norm)
     checks.probability("target_quantile", target_quantile, allow_zero=True)
     checks.non_negative("learning_rate", learning_rate)
-    stddev = expected_count / 20 if count_stddev is None else count_stddev
+    stddev = expected_cohort_size / 20 if count_stddev is None else count_stddev
     checks.positive("count_stddev", stddev)
     return AdaptiveClipping(
-        initial_clip_norm, target_quantile, learning_rate, float(stddev), float(expected_count)
+        initial_clip_norm,
+        target_quantile,
+        learning_rate,
+        float(stddev),
+        float(expected_cohort_size),
     )
 
 

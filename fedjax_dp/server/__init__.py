@@ -48,6 +48,7 @@ from fedjax_dp.server.robust_pca import (
     estimate_noise,
     principal_component_pursuit,
 )
+from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 __all__ = [
     "Aggregator",
@@ -89,6 +90,7 @@ __all__ = [
     "similarity_of",
     "staircase_mean",
     "stateless",
+    "trimmed_mean",
     "uniform_mean",
     "weighted_by_client",
     "weighted_mean",

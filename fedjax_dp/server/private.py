@@ -254,7 +254,7 @@ def adaptive_gaussian_mean(
     what the event says. The updates bear the larger multiplier that this leaves.
 
     Args:
-      rule: how the clip norm follows; its `expected_count` is the public divisor.
+      rule: how the clip norm follows; its `expected_cohort_size` is the public divisor.
       noise_multiplier: of a whole round, above 0.
       per_layer: clip layer by layer instead of over the whole update.
 
@@ -270,7 +270,7 @@ def adaptive_gaussian_mean(
     # The state holds float32: rounded up, so that the event read off it is never the dearer one.
     multiplier = float(np.nextafter(np.float32(exact), np.float32(np.inf)))
     mean = gaussian_mean(
-        rule.initial_clip_norm, multiplier, rule.expected_count, per_layer=per_layer
+        rule.initial_clip_norm, multiplier, rule.expected_cohort_size, per_layer=per_layer
     )
 
     # The clip norm is what the rounds so far have made of it: state, and no number of the run.

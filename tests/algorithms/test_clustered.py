@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from cases import CASES, make_model
 from dp_accounting.pld import PLDAccountant
+from fedjax_dp.engine.execution import ExecutionConfig
 from rounds import flat
 
 from fedjax_dp import algorithms
@@ -16,7 +17,6 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import PrivacyAccounting, SimulationState, simulation
 from fedjax_dp.engine.calibration import calibrate, run_event
-from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger

@@ -17,6 +17,7 @@ from cases import (
     make_model,
     snapshot,
 )
+from fedjax_dp.engine.simulate import simulation
 from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
@@ -25,7 +26,6 @@ from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_traine
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import draws
 from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
@@ -445,7 +445,9 @@ def test_no_key_feeds_two_draws(monkeypatch):
     model = make_model()
     trainer = dp_sgd_trainer(model, LocalConfig(0.1, 2.0, 1, clip_norm=1.0, noise_multiplier=1.0))
     algorithm = dp_fedavg(
-        model, trainer, clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
+        model,
+        trainer,
+        aggregator=gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0),
     )
     data = make_data((2, 0, 3))
     server = algorithm.init(jax.random.key(0))

@@ -25,18 +25,18 @@ from cases import (
     theta_of,
 )
 from cases import SETTINGS as NUMBERS
+from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
 from fedjax_dp.privacy.distributed import make_plan
-from fedjax_dp.server import private
+from fedjax_dp.server import gaussian_mean, private
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
 
@@ -274,7 +274,9 @@ def test_record_level_training_leaves_buffers_as_they_were():
     state, _ = plain.run(plain.init(jax.random.key(0)), jax.random.key(1), 2)
     assert abs(float(state.server.params["seen"])) > 0.1
     both = dp_fedavg(
-        model, private_trainer(model), clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
+        model,
+        private_trainer(model),
+        aggregator=gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0),
     )
     with pytest.raises(ValueError, match=r"no buffers.*'seen'"):
         simulation(both, make_data(), EVERYBODY, PLAIN)
@@ -285,9 +287,7 @@ def test_both_units_behind_a_frozen_base_resume_to_the_same_bits():
     algorithm = dp_fedavg(
         model,
         dp_sgd_trainer(model, config(NUMBERS, is_private=True)),
-        clip_norm=0.2,
-        noise_multiplier=0.8,
-        expected_cohort_size=COHORT,
+        aggregator=gaussian_mean(clip_norm=0.2, noise_multiplier=0.8, expected_cohort_size=COHORT),
     )
     sim = simulation(algorithm, make_data(), EVERYBODY, PLAIN)
     key = jax.random.key(4)

@@ -1,16 +1,15 @@
 """Clients with unequal budgets, by configuration: what is spent, declared and found."""
 
-import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.config import ConfigError
 from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.privacy import budgets, noise_levels
 
 METHODS = (
@@ -267,11 +266,11 @@ def test_micro_batches_follow_the_batch_sizes():
 
 
 def test_configurations_are_not_changed_by_naming_no_list():
-    from fedjax_dp.cli.budgets import with_named_lists
+    from fedjax_dp.experiment.budgets import with_named_lists
 
     config = configuration.load(None)
     assert with_named_lists(config) is config
     named = with_named_lists(configuration.load(None, DIGITS))
     assert named.privacy.record.epsilon == EPSILON.tolist()
     assert named.training.batch_size == budgets.published_batch_sizes(20).tolist()
-    assert dataclasses.replace(named.run) == configuration.load(None, DIGITS).run
+    assert named.run == configuration.load(None, DIGITS).run

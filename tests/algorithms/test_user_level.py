@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import NUM_CLIENTS, PLAIN, make_data, make_model, plain_trainer, snapshot
+from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp.algorithms import ae_dpfl, dp_fedavg, fedadam, fedavg, fedavgm
 from fedjax_dp.clients import (
@@ -22,7 +23,6 @@ from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.accounting import PrivacyAccounting
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.server import by_realised_count, gaussian_mean, laplace_mean, uniform_mean
@@ -76,9 +76,9 @@ def test_without_clipping_and_noise_it_is_fedavg_with_equal_weights():
     private = dp_fedavg(
         model,
         plain_trainer(model),
-        clip_norm=1e9,
-        noise_multiplier=0.0,
-        expected_cohort_size=NUM_CLIENTS,
+        aggregator=gaussian_mean(
+            clip_norm=1e9, noise_multiplier=0.0, expected_cohort_size=NUM_CLIENTS
+        ),
     )
     plain = fedavg(model, plain_trainer(model), aggregator=uniform_mean())
     ours, info, _ = run(private)

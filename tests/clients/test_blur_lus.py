@@ -243,8 +243,8 @@ def test_both_go_with_any_optimiser_and_either_level_of_privacy(optimizer, is_pr
         update_transform=lus(model, 0.6, score="cost_of_last_step"),
     )  # fmt: skip
     assert np.count_nonzero(near.delta["w"]) == 1
-    assert 0 < float(near.metrics["update_norm"]) < float(far.metrics["update_norm"])
-    assert float(near.metrics["update_norm"]) == pytest.approx(float(trees.l2_norm(near.delta)))
+    assert 0 < float(near.metrics.update_norm) < float(far.metrics.update_norm)
+    assert float(near.metrics.update_norm) == pytest.approx(float(trees.l2_norm(near.delta)))
 
 
 def test_the_last_step_of_a_trainer_is_what_transforms_are_shown():

@@ -129,7 +129,7 @@ def test_micro_batches_change_nothing(sampler, is_private):
         np.testing.assert_allclose(
             theta_of(other.params), theta_of(results[0].params), rtol=0, atol=1e-6
         )
-        assert other.metrics["num_read"] == results[0].metrics["num_read"]
+        assert other.metrics.num_read == results[0].metrics.num_read
 
 
 def test_clients_side_by_side_train_as_one_by_one():
@@ -157,13 +157,14 @@ def test_clients_side_by_side_train_as_one_by_one():
         single = alone(i, sizes[i])
         row = trees.take(together, i)
         np.testing.assert_allclose(theta_of(row.params), theta_of(single.params), rtol=0, atol=1e-6)
-        for name in ("loss_sum", "num_read", "num_clipped", "overflow"):
-            np.testing.assert_allclose(row.metrics[name], single.metrics[name], rtol=1e-5)
+        for name in ("loss_sum", "num_read", "num_clipped", "num_overflow"):
+            of_row, of_single = getattr(row.metrics, name), getattr(single.metrics, name)
+            np.testing.assert_allclose(of_row, of_single, rtol=1e-5)
         assert row.num_steps == single.num_steps
         # Side by side, a step makes as many passes as its largest batch; that work is reported.
         widest = [max(p[t] for p in passes if t < len(p)) for t in range(len(passes[i]))]
-        assert row.metrics["num_computed"] == 2 * sum(widest)
-        assert single.metrics["num_computed"] == 2 * sum(passes[i])
+        assert row.metrics.num_computed == 2 * sum(widest)
+        assert single.metrics.num_computed == 2 * sum(passes[i])
 
 
 @pytest.mark.parametrize("num_epochs", [0, 0.5, 1, 2.5])
@@ -179,19 +180,19 @@ def test_number_of_steps(num_epochs, batch_size):
 def test_each_epoch_reads_every_example_once():
     config = LocalConfig(0.0, 4, 3)
     start, result = run(local_trainer(make_model(), config), config)
-    assert result.metrics["num_read"] == 3 * SIZE
+    assert result.metrics.num_read == 3 * SIZE
     examples = make_examples()
     losses = logistic.losses(theta_of(start), examples["x"].astype(float), examples["y"])
-    np.testing.assert_allclose(result.metrics["loss_sum"], 3 * losses.sum(), rtol=1e-5)
+    np.testing.assert_allclose(result.metrics.loss_sum, 3 * losses.sum(), rtol=1e-5)
     # Three blocks of four for eleven examples: one twelfth of the work is padding.
-    assert result.metrics["num_computed"] == 36
+    assert result.metrics.num_computed == 36
 
 
 def test_no_epochs_leave_the_model_where_it_was():
     config = LocalConfig(0.1, 4, 0)
     start, result = run(local_trainer(make_model(), config), config)
     np.testing.assert_array_equal(theta_of(result.params), theta_of(start))
-    assert result.num_steps == 0 and result.metrics["num_read"] == 0
+    assert result.num_steps == 0 and result.metrics.num_read == 0
 
 
 SETTINGS = [(b, e) for b in (1, 3, 3.3, 2.7, 7.77, 16.5) for e in (1, 0.1, 1 / 3, 2.5)]
@@ -206,7 +207,7 @@ def test_steps_that_run_are_the_steps_that_are_accounted(batch_size, num_epochs)
     sizes = np.arange(400, dtype=np.int32)
     steps = jax.jit(jax.vmap(trainer.num_steps, in_axes=(0, None)))(sizes, traced)
     for size in (0, 1, 2, 17, 33, 99, 128, 399):
-        event = trainer.event(size, config)
+        event = trainer.claim.events[0](size, config)
         if size == 0 or steps[size] == 0:
             assert isinstance(event, dp_accounting.NoOpDpEvent)
         else:
@@ -217,13 +218,13 @@ def test_steps_that_run_are_the_steps_that_are_accounted(batch_size, num_epochs)
 
 def test_event_is_what_runs():
     config = LocalConfig(0.1, 5, 2, clip_norm=0.5, noise_multiplier=0.7)
-    event = dp_sgd_trainer(make_model(), config).event(20, config)
+    event = dp_sgd_trainer(make_model(), config).claim.events[0](20, config)
     assert event.count == 8
     assert isinstance(event.event, dp_accounting.PoissonSampledDpEvent)
     assert event.event.sampling_probability == 5 / 20
     assert event.event.event.noise_multiplier == pytest.approx(0.7)
     # A batch as large as the data is no sample at all.
-    whole = dp_sgd_trainer(make_model(), config).event(4, config)
+    whole = dp_sgd_trainer(make_model(), config).claim.events[0](4, config)
     assert isinstance(whole.event, dp_accounting.GaussianDpEvent)
 
 
@@ -245,9 +246,9 @@ def test_truncated_batches_count_what_found_no_slot():
     trainer = dp_sgd_trainer(make_model(), config, sampler=sampling.poisson(capacity=6))
     _, result = run(trainer, config)
     batches = [len(rows) for rows in replayed(config, sampling.poisson()).batches(0, 0, 8)]
-    assert result.metrics["overflow"] == sum(max(0, n - 6) for n in batches) > 0
-    assert result.metrics["num_read"] == sum(min(n, 6) for n in batches)
-    truncated = trainer.event(SIZE, config).event
+    assert result.metrics.num_overflow == sum(max(0, n - 6) for n in batches) > 0
+    assert result.metrics.num_read == sum(min(n, 6) for n in batches)
+    truncated = trainer.claim.events[0](SIZE, config).event
     assert truncated.truncated_batch_size == 6 and truncated.dataset_size == SIZE
 
 
@@ -262,7 +263,7 @@ def test_update_transforms_apply_in_order():
     changed = run(trainer, config)[1]
     np.testing.assert_allclose(theta_of(changed.delta), 2 * (theta_of(plain) + 1), rtol=1e-6)
     norm = np.linalg.norm(theta_of(changed.delta))
-    np.testing.assert_allclose(changed.metrics["update_norm"], norm, rtol=1e-6)
+    np.testing.assert_allclose(changed.metrics.update_norm, norm, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

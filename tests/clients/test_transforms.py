@@ -254,7 +254,7 @@ def test_the_support_of_an_update_would_tell_whether_a_record_is_there():
     numbers = LocalConfig(0.1, 20.0, num_steps=5, clip_norm=1.0, noise_multiplier=4.0)
     trainer = dp_sgd_trainer(model, numbers)
     ledger = Ledger("record")
-    ledger.charge(trainer.event(size, numbers))
+    ledger.charge(trainer.claim.events[0](size, numbers))
     assert ledger.epsilon(1e-5)[0] < 0.5
     rng = np.random.default_rng(0)
     x = rng.normal(size=(size, features)).astype(np.float32)

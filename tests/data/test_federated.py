@@ -206,7 +206,7 @@ MILLION = textwrap.dedent(
     from fedjax_dp.clients import LocalConfig, local_trainer
     from fedjax_dp.data import participants, sampling
     from fedjax_dp.data.federated import FederatedData
-    from fedjax_dp.engine.simulate import simulation
+    from fedjax_dp.engine import simulation
     from fedjax_dp.models.base import Model
 
     begin = time.perf_counter()
@@ -218,22 +218,22 @@ MILLION = textwrap.dedent(
         loss="sigmoid_binary_cross_entropy",
     )
     trainer = local_trainer(model, LocalConfig(learning_rate=0.5, batch_size=10, num_epochs=1))
-    algorithm = scaffold(model, trainer, data.num_clients)
+    algorithm = scaffold(model, trainer, num_clients=data.num_clients)
     sampler = sampling.poisson(capacity=1200)
     sim = simulation(algorithm, data, participants.participation(sampler, data.num_clients, 1000))
     key = jax.random.key(0)
-    state, info = sim.run(sim.init(key), key, 10)
-    touched = np.unique(info["participants"])
+    state, record, info = sim.run(sim.init(key), key, 10)
+    touched = np.unique(record.clients)
     touched = touched[touched >= 0]
-    moved = np.flatnonzero(np.any(np.asarray(state.rows["w"]) != 0, axis=1))
+    moved = np.flatnonzero(np.any(np.asarray(state.clients["w"]) != 0, axis=1))
     print(json.dumps({
         "clients": data.num_clients,
         "opened": opened,
         "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "participants": info["num_participants"].tolist(),
-        "overflow": info["num_overflow"].tolist(),
-        "examples": info["num_examples"].tolist(),
-        "loss": info["train_loss"].tolist(),
+        "participants": record.num_drawn.tolist(),
+        "overflow": record.overflow.tolist(),
+        "examples": info.training.num_examples.tolist(),
+        "loss": info.training.train_loss.tolist(),
         "rows_follow_cohorts": bool(np.array_equal(touched, moved)),
         "traces": sim.num_traces(),
     }))

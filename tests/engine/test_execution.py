@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import NUM_CLIENTS, PLAIN, make_data, make_model
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
@@ -14,9 +16,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import execution as execution_module
 from fedjax_dp.engine.cohort import ClientTable, Cohort, draw_cohort
-from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import Cost, cost_of, training_cost

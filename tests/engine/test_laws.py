@@ -15,14 +15,14 @@ from cases import (
     reference,
     snapshot,
 )
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import simulation
 from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import scaffold
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, run_round
-from fedjax_dp.engine.simulate import simulation
 
 NAMES = tuple(CASES)
 # Between them: state per client, several models, stacked updates, both noises. That two clients

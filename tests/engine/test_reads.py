@@ -273,18 +273,14 @@ def test_every_option_that_is_a_name_or_a_switch_is_swept():
 
 def build(name, unit, options, trainer):
     with_clients = unit in ("client", "both")
-    return registry.build(
-        name,
-        model(),
-        trainer,
+    problem = registry.Problem(
         num_clients=NUM_CLIENTS,
         num_rounds=NUM_ROUNDS,
-        unit=unit,
         aggregator=mean() if with_clients else None,
-        epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
+        declared_epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
         public_x=PUBLIC,
-        options=options,
     )
+    return registry.build(name, model(), trainer, problem, unit=unit, options=options)
 
 
 def releasing_the_same(trainer):

@@ -23,6 +23,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord, simulation
+from fedjax_dp.server import gaussian_mean
 
 KEY = jax.random.key(7)
 DELTA = {"client": 1e-6, "record": 1e-5}
@@ -56,7 +57,7 @@ def simulate(unit, sampler, cohort_size=None, trainer=None):
     else:
         inner = plain_trainer(model) if unit == "client" else private_trainer(model)
         central["expected_cohort_size"] = joined.cohort_size
-        algorithm = algorithms.dp_fedavg(model, inner, **central)
+        algorithm = algorithms.dp_fedavg(model, inner, aggregator=gaussian_mean(**central))
     return simulation(algorithm, data, joined, PLAIN)
 
 

@@ -14,6 +14,8 @@ from cases import (
     reference,
     snapshot,
 )
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import simulation
 from rounds import flat
 
 from fedjax_dp.algorithms import fedavg
@@ -22,9 +24,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, run_round
-from fedjax_dp.engine.simulate import simulation
 
 
 def scalar_simulation(**execution):

@@ -6,8 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import make_data, make_model
 
-from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.algorithms import Hyper, feddyn
+from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.data import participation, poisson
+from fedjax_dp.engine import simulation
+from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.io import Checkpoints
 
@@ -18,25 +23,28 @@ def state_of(rounds, *, shape=(2, 3), dtype=jnp.float32, more=None):
     return SimulationState(
         server={"weights": numbers.astype(dtype), **(more or {})},
         aggregator=(jnp.float32(0.25), jnp.uint32(7)),
-        rows=None,
-        config=LocalConfig(*(jnp.float32(x) for x in (0.1, 2.0, 3.0))),
+        clients=None,
         round=jnp.int32(rounds),
     )
+
+
+HYPER = Hyper(LocalConfig(0.1, 2, 3.0), {"mu": 0.5}, {"clip_norm": np.arange(3.0)})
 
 
 def assert_equal(actual, expected):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == e.dtype and a.sharding == e.sharding
+        assert a.dtype == e.dtype and isinstance(a, np.ndarray)
         np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_])
 def test_what_is_saved_is_restored(tmp_path, dtype):
     saved, extra = state_of(4, dtype=dtype), {"text": "ε", "list": [1, None, 2.5]}
-    Checkpoints(tmp_path).save(saved, extra)
-    restored, beside = Checkpoints(tmp_path).restore(state_of(0, dtype=dtype))
+    Checkpoints(tmp_path).save(saved, HYPER, extra)
+    restored, hyper, beside = Checkpoints(tmp_path).restore(state_of(0, dtype=dtype), HYPER)
     assert_equal(restored, saved)
+    assert_equal(hyper, typed(HYPER))
     assert beside == extra
 
 
@@ -46,8 +54,8 @@ def test_every_bit_of_a_float_survives(tmp_path):
     numbers = np.concatenate([bits, odd]).view(np.float32)
     saved = state_of(1, more={"odd": jnp.asarray(numbers)})
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(saved, {})
-    restored, _ = checkpoints.restore(saved)
+    checkpoints.save(saved, HYPER, {})
+    restored, *_ = checkpoints.restore(saved, HYPER)
     assert np.asarray(restored.server["odd"]).tobytes() == numbers.tobytes()
 
 
@@ -57,7 +65,7 @@ def test_a_root_is_for_its_owner_alone_and_never_replaced(tmp_path):
     assert checkpoints.root() is None
     root = np.array([0xFFFFFFFF, 1], np.uint32)
     checkpoints.keep_root(root)
-    checkpoints.save(state_of(3), {})
+    checkpoints.save(state_of(3), HYPER, {})
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "root.key").stat().st_mode) == 0o600
     again = Checkpoints(folder, is_secret=True)
@@ -72,23 +80,23 @@ def test_a_root_is_for_its_owner_alone_and_never_replaced(tmp_path):
 def test_the_newest_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path / "two")
     for rounds in (1, 5, 9, 20):
-        checkpoints.save(state_of(rounds), {"rounds": rounds})
+        checkpoints.save(state_of(rounds), HYPER, {"rounds": rounds})
         assert checkpoints.latest_round() == rounds
     assert sorted(int(path.name) for path in (tmp_path / "two").iterdir()) == [9, 20]
-    restored, extra = checkpoints.restore(state_of(0))
+    restored, _, extra = checkpoints.restore(state_of(0), HYPER)
     assert_equal(restored, state_of(20))
     assert extra == {"rounds": 20}
     three = Checkpoints(tmp_path / "three", keep=3)
     for rounds in range(5):
-        three.save(state_of(rounds), {})
+        three.save(state_of(rounds), HYPER, {})
     assert sorted(int(path.name) for path in (tmp_path / "three").iterdir()) == [2, 3, 4]
 
 
 def test_a_round_that_is_there_is_not_rewritten(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state_of(3), {"first": True})
-    checkpoints.save(state_of(3), {"first": False})
-    assert checkpoints.restore(state_of(0))[1] == {"first": True}
+    checkpoints.save(state_of(3), HYPER, {"first": True})
+    checkpoints.save(state_of(3), HYPER, {"first": False})
+    assert checkpoints.restore(state_of(0), HYPER)[2] == {"first": True}
 
 
 @pytest.mark.parametrize("keep", [0, -1, 1.5])
@@ -101,7 +109,7 @@ def test_there_must_be_one(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest_round() is None
     with pytest.raises(ValueError, match="checkpoint must exist"):
-        checkpoints.restore(state_of(0))
+        checkpoints.restore(state_of(0), HYPER)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +120,51 @@ def test_there_must_be_one(tmp_path):
         ({"shape": (6,)}, r"must be float32\[6\] as in this simulation"),
         ({"dtype": jnp.bfloat16}, r"must be bfloat16\[2, 3\] as in this simulation"),
         ({"dtype": jnp.int32}, r"must be int32\[2, 3\] as in this simulation"),
-        ({"more": {"bias": jnp.zeros(3)}}, "hold 8 arrays as this simulation's state does, got 7"),
+        ({"more": {"bias": jnp.zeros(3)}}, "hold 5 arrays as this simulation's state does, got 4"),
     ],
 )
 def test_another_simulation_is_refused(tmp_path, like, message):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state_of(3), {})
+    checkpoints.save(state_of(3), HYPER, {})
     with pytest.raises(ValueError, match=message):
-        checkpoints.restore(state_of(0, **like))
+        checkpoints.restore(state_of(0, **like), HYPER)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        (HYPER._replace(algorithm={}), "hold 4 arrays as this simulation's hyper does, got 5"),
+        (
+            HYPER._replace(algorithm={"mu": np.ones(2)}),
+            r"checkpoint hyper algorithm/mu must be float32\[2\] as in this simulation",
+        ),
+    ],
+)
+def test_numbers_of_another_simulation_are_refused(tmp_path, hyper, message):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state_of(3), HYPER, {})
+    with pytest.raises(ValueError, match=message):
+        checkpoints.restore(state_of(0), hyper)
+
+
+def test_a_run_goes_on_with_its_state_and_its_numbers(tmp_path):
+    """Resumed from disk, bit for bit; with the numbers that it began with it would go elsewhere."""
+    model, data = make_model(), make_data()
+    trainer = local_trainer(model, LocalConfig(0.2, 3))
+    algorithm = feddyn(model, trainer, num_clients=data.num_clients)
+    sim = simulation(algorithm, data, participation(poisson(), data.num_clients, 3))
+    key = jax.random.key(5)
+    hyper = sim.hyper._replace(algorithm={"alpha": 0.7})
+    whole, *_ = sim.run(sim.init(key), key, 5, hyper)
+    half, *_ = sim.run(sim.init(key), key, 2, hyper)
+    Checkpoints(tmp_path).save(sim.portable(half), hyper, {})
+    like = sim.portable(sim.init(key))
+    state, numbers, _ = Checkpoints(tmp_path).restore(like, sim.hyper)
+    resumed, *_ = sim.run(state, key, 3, numbers)
+    assert_equal(sim.portable(resumed), sim.portable(whole))
+    other, *_ = sim.run(state, key, 3)
+    assert not np.array_equal(other.server.params["w"], whole.server.params["w"])
+    assert sim.num_traces() == 1
 
 
 def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path, monkeypatch):
@@ -133,16 +178,16 @@ def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path, monkeypatch
         raise PowerCut
 
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state_of(1), {"rounds": 1})
+    checkpoints.save(state_of(1), HYPER, {"rounds": 1})
     with monkeypatch.context() as patched:
         patched.setattr(atomicity.AtomicRenameTemporaryPath, "finalize", fails)
         with pytest.raises(PowerCut):
-            checkpoints.save(state_of(2), {"rounds": 2})
+            checkpoints.save(state_of(2), HYPER, {"rounds": 2})
     left = {path.name for path in tmp_path.iterdir()}
     assert "1" in left and "2" not in left and len(left) == 2
     again = Checkpoints(tmp_path)
     assert again.latest_round() == 1
-    assert_equal(again.restore(state_of(0))[0], state_of(1))
-    again.save(state_of(2), {"rounds": 2})
-    assert_equal(Checkpoints(tmp_path).restore(state_of(0))[0], state_of(2))
+    assert_equal(again.restore(state_of(0), HYPER)[0], state_of(1))
+    again.save(state_of(2), HYPER, {"rounds": 2})
+    assert_equal(Checkpoints(tmp_path).restore(state_of(0), HYPER)[0], state_of(2))
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}

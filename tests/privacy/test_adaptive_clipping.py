@@ -89,7 +89,7 @@ def test_a_runaway_clip_norm_is_held():
 @pytest.mark.parametrize(
     "call,message",
     [
-        (lambda: ac.make_adaptive_clipping(0.0), "expected_count must be positive"),
+        (lambda: ac.make_adaptive_clipping(0.0), "expected_cohort_size must be positive"),
         (
             lambda: ac.make_adaptive_clipping(1.0, target_quantile=1.5),
             "target_quantile must lie in",

@@ -12,7 +12,9 @@ from sklearn.preprocessing import StandardScaler
 from fedjax_dp.evaluation import is_partition_found
 from fedjax_dp.privacy.noise_levels import overlap
 from fedjax_dp.server import (
-    ClusterUpdate,
+    ModelChoice,
+    RoundKey,
+    Stack,
     fit_best_mixture,
     fit_mixture,
     kmeans,
@@ -197,9 +199,11 @@ def test_means_per_cluster_leave_out_whoever_has_no_weight():
     contributes = np.arange(21) != 5
     clients = np.random.default_rng(0).permutation(30)[:21]
     aggregator = mean_per_cluster(4, 30)
-    update = ClusterUpdate(jnp.asarray(clients), jnp.asarray(models), as_tree(deltas))
-    total = (update, jnp.asarray(weight, jnp.float32)), jnp.asarray(contributes)
-    _, aggregate, info = aggregator.combine((), total, jax.random.key(0))
+    update = ModelChoice(jnp.asarray(models), as_tree(deltas))
+    sent = (update, jnp.asarray(weight, jnp.float32))
+    stack = Stack(sent, jnp.asarray(clients), jnp.asarray(contributes))
+    keys = RoundKey(jax.random.key(0), jax.random.key(1))
+    _, aggregate, info = aggregator.combine((), {}, stack, keys)
     counts = weight * contributes
     mean = np.concatenate(
         [np.asarray(leaf).reshape(4, -1) for leaf in (aggregate.mean["a"], aggregate.mean["b"])], 1

@@ -6,32 +6,35 @@ import numpy as np
 import pytest
 
 from fedjax_dp.core import trees
+from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server import (
     ModelChoice,
+    RoundKey,
     gaussian_mean,
     mean_per_model,
     per_part,
     scaled_sum,
+    trimmed_mean,
     uniform_mean,
     weighted_mean,
 )
 
-KEY = jax.random.key(0)
+KEY = RoundKey(jax.random.key(0), jax.random.key(1))
 WEIGHTS = np.array([3.0, 0.0, 1.0, 5.0])
 UPDATES = np.random.default_rng(0).normal(size=(4, 3))
 
 
 def aggregate(aggregator, updates, weights=WEIGHTS):
     """Adds the contributions as an engine does and combines them."""
-    state = aggregator.init({"w": jnp.zeros(3)})
+    state = aggregator.init(jax.tree.map(jnp.zeros_like, updates[0]))
     contributions = [
-        aggregator.contribute(state, update, jnp.float32(weight))
-        for update, weight in zip(updates, weights, strict=True)
+        aggregator.contribute(state, aggregator.numbers, update, jnp.float32(weight), jnp.int32(i))
+        for i, (update, weight) in enumerate(zip(updates, weights, strict=True))
     ]
     total = contributions[0]
     for contribution in contributions[1:]:
         total = trees.add(total, contribution)
-    return aggregator.combine(state, total, KEY)[1:]
+    return aggregator.combine(state, aggregator.numbers, total, KEY)[1:]
 
 
 def rows():
@@ -58,8 +61,8 @@ def test_scaled_sum_divides_by_its_constant():
 def test_the_mean_of_nobody_is_zero(make):
     aggregator = make()
     state = aggregator.init(None)
-    one = aggregator.contribute(state, {"w": jnp.ones(3)}, jnp.float32(2))
-    _, result, _ = aggregator.combine(state, trees.zeros_like(one), KEY)
+    one = aggregator.contribute(state, {}, {"w": jnp.ones(3)}, jnp.float32(2), jnp.int32(0))
+    _, result, _ = aggregator.combine(state, {}, trees.zeros_like(one), KEY)
     np.testing.assert_array_equal(result["w"], 0.0)
 
 
@@ -90,26 +93,29 @@ def test_parts_are_aggregated_each_in_its_own_way():
 
 def test_a_private_part_is_refused():
     """One claim cannot cover a mixture."""
-    with pytest.raises(ValueError, match=r"parts\['a'\] must be summed and add no noise"):
+    with pytest.raises(ValueError, match=r"parts\['a'\] must be summed, add no noise"):
         per_part({"a": gaussian_mean(1.0, 1.0, 1.0)})
-    stacked = uniform_mean()._replace(is_stacked=True)
     with pytest.raises(ValueError, match=r"parts\['s'\] must be summed"):
-        per_part({"s": stacked})
+        per_part({"s": trimmed_mean()})
+    encoding = uniform_mean()._replace(encoders=(lambda *arguments: arguments[2],))
+    with pytest.raises(ValueError, match=r"parts\['e'\] must be summed, .* encode nothing"):
+        per_part({"e": encoding})
 
 
 def test_only_private_means_claim_anything():
     for aggregator in (weighted_mean(), uniform_mean(), scaled_sum(2.0), mean_per_model(2)):
-        assert aggregator.event is None and aggregator.sensitivity is None
+        assert aggregator.claim is None
+    assert isinstance(gaussian_mean(1.0, 1.0, 1.0).claim, ClientClaim)
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: scaled_sum(0.0), "divisor must be positive"),
+        (lambda: scaled_sum(0.0), "divisor must be above 0"),
         (lambda: mean_per_model(0), "num_models must be an integer of at least 1"),
-        (lambda: gaussian_mean(0.0, 1.0, 1.0), "clip_norm must be positive"),
+        (lambda: gaussian_mean(0.0, 1.0, 1.0), "clip_norm must be above 0"),
         (lambda: gaussian_mean(1.0, -1.0, 1.0), "noise_multiplier must be at least 0"),
-        (lambda: gaussian_mean(1.0, 1.0, 0.0), "expected_cohort_size must be positive"),
+        (lambda: gaussian_mean(1.0, 1.0, 0.0), "expected_cohort_size must be above 0"),
     ],
 )
 def test_bad_numbers_are_refused(make, message):

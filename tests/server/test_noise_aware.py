@@ -11,7 +11,8 @@ from oracles import noise_aware
 from fedjax_dp.algorithms import public_clients
 from fedjax_dp.privacy import budgets
 from fedjax_dp.server import (
-    NamedUpdate,
+    RoundKey,
+    Stack,
     inverse_noise_weights,
     noise_aware_mean,
     projected_mean,
@@ -20,6 +21,7 @@ from fedjax_dp.server import (
 from fedjax_dp.server.noise_aware import NoiseState
 
 NUM_CLIENTS, PARAMETERS = 6, 300
+KEY = RoundKey(jax.random.key(0), jax.random.key(1))
 
 
 def updates_of(clients, seed=0, spread=None):
@@ -51,8 +53,8 @@ def combine(aggregator, state, clients, deltas, *, weights=None, slots=NUM_CLIEN
         lambda x: jnp.pad(x, ((0, slots - count), *[(0, 0)] * (x.ndim - 1)), constant_values=0.0),
         deltas,
     )
-    total = (NamedUpdate(ids, deltas), jnp.pad(jnp.asarray(weights), (0, slots - count)))
-    return aggregator.combine(state, (total, jnp.arange(slots) < count), jax.random.key(0))
+    sent = (deltas, jnp.pad(jnp.asarray(weights), (0, slots - count)))
+    return aggregator.combine(state, {}, Stack(sent, ids, jnp.arange(slots) < count), KEY)
 
 
 @functools.cache
@@ -65,15 +67,15 @@ def aware(**options):
 def test_streamed_weights_are_shares_by_name():
     aggregator = weighted_by_client(4)
     parts = [
-        aggregator.contribute((), NamedUpdate(jnp.int32(c), {"w": jnp.full(2, v)}), jnp.float32(w))
+        aggregator.contribute((), {}, {"w": jnp.full(2, v)}, jnp.float32(w), jnp.int32(c))
         for c, v, w in ((3, 1.0, 1.0), (0, 5.0, 3.0), (2, 7.0, 0.0))
     ]
     total = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
-    _, aggregate, info = aggregator.combine((), total, None)
+    _, aggregate, info = aggregator.combine((), {}, total, KEY)
     np.testing.assert_allclose(aggregate["w"], 4.0)
     np.testing.assert_allclose(info["weights"], [0.75, 0, 0, 0.25])
     nobody = jax.tree.map(jnp.zeros_like, total)
-    _, aggregate, info = aggregator.combine((), nobody, None)
+    _, aggregate, info = aggregator.combine((), {}, nobody, KEY)
     assert not np.any(aggregate["w"]) and not np.any(info["weights"])
 
 

@@ -11,23 +11,21 @@ import pytest
 from scipy import special, stats
 
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.cli.config import load
-from fedjax_dp.cli.mechanism import client_aggregator
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, simulation
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.round import run_round
-from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.round import play_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
-from fedjax_dp.privacy.distributed import make_central_plan, make_plan
+from fedjax_dp.privacy.distributed import choose_bits, make_central_plan, make_plan
 from fedjax_dp.server import (
+    RoundKey,
     adaptive_gaussian_mean,
     central_discrete_mean,
     correlated_gaussian_mean,
@@ -86,27 +84,28 @@ def targets():
 def test_discrete_mean_recovers_the_clipped_mean_as_noise_and_granularity_vanish(targets):
     plan = make_plan(DIMENSION, 1.5, 0.0, num_clients=12, bits=28)
     run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12), clients_per_chunk=5)
-    state, info = run.run(run.init(KEY), KEY, 1)
+    state, record, info = run.run(run.init(KEY), KEY, 1)
     expected = _clipped_mean(targets, 1.5, 12)
     np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
     assert plan.granularity < 1e-5
-    assert info["bits_per_parameter"][0] == pytest.approx(28 * 8 / DIMENSION)
+    assert info.aggregator["bits_per_parameter"][0] == pytest.approx(28 * 8 / DIMENSION)
 
 
 @pytest.mark.parametrize("num_shares", [1, 12])
 def test_discrete_mean_has_the_planned_noise(targets, num_shares):
     plan = make_plan(DIMENSION, 1.0, 2.0, num_clients=12, num_shares=num_shares, bits=20)
     run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12))
-    release = jax.jit(lambda total, key: run.algorithm.aggregator.combine((), total, key)[1]["w"])
-    encode = run.algorithm.aggregator.encode
+    aggregator = run.algorithm.aggregator
+    release = jax.jit(lambda total, key: aggregator.combine((), {}, total, key)[1]["w"])
+    (encode,) = aggregator.encoders
     zeros = {"w": jnp.zeros(DIMENSION)}
 
     @jax.jit
     @jax.vmap
     def one(key):
-        round_key, own = jax.random.split(key)
-        messages = jax.vmap(lambda k: encode((), zeros, round_key, k))(jax.random.split(own, 12))
-        return release(jax.tree.map(lambda m: jnp.sum(m, axis=0), messages), round_key)
+        public, private, own = jax.random.split(key, 3)
+        sent = jax.vmap(lambda k: encode((), {}, zeros, public, k))(jax.random.split(own, 12))
+        return release(jax.tree.map(lambda m: jnp.sum(m, axis=0), sent), RoundKey(public, private))
 
     draws = np.asarray(one(jax.random.split(KEY, 2000))).ravel()
     # Rounding of zeros adds nothing; 12,000 draws know the deviation to 2 % at three sigma.
@@ -127,13 +126,14 @@ def test_filled_noise_has_one_law_whatever_the_cohort(count):
     @jax.jit
     @jax.vmap
     def one(key):
-        round_key, own = jax.random.split(key)
+        public, private, own = jax.random.split(key, 3)
         total = (jnp.zeros(8, jnp.uint32), jnp.float32(0), jnp.int32(0))
         if count:
             keys = jax.random.split(own, count)
-            messages = jax.vmap(lambda k: aggregator.encode((), zeros, round_key, k))(keys)
+            (encode,) = aggregator.encoders
+            messages = jax.vmap(lambda k: encode((), {}, zeros, public, k))(keys)
             total = jax.tree.map(lambda m: jnp.sum(m, axis=0), messages)
-        _, aggregate, info = aggregator.combine((), total, round_key)
+        _, aggregate, info = aggregator.combine((), {}, total, RoundKey(public, private))
         return aggregate["w"], info["num_lost"]
 
     draws, lost = one(jax.random.split(KEY, 2000))
@@ -145,8 +145,8 @@ def test_filled_noise_has_one_law_whatever_the_cohort(count):
 def test_a_round_of_more_clients_than_shares_releases_nothing_of_them(targets):
     aggregator, _ = _filled_mean(1.5, 0.0, 3.0, shares=3, bits=28)
     run = _simulation(targets, aggregator, sampling.poisson(), 8)
-    state, info = run.run(run.init(KEY), KEY, 1)
-    assert info["num_participants"][0] > 3 and info["num_lost"][0] == 1
+    state, record, info = run.run(run.init(KEY), KEY, 1)
+    assert record.num_drawn[0] > 3 and info.aggregator["num_lost"][0] == 1
     assert not np.any(state.server.params["w"])
 
 
@@ -154,24 +154,29 @@ def test_filled_noise_inside_the_compiled_round(targets):
     """Poisson cohorts of any size: the mean comes back."""
     aggregator, plan = _filled_mean(1.5, 0.0, 6.0, shares=12, bits=28)
     run = _simulation(targets, aggregator, sampling.poisson(), 6, clients_per_chunk=5)
-    state, info = run.run(run.init(KEY), KEY, 1)
-    joined = info["participants"][0]
+    state, record, info = run.run(run.init(KEY), KEY, 1)
+    joined = record.clients[0]
     expected = _clipped_mean(targets[joined[joined >= 0]], 1.5, 6)
     np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
     norms = np.linalg.norm(targets[joined[joined >= 0]], axis=1)
-    assert info["num_clipped"][0] == np.sum(norms > 1.5) and info["num_lost"][0] == 0
+    assert (
+        info.aggregator["num_clipped"][0] == np.sum(norms > 1.5)
+        and info.aggregator["num_lost"][0] == 0
+    )
 
 
 def _messages(targets, count):
     """What each client sends, by its index, in a round in which the first `count` take part."""
-    words = ("--privacy.unit=client", "--privacy.client.mechanism=discrete_gaussian")
-    words = (*words, "--privacy.client.noise_multiplier=1", "--privacy.client.epsilon=none")
-    participation = participants.participation(sampling.poisson(), len(targets), 4)
-    aggregator = client_aggregator(load(None, words), participation, STRUCTURE)
+    # The lattice of a run: a share from each of so many clients, cohorts that vary.
+    shares = num_shares(len(targets), 4)
+    bits = choose_bits(DIMENSION, 1.0, 1.0, num_clients=shares)
+    plan = make_plan(DIMENSION, 1.0, 1.0, num_clients=shares, bits=bits)
+    aggregator = discrete_mean(STRUCTURE, plan, 4, varies=True)
+    (encode,) = aggregator.encoders
     sent = {}
 
-    def watched(state, contribution, round_key, client_key):
-        message = aggregator.encode(state, contribution, round_key, client_key)
+    def watched(state, numbers, contribution, public_key, client_key):
+        message = encode(state, numbers, contribution, public_key, client_key)
         jax.debug.callback(
             lambda key, message: sent.update({key.tobytes(): message.tobytes()}),
             jax.random.key_data(client_key),
@@ -179,13 +184,14 @@ def _messages(targets, count):
         )
         return message
 
-    run = _simulation(targets, aggregator._replace(encode=watched), sampling.poisson(), 4)
-    data = _population(targets)
+    watching = aggregator._replace(encoders=(watched,))
+    run = _simulation(targets, watching, sampling.poisson(), 4)
     ids = jnp.arange(len(targets), dtype=jnp.int32)
-    cohort = Cohort(ids, ids, jnp.ones_like(ids), ids < count, jnp.int32(0))
-    shape = run.shape._replace(chunk=1)
-    examples = {name: jnp.asarray(x) for name, x in data.examples.items()}
-    run_round(run.algorithm, shape, run.init(KEY), examples, cohort, KEY)
+    fate = jnp.where(ids < count, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
+    cohort = Cohort(ids, fate, jnp.int32(0))
+    layout = run.layout._replace(chunk=1)
+    examples = jax.device_put(examples_of(_population(targets)))
+    play_round(run.algorithm, layout, run.init(KEY), run.hyper, examples, cohort, KEY)
     jax.effects_barrier()
     return sent
 
@@ -261,9 +267,9 @@ def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
     aggregator, plan = _filled_mean(1.0, 1.5, 3.0, shares=12)
     run = _simulation(targets, aggregator, sampling.poisson(), 3)
     state = run.init(KEY)
-    account = PrivacyAccounting(run, state)
-    state, info = run.run(state, KEY, 4)
-    account.charge(info)
+    account = PrivacyAccounting(run)
+    state, record, _ = run.run(state, KEY, 4)
+    account.charge(record)
     spent = account.epsilon({"client": 1e-3})["client"][0]
     # Below the same four releases without sampling, above continuous noise with it.
     bare, sampled = (dp_accounting.rdp.RdpAccountant() for _ in range(2))
@@ -278,12 +284,12 @@ def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
 def test_central_discrete_noise_needs_no_fixed_cohort(targets, sampler, cohort):
     aggregator = central_discrete_mean(STRUCTURE, 1.5, 0.0, cohort or 12.0, tolerance=1e-6)
     run = _simulation(targets, aggregator, sampler, cohort, clients_per_chunk=5)
-    state, info = run.run(run.init(KEY), KEY, 1)
-    joined = info["participants"][0]
+    state, record, info = run.run(run.init(KEY), KEY, 1)
+    joined = record.clients[0]
     expected = _clipped_mean(targets[joined[joined >= 0]], 1.5, cohort or 12)
     np.testing.assert_allclose(state.server.params["w"], expected, atol=1e-5)
     norms = np.linalg.norm(targets[joined[joined >= 0]], axis=1)
-    assert info["num_clipped"][0] == np.sum(norms > 1.5)
+    assert info.aggregator["num_clipped"][0] == np.sum(norms > 1.5)
 
 
 def test_a_central_release_lies_on_its_lattice_and_a_client_moves_it_by_whole_steps(targets):
@@ -292,13 +298,13 @@ def test_a_central_release_lies_on_its_lattice_and_a_client_moves_it_by_whole_st
     released = []
     for clients in (targets, np.where(np.arange(12)[:, None] == 4, np.nan, targets)):
         run = _simulation(clients, aggregator)
-        state, _ = run.run(run.init(KEY), KEY, 1)
+        state, *_ = run.run(run.init(KEY), KEY, 1)
         steps = np.asarray(state.server.params["w"], np.float64) / plan.granularity
         np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
         released.append(np.round(steps))
     moved = released[0] - released[1]
     assert 0 < np.sum(moved**2) <= plan.l2_norm_squared
-    bound = float(aggregator.sensitivity(()).l2)
+    bound = float(aggregator.claim.sensitivity((), aggregator.numbers).l2)
     assert bound == pytest.approx(plan.l2_norm * plan.granularity) and bound <= 1.5 * 1.0101
 
 
@@ -306,12 +312,14 @@ def test_central_discrete_noise_is_charged_with_the_amplification_of_its_sampler
     aggregator = central_discrete_mean(STRUCTURE, 1.0, 1.5, 3.0)
     run = _simulation(targets, aggregator, sampling.poisson(), 3)
     state = run.init(KEY)
-    account = PrivacyAccounting(run, state)
-    state, info = run.run(state, KEY, 4)
-    account.charge(info)
+    account = PrivacyAccounting(run)
+    state, record, _ = run.run(state, KEY, 4)
+    account.charge(record)
     spent = account.epsilon({"client": 1e-3})["client"][0]
     bare, sampled = (dp_accounting.rdp.RdpAccountant() for _ in range(2))
-    gaussian = dp_accounting.GaussianDpEvent(1.5 / float(aggregator.sensitivity(()).l2))
+    gaussian = dp_accounting.GaussianDpEvent(
+        1.5 / float(aggregator.claim.sensitivity((), aggregator.numbers).l2)
+    )
     bare.compose(gaussian, 4)
     sampled.compose(dp_accounting.PoissonSampledDpEvent(0.25, gaussian), 4)
     assert sampled.get_epsilon(1e-3) <= spent <= bare.get_epsilon(1e-3)
@@ -328,15 +336,15 @@ def test_a_client_that_is_not_finite_sends_zeros_with_its_share_of_noise(targets
     spoiled[3] = np.nan
     plan = make_plan(DIMENSION, 1.5, 0.0, num_clients=12, bits=28)
     run = _simulation(spoiled, discrete_mean(STRUCTURE, plan, 12))
-    state, info = run.run(run.init(KEY), KEY, 1)
+    state, record, info = run.run(run.init(KEY), KEY, 1)
     expected = _clipped_mean(np.delete(targets, 3, axis=0), 1.5, 12)
     np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
-    assert info["num_non_finite"][0] == 1
+    assert record.count(Fate.NOT_FINITE)[0] == 1
 
 
 def test_correlated_noise_is_refused_behind_cohorts_that_repeat_too_soon(targets):
     banded = banded_noise(8, 3, min_separation=3)
-    aggregator = correlated_gaussian_mean(STRUCTURE, banded, 1.0, 1.0, 4)
+    aggregator = correlated_gaussian_mean(banded, 1.0, 1.0, 4)
     with pytest.raises(ValueError, match=r"keep 3 rounds.*min_separated\(3\)"):
         _simulation(targets, aggregator, sampling.poisson(), 4)
     with pytest.raises(ValueError, match="keep 3 rounds"):
@@ -347,13 +355,13 @@ def test_correlated_noise_is_refused_behind_cohorts_that_repeat_too_soon(targets
 
 def test_correlated_noise_of_a_run_costs_one_release_for_each_participation(targets):
     banded = banded_noise(9, 3, min_separation=3)
-    aggregator = correlated_gaussian_mean(STRUCTURE, banded, 1.0, 1.3, 4)
+    aggregator = correlated_gaussian_mean(banded, 1.0, 1.3, 4)
     run = _simulation(targets, aggregator, sampling.min_separated(3), 4)
     state = run.init(KEY)
-    account = PrivacyAccounting(run, state)
-    state, info = run.run(state, KEY, 9)
-    account.charge(info)
-    times = np.bincount(info["participants"].ravel(), minlength=12)
+    account = PrivacyAccounting(run)
+    state, record, _ = run.run(state, KEY, 9)
+    account.charge(record)
+    times = np.bincount(record.clients.ravel(), minlength=12)
     assert times.max() <= 3
     # The whole run is one Gaussian release whose sensitivity is √(participations) · clip norm.
     reference = dp_accounting.rdp.RdpAccountant()
@@ -365,15 +373,16 @@ def test_correlated_noise_of_a_run_costs_one_release_for_each_participation(targ
 def test_correlated_noise_follows_its_strategy():
     """C · (noise of the rounds) is white: the released noises solve the banded recursion."""
     banded = banded_noise(6, 3, min_separation=3)
-    aggregator = correlated_gaussian_mean(STRUCTURE, banded, 1.0, 1.0, 1)
+    aggregator = correlated_gaussian_mean(banded, 1.0, 1.0, 1)
     zeros = {"w": jnp.zeros(DIMENSION)}
 
     def run(key):
         def one(state, t):
-            state, noised, _ = aggregator.combine(state, (zeros, 0.0), jax.random.fold_in(key, t))
+            keys = RoundKey(key, jax.random.fold_in(key, t))
+            state, noised, _ = aggregator.combine(state, aggregator.numbers, (zeros, 0.0), keys)
             return state, noised["w"]
 
-        return jax.lax.scan(one, aggregator.init(None), jnp.arange(6))[1]
+        return jax.lax.scan(one, aggregator.init(zeros), jnp.arange(6))[1]
 
     noises = np.asarray(jax.vmap(run)(jax.random.split(KEY, 4000)), np.float64)
     strategy = sum(np.eye(6, k=-i) * c for i, c in enumerate(banded.coefficients))
@@ -390,13 +399,15 @@ def test_adaptive_clipping_moves_towards_the_quantile_of_norms():
     rule = make_adaptive_clipping(40, initial_clip_norm=0.05, learning_rate=0.3, count_stddev=1.0)
     aggregator = adaptive_gaussian_mean(rule, 0.6)
     contribute = jax.vmap(
-        lambda state, w: aggregator.contribute(state, {"w": w}, 1.0), in_axes=(None, 0)
+        lambda state, w: aggregator.contribute(state, aggregator.numbers, {"w": w}, 1.0, 0),
+        in_axes=(None, 0),
     )
     updates = jnp.asarray(directions * norms[:, None], jnp.float32)
 
     def one(state, t):
         total = jax.tree.map(lambda x: jnp.sum(x, axis=0), contribute(state, updates))
-        state, _, info = aggregator.combine(state, total, jax.random.fold_in(KEY, t))
+        keys = RoundKey(KEY, jax.random.fold_in(KEY, t))
+        state, _, info = aggregator.combine(state, aggregator.numbers, total, keys)
         return state, info["clip_norm"]
 
     _, history = jax.lax.scan(one, aggregator.init(None), jnp.arange(80))
@@ -409,22 +420,22 @@ def test_adaptive_clipping_is_charged_for_updates_and_count_together(targets):
     rule = make_adaptive_clipping(6, count_stddev=1.0)
     run = _simulation(targets, adaptive_gaussian_mean(rule, 0.9), sampling.poisson(), 6)
     state = run.init(KEY)
-    account = PrivacyAccounting(run, state)
-    state, info = run.run(state, KEY, 5)
-    account.charge(info)
+    account = PrivacyAccounting(run)
+    state, record, _ = run.run(state, KEY, 5)
+    account.charge(record)
     reference = dp_accounting.rdp.RdpAccountant()
     event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(0.9))
     reference.compose(event, 5)
     spent = account.epsilon({"client": 1e-5})["client"][0]
     assert spent == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
     # Two Gaussian releases of one sample add their inverse variances.
-    update_share = float(state.aggregator.noise_multiplier) ** -2
+    update_share = float(run.hyper.aggregator["noise_multiplier"]) ** -2
     assert update_share + (2 * rule.count_stddev) ** -2 == pytest.approx(0.9**-2, rel=1e-5)
 
 
 def test_laplace_mean_clips_in_l1_norm(targets):
     run = _simulation(targets, laplace_mean(1.0, 0.0, 12))
-    state, _ = run.run(run.init(KEY), KEY, 1)
+    state, *_ = run.run(run.init(KEY), KEY, 1)
     norms = np.abs(targets).sum(1, keepdims=True)
     expected = (targets * np.minimum(1, 1.0 / norms)).sum(0) / 12
     np.testing.assert_allclose(state.server.params["w"], expected, atol=1e-6)
@@ -433,4 +444,6 @@ def test_laplace_mean_clips_in_l1_norm(targets):
 @pytest.mark.parametrize("make", [gaussian_mean, laplace_mean])
 def test_private_means_state_their_sensitivity(make):
     aggregator = make(0.7, 1.0, 5.0)
-    assert float(aggregator.sensitivity(aggregator.init(None)).l2) == pytest.approx(0.7)
+    assert float(
+        aggregator.claim.sensitivity(aggregator.init(None), aggregator.numbers).l2
+    ) == pytest.approx(0.7)

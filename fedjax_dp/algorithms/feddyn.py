@@ -1,0 +1,108 @@
+"""FedDyn: local objectives that are bent until their minima lie at the minimum of the whole."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    field,
+    of_training,
+)
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.regularizers import proximal, shift
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean
+
+
+class ServerState(NamedTuple):
+    """The model and how far clients have moved from it over all rounds.
+
+    Attributes:
+      params: the model's parameters, w.
+      correction: h, minus α times the sum of all deltas so far over the number of clients.
+    """
+
+    params: PyTree
+    correction: PyTree
+
+
+def feddyn(
+    model: Model, trainer: LocalTrainer, *, num_clients: Count, alpha: Positive = 0.1
+) -> FederatedAlgorithm:
+    """Declares FedDyn, federated learning with dynamic regularisation.
+
+    A client minimises `L_i(w) − ⟨g_i, w⟩ + α / 2 · ‖w − w_server‖²`, and keeps
+    `g_i ← g_i − α (w_i − w_server)`, which is its gradient at its own minimum. The server moves to
+    the mean of the models of those who took part, minus `h / α`.
+
+    Args:
+      model: what is trained; buffers, such as the statistics of batch norm, are averaged alone.
+      trainer: local training; with a private one all corrections come from noised gradients.
+      num_clients: the population, over which the server's correction is a mean.
+      alpha: α, the strength of the dynamic regulariser, above 0.
+
+    Returns:
+      The algorithm; it keeps one correction of gradients for each client.
+
+    Raises:
+      ValueError: for a number out of its range.
+
+    Source: Acar and others 2021, algorithm 1.
+    """
+    checks.whole("num_clients", num_clients)
+
+    def correction_of(params):
+        # Corrections are sums over many rounds: float32 whatever the model computes in.
+        return jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
+
+    def moved(correction, delta, alpha):
+        """Takes α · delta from a correction; buffers, which no gradient reaches, have none."""
+
+        def of_leaf(c, d, is_buffer):
+            return c if is_buffer else c - alpha * d
+
+        return jax.tree.map(of_leaf, correction, delta, model.is_buffer(delta))
+
+    def init(key):
+        params = model.init(key)
+        return ServerState(params, correction_of(params))
+
+    def client(server, own, client, hyper, key):
+        alpha = hyper.algorithm["alpha"]
+        bent = optax.chain(proximal(alpha), shift(trees.scale(own, -1.0)))
+        result = trainer.train(server.params, client, hyper.local, key, gradient_transform=bent)
+        update = {"params": result.delta, "share": jnp.float32(1)}
+        own = moved(own, result.delta, alpha)
+        return ClientOutput(update, result.weight, own, result.metrics)
+
+    def server_step(server, aggregate, hyper, round, key):
+        alpha, mean, share = hyper.algorithm["alpha"], aggregate["params"], aggregate["share"]
+        correction = moved(server.correction, mean, alpha * share)
+        step = jax.tree.map(lambda d, h: d - h * trees.reciprocal(alpha), mean, correction)
+        # A round without anybody has no mean to go to, and the model stays where it is.
+        step = trees.where(share > 0, step, trees.zeros_like(step))
+        return ServerState(optax.apply_updates(server.params, step), correction), {}
+
+    aggregator = per_part({"params": uniform_mean(), "share": scaled_sum(num_clients)})
+    return FederatedAlgorithm(
+        name="feddyn",
+        init=init,
+        client=client,
+        aggregator=aggregator,
+        server_step=server_step,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        shared=field("params"),
+        clients=ClientState(init=lambda server: correction_of(server.params)),
+        record=of_training(trainer),
+        check_noised=trainer.check_noised,
+    ).with_numbers({"alpha": alpha}, {"alpha": Positive})

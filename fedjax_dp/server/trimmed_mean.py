@@ -1,0 +1,59 @@
+"""The coordinate-wise trimmed mean: a few arbitrary updates cannot take it away."""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from annotated_types import Ge, Lt
+
+from fedjax_dp.core import ranges, trees
+from fedjax_dp.server.base import Stack, Stacked, stateless
+
+# In [0, 0.5): something is left between the two ends.
+TrimmedShare = Annotated[float, Ge(0), Lt(0.5)]
+# A share such as 3 of 10 is a little less in binary; three are to be trimmed nevertheless.
+_ROUNDING = 1e-6
+
+
+def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
+    """Averages, in each coordinate, what the smallest and the largest values leave.
+
+    Of the n clients that contribute, `⌊trimmed_share · n⌋` are left out at either end, other ones
+    in each coordinate. All count the same: a client that lies about its update could lie about its
+    size too.
+
+    Args:
+      trimmed_share: β, the share that is left out at either end, in [0, 0.5); 0 is the plain mean.
+
+    Returns:
+      The aggregator. It bounds nothing, so that noise behind it is refused. Its info holds
+      `num_trimmed`, the clients left out at either end.
+
+    Raises:
+      ValueError: for a share out of its range.
+
+    Source: Yin and others 2018, definition 2.
+    """
+    numbers, own = {"trimmed_share": trimmed_share}, {"trimmed_share": TrimmedShare}
+    ranges.check(numbers, own)
+
+    def contribute(state, numbers, update, weight, sender):
+        return jax.tree.map(trees.at_least_float32, update)
+
+    def combine(state, numbers, stack: Stack, key):
+        count = jnp.sum(stack.is_real)
+        trimmed = jnp.floor(numbers["trimmed_share"] * count * (1 + _ROUNDING)).astype(jnp.int32)
+        trimmed = jnp.clip(trimmed, 0, jnp.maximum(count - 1, 0) // 2)
+        rank = jnp.arange(len(stack.is_real))
+        is_kept = (rank >= trimmed) & (rank < count - trimmed)
+
+        def mean(values):
+            shape = (-1, *[1] * (values.ndim - 1))
+            # Empty slots sort behind everybody.
+            ordered = jnp.sort(jnp.where(stack.is_real.reshape(shape), values, jnp.inf), axis=0)
+            kept = jnp.where(is_kept.reshape(shape), ordered, 0.0)
+            return jnp.sum(kept, axis=0) / jnp.maximum(count - 2 * trimmed, 1)
+
+        return state, jax.tree.map(mean, stack.contributions), {"num_trimmed": trimmed}
+
+    return Stacked(stateless, contribute, combine, numbers=numbers, ranges=own)

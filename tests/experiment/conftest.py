@@ -1,0 +1,69 @@
+"""Programs that were compiled once serve every test and process of a session."""
+
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+from run_folders import assemble_once
+
+from fedjax_dp.experiment import run as running
+from fedjax_dp.io import plots
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder that all processes of a session of tests see."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def compilation_cache(shared_folder: pathlib.Path) -> str:
+    return str(shared_folder / "compiled")
+
+
+@pytest.fixture(scope="session")
+def once(shared_folder: pathlib.Path) -> Callable[[str, Callable[[pathlib.Path], None]], Any]:
+    """Lets one process of a session fill a folder, and the others wait for it."""
+
+    def fill(name: str, build: Callable[[pathlib.Path], None]) -> pathlib.Path:
+        folder, done = shared_folder / name, shared_folder / f"{name} is done"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            until = time.monotonic() + 300
+            while not done.exists():
+                assert time.monotonic() < until, f"another process did not fill {folder}"
+                time.sleep(0.1)
+        else:
+            build(folder)
+            done.touch()
+        return folder
+
+    return fill
+
+
+@pytest.fixture(scope="module")
+def shared_programs():
+    """Runs of a module with the same configuration share what is assembled and compiled."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(running, "assemble", assemble_once)
+        yield
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch):
+    """Drawing takes longer than short runs; the test of the main job looks at pictures."""
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _share_compiled_programs(compilation_cache: str):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", compilation_cache)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)

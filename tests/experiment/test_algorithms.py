@@ -1,0 +1,126 @@
+"""Every algorithm by name, with its default options, from configuration to run folder."""
+
+import numpy as np
+import pytest
+from run_folders import SMALL, execute, metrics, read_json, saved_arrays
+
+from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
+
+# A unit of privacy for each: none where the algorithm offers that, else the first that it has.
+UNITS = {name: e.units[0] for name, e in ALGORITHMS.items() if "none" not in e.units}
+UNITS |= {"blur_lus": "client", "ae_dpfl": "client"}
+_TWO = ("--algorithm.options.num_models=2",)
+NEEDED = {
+    "ae_dpfl": ("--data.public_examples=60",),
+    "f_cdpfl": _TWO,
+    "ifca": _TWO,
+    "km_cdpfl": _TWO,
+    "o_dpcfl": ("--algorithm.options.clusters=[0, 1, 0]",),
+    "rc_dpfl": _TWO,
+}
+# Only what a client would use itself can be evaluated: there is no model of the whole.
+WITHOUT_SERVER_MODEL = (
+    "f_cdpfl",
+    "ifca",
+    "km_cdpfl",
+    "local_only",
+    "o_dpcfl",
+    "r_dpcfl",
+    "rc_dpfl",
+)
+
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def words_of(name):
+    unit = UNITS.get(name, "none")
+    words = (*SMALL, f"--algorithm.name={name}", f"--privacy.unit={unit}", *NEEDED.get(name, ()))
+    return (*words, "--training.learning_rate=0.5", "--execution.clients_per_chunk=1")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_assembled_from_its_name_alone(name):
+    """Its options, its unit, its budget, and what of it can be judged."""
+    experiment = assemble(configuration.load(None, words_of(name)))
+    algorithm, unit = experiment.simulation.algorithm, UNITS.get(name, "none")
+    assert algorithm.name == name
+    assert list(experiment.budget) == ([] if unit == "none" else [unit])
+    assert experiment.population.train.num_clients == (1 if name == "centralized" else 3)
+    assert (experiment.evaluator.whole is None) == (name in WITHOUT_SERVER_MODEL)
+    assert (experiment.evaluator.clients is None) == (name == "centralized")
+    if unit == "record":
+        # Every client has noise of its own budget: of unequal sizes, unequal noise.
+        assert np.shape(algorithm.config.noise_multiplier) == (3,)
+        assert np.all(np.asarray(algorithm.config.noise_multiplier) > 0)
+    if unit == "client":
+        assert algorithm.aggregator.event is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_runs_from_its_name_alone(tmp_path, name):
+    folder, unit = tmp_path / "run", UNITS.get(name, "none")
+    status, text = execute(folder, *words_of(name))
+    assert status == 0 and "2 rounds in" in text
+    summary, rows = read_json(folder, "summary.json"), metrics(folder)
+    assert summary["algorithm"] == name and summary["rounds"] == 2
+    assert [row["round"] for row in rows] == [1, 2]
+    assert all(row["num_non_finite"] == 0 for row in rows)
+    assert all(np.isfinite(array).all() for array in saved_arrays(folder)[1].values())
+    assert np.isfinite(summary["test_loss"])
+    assert summary["num_clients"] == (1 if name == "centralized" else 3)
+    claims = read_json(folder, "privacy.json")["claims"]
+    assert [claim["unit"] for claim in claims] == ([] if unit == "none" else [unit])
+    if unit == "none":
+        assert summary["epsilon"] is None and summary["dp_delta"] is None
+        assert "no privacy is claimed" in text
+        assert "claims no privacy" in (folder / "privacy.md").read_text(encoding="utf-8")
+        assert rows[1]["train_loss"] < rows[0]["train_loss"], "without noise it learns"
+    else:
+        assert 0 < summary["epsilon"] <= 8
+    if name in WITHOUT_SERVER_MODEL:
+        assert summary["test_accuracy"] == summary["client_test_accuracy"]
+        assert summary["test_loss"] == summary["client_test_loss"]
+    if name == "centralized":
+        assert "client_test_accuracy" not in summary
+    else:
+        assert summary["worst_client_accuracy"] <= summary["client_test_accuracy"]
+
+
+@pytest.mark.slow
+def test_a_run_without_held_out_data_of_clients_has_the_accuracy_of_the_whole(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--privacy.unit=none", "--algorithm.name=fedavg", "--data.client_test_share=0")
+    status, _ = execute(folder, *SMALL, *words, "--execution.clients_per_chunk=1")
+    summary = read_json(folder, "summary.json")
+    assert status == 0 and 0 < summary["test_accuracy"] <= 1
+    assert "worst_client_accuracy" not in summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "yogi"])
+def test_local_optimisers_come_by_name(tmp_path, optimizer):
+    folder = tmp_path / "run"
+    words = ("--privacy.unit=none", "--algorithm.name=fedavg", f"--training.optimizer={optimizer}")
+    words = (*words, "--training.learning_rate=[0.01, 0.02, 0.01]")
+    status, _ = execute(folder, *SMALL, *words, "--execution.clients_per_chunk=1")
+    assert status == 0 and read_json(folder, "summary.json")["test_accuracy"] > 0.3
+
+
+@pytest.mark.slow
+def test_the_last_round_is_evaluated_whatever_the_interval(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--privacy.unit=none", "--algorithm.name=fedavg", "--execution.clients_per_chunk=1")
+    words = (*words, "--run.rounds=5", "--run.evaluate_every=3")
+    assert execute(folder, *SMALL, *words)[0] == 0
+    rows, summary = metrics(folder), read_json(folder, "summary.json")
+    assert [row["round"] for row in rows if "test_accuracy" in row] == [3, 5]
+    shared = set(rows[-1]) & set(summary)
+    assert {"worst_client_accuracy", "accuracy_disparity", "client_accuracy_q50"} <= shared
+    assert all(rows[-1][name] == summary[name] for name in shared - {"padding_share"})
+    assert summary["accuracy_disparity"] == pytest.approx(
+        summary["best_client_accuracy"] - summary["worst_client_accuracy"]
+    )

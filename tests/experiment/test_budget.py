@@ -1,0 +1,349 @@
+"""Budgets, units of privacy and samplers of clients, as the command line runs them."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+from run_folders import SMALL, assert_same_run, execute, metrics, read_json
+from typer.testing import CliRunner
+
+from fedjax_dp.cli import privacy
+from fedjax_dp.experiment.assemble import population_of
+from fedjax_dp.experiment.reading import load
+from fedjax_dp.io.logbook import Logbook
+
+SEQUENTIAL = "--execution.clients_per_chunk=1"
+DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", SEQUENTIAL)
+
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def gaussian(noise_multiplier):
+    return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+
+def poisson(rate, noise_multiplier):
+    return dp_accounting.PoissonSampledDpEvent(rate, gaussian(noise_multiplier))
+
+
+def epsilon_of(event, count, dp_delta=1e-5, accountant=rdp.RdpAccountant):
+    composed = accountant()
+    composed.compose(event, int(count))
+    return composed.get_epsilon(dp_delta)
+
+
+def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
+    """The noise is given and too small for 20 rounds: as many run as dp-accounting allows."""
+    folder, noise, budget = tmp_path / "run", 3.0, 1.5
+    words = (f"--privacy.record.noise_multiplier={noise}", f"--privacy.record.epsilon={budget}")
+    status, text = execute(
+        folder, *SMALL, "--run.rounds=20", "--run.evaluate_every=4", SEQUENTIAL, *words
+    )
+    config = load(folder / "config.toml")
+    sizes = population_of(config).train.sizes
+    steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
+
+    def spent(rounds):
+        return max(
+            epsilon_of(poisson(q, noise), rounds * n) for q, n in zip(rates, steps, strict=True)
+        )
+
+    allowed = max(r for r in range(21) if r == 0 or spent(r) <= budget)
+    assert 1 <= allowed < 20
+    assert status == 0
+    assert f"stopped after round {allowed}: one more would exceed the budget" in text
+    summary, rows = read_json(folder, "summary.json"), metrics(folder)
+    assert summary["rounds"] == len(rows) == allowed
+    assert summary["epsilon"] == pytest.approx(spent(allowed), rel=1e-6)
+    assert summary["epsilon"] <= budget < spent(allowed + 1)
+    assert rows[-1]["test_accuracy"] == summary["test_accuracy"]
+    again, _ = execute(folder, resume=True)
+    assert again == 0 and read_json(folder, "summary.json")["rounds"] == allowed
+
+
+@pytest.mark.slow
+def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
+    """Clients 0 and 2 differ from 1 in δ; each has the noise of its budget, and keeps it."""
+    deltas = [1e-3, 1e-7, 1e-5]
+    words = (f"--privacy.record.dp_delta={deltas}", "--privacy.record.epsilon=4")
+    words = (*words, "--training.batch_size=1000000", "--training.num_steps=1")
+    words = (*words, "--run.checkpoint_every=1")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    status, text = execute(whole, *SMALL, SEQUENTIAL, *words)
+    assert status == 0 and "ε = 4.000 at δ = 1e-07 to 0.001" in text
+    claim = read_json(whole, "privacy.json")["claims"][0]
+    noise = claim["noise_multiplier_per_unit"]
+    # Everybody releases the same, whole batches: what remains between them is δ.
+    for z, delta, epsilon in zip(noise, deltas, claim["epsilon_per_unit"], strict=True):
+        assert epsilon == pytest.approx(epsilon_of(gaussian(z), 2, delta), rel=1e-6)
+        assert epsilon <= 4 and epsilon == pytest.approx(4, rel=1e-5)
+    assert noise[0] < noise[2] < noise[1]
+    assert claim["dp_delta_per_unit"] == deltas and claim["dp_delta"] == max(deltas)
+    summary = read_json(whole, "summary.json")
+    assert (summary["dp_delta_smallest"], summary["dp_delta"]) == (1e-7, 1e-3)
+    report = CliRunner().invoke(privacy.app, ["report", str(whole)], catch_exceptions=False)
+    assert "Every unit chose its own δ, from 1e-07 to 0.001" in report.stdout
+    assert f"| 1 | {claim['epsilon_per_unit'][1]:.4f} | 2 | 1e-07 |" in report.stdout
+
+    class Killed(BaseException):
+        pass
+
+    def dying(self, row):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        write = Logbook.write
+        # After one row, which lies behind a checkpoint.
+        patched.setattr(Logbook, "write", lambda s, row: [write, dying][row["round"] > 1](s, row))
+        with pytest.raises(Killed):
+            execute(broken, *SMALL, SEQUENTIAL, *words)
+    assert len(metrics(broken)) == 1
+    assert execute(broken, resume=True)[0] == 0
+    assert_same_run(broken, whole)
+
+
+@pytest.mark.slow
+def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
+    """The run goes on until one more round might exceed the budget of one of its clients."""
+    folder, noise, budget = tmp_path / "run", 3.0, 1.5
+    words = (
+        f"--privacy.record.noise_multiplier={noise}",
+        f"--privacy.record.epsilon={budget}",
+        "--participation.sampler=poisson",
+        "--participation.cohort_size=1.5",
+    )
+    status, text = execute(folder, *SMALL, "--run.rounds=50", SEQUENTIAL, *words)
+    assert status == 0 and "one more would exceed the budget" in text
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    sizes = population_of(load(folder / "config.toml")).train.sizes
+    steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
+    taken_part = np.array(claim["num_compositions"]) / steps
+    after = [
+        epsilon_of(poisson(q, noise), n * (r + 1))
+        for q, n, r in zip(rates, steps, taken_part, strict=True)
+    ]
+    assert claim["epsilon"] <= budget < max(after)
+    one_after_another = min(
+        next(r for r in range(50) if epsilon_of(poisson(q, noise), n * (r + 1)) > budget)
+        for q, n in zip(rates, steps, strict=True)
+    )
+    assert read_json(folder, "summary.json")["rounds"] > one_after_another
+
+
+@pytest.mark.slow
+def test_a_budget_that_no_round_fits_trains_nothing(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--privacy.record.noise_multiplier=1.0", "--privacy.record.epsilon=0.01")
+    status, text = execute(folder, *SMALL, SEQUENTIAL, *words)
+    assert status == 0 and "stopped after round 0" in text
+    summary = read_json(folder, "summary.json")
+    assert summary["rounds"] == 0 and summary["epsilon"] == 0.0
+    assert "Nothing was released" in (folder / "privacy.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_each_client_has_a_budget_of_its_own(tmp_path):
+    folder, budgets = tmp_path / "run", [1.0, 4.0, 8.0]
+    status, _ = execute(folder, *SMALL, SEQUENTIAL, f"--privacy.record.epsilon={budgets}")
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    assert status == 0 and read_json(folder, "summary.json")["rounds"] == 2
+    np.testing.assert_allclose(claim["epsilon_per_unit"], budgets, rtol=1e-5)
+    assert np.all(np.array(claim["epsilon_per_unit"]) <= budgets)
+    assert len(set(claim["noise_multiplier_per_unit"])) == 3
+
+
+@pytest.mark.slow
+def test_both_units_are_protected_and_accounted_at_once(tmp_path):
+    """Poisson cohorts amplify for clients, and never for records."""
+    folder = tmp_path / "run"
+    words = (
+        "--run.rounds=4",
+        "--privacy.unit=both",
+        "--algorithm.name=dp_sgd",
+        "--participation.sampler=poisson",
+        "--participation.cohort_size=1.5",
+        "--privacy.record.epsilon=6",
+        "--privacy.client.epsilon=3",
+        "--privacy.client.dp_delta=1e-4",
+    )
+    status, text = execute(folder, *SMALL, SEQUENTIAL, *words)
+    assert status == 0 and "(record)" in text and "(client)" in text
+    claims = {c["unit"]: c for c in read_json(folder, "privacy.json")["claims"]}
+    assert sorted(claims) == ["client", "record"]
+    summary, rows = read_json(folder, "summary.json"), metrics(folder)
+    assert summary["rounds"] == 4
+    assert summary["epsilon"] == max(summary["epsilon_record"], summary["epsilon_client"])
+
+    client = claims["client"]
+    noise = client["noise_multiplier"][0]
+    expected = epsilon_of(poisson(1.5 / 3, noise), 4, 1e-4)
+    assert client["epsilon"] == pytest.approx(expected, rel=1e-6)
+    assert client["epsilon"] <= 3 and client["epsilon"] == pytest.approx(3, rel=1e-5)
+    assert client["dp_delta"] == 1e-4 and client["num_compositions"] == [4]
+    assert client["trusted"] == "server" and client["clip_norm"] == 1.0
+
+    record = claims["record"]
+    sizes = population_of(load(folder / "config.toml")).train.sizes
+    for size, n, z, e in zip(
+        sizes,
+        record["num_compositions"],
+        record["noise_multiplier_per_unit"],
+        record["epsilon_per_unit"],
+        strict=True,
+    ):
+        # All four rounds, whoever was drawn: that is what amplifies the clients' privacy.
+        assert n == 4 * np.ceil(size / 64)
+        expected = epsilon_of(poisson(min(1.0, 64 / size), z), n)
+        assert e == pytest.approx(expected, rel=1e-6)
+    assert record["epsilon"] <= 6 and record["trusted"] == "client"
+    assert len({row["num_participants"] for row in rows}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_poisson_cohorts_are_charged_with_amplification(tmp_path, accountant):
+    folder = tmp_path / "run"
+    words = ("--participation.sampler=poisson", "--participation.cohort_size=2")
+    words = (*words, f"--privacy.accountant={accountant}")
+    assert execute(folder, *SMALL, *DP_FEDAVG, *words)[0] == 0
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    compose = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[accountant]
+    expected = epsilon_of(poisson(2 / 3, claim["noise_multiplier"][0]), 2, accountant=compose)
+    # Lattices of different widths agree to what either may add.
+    rel = {"rdp": 1e-6, "pld": 1e-4}[accountant]
+    assert claim["epsilon"] == pytest.approx(expected, rel=rel)
+    assert claim["epsilon"] <= 8 and claim["epsilon"] == pytest.approx(8, rel=1e-4)
+    assert claim["accountant"] == accountant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_path, unit):
+    """Two of three clients a round: the cycle has two rounds, so that 5 rounds cost 3 or 2."""
+    folder = tmp_path / "run"
+    name = {"client": "dp_fedavg", "record": "dp_sgd"}[unit]
+    words = (
+        f"--privacy.unit={unit}",
+        f"--algorithm.name={name}",
+        "--run.rounds=5",
+        "--participation.sampler=cyclic",
+        "--participation.cohort_size=2",
+    )
+    status, text = execute(folder, *SMALL, SEQUENTIAL, *words)
+    assert status == 0 and "budget" not in text
+    assert read_json(folder, "summary.json")["rounds"] == 5
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    steps = np.ones(3, int)
+    if unit == "record":
+        steps = np.ceil(population_of(load(folder / "config.toml")).train.sizes / 64).astype(int)
+    assert claim["num_compositions"] == list(np.array([3, 3, 2]) * steps)
+    epsilon = claim["epsilon_per_unit"]
+    assert epsilon[0] == pytest.approx(8, rel=1e-5) and max(epsilon) <= 8
+    assert epsilon[2] < 7
+    if unit == "client":
+        expected = epsilon_of(gaussian(claim["noise_multiplier"][0]), 3)
+        assert epsilon[0] == pytest.approx(expected, rel=1e-6)
+
+
+MECHANISMS = {
+    "discrete": ("--privacy.client.mechanism=discrete_gaussian",),
+    "central discrete": ("--privacy.client.mechanism=central_discrete_gaussian",),
+    "laplace": ("--privacy.client.mechanism=laplace",),
+    "adaptive": ("--privacy.client.adaptive_clipping=true",),
+    "correlated": (
+        "--privacy.client.mechanism=correlated_gaussian",
+        "--privacy.client.bands=2",
+        "--participation.sampler=min_separated",
+        "--participation.separation=2",
+        "--participation.cohort_size=1",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_on_clients_uses_its_budget_and_no_more(tmp_path, name):
+    folder = tmp_path / "run"
+    status, text = execute(folder, *SMALL, "--run.rounds=4", *DP_FEDAVG, *MECHANISMS[name])
+    assert status == 0 and "budget" not in text
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    assert read_json(folder, "summary.json")["rounds"] == 4
+    assert claim["epsilon"] <= 8 and claim["epsilon"] == pytest.approx(8, rel=1e-4)
+    shares_noise = name == "discrete"
+    assert claim["trusted"] == ("secure_aggregation" if shares_noise else "server")
+    assert ("initial_clip_norm" in claim) == (name == "adaptive")
+
+
+@pytest.mark.slow
+def test_a_capacity_is_accounted_as_truncated_sampling(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--participation.sampler=poisson", "--participation.cohort_size=1")
+    words = (*words, "--participation.capacity=2", "--privacy.accountant=pld")
+    status, _ = execute(folder, *SMALL, *DP_FEDAVG, *words)
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
+        dataset_size=3,
+        sampling_probability=1 / 3,
+        truncated_batch_size=2,
+        noise_multiplier=claim["noise_multiplier"][0],
+    )
+    expected = epsilon_of(event, 2, accountant=pld.PLDAccountant)
+    # Lattices of different widths agree to what either may add.
+    assert status == 0 and claim["epsilon"] == pytest.approx(expected, rel=1e-4)
+    assert claim["epsilon"] <= 8 and claim["samplers"] == [
+        "Poisson sampling truncated to a capacity"
+    ]
+
+
+@pytest.mark.slow
+def test_replacing_a_record_is_accounted_by_pld(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--privacy.relation=replace_one", "--privacy.accountant=pld")
+    status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    assert status == 0 and claim["relation"] == "replace_one" and claim["epsilon"] <= 8
+    sizes = population_of(load(folder / "config.toml")).train.sizes
+    account = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    account.compose(
+        poisson(min(1.0, 64 / sizes[0]), claim["noise_multiplier_per_unit"][0]),
+        claim["num_compositions"][0],
+    )
+    # Lattices of different widths agree to what either may add.
+    assert claim["epsilon_per_unit"][0] == pytest.approx(account.get_epsilon(1e-5), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_fixed_size_batches_are_accounted_under_replace_one(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--privacy.relation=replace_one", "--training.sampler=fixed_size")
+    status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    assert status == 0 and claim["samplers"] == ["fixed-size sampling without replacement"]
+    sizes = population_of(load(folder / "config.toml")).train.sizes
+    for size, n, z, e in zip(
+        sizes,
+        claim["num_compositions"],
+        claim["noise_multiplier_per_unit"],
+        claim["epsilon_per_unit"],
+        strict=True,
+    ):
+        account = rdp.RdpAccountant(
+            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
+        # Replacing moves a sum by twice the bound, to which z is relative.
+        event = dp_accounting.SampledWithoutReplacementDpEvent(int(size), 64, gaussian(z / 2))
+        account.compose(event, n)
+        assert e == pytest.approx(account.get_epsilon(1e-5), rel=1e-6)
+        assert e <= 8 and e == pytest.approx(8, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_no_noise_is_no_privacy_and_said_so(tmp_path):
+    folder = tmp_path / "run"
+    words = ("--privacy.record.noise_multiplier=0", "--privacy.record.epsilon=none")
+    status, text = execute(folder, *SMALL, SEQUENTIAL, *words)
+    assert status == 0 and "ε = inf" in text
+    assert read_json(folder, "summary.json")["epsilon"] == "inf"
+    assert read_json(folder, "privacy.json")["claims"][0]["epsilon"] == "inf"
+    assert "not differentially private" in (folder / "privacy.md").read_text(encoding="utf-8")

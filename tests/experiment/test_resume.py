@@ -1,0 +1,371 @@
+"""A run that was killed or interrupted anywhere goes on to the bits of one that was not."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import jax
+import numpy as np
+import pytest
+from run_folders import (
+    DRAWN,
+    ENTRY,
+    EVERY,
+    ROUNDS,
+    SMALL,
+    Killed,
+    assert_same_run,
+    command,
+    execute,
+    kill_after,
+    metrics,
+    read_json,
+    saved_arrays,
+)
+
+from fedjax_dp.cli import main
+from fedjax_dp.experiment import assemble
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.start import restored
+from fedjax_dp.io import plots
+from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.logbook import Logbook
+
+# Most are compared with one run.
+pytestmark = [
+    pytest.mark.xdist_group("resume"),
+    pytest.mark.usefixtures("shared_programs", "no_pictures"),
+]
+# The process stops for good after some row of metrics, and waits there to be killed.
+_STALL = """
+import time
+from fedjax_dp.io.logbook import Logbook
+write = Logbook.write
+def stalling(self, row):
+    write(self, row)
+    while row["round"] == {round}:
+        time.sleep(0.05)
+Logbook.write = stalling
+"""
+# The process kills itself where a whole checkpoint would take its name.
+_HALF_WRITTEN = """
+import os, signal, pathlib
+from orbax.checkpoint._src.path import atomicity
+async def killed(self, *args, **kwargs):
+    if pathlib.Path(str(self.get_final())).name == "{round}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await finalize(self, *args, **kwargs)
+finalize = atomicity.AtomicRenameTemporaryPath.finalize
+atomicity.AtomicRenameTemporaryPath.finalize = killed
+"""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(once, shared_programs):
+    def build(folder):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(plots, "save", lambda figure, path: None)
+            assert execute(folder / "run", *DRAWN)[0] == 0
+
+    folder = once("uninterrupted", build) / "run"
+    rounds = [row["round"] for row in metrics(folder)]
+    assert rounds == list(range(1, ROUNDS + 1))
+    return folder
+
+
+@contextlib.contextmanager
+def answering_the_keyboard():
+    """Whoever starts the tests in the background may have them ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def wait_for(condition, process, seconds=240):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "the run did not come so far"
+        time.sleep(0.02)
+
+
+def start(folder, round_index, cache, program=_STALL):
+    """Starts the run in a process of its own and waits until it has logged a round."""
+    words = command(
+        "run",
+        *DRAWN,
+        "--output",
+        str(folder),
+        program=program.format(round=round_index) + ENTRY,
+        cache=cache,
+    )
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def lines_of(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
+
+
+def slowly(*parameters):
+    return [pytest.param(parameter, marks=pytest.mark.slow) for parameter in parameters]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds_done", [2, 5])
+def test_a_killed_run_resumes_to_the_same_bits(
+    uninterrupted, tmp_path, compilation_cache, rounds_done
+):
+    """Before the first checkpoint, and between two of them."""
+    folder = tmp_path / "run"
+    process = start(folder, rounds_done, compilation_cache)
+    wait_for(lambda: lines_of(folder) >= rounds_done, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert lines_of(folder) == rounds_done
+    assert not (folder / "summary.json").exists()
+    if rounds_done > EVERY:
+        assert saved_arrays(folder)[0] == EVERY
+    status, _ = execute(folder, resume=True)
+    assert status == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_half_written_is_ignored(uninterrupted, tmp_path, compilation_cache):
+    folder = tmp_path / "run"
+    process = start(folder, 2 * EVERY, compilation_cache, _HALF_WRITTEN)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    names = {path.name for path in (folder / "checkpoint").iterdir()}
+    assert str(EVERY) in names and str(2 * EVERY) not in names and len(names) == 2
+    assert saved_arrays(folder)[0] == EVERY
+    status, _ = execute(folder, resume=True)
+    assert status == 0
+    assert_same_run(folder, uninterrupted)
+    assert all(path.name.isdigit() for path in (folder / "checkpoint").iterdir())
+
+
+def test_ctrl_c_stops_after_the_rounds_under_way(uninterrupted, tmp_path, monkeypatch):
+    folder, write = tmp_path / "run", Logbook.write
+
+    def pressing(self, row):
+        write(self, row)
+        if row["round"] == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, answering_the_keyboard():
+        patched.setattr(Logbook, "write", pressing)
+        status, text = execute(folder, *DRAWN)
+    assert status == 130 and "interrupted after round 4; nothing is lost" in text
+    assert f"fedjax-dp run --resume {folder}" in " ".join(text.split())
+    assert saved_arrays(folder)[0] == read_json(folder, "summary.json")["rounds"] == 4
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
+    folder = tmp_path / "run"
+    stall = _STALL.replace("== {round}:", "== {round} and not os.path.exists({flag!r}):")
+    flag = tmp_path / "go on"
+    program = "import os\n" + stall.replace("{flag!r}", repr(str(flag)))
+    process = start(folder, 4, compilation_cache, program)
+    wait_for(lambda: lines_of(folder) >= 4, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    flag.touch()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 130, output
+    assert "interrupted after round 4; nothing is lost" in output
+    assert f"fedjax-dp run --resume {folder}" in " ".join(output.split())
+    assert saved_arrays(folder)[0] == 4
+    assert [row["round"] for row in metrics(folder)] == [1, 2, 3, 4]
+    assert read_json(folder, "summary.json")["rounds"] == 4
+    assert (folder / "privacy.md").exists() and (folder / "plots").exists()
+    status, _ = execute(folder, resume=True)
+    assert status == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("rounds_done", [7, *slowly(1, 3, 4, 6, 8)])
+def test_a_run_that_dies_at_any_round_resumes_to_the_same_bits(
+    uninterrupted, tmp_path, monkeypatch, rounds_done
+):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        kill_after(patched, rounds_done)
+        with pytest.raises(Killed):
+            execute(folder, *DRAWN)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_run_can_die_more_than_once(uninterrupted, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    for rounds_done in (4, 5):
+        with monkeypatch.context() as patched:
+            kill_after(patched, rounds_done)
+            with pytest.raises(Killed):
+                execute(folder, *(() if folder.exists() else DRAWN), resume=folder.exists())
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedadam", "local_only"])
+def test_what_clients_and_server_keep_is_resumed(tmp_path, monkeypatch, name):
+    words = (*SMALL, "--run.rounds=4", "--run.checkpoint_every=2", "--privacy.unit=none")
+    words = (*words, "--participation.sampler=cyclic", "--participation.cohort_size=2")
+    words = (*words, f"--algorithm.name={name}", "--execution.clients_per_chunk=1")
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert execute(whole, *words)[0] == 0
+    with monkeypatch.context() as patched:
+        kill_after(patched, 3)
+        with pytest.raises(Killed):
+            execute(folder, *words)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, whole)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypatch):
+    model = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")
+    words = (*DRAWN, *model, "--run.rounds=4", "--run.checkpoint_every=2")
+    words = (*words, "--model.frozen=['params/Dense_0']", "--execution.clients_per_chunk=1")
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert execute(whole, *words)[0] == 0
+    with monkeypatch.context() as patched:
+        kill_after(patched, 3)
+        with pytest.raises(Killed):
+            execute(folder, *words)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, whole)
+    arrays = saved_arrays(folder)[1].values()
+    assert {a.shape for a in arrays if a.ndim > 1} == {(8, 10)}
+    assert read_json(folder, "summary.json")["num_parameters"] == 8 * 10 + 10
+    # The base is that of the start of the run, whoever asks for it.
+    models = [
+        assemble.assemble(configuration.load(f / "config.toml")).model for f in (whole, folder)
+    ]
+    bases = [m.full_params(m.init(jax.random.key(0)))["params"]["Dense_0"] for m in models]
+    jax.tree.map(np.testing.assert_array_equal, *bases)
+    assert np.abs(np.asarray(bases[0]["kernel"])).max() > 0.01
+
+
+def test_the_statement_of_a_run_says_that_its_seed_gives_its_noise(uninterrupted):
+    text = (uninterrupted / "privacy.md").read_text("utf-8")
+    assert "`run.seed` in `config.toml`" in text and "publishing two of them may cancel" in text
+    claims = read_json(uninterrupted, "privacy.json")["claims"]
+    assert [claim["noise_root"] for claim in claims] == ["seed", "seed"]
+
+
+@pytest.fixture
+def finished(uninterrupted, tmp_path):
+    return pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "copy"))
+
+
+def test_a_finished_run_stays_what_it_is(uninterrupted, finished):
+    status, text = execute(finished, resume=True)
+    assert status == 0 and f"{ROUNDS} rounds in" in text
+    assert_same_run(finished, uninterrupted)
+    spent = read_json(finished, "summary.json")["seconds"]
+    assert spent > read_json(uninterrupted, "summary.json")["seconds"]
+
+
+def test_a_torn_last_line_of_metrics_is_written_again(uninterrupted, finished):
+    """As a crash of the whole computer may leave it: the last lines cut off or gone."""
+    shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
+    path = finished / "metrics.jsonl"
+    path.write_text(path.read_text(encoding="utf-8")[:-25], encoding="utf-8")
+    assert execute(finished, resume=True)[0] == 0
+    assert_same_run(finished, uninterrupted)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--resume", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "error: --resume must name a run folder with a config.toml" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_that_never_reached_a_checkpoint_starts_again(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(uninterrupted / "config.toml", folder)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+def test_another_configuration_in_the_folder_is_refused(finished):
+    path = finished / "config.toml"
+    config = configuration.load(path, ["--run.seed=1"])
+    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
+        execute(finished, resume=True)
+    assert read_json(finished, "summary.json")["rounds"] == ROUNDS
+
+
+@pytest.mark.slow
+def test_another_model_in_the_folder_is_refused(finished):
+    path = finished / "config.toml"
+    config = configuration.load(path, ["--model.name=mlp"])
+    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    with pytest.raises(ValueError, match="checkpoint must hold"):
+        execute(finished, resume=True)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_may_execute_in_another_way(finished):
+    path = finished / "config.toml"
+    config = configuration.load(path, ["--execution.clients_per_chunk=1"])
+    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    assert execute(finished, resume=True)[0] == 0
+
+
+def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
+    """Calibration may change between versions; the run goes on with the noise it started with."""
+    calibrated = assemble.calibrated
+
+    def louder(*args):
+        found = calibrated(*args)
+        noise = 2 * found.config.noise_multiplier
+        return found._replace(config=found.config._replace(noise_multiplier=noise))
+
+    monkeypatch.setattr(assemble, "calibrated", louder)
+    experiment = assemble.assemble(configuration.load(finished / "config.toml"))
+    state, start = restored(experiment, finished)
+    start.checkpoints.close()
+    claims = {c["unit"]: c for c in read_json(finished, "privacy.json")["claims"]}
+    kept = claims["record"]["noise_multiplier_per_unit"]
+    assert int(state.round) == ROUNDS
+    np.testing.assert_array_equal(np.asarray(state.config.noise_multiplier, float), kept)
+    assert np.all(np.asarray(experiment.simulation.algorithm.config.noise_multiplier) > kept)
+    spent = start.accounting.epsilon(experiment.dp_delta, "rdp")
+    assert {unit: np.max(each) for unit, each in spent.items()} == {
+        unit: claim["epsilon"] for unit, claim in claims.items()
+    }
+
+
+def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
+    def impatient(self, row):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+    monkeypatch.setattr(Logbook, "write", impatient)
+    with answering_the_keyboard():
+        with pytest.raises(KeyboardInterrupt):
+            execute(tmp_path / "run", *DRAWN)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert Checkpoints(tmp_path / "run" / "checkpoint").latest_round() is None

@@ -1,0 +1,180 @@
+"""Secret runs: a root that only the checkpoint holds, and what the statement says of it."""
+
+import json
+import shutil
+import stat
+
+import jax
+import numpy as np
+import pytest
+from run_folders import (
+    DRAWN,
+    SMALL,
+    Killed,
+    assemble_once,
+    assert_same_run,
+    execute,
+    kill_after,
+    read_json,
+    saved_arrays,
+)
+
+from fedjax_dp.core import keys
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.start import first_state, new_root
+from fedjax_dp.io import plots
+
+pytestmark = [
+    # With those of `test_resume`, which run the same program.
+    pytest.mark.xdist_group("resume"),
+    pytest.mark.usefixtures("shared_programs", "no_pictures"),
+]
+SECRET = (*DRAWN, "--run.secret=true")
+ROOT = bytes.fromhex("9e3779b97f4a7c15")
+
+
+@pytest.fixture
+def known_root(monkeypatch):
+    """The operating system gives this root once, and must not be asked again."""
+    left = [ROOT]
+    monkeypatch.setattr(keys.secrets, "token_bytes", lambda size: left.pop()[:size])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(once, shared_programs):
+    def build(folder):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(plots, "save", lambda figure, path: None)
+            patched.setattr(keys.secrets, "token_bytes", lambda size: ROOT[:size])
+            assert execute(folder / "run", *SECRET)[0] == 0
+
+    return once("secret", build) / "run"
+
+
+@pytest.fixture
+def finished(uninterrupted, tmp_path):
+    return shutil.copytree(uninterrupted, tmp_path / "copy")
+
+
+def root_file(folder):
+    return folder / "checkpoint" / "root.key"
+
+
+def test_the_root_lies_in_the_checkpoint_for_its_owner_alone(uninterrupted):
+    words = np.frombuffer(ROOT, np.uint32)
+    assert json.loads(root_file(uninterrupted).read_text("utf-8")) == words.tolist()
+    assert stat.S_IMODE(root_file(uninterrupted).stat().st_mode) == 0o600
+    assert stat.S_IMODE(root_file(uninterrupted).parent.stat().st_mode) == 0o700
+    shapes = [ROOT, ROOT[::-1], ROOT.hex().encode(), words.byteswap().tobytes()]
+    for word in words.tolist():
+        shapes += [str(word).encode(), f"{word:x}".encode()]
+    others = [p for p in uninterrupted.rglob("*") if p.is_file() and p != root_file(uninterrupted)]
+    assert {"config.toml", "metrics.jsonl", "summary.json", "privacy.json"} <= {
+        path.name for path in others
+    }
+    for path in others:
+        text = path.read_bytes().lower()
+        assert not any(shape.lower() in text for shape in shapes), path
+
+
+def test_the_statement_says_where_the_root_is_and_what_must_stay_hidden(uninterrupted):
+    text = (uninterrupted / "privacy.md").read_text("utf-8")
+    for claim in read_json(uninterrupted, "privacy.json")["claims"]:
+        assert claim["relation"] == "zero_out" and claim["noise_root"] == "secret"
+        assert claim["noise_root_file"] == "checkpoint/root.key"
+        assert claim["must_stay_hidden"] == ["which units were drawn", "how many units were drawn"]
+    for words in ("destroyed or kept secret", "checkpoint/root.key", "replaced by zeros", "n/N"):
+        assert words in text
+    assert "run.seed" not in text
+
+
+@pytest.mark.parametrize("rounds_done", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_killed_secret_run_resumes_to_the_same_bits(
+    uninterrupted, tmp_path, known_root, monkeypatch, rounds_done
+):
+    """From round 0 on: the root is on the disk before the first round, and a checkpoint is too."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        kill_after(patched, rounds_done)
+        with pytest.raises(Killed):
+            execute(folder, *SECRET)
+    assert saved_arrays(folder)[0] == rounds_done // 3 * 3
+    other = configuration.load(folder / "config.toml", ["--training.learning_rate=1"])
+    before = (folder / "config.toml").read_text("utf-8")
+    (folder / "config.toml").write_text(configuration.to_toml(other), encoding="utf-8")
+    with pytest.raises(ValueError, match="must be as it was when the run started"):
+        execute(folder, resume=True)
+    (folder / "config.toml").write_text(before, encoding="utf-8")
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("lost", ["root", "checkpoint"])
+def test_a_secret_run_that_lost_its_root_is_refused(finished, lost):
+    if lost == "root":
+        root_file(finished).unlink()
+    else:
+        shutil.rmtree(finished / "checkpoint")
+    before = (finished / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"root\.key must be there .* new run in another folder"):
+        execute(finished, resume=True)
+    assert (finished / "metrics.jsonl").read_bytes() == before
+    assert not root_file(finished).exists()
+
+
+def test_a_run_does_not_become_secret_nor_cease_to_be(finished, tmp_path):
+    def resumed(secret):
+        path = finished / "config.toml"
+        config = configuration.load(path, [f"--run.secret={secret}"])
+        path.write_text(configuration.to_toml(config), encoding="utf-8")
+        # Without a checkpoint there is no other configuration to compare with.
+        for step in (finished / "checkpoint").iterdir():
+            if step.is_dir():
+                shutil.rmtree(step)
+        execute(finished, resume=True)
+
+    with pytest.raises(ValueError, match=r"run\.secret must be true as when the run started"):
+        resumed("false")
+    root_file(finished).unlink()
+    with pytest.raises(ValueError, match=r"root\.key must be there"):
+        resumed("true")
+
+
+def test_a_second_root_never_takes_the_place_of_the_first(finished):
+    with pytest.raises(ValueError, match=r"root\.key must not be there when a run starts"):
+        execute(finished, *SECRET)
+
+
+def noise_of(multiplier, *words):
+    """What one round of clients who learn nothing adds to the model: its noise alone."""
+    words = (
+        *SMALL,
+        "--run.rounds=1",
+        "--privacy.unit=client",
+        "--algorithm.name=dp_fedavg",
+        "--training.learning_rate=0",
+        "--privacy.client.epsilon=none",
+        f"--privacy.client.noise_multiplier={multiplier}",
+        *words,
+    )
+    experiment = assemble_once(configuration.load(None, words))
+    root = new_root(experiment.config.run)
+    state = first_state(experiment)
+    before = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]
+    state, _ = experiment.simulation.run(state, root, 1)
+    after = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]
+    return np.concatenate(after) - np.concatenate(before), experiment.population
+
+
+def test_runs_of_one_seed_share_their_noise_and_secret_runs_do_not():
+    """Publishing two of them cancels it; the seed still gives data and initial model."""
+    (one, mine), (two, _) = (noise_of(z) for z in (1, 2))
+    assert np.abs(one).max() > 0.1
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-5, atol=1e-6)
+    (first, _), (second, other) = (noise_of(z, "--run.secret=true") for z in (1, 2))
+    # Independent normals: the correlation of 650 pairs is below 0.2 but for one time in 10^6.
+    for a, b in ((first, second), (first, one)):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
+    assert first.std() == pytest.approx(one.std(), rel=0.2)
+    for name, array in mine.train.examples.items():
+        np.testing.assert_array_equal(array, other.train.examples[name])

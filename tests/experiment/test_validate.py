@@ -1,0 +1,514 @@
+"""What is refused, and when: before data are read, or at least before anything is trained."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from run_folders import NOT_PRIVATE, SMALL, execute
+
+from fedjax_dp.cli import main
+from fedjax_dp.data import datasets
+from fedjax_dp.engine import simulate
+from fedjax_dp.experiment import assemble, population
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.folder import next_folder
+
+FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
+DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
+
+
+class TouchedError(AssertionError):
+    """Something was done that a refusal should have come before."""
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    def touched(*_args, **_kwargs):
+        raise TouchedError("data were read")
+
+    monkeypatch.setattr(population.datasets, "load", touched)
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Lets a simulation be declared, and fails if it is compiled or run."""
+    build = simulate.simulation
+
+    def touched(*_args, **_kwargs):
+        raise TouchedError("rounds were compiled")
+
+    def declared(*args, **kwargs):
+        return build(*args, **kwargs)._replace(compile=touched, run=touched)
+
+    monkeypatch.setattr(assemble, "simulation", declared)
+
+
+def test_the_traps_do_spring(tmp_path, no_data):
+    with pytest.raises(TouchedError, match="data"):
+        execute(tmp_path / "run", *SMALL)
+
+
+def test_the_trap_of_training_does_spring(tmp_path, no_training):
+    with pytest.raises(TouchedError, match="compiled"):
+        execute(tmp_path / "run", *SMALL)
+
+
+UNKNOWN = [
+    ("data.name", "digts", "digits"),
+    ("data.options.test_fracton", "0.5", "test_fraction"),
+    ("data.partition", "dirichle", "dirichlet"),
+    ("data.partition_options.alhpa", "0.5", "alpha"),
+    ("model.name", "logistic_regresion", "logistic_regression"),
+    ("algorithm.name", "dp_sdg", "dp_sgd"),
+    ("training.optimizer", "sdg", "sgd"),
+    ("training.optimizer_options.momentun", "0.9", "momentum"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "nearest"), UNKNOWN)
+def test_names_that_do_not_exist_are_refused_before_data_are_read(
+    tmp_path, no_data, key, value, nearest
+):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, f"--{key}={value}")
+    message = str(error.value)
+    assert message.startswith("command line: ") and key in message and value in message
+    assert message.endswith(f"did you mean {nearest!r}?")
+    assert not (tmp_path / "run").exists()
+
+
+LUS = ("--algorithm.name=blur_lus", "--algorithm.options.radius=1")
+
+
+@pytest.mark.parametrize("unit", ["record", "both"])
+@pytest.mark.parametrize("options", [(), ("--algorithm.options.score=cost",)])
+def test_a_score_that_reads_records_behind_their_noise_is_refused_before_data_are_read(
+    tmp_path, no_data, unit, options
+):
+    message = "algorithm.options must read no records .*'magnitude' read none, got .*'cost'"
+    words = (*LUS, f"--privacy.unit={unit}", "--privacy.client.epsilon=2", *options)
+    with pytest.raises(ValueError, match=message):
+        execute(tmp_path / "run", *SMALL, *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--privacy.unit=none",),
+        ("--privacy.unit=client", "--privacy.client.epsilon=2"),
+        ("--privacy.unit=record", "--algorithm.options.score=magnitude"),
+        ("--privacy.unit=record", "--algorithm.options.score=cost_of_last_step"),
+        ("--privacy.unit=record", "--algorithm.options.sparsity=0"),
+    ],
+)
+def test_a_score_that_reads_nothing_or_beside_no_claim_goes_on_to_the_data(
+    tmp_path, no_data, words
+):
+    with pytest.raises(TouchedError, match="data"):
+        execute(tmp_path / "run", *SMALL, *LUS, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "nearest"),
+    [
+        (("--model.name=mlp", "--model.options.hiden=[8]"), "hiden", "hidden"),
+        ((*FEDAVG[:1], "--algorithm.name=fedprox", "--algorithm.options.nu=1"), "nu", "mu"),
+        (("--training.optimizer=adam", "--training.optimizer_options.b3=1"), "b3", "b"),
+    ],
+)
+def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, option, nearest):
+    with pytest.raises(ValueError, match=rf"options\.{option} of .* did you mean '{nearest}"):
+        execute(tmp_path / "run", *SMALL, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--algorithm.options.mu=1",),
+            "there is no option algorithm.options.mu of dp_sgd, got 1; dp_sgd has no options",
+        ),
+        (
+            ("--data.partition=natural", "--data.partition_options.alpha=1"),
+            "there is no option data.partition_options.alpha of natural, got 1",
+        ),
+        (
+            ("--privacy.unit=none", "--algorithm.name=ifca"),
+            "algorithm.options must hold 'num_models', a whole number",
+        ),
+        (
+            ("--data.partition_options.alpha=abc",),
+            "data.partition_options.alpha must be a number above 0, got 'abc'",
+        ),
+        (
+            ("--training.optimizer=adam", "--training.optimizer_options.b1=high"),
+            "training.optimizer_options.b1 must be a number in [0, 1), got 'high'",
+        ),
+        (
+            ("--training.optimizer_options.nesterov=1",),
+            "training.optimizer_options.nesterov must be true or false, got 1",
+        ),
+        (
+            ("--data.options.test_fraction=most",),
+            "data.options.test_fraction must be a number in (0, 1)",
+        ),
+        (("--run.rounds=0",), "run.rounds must be a whole number of at least 1, got 0"),
+        (("--run.evaluate_every=0",), "run.evaluate_every must be a whole number of at least 1"),
+        (
+            ("--run.checkpoint_every=-2",),
+            "run.checkpoint_every must be a whole number of at least 1",
+        ),
+        (("--run.seed=-1",), "run.seed must be a whole number in [0, 4294967296), got -1"),
+        (("--run.seed=4294967296",), "run.seed must be a whole number in [0, 4294967296)"),
+        (("--data.num_clients=0",), "data.num_clients must be a whole number of at least 1, got 0"),
+        (
+            ("--data.client_test_share=1.0",),
+            "data.client_test_share must be a number in [0, 1), got 1.0",
+        ),
+        (
+            ("--training.learning_rate=-1",),
+            "training.learning_rate must be a number of at least 0",
+        ),
+        (
+            ("--training.batch_size=0.5",),
+            "training.batch_size must be a number of at least 1",
+        ),
+        (
+            ("--training.num_epochs=-1",),
+            "training.num_epochs must be a number of at least 0",
+        ),
+        (("--training.num_steps=-1",), "training.num_steps must be a number of at least 0"),
+        (
+            ("--training.micro_batch_size=0",),
+            "training.micro_batch_size must be a whole number of at least 1",
+        ),
+        (("--execution.devices=4096",), "devices must be at most"),
+        (
+            ("--execution.clients_per_chunk=0",),
+            "execution.clients_per_chunk must be a whole number of at least 1 or one of",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data, words, message):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *words)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--privacy.record.clip_norm=-1",),
+            "privacy.record.clip_norm must be a number above 0",
+        ),
+        (
+            ("--privacy.record.clip_norm=[1, 0, 1]",),
+            "privacy.record.clip_norm must be a number above 0 or a list",
+        ),
+        (("--privacy.record.epsilon=0",), "privacy.record.epsilon must be a number above 0"),
+        (
+            ("--privacy.record.noise_multiplier=-1",),
+            "noise_multiplier must be a number of at least 0",
+        ),
+        *(
+            (
+                (f"--privacy.record.dp_delta={delta}",),
+                "privacy.record.dp_delta must be a number in (0, 1)",
+            )
+            for delta in ("0.0", "1.0", "-1e-5", "2", "[0.1, 0.0, 0.1]", "[0.1, 0.1, 1.0]")
+        ),
+        (
+            ("--privacy.record.noise_multiplier=0",),
+            "privacy.record.noise_multiplier must be above 0 to keep the budget "
+            "privacy.record.epsilon; without noise set that to none, got 0.0",
+        ),
+        (
+            ("--privacy.record.noise_multiplier=[1, 0, 1]",),
+            "privacy.record.noise_multiplier must be above 0 to keep the budget",
+        ),
+        (
+            ("--privacy.record.epsilon=none",),
+            "privacy.record must give an epsilon to calibrate to, or a noise_multiplier",
+        ),
+        (
+            (*DP_FEDAVG, "--privacy.client.noise_multiplier=0"),
+            "privacy.client.noise_multiplier must be above 0 to keep the budget",
+        ),
+        ((*DP_FEDAVG, "--privacy.client.clip_norm=-1"), "privacy.client.clip_norm must be"),
+        (
+            (*DP_FEDAVG, "--privacy.client.dp_delta=1"),
+            "privacy.client.dp_delta must be a number in (0, 1)",
+        ),
+        *(
+            (
+                (*DP_FEDAVG, f"--privacy.client.{key}=[1, 1, 1]"),
+                f"privacy.client.{key} must be a number",
+            )
+            for key in ("clip_norm", "noise_multiplier", "epsilon")
+        ),
+        (
+            (*DP_FEDAVG, "--privacy.client.dp_delta=[0.1, 0.1, 0.1]"),
+            "privacy.client.dp_delta must be a number in (0, 1), got [0.1, 0.1, 0.1]",
+        ),
+        (("--privacy.unit=client",), "privacy.unit must be record or both for the algorithm dp_sg"),
+        (("--privacy.unit=none",), "privacy.unit must be record or both for the algorithm dp_sgd"),
+        (("--algorithm.name=dp_fedavg",), "privacy.unit must be client or both"),
+        (
+            ("--privacy.unit=client", "--algorithm.name=scaffold"),
+            "privacy.unit must be none or record for the algorithm scaffold, got 'client'",
+        ),
+        (
+            ("--algorithm.name=ifca", "--algorithm.options.num_models=2"),
+            "privacy.unit must be none for the algorithm ifca, got 'record'",
+        ),
+    ],
+)
+def test_privacy_out_of_range_is_refused_before_data_are_read(tmp_path, no_data, words, message):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *words)
+    assert message in str(error.value)
+
+
+PER_CLIENT = (
+    *(f"training.{key}" for key in ("learning_rate", "batch_size", "num_epochs", "num_steps")),
+    *(f"privacy.record.{key}" for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta")),
+)
+
+
+def two_numbers(key):
+    return [0.1, 0.2] if key.endswith("dp_delta") else [1.0, 2.0]
+
+
+@pytest.mark.parametrize("key", PER_CLIENT)
+def test_lists_of_another_length_than_the_clients_are_refused_before_data_are_read(
+    tmp_path, no_data, key
+):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, f"--{key}={two_numbers(key)}")
+    rule = "be one number or have one for each of the 3 clients"
+    assert str(error.value) == f"{key} must {rule}, got {two_numbers(key)}"
+
+
+@pytest.mark.parametrize("key", PER_CLIENT)
+def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
+    tmp_path, no_training, monkeypatch, key
+):
+    real = datasets.load("digits")
+    clients = np.arange(len(real.train["y"])) % 3
+    data = dataclasses.replace(real, train_clients=clients)
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", "--data.partition=natural", f"--{key}={two_numbers(key)}")
+    assert key.rpartition(".")[2] in str(error.value) and "3 clients" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--participation.sampler=poisson", "--participation.cohort_size=4"),
+            "participation.cohort_size must be at most the population of 3 clients, got 4.0",
+        ),
+        (
+            ("--participation.sampler=fixed_size", "--participation.cohort_size=0"),
+            "participation.cohort_size must be a number above 0 or none, got 0",
+        ),
+        (
+            ("--participation.cohort_size=2",),
+            "participation.cohort_size must be left out under the sampler everybody",
+        ),
+        (
+            ("--participation.sampler=cyclic", "--participation.capacity=2"),
+            "participation.capacity must be left out under the sampler cyclic, got 2",
+        ),
+        (
+            ("--participation.sampler=poisson", "--participation.capacity=0"),
+            "participation.capacity must be a whole number of at least 1 or none, got 0",
+        ),
+    ],
+)
+def test_impossible_cohorts_are_refused_before_data_are_read(tmp_path, no_data, words, message):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *FEDAVG, *words)
+    assert message in str(error.value)
+
+
+def test_a_fraction_of_a_client_is_for_poisson_alone(tmp_path, no_training):
+    words = ("--participation.sampler=fixed_size", "--participation.cohort_size=1.5")
+    with pytest.raises(ValueError, match="cohort_size must be a whole number"):
+        execute(tmp_path / "run", *SMALL, *FEDAVG, *words)
+
+
+NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--training.sampler=shuffled",), ("shuffled", "sampler 'poisson'")),
+        (("--training.sampler=shuffled", *NOISE), ("shuffled", "sampler 'poisson'")),
+        (
+            ("--training.sampler=fixed_size",),
+            ("SampledWithoutReplacement", "zero_out", "replace_one"),
+        ),
+        (
+            ("--training.sampler=fixed_size", *NOISE),
+            ("SampledWithoutReplacement", "zero_out", "replace_one"),
+        ),
+        (("--privacy.relation=add_remove",), ("privacy.relation", "public", "'zero_out'")),
+        (("--privacy.relation=replace_one",), ("PoissonSampled", "'rdp'", "accountant 'pld'")),
+        (
+            ("--privacy.relation=replace_one", *NOISE),
+            ("PoissonSampled", "'rdp'", "accountant 'pld'"),
+        ),
+        (
+            (
+                *DP_FEDAVG,
+                "--participation.sampler=fixed_size",
+                "--participation.cohort_size=2",
+            ),
+            ("SampledWithoutReplacement", "zero_out", "replace_one"),
+        ),
+        (
+            (
+                *DP_FEDAVG,
+                "--participation.sampler=poisson",
+                "--participation.cohort_size=1",
+                "--participation.capacity=2",
+            ),
+            ("Truncated", "'rdp'", "accountant 'pld'"),
+        ),
+        (
+            (
+                *DP_FEDAVG,
+                "--participation.sampler=poisson",
+                "--participation.cohort_size=1",
+                "--participation.capacity=2",
+                "--privacy.client.noise_multiplier=1.0",
+                "--privacy.client.epsilon=none",
+            ),
+            ("Truncated", "'rdp'", "accountant 'pld'"),
+        ),
+    ],
+)
+def test_a_privacy_without_an_analysis_is_refused_before_training(
+    tmp_path, no_training, words, parts
+):
+    with pytest.raises(ValueError) as error:
+        execute(tmp_path / "run", *SMALL, *words)
+    assert all(part in str(error.value) for part in parts), error.value
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_data_that_are_not_finite_are_refused_before_training(
+    tmp_path, monkeypatch, no_training, part
+):
+    real = datasets.load("digits")
+    broken = {name: np.array(array) for name, array in getattr(real, part).items()}
+    broken["x"][7, 0] = np.nan
+    data = dataclasses.replace(real, **{part: broken})
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+    with pytest.raises(ValueError, match=r"examples\['x'\] must be finite, got NaN or infinity"):
+        execute(tmp_path / "run", *SMALL)
+    with pytest.raises(TouchedError, match="compiled"):
+        execute(tmp_path / "run", *SMALL, "--data.check_finite=false")
+
+
+def test_every_held_out_example_of_a_client_is_looked_at(tmp_path, monkeypatch, no_training):
+    """Wherever in the training part the NaN is, the split may have set it aside."""
+    real = datasets.load("digits")
+    config = configuration.load(None, [*SMALL, *NOT_PRIVATE])
+    held_out = assemble.population_of(config).client_test
+    x = np.array(real.train["x"])
+    row = int(np.flatnonzero((x == held_out.examples["x"][0]).all(axis=tuple(range(1, x.ndim))))[0])
+    x[row, 0] = np.inf
+    data = dataclasses.replace(real, train={**real.train, "x": x})
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+    with pytest.raises(ValueError, match=r"examples\['x'\] must be finite"):
+        execute(tmp_path / "run", *SMALL, *NOT_PRIVATE)
+
+
+def test_a_natural_partition_needs_clients_in_the_data(tmp_path, no_training):
+    with pytest.raises(ValueError, match=r"data\.partition must be another than natural, since"):
+        execute(tmp_path / "run", "--data.partition=natural")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--run.round", "3"], "did you mean 'run.rounds'?"),
+        (["run", "--model.name=mpl"], "did you mean 'mlp'?"),
+        (["run", "nowhere.toml"], "there is no configuration file 'nowhere.toml'"),
+        (["run", "--resume", "nowhere"], "--resume must name a run folder with a config.toml"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_and_status_2(
+    monkeypatch, capsys, tmp_path, no_data, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", *words])
+    with pytest.raises(SystemExit) as status:
+        main.main()
+    assert status.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and "Traceback" not in error
+    assert not any(tmp_path.iterdir())
+
+
+def test_resuming_takes_no_other_options(monkeypatch, capsys, tmp_path, no_data):
+    (tmp_path / "config.toml").write_text(configuration.to_toml(configuration.load(None)))
+    for other in (["--run.rounds", "9"], ["--output", "elsewhere"], ["other.toml"]):
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", *other, "--resume", str(tmp_path)])
+        with pytest.raises(SystemExit) as status:
+            main.main()
+        assert status.value.code == 2
+        error = capsys.readouterr().err
+        assert "--resume must stand alone" in error and other[-1] in error
+
+
+def test_output_must_be_free(monkeypatch, capsys, tmp_path, no_data):
+    (tmp_path / "notes.txt").write_text("mine")
+    for taken in (tmp_path, tmp_path / "notes.txt"):
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--output", str(taken)])
+        with pytest.raises(SystemExit) as status:
+            main.main()
+        assert status.value.code == 2
+        error = capsys.readouterr().err
+        assert "must be a new or an empty folder" in error and "--resume" in error
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_runs_that_start_together_get_a_folder_each(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    folders = {next_folder("digits") for _ in range(3)}
+    assert sorted(str(folder) for folder in folders) == [
+        f"runs/digits-{number:03d}" for number in (1, 2, 3)
+    ]
+
+
+MLP = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")
+
+
+@pytest.mark.parametrize(
+    ("frozen", "message"),
+    [
+        (
+            "['params/Dense_9']",
+            "name parameters of the model, got 'params/Dense_9'.*'params/Dense_",
+        ),
+        ("['params']", "leave one of .* to be trained"),
+    ],
+)
+def test_patterns_that_freeze_nothing_or_everything_are_refused_before_training(
+    tmp_path, no_training, frozen, message
+):
+    with pytest.raises(ValueError, match=message):
+        execute(tmp_path / "run", *SMALL, *MLP, f"--model.frozen={frozen}")
+
+
+def test_batch_norm_under_noise_on_updates_is_refused_before_training(tmp_path, no_training):
+    words = ("--model.name=resnet18", "--model.options.norm=batch", "--algorithm.name=dp_fedavg")
+    with pytest.raises(ValueError, match=r"no buffers.*group norm"):
+        execute(tmp_path / "run", *SMALL, *words, "--privacy.unit=client")
