@@ -22,12 +22,12 @@ def check_client(
 ) -> list[StepCheck]:
     """Compares everything that a client sends, with and without a canary among its records.
 
-    In every stage in which it does nothing but train, the client takes one local step on all of its
-    records. Each part of what it sends (and its own
-    model, where it sends nothing) must carry noise to hide the canary's share in it, or must not
-    depend on the canary at all, as its weight must not. Parts are looked at one by one, since one
-    may be a function of another, like a control variate of an update. Votes have no distance that
-    noise could be held against: they are left to the canaries, and all else is looked at.
+    In every stage in which a client does nothing but train, it takes one local step on all of its
+    records. Each part of what it sends (and its own model, where it sends nothing) must carry noise
+    to hide the canary's share in it, or must not depend on the canary at all, as its weight must
+    not. Parts are looked at one by one, since one may be a function of another, like a control
+    variate of an update. Votes have no distance that noise could be held against: they are left to
+    the canaries, and all else is looked at.
 
     Args:
       planted: canary records in an algorithm whose local optimiser is plain SGD; others do not
