@@ -5,6 +5,7 @@ import json
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import (
@@ -195,16 +196,19 @@ def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
 
 
 def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_the_same():
-    model, data = make_model(), make_data()
-    x = data.examples["x"].copy()
-    x[data.offsets[2] : data.offsets[3]] = np.nan
-    broken = data.__class__({**data.examples, "x": x}, data.offsets)
+    algorithm = algorithms.dp_sgd(make_model(), private_trainer(make_model()))
+
+    def client(server, own, client, hyper, key):
+        output = algorithm.client(server, own, client, hyper, key)
+        factor = jnp.where(client.index == 2, jnp.nan, 1.0)
+        return output._replace(update=jax.tree.map(lambda x: x * factor, output.update))
+
     joined = participants.participation(sampling.everybody(), NUM_CLIENTS)
-    sim = simulation(algorithms.dp_sgd(model, private_trainer(model)), broken, joined, PLAIN)
-    state = sim.init(KEY)
+    sim = simulation(algorithm._replace(client=client), make_data(), joined, PLAIN)
     account = PrivacyAccounting(sim)
-    _, record, _ = sim.run(state, KEY, 2)
-    assert record.count(Fate.NOT_FINITE).tolist() == [1, 1]
+    _, record, _ = sim.run(sim.init(KEY), KEY, 2)
+    is_lost = record.fate == Fate.NOT_FINITE
+    assert record.clients[is_lost].tolist() == [2, 2]
     account.charge(record)
     times = [2] * NUM_CLIENTS
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(times), rtol=1e-9)
