@@ -120,6 +120,13 @@ def build(name, model, unit, trainer=None, aggregator=None, public_x=None):
     )
 
 
+MEANS = (
+    *("gaussian", "per_layer", "laplace", "staircase", "bounded_laplace", "adaptive"),
+    *("discrete_gaussian", "filled", "central_discrete", "skellam", "correlated"),
+)
+
+
+@functools.cache
 def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
     """Every private mean that there is, with who may join a round of it."""
     structure = jax.eval_shape(model().init, jax.random.key(0))

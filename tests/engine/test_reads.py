@@ -19,6 +19,7 @@ from audit_cases import (
     plain_trainer,
     private_trainer,
 )
+from marks import later, slow, telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms import registry
@@ -93,7 +94,9 @@ def chosen(choice):
     return look
 
 
-@pytest.mark.parametrize("look", [first_input, stored_input, loss_there])
+@pytest.mark.parametrize(
+    "look", later([first_input, stored_input, loss_there], but=[first_input], mark=telling)
+)
 def test_an_algorithm_that_claims_for_records_is_handed_none(look):
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
@@ -110,6 +113,7 @@ def test_an_algorithm_that_claims_for_records_is_handed_none(look):
     run(peeking(algorithms.fedavg(model(), plain, aggregator=mean()), plain, look))
 
 
+@telling
 def test_whole_clients_protected_do_not_cover_their_records():
     """Under both claims the one for records still forbids what the one for clients covers."""
     trainer = private_trainer(model())
@@ -164,6 +168,7 @@ def test_training_without_an_event_is_refused_under_a_claim():
         run(peeking(algorithm, plain_trainer(model()), lambda *_: 1.0))
 
 
+@telling
 def test_a_choice_is_charged_or_refused():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
@@ -195,6 +200,7 @@ def test_nothing_of_a_refused_round_is_released():
         simulation(peeking(algorithm, trainer, first_input), data(), JOINING, automatic)
 
 
+@telling
 def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy():
     algorithm = algorithms.fedavg(model(), plain_trainer(model()), aggregator=mean())
     algorithm = algorithm._replace(
@@ -393,8 +399,16 @@ def expected(name, unit, options):
 
 
 # Options that decide over what is read, and never over whether it is charged, are all swept, but
-# only these quickly.
+# these sooner; and quickly, one composition for each way to be charged, said or refused.
 DECISIVE = {"score", "sparsity", "selection"}
+QUICK = {
+    "ifca-none-True",
+    "dp_sgd-record",
+    "blur_lus-record-0.6-cost-fedavg",
+    "blur_lus-record-0.6-magnitude-fedavg",
+    "r_dpcfl-record-private-accuracy-centred-False",
+    "r_dpcfl-record-exact-loss-centred-False",
+}
 
 
 def cases():
@@ -403,9 +417,11 @@ def cases():
         known = registry.options_of(name)
         usual = all(options[o] == known[o] for o in options if o in VALUES and o not in DECISIVE)
         swept = [str(v) for option, v in options.items() if option in VALUES]
-        marks = () if usual else pytest.mark.slow
         label = "-".join([name, unit, *swept])
+        claims = unit in ("record", "both")
+        marks = () if label in QUICK else telling if usual and claims else slow
         found.append(pytest.param((name, unit, options), id=label, marks=marks))
+    assert {case.id for case in found} >= QUICK
     return found
 
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import telling
 
 import fedjax_dp as fdp
 from fedjax_dp.privacy.distributed import make_plan
@@ -46,6 +47,7 @@ def test_shares_of_noise_are_counted_against_the_smallest_cohort(sampler, cohort
         fdp.simulation(algorithm, _data(), fdp.participation(sampler, NUM_CLIENTS, cohort))
 
 
+@telling
 def test_an_empty_poisson_cohort_is_noised_where_cohorts_are_streamed():
     algorithm = fdp.dp_fedavg(
         _model(),

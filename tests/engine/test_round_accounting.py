@@ -18,6 +18,7 @@ from cases import (
     private_trainer,
 )
 from dp_accounting import rdp
+from marks import telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
@@ -195,6 +196,7 @@ def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(drawn), rtol=1e-9)
 
 
+@telling
 def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_the_same():
     algorithm = algorithms.dp_sgd(make_model(), private_trainer(make_model()))
 
