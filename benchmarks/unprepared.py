@@ -133,7 +133,7 @@ def main() -> None:
     free = compiled_rounds(data, 1e6, 0.0)
     start = free.init(key)
     params = jax.tree.map(np.array, start.server.params)
-    after, _ = free.run(start, key, 1)
+    after, *_ = free.run(start, key, 1)
     plain = plain_round(data)
     expected = plain(params)
     ends = after.server.params
@@ -145,7 +145,7 @@ def main() -> None:
 
     def private_round():
         nonlocal state
-        state, _ = private.run(state, key, 1)
+        state, *_ = private.run(state, key, 1)
         return state
 
     result = {

@@ -1,173 +1,20 @@
-"""Runs a grid of experiments through the library, goes on where it stopped, and writes tables.
-
-A study names a configuration file and its axes; each point of the grid is one ordinary run folder.
-"""
+"""Runs a grid of experiments from the command line and writes its tables."""
 
 import argparse
 import csv
 import io
-import itertools
 import json
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-import numpy as np
 from rich.console import Console
 
-from experiments.settings import require_same, tables_of
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.run import run as run_experiment
-
-Axes = Mapping[str, Mapping[str, Sequence[str]]]
-
-
-class Study(NamedTuple):
-    """A grid of experiments and the table that it fills.
-
-    Attributes:
-      name: the study's name.
-      file: the configuration that all points start from.
-      axes: for each axis its values, and for each value the overrides that stand for it, as words
-        of a command line; the axis "seed" is averaged over.
-      rows: the axis whose values are the rows of the table.
-      columns: the axis whose values are its columns.
-      metrics: what is read from each run's summary, and the factor for the table.
-      published: `(metric, values by axis) -> number` of the paper, or None.
-      skip: `(values by axis) -> bool`, whether a point of the grid is left out.
-    """
-
-    name: str
-    file: pathlib.Path
-    axes: Axes
-    rows: str
-    columns: str
-    metrics: Mapping[str, float]
-    published: Callable[[str, Mapping[str, str]], float | None] = lambda metric, values: None
-    skip: Callable[[Mapping[str, str]], bool] = lambda values: False
-
-
-class Point(NamedTuple):
-    """One experiment of a grid.
-
-    Attributes:
-      values: its value on each axis.
-      words: the overrides that make it.
-    """
-
-    values: dict[str, str]
-    words: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return ",".join(f"{axis}={value}" for axis, value in self.values.items())
-
-
-def points(study: Study, only: Mapping[str, Sequence[str]], words: Sequence[str]) -> list[Point]:
-    """Lists the points of a grid; `only` narrows axes, `words` are overrides for all of them."""
-    chosen = {}
-    for axis, values in study.axes.items():
-        names = list(only.get(axis, values))
-        unknown = [name for name in names if name not in values]
-        if unknown:
-            raise ValueError(f"{axis} must be of {list(values)}, got {unknown}")
-        chosen[axis] = names
-    strange = set(only) - set(study.axes)
-    if strange:
-        raise ValueError(f"an axis must be of {list(study.axes)}, got {sorted(strange)}")
-    found = []
-    for names in itertools.product(*chosen.values()):
-        values = dict(zip(chosen, names, strict=True))
-        if not study.skip(values):
-            made = [word for axis, name in values.items() for word in study.axes[axis][name]]
-            found.append(Point(values, (*made, *words)))
-    return found
-
-
-def run_points(
-    study: Study,
-    grid: Sequence[Point],
-    output: pathlib.Path,
-    console: Console,
-    seconds: float = float("inf"),
-) -> None:
-    """Runs every point that has no summary yet; starts none after so many seconds.
-
-    Raises:
-      SystemExit: before anything runs, if a folder holds a run under another setting.
-    """
-    started = time.perf_counter()
-    loaded = [
-        configuration.load(study.file, (f"--run.name={study.name}", *point.words)) for point in grid
-    ]
-    for point, config in zip(grid, loaded, strict=True):
-        file = output / point.name / "config.toml"
-        if file.is_file():
-            require_same(file, tables_of(configuration.load(file)), tables_of(config))
-    for number, (point, config) in enumerate(zip(grid, loaded, strict=True), 1):
-        folder, label = output / point.name, f"[{number}/{len(grid)}] {point.name}"
-        if (folder / "summary.json").is_file():
-            console.print(f"{label}: done before")
-            continue
-        if time.perf_counter() - started > seconds:
-            console.print(f"{label}: left for another time")
-            continue
-        resume = (folder / "checkpoint").is_dir() and any((folder / "checkpoint").iterdir())
-        # A secret run never starts over: where it has lost its root, going on with it is refused.
-        resume |= config.run.secret and (folder / "config.toml").is_file()
-        if resume:
-            config = configuration.load(folder / "config.toml")
-        begun = time.perf_counter()
-        quiet = Console(file=io.StringIO(), width=200)
-        status = run_experiment(config, folder, quiet, resume=resume)
-        if status:
-            raise KeyboardInterrupt
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        shown = ", ".join(f"{m} {summary[m]:.4f}" for m in study.metrics if summary.get(m))
-        console.print(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
-        # Programs of one point are of no use to the next, and there may be hundreds.
-        jax.clear_caches()
-
-
-def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the summaries of the points that have run."""
-    rows = []
-    for point in grid:
-        file = output / point.name / "summary.json"
-        if file.is_file():
-            # An axis keeps its name for what a summary may call otherwise, such as the algorithm.
-            rows.append(json.loads(file.read_text(encoding="utf-8")) | point.values)
-    return rows
-
-
-def averaged(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Averages over seeds: mean, standard deviation, number, and the published figure beside."""
-    axes = [axis for axis in study.axes if axis != "seed"]
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[axis] for axis in axes), []).append(row)
-    found = []
-    for names, members in groups.items():
-        values = dict(zip(axes, names, strict=True))
-        for metric, factor in study.metrics.items():
-            numbers = [factor * m[metric] for m in members if m.get(metric) is not None]
-            if numbers:
-                spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-                found.append(
-                    values
-                    | {
-                        "metric": metric,
-                        "mean": float(np.mean(numbers)),
-                        "std": spread,
-                        "seeds": len(numbers),
-                        "published": study.published(metric, values),
-                    }
-                )
-    return found
+from fedjax_dp.experiment.sweep import Study, averaged, collect, points, run_points
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -237,8 +84,11 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     only = {axis: names.split(",") for axis, _, names in (o.partition("=") for o in known.only)}
     console = Console()
     started = time.perf_counter()
-    grid = points(study, only, words)
-    run_points(study, grid, known.output, console, known.seconds)
+    try:
+        grid = points(study, only, words)
+        run_points(study, grid, known.output, console.print, known.seconds)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
     rows = collect(grid, known.output)
     entries = averaged(study, rows)
     module = getattr(sys.modules["__main__"], "__spec__", None)

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fedjax_dp.engine.execution import ExecutionConfig
+from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp.algorithms import pool, registry
 from fedjax_dp.audit.clients import plant_clients
@@ -16,8 +18,6 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
@@ -104,20 +104,30 @@ def build(name, model, unit, trainer=None, aggregator=None, public_x=None):
     trainer = trainer or (private_trainer(model) if is_private else plain_trainer(model))
     if unit in ("client", "both"):
         aggregator = aggregator or mean()
+    problem = registry.Problem(
+        num_clients=NUM_CLIENTS,
+        num_rounds=NUM_ROUNDS,
+        aggregator=aggregator,
+        declared_epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
+        public_x=PUBLIC if public_x is None else public_x,
+    )
     return registry.build(
         name,
         model,
         trainer,
-        num_clients=NUM_CLIENTS,
-        num_rounds=NUM_ROUNDS,
+        problem,
         unit=unit,
-        aggregator=aggregator,
-        epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
-        public_x=PUBLIC if public_x is None else public_x,
         options=_OPTIONS.get((name, unit), _OPTIONS.get(name, {})),
     )
 
 
+MEANS = (
+    *("gaussian", "per_layer", "laplace", "staircase", "bounded_laplace", "adaptive"),
+    *("discrete_gaussian", "filled", "central_discrete", "skellam", "correlated"),
+)
+
+
+@functools.cache
 def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
     """Every private mean that there is, with who may join a round of it."""
     structure = jax.eval_shape(model().init, jax.random.key(0))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from marks import later, telling
 from oracles import clustered, federated, local, noise_aware
 from oracles.replay import Replay
 
@@ -20,8 +20,6 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import Simulation, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, stateless
 from fedjax_dp.server.private import gaussian_mean
@@ -448,7 +446,7 @@ _CASES = (
     Case(
         "dp_fedavg",
         algorithms.dp_fedavg,
-        lambda m: algorithms.dp_fedavg(m, plain_trainer(m), **_CENTRAL),
+        lambda m: algorithms.dp_fedavg(m, plain_trainer(m), aggregator=gaussian_mean(**_CENTRAL)),
         _dp_fedavg(0.2, 0.8),
         _params,
     ),
@@ -491,7 +489,7 @@ _CASES = (
     Case(
         "dp_both",
         algorithms.dp_fedavg,
-        lambda m: algorithms.dp_fedavg(m, private_trainer(m), **_CENTRAL),
+        lambda m: algorithms.dp_fedavg(m, private_trainer(m), aggregator=gaussian_mean(**_CENTRAL)),
         _dp_fedavg(0.2, 0.8, is_private=True),
         _params,
         is_private=True,
@@ -643,29 +641,15 @@ _CASES = (
 )
 CASES = {case.name: case for case in _CASES}
 
-# These are put together from parts of the others; every law is tested on them too, but not quickly.
-COMPOSED = {
-    "dp_fedavg",
-    "fedavgm",
-    "fedprox",
-    "fedyogi",
-    "fedadagrad",
-    "record_dp_fedavg",
-    "minimum_epsilon",
-    "weiavg",
-    "pfa",
-    "noise_oracle",
-    "rc_dpfl",
-    "f_cdpfl",
-    "km_cdpfl",
-    "o_dpcfl",
-    "mr_mtl",
-}
+# Between them: the plain mean, stacked updates, state by client, several models that are chosen
+# from, both noises. Every law is tested on the others too, but not quickly.
+QUICK = ("fedavg", "median", "scaffold", "ifca", "dp_both")
 
 
-def composed_later(names):
-    """Parameters of which those of composed algorithms are marked slow."""
-    return [pytest.param(n, marks=pytest.mark.slow if n in COMPOSED else ()) for n in names]
+def quick_first(names):
+    """Parameters of which all but the quick cases are left to the slow suite, as telling ones."""
+    names = list(names)
+    return later(names, but=[name for name in names if name in QUICK], mark=telling)
 
 
 # Every case in its plainest layout: one client at a time, one device, all data resident.

@@ -1,26 +1,35 @@
-"""Shared by all tests: where real data files are, and skipping what needs them.
+"""Shared by all tests: what they compile, where real data files are, and skipping what needs them.
 
-The quick suite spends its time in compiling small programs that run once, so it asks XLA for the
-least optimisation. The slow tests, the benchmarks and all commands run what users run.
+Programs are compiled as users compile them, each of them once: whatever process of a session comes
+upon one that another has compiled takes it from a folder that is made for the session.
 """
 
+import gc
 import os
 import pathlib
+import shutil
+import tempfile
 
 import pytest
 
-_COMPILE_QUICKLY = (
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-)
-
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before JAX starts, here and in the processes that tests start."""
-    if config.option.markexpr == "not slow":
-        given = os.environ.get("XLA_FLAGS", "").split()
-        missing = [flag for flag in _COMPILE_QUICKLY if flag not in given]
-        os.environ["XLA_FLAGS"] = " ".join(given + missing)
+    """Before JAX starts; workers and the processes that tests start inherit the folder."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="compiled-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ.update(
+        JAX_COMPILATION_CACHE_DIR=folder,
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+    )
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays; to look through it for garbage again and again takes time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _data_dir() -> pathlib.Path:
@@ -48,11 +57,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of one algorithm together, which share what they compile.
+    """Marks what is telling as slow, and keeps together what shares references and runs.
 
-    Of use with several processes and `--dist loadgroup`, which reads the groups after this.
+    That is the tests of one algorithm, and else those of one file. Groups are of use with several
+    processes and `--dist loadgroup`, which reads them after this.
     """
     for item in items:
+        if item.get_closest_marker("telling"):
+            item.add_marker(pytest.mark.slow)
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")
-        if name and item.path.parent.name in ("algorithms", "engine"):
-            item.add_marker(pytest.mark.xdist_group(f"algorithm {name}"))
+        shares = item.path.parent.name in ("algorithms", "audit", "engine")
+        if shares and not item.get_closest_marker("xdist_group"):
+            group = f"algorithm {name}" if name else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))

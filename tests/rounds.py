@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from cases import Reference, reference, snapshot
+from fedjax_dp.engine.simulate import after_host_step
 
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, run_round
-from fedjax_dp.engine.simulate import after_host_step
 
 GAP = 3
 CHUNK = 2

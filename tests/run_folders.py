@@ -13,15 +13,52 @@ import orbax.checkpoint as ocp
 import pytest
 from rich.console import Console
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.run import run
+from fedjax_dp.cli.run import shown
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import run as running
+from fedjax_dp.experiment.assemble import Experiment, assemble
+from fedjax_dp.experiment.config import Config
 from fedjax_dp.io.logbook import Logbook
 
 # Three clients and few rounds: a run of a few seconds that still takes every turn.
 SMALL = ("--data.num_clients=3", "--run.rounds=2")
+# Noise at records and at the server, cohorts and batches drawn at random, an evaluation between
+# two checkpoints and one that is not: all that a resumed run could draw differently.
+ROUNDS, EVERY = 8, 3
+DRAWN = (
+    *SMALL,
+    f"--run.rounds={ROUNDS}",
+    f"--run.checkpoint_every={EVERY}",
+    "--run.evaluate_every=2",
+    "--privacy.unit=both",
+    "--algorithm.name=dp_fedavg",
+    "--participation.sampler=poisson",
+    "--participation.cohort_size=2",
+)
 NOT_PRIVATE = ("--privacy.unit=none", "--algorithm.name=fedavg")
 
 ENTRY = "from fedjax_dp.cli.main import main; main()"
+
+
+_assembled: dict[str, Experiment] = {}
+
+
+def assemble_once(config: Config) -> Experiment:
+    """Assembles alike experiments once: they are values, and hold the programs that run them.
+
+    Names of runs and whether their root is secret are no part of what is assembled.
+    """
+    own = {"name": config.run.name, "secret": config.run.secret}
+    run = config.run.model_copy(update={"name": "", "secret": False})
+    plain = config.model_copy(update={"run": run})
+    text = configuration.to_toml(plain)
+    if text not in _assembled:
+        found = assemble(plain)
+        # A run that goes on names the layout that it had found.
+        _assembled[text] = _assembled[configuration.to_toml(found.config)] = found
+    found = _assembled[text]
+    settled = found.config.run.model_copy(update=own)
+    return found._replace(config=found.config.model_copy(update={"run": settled}))
 
 
 def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[int, str]:
@@ -29,8 +66,11 @@ def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[in
     file = folder / "config.toml" if resume else None
     text = io.StringIO()
     config = configuration.load(file, words)
-    status = run(config, folder, Console(file=text, width=200), resume=resume)
-    return status, text.getvalue()
+
+    def start(watcher: running.Watcher) -> running.Outcome:
+        return running.resume(folder, watcher) if resume else running.run(config, folder, watcher)
+
+    return shown(config, start, Console(file=text, width=200)), text.getvalue()
 
 
 class Killed(BaseException):

@@ -12,6 +12,7 @@ ROOT = pathlib.Path(fedjax_dp.__file__).parent
 LAYERS = (
     ("fedjax_dp",),
     ("cli",),
+    ("experiment",),
     ("io",),
     ("audit",),
     ("engine",),
@@ -50,6 +51,10 @@ def imported(source: str, module: str, is_package: bool) -> set[str]:
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
     """The imports of a source that point left, aside, or out of the package."""
     own, wrong = layer_of(module), []
+    if module.split(".")[0] != "fedjax_dp":
+        targets = sorted(imported(source, module, is_package))
+        commands = [t for t in targets if (t + ".").startswith("fedjax_dp.cli.")]
+        return [f"{module} imports {target}, which holds commands" for target in commands]
     for target in sorted(imported(source, module, is_package)):
         top = target.split(".")[0]
         if top in OUTSIDE:
@@ -60,6 +65,15 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
         if other != own and RANK[other] <= RANK[own]:
             wrong.append(f"{module} ({own}) imports {target} ({other})")
     return wrong
+
+
+def studies() -> dict[str, pathlib.Path]:
+    """The modules that stand on the package: experiments and benchmarks."""
+    found = {}
+    for room in ("experiments", "benchmarks"):
+        for path in sorted((ROOT.parent / room).rglob("*.py")):
+            found[".".join(path.relative_to(ROOT.parent).with_suffix("").parts)] = path
+    return found
 
 
 def modules() -> dict[str, pathlib.Path]:
@@ -75,6 +89,15 @@ def test_arrows_point_right():
     for module, path in modules().items():
         is_package = path.name == "__init__.py"
         wrong += violations(path.read_text(encoding="utf-8"), module, is_package)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_studies_and_benchmarks_stand_on_the_library_and_never_on_the_commands():
+    found = studies()
+    assert len(found) > 20
+    wrong = []
+    for module, path in found.items():
+        wrong += violations(path.read_text(encoding="utf-8"), module)
     assert not wrong, "\n".join(wrong)
 
 
@@ -99,6 +122,10 @@ def test_every_folder_is_a_layer():
         ("fedjax_dp.core.trees", "if TYPE_CHECKING:\n    from fedjax_dp.models.base import Model"),
         ("fedjax_dp.core.trees", "import fedjax_dp"),
         ("fedjax_dp.cli.run", "from experiments.fedavg import config"),
+        ("fedjax_dp.experiment.run", "from fedjax_dp.cli.progress import Progress"),
+        ("fedjax_dp.io.plots", "from fedjax_dp.experiment.config import Config"),
+        ("experiments.fedavg", "from fedjax_dp.cli import config"),
+        ("benchmarks.run_all", "import fedjax_dp.cli.bench"),
     ],
 )
 def test_a_wrong_arrow_is_found(module, source):

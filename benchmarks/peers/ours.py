@@ -16,17 +16,17 @@ import numpy as np
 from problem import Params, Problem
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
-from fedjax_dp.cli.devices import offer_devices
-from fedjax_dp.cli.workloads import WORKLOADS
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import simulation
+from fedjax_dp.engine import ExecutionConfig, simulation
+from fedjax_dp.experiment.devices import offer_devices
+from fedjax_dp.experiment.workloads import WORKLOADS
 from fedjax_dp.models import registry
 from fedjax_dp.models.per_example import per_example
 from fedjax_dp.privacy.clipping import clip_by_global_norm
 from fedjax_dp.server.mean import uniform_mean
+from fedjax_dp.server.private import gaussian_mean
 
 
 class Ours:
@@ -58,18 +58,16 @@ class Ours:
         built = self.simulation_of(num_clients)
         state = built.init(self.key)
         params, names = _filled(state.server.params, self.problem.params)
-        config = state.config._replace(num_steps=num_steps)
+        local, aggregator = built.hyper.local._replace(num_steps=num_steps), built.hyper.aggregator
         if self.problem.unit == "record":
-            config = config._replace(noise_multiplier=noise_multiplier)
-        aggregator = state.aggregator
+            local = local._replace(noise_multiplier=noise_multiplier)
         if self.problem.unit == "client":
-            aggregator = aggregator._replace(noise_multiplier=jnp.float32(noise_multiplier))
-        state = state._replace(
-            server=state.server._replace(params=params), aggregator=aggregator, config=config
-        )
+            aggregator = {**aggregator, "noise_multiplier": noise_multiplier}
+        hyper = built.hyper._replace(local=local, aggregator=aggregator)
+        state = state._replace(server=state.server._replace(params=params))
         jax.block_until_ready(state)
         started = time.perf_counter()
-        state, _ = built.run(state, self.key, 1)
+        state, *_ = built.run(state, self.key, 1, hyper)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - started
         after = dict(zip(names, jax.tree.leaves(state.server.params), strict=True))
@@ -139,9 +137,9 @@ def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgor
     return dp_fedavg(
         model,
         trainer,
-        clip_norm=problem.clip_norm,
-        noise_multiplier=1.0,
-        expected_cohort_size=num_clients,
+        aggregator=gaussian_mean(
+            clip_norm=problem.clip_norm, noise_multiplier=1.0, expected_cohort_size=num_clients
+        ),
     )
 
 

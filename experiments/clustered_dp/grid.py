@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.config import Config
 from fedjax_dp.data.clusters import CLUSTER_SIZES
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.config import Config
 
 SELECTION_SHARE = 0.03  # of the total ε, for one private choice
 

@@ -23,17 +23,17 @@ from experiments.clustered_dp.grid import (
     true_clusters,
 )
 from experiments.clustered_dp.tables import as_markdown, read_results
-from experiments.settings import require_same, tables_of
 from fedjax_dp.algorithms import local_only
-from fedjax_dp.cli.assemble import Experiment, assemble
-from fedjax_dp.cli.run import new_root
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import PrivacyAccounting, evaluator, simulation
+from fedjax_dp.engine import evaluator, simulation
 from fedjax_dp.evaluation.clustering import is_minority_found, is_partition_found, matched_share
 from fedjax_dp.evaluation.evaluate import personal_evaluator
 from fedjax_dp.evaluation.fairness import cluster_fairness
+from fedjax_dp.experiment.assemble import Experiment, assemble
+from fedjax_dp.experiment.settings import require_same, tables_of
+from fedjax_dp.experiment.start import accounting_of, first_state, new_root
 from fedjax_dp.io import plots
 
 
@@ -41,7 +41,7 @@ def assigned_clusters(experiment: Experiment, state: Any, true: np.ndarray) -> n
     """The cluster that each client ended in; None where a method has none."""
     name = experiment.simulation.algorithm.name
     if name in ("r_dpcfl", "rc_dpfl", "f_cdpfl"):
-        return np.asarray(state.rows)
+        return np.asarray(state.clients)
     return {"km_cdpfl": lambda: np.asarray(state.server.clusters), "o_dpcfl": lambda: true}.get(
         name, lambda: None
     )()
@@ -65,7 +65,7 @@ def references(
     everybody = participants.participation(sampling.everybody(), pooled.num_clients)
     sim = simulation(local_only(model, trainer), pooled, everybody)
     key = jax.random.key(experiment.config.run.seed)
-    state, _ = sim.run(sim.init(key), key, epochs)
+    state, *_ = sim.run(sim.init(key), key, epochs)
     table = jax.numpy.asarray(true)
 
     def params_of(client, rows):
@@ -73,8 +73,8 @@ def references(
 
     held_out = experiment.population.client_test
     assert held_out is not None
-    accuracy = personal_evaluator(model, held_out, params_of)(state.rows).client_accuracy
-    return accuracy, personal_evaluator(model, train, params_of)(state.rows).client_loss
+    accuracy = personal_evaluator(model, held_out, params_of)(state.clients).client_accuracy
+    return accuracy, personal_evaluator(model, train, params_of)(state.clients).client_loss
 
 
 def reference_of(
@@ -105,16 +105,16 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     true = true_clusters(config)
     experiment = assemble(config)
     # Nothing here is resumed: a secret root is forgotten with the process.
-    sim, key = experiment.simulation, new_root(config)
-    state = sim.init(jax.random.key(config.run.seed))
-    accounting = PrivacyAccounting(sim, state, config.privacy.relation, config.privacy.accountant)
+    sim, key = experiment.simulation, new_root(config.run)
+    state = first_state(experiment)
+    accounting = accounting_of(experiment, sim.hyper)
     before_compiling = time.perf_counter()
     state = jax.block_until_ready(sim.compile(state, key))
     before_rounds = time.perf_counter()
-    state, info = sim.run(state, key, config.run.rounds)
+    state, record, info = sim.run(state, key, config.run.rounds)
     jax.block_until_ready(state)
     seconds_rounds = time.perf_counter() - before_rounds
-    accounting.charge(info, state)
+    accounting.charge(record)
     spent = accounting.epsilon(experiment.dp_delta, config.privacy.accountant)["record"]
 
     held_out = experiment.evaluator.clients
@@ -149,16 +149,16 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         "clusters": None if assigned is None else assigned.tolist(),
         "epsilon_by_client": spent.tolist(),
         "dp_delta": experiment.dp_delta["record"],
-        "noise_multiplier": np.unique(np.asarray(state.config.noise_multiplier)).tolist(),
-        "not_covered": sim.algorithm.not_covered,
-        "stages": np.asarray(info["stage"]).tolist() if "stage" in info else None,
-        "train_loss_by_round": np.asarray(info["train_loss"]).tolist(),
+        "noise_multiplier": np.unique(np.asarray(sim.hyper.local.noise_multiplier)).tolist(),
+        "not_covered": sim.algorithm.claims.not_covered,
+        "stages": record.stage.tolist(),
+        "train_loss_by_round": info.training.train_loss.tolist(),
         "num_traces": sim.num_traces(),
         "seconds": seconds,
         "seconds_compiling": before_rounds - before_compiling,
         "seconds_rounds": seconds_rounds,
         "share_of_rounds": seconds_rounds / seconds,
-        "examples_per_second": float(np.sum(info["num_examples"])) / seconds_rounds,
+        "examples_per_second": float(np.sum(info.training.num_examples)) / seconds_rounds,
         "hardware": f"{os.cpu_count()} {platform.machine()} cores, {jax.default_backend()}",
     }
     if method in ("R-DPCFL", "RC-DPFL"):
@@ -232,7 +232,10 @@ def main(words: list[str] | None = None) -> None:
     other.add_argument("output")
     other.set_defaults(do=table)
     arguments = parser.parse_args(words)
-    arguments.do(arguments)
+    try:
+        arguments.do(arguments)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.clustered_dp.grid import METHODS
-from experiments.settings import differences
 from fedjax_dp.evaluation.fairness import over_seeds
+from fedjax_dp.experiment.settings import differences
 
 HERE = pathlib.Path(__file__).parent
 METRICS = ("acc_all", "acc_maj", "acc_min", "min_acc", "acc_disparity", "F_acc", "F_loss")

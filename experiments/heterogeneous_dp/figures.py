@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.config import Config
-from fedjax_dp.cli.run import CONFIG_FILE
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.folder import CONFIG_FILE
 from fedjax_dp.io import noise_plots, plots
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy import budgets, noise_levels
@@ -60,7 +60,7 @@ def weights_of_run(folder: pathlib.Path) -> tuple[str, dict[str, np.ndarray]]:
         raise SystemExit(f"{folder} must count epochs, got num_steps {config.training.num_steps}")
     experiment = assemble(config)
     sizes = experiment.population.train.sizes
-    numbers = experiment.simulation.algorithm.config
+    numbers = experiment.simulation.hyper.local
     batch = np.asarray(numbers.batch_size, np.float64)
     gradient = noise_levels.clipped_gradient_variance(
         numbers.noise_multiplier,

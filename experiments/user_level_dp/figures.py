@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.cli import config as configuration
+from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.io import plots
 from fedjax_dp.io.logbook import read_metrics
 

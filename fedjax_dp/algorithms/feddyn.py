@@ -65,7 +65,7 @@ def feddyn(
         return jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
 
     def moved(correction, delta, alpha):
-        """Takes α · delta from a correction; no gradient reaches a buffer, and none is corrected."""
+        """Takes α · delta from a correction; buffers, which no gradient reaches, have none."""
 
         def of_leaf(c, d, is_buffer):
             return c if is_buffer else c - alpha * d

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.blur_lus import blur_lus, declared_transforms
 from fedjax_dp.algorithms.centralized import centralized
+from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fedavg import fedavg
@@ -34,18 +34,43 @@ from fedjax_dp.algorithms.weiavg import weiavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Positive
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
+
+
+class Problem(NamedTuple):
+    """Facts of an experiment that an algorithm can be given.
+
+    Attributes:
+      num_clients: the population.
+      num_rounds: rounds of the whole run.
+      aggregator: the private mean, where clients are protected.
+      declared_epsilon: the budgets that clients declare, `[num_clients]`, where records are
+        protected to some.
+      public_x: public inputs without labels, `[queries, ...]`, where there are some.
+    """
+
+    num_clients: int
+    num_rounds: int = 1
+    aggregator: Aggregator | None = None
+    declared_epsilon: np.ndarray | None = None
+    public_x: np.ndarray | None = None
 
 
 class Entry(NamedTuple):
     """What a configuration needs to know of an algorithm.
 
     Attributes:
-      factory: `(model, trainer, …) -> FederatedAlgorithm`.
+      factory: `(model, trainer, *, facts…, options…) -> FederatedAlgorithm`.
       units: the choices of privacy that it can be given, of "none", "record", "client", "both".
+      given: fields of `Problem` that it is handed, as keywords of these names; no options.
+      stand_in: fields of `Problem` that it is handed where the option of that name is left out,
+        with the kind of the option.
+      for_code: keywords that no configuration can hold, such as functions.
       budgets: from the clients' own budgets of ε, `[clients]`, to those that their records' noise
         is calibrated to; None where these are the same.
+      pools_clients: whether the data of all clients are put together before it runs.
       sends_model: whether an update has the structure of the model, which discrete and correlated
         noise are made for.
       transforms: `(options) -> declarations` of what updates pass through before they leave, for
@@ -54,53 +79,54 @@ class Entry(NamedTuple):
 
     factory: Callable[..., FederatedAlgorithm]
     units: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    stand_in: Mapping[str, Any] = {}
+    for_code: tuple[str, ...] = ()
     budgets: Callable[[np.ndarray], np.ndarray] | None = None
+    pools_clients: bool = False
     sends_model: bool = True
     transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
 
+    @property
+    def asks_public_inputs(self) -> bool:
+        """Tells whether the algorithm asks clients about public inputs."""
+        return "public_x" in self.given
+
 
 _ANY = ("none", "record", "client", "both")
+_RECORD, _OPEN = ("record",), ("none", "record")
+_MEAN, _CLIENTS = ("aggregator",), ("num_clients",)
+_BOTH_COUNTS = ("num_clients", "num_rounds")
+_BUDGETS: Mapping[str, Any] = {"declared_epsilon": Sequence[Positive] | None}
 
 ALGORITHMS: Mapping[str, Entry] = {
-    "fedavg": Entry(fedavg, _ANY),
-    "fedavgm": Entry(fedavgm, _ANY),
-    "fedadam": Entry(fedadam, _ANY),
-    "fedyogi": Entry(fedyogi, _ANY),
-    "fedadagrad": Entry(fedadagrad, _ANY),
-    "fedprox": Entry(fedprox, _ANY),
-    "feddyn": Entry(feddyn, ("none", "record")),
-    "scaffold": Entry(scaffold, ("none", "record")),
+    "fedavg": Entry(fedavg, _ANY, _MEAN, for_code=("server_optimizer", "name")),
+    "fedavgm": Entry(fedavgm, _ANY, _MEAN),
+    "fedadam": Entry(fedadam, _ANY, _MEAN),
+    "fedyogi": Entry(fedyogi, _ANY, _MEAN),
+    "fedadagrad": Entry(fedadagrad, _ANY, _MEAN),
+    "fedprox": Entry(fedprox, _ANY, _MEAN),
+    "feddyn": Entry(feddyn, _OPEN, _CLIENTS),
+    "scaffold": Entry(scaffold, _OPEN, _CLIENTS),
     "ifca": Entry(ifca, ("none",)),
-    # By name the private mean is built from the configuration; this is what `dp_fedavg` is.
-    "dp_fedavg": Entry(partial(fedavg, name="dp_fedavg"), ("client", "both")),
-    "blur_lus": Entry(blur_lus, _ANY, transforms=declared_transforms),
-    "ae_dpfl": Entry(ae_dpfl, _ANY, sends_model=False),
-    "dp_sgd": Entry(dp_sgd, ("record", "both")),
-    "record_dp_fedavg": Entry(record_dp_fedavg, ("record",)),
-    "minimum_epsilon": Entry(minimum_epsilon, ("record",), budgets=smallest_budget),
-    "weiavg": Entry(weiavg, ("record",)),
-    "pfa": Entry(pfa, ("record",)),
-    "robust_hdp": Entry(robust_hdp, ("record",)),
-    "noise_oracle": Entry(noise_oracle, ("record",)),
-    "local_only": Entry(local_only, ("none", "record")),
-    "r_dpcfl": Entry(r_dpcfl, ("record",)),
-    "rc_dpfl": Entry(rc_dpfl, ("record",)),
-    "f_cdpfl": Entry(f_cdpfl, ("record",)),
-    "km_cdpfl": Entry(km_cdpfl, ("none", "record")),
-    "o_dpcfl": Entry(o_dpcfl, ("none", "record")),
-    "mr_mtl": Entry(mr_mtl, ("none", "record")),
-    "centralized": Entry(centralized, ("none", "record")),
-}
-
-# Set by the run, or values that a configuration file cannot hold.
-_NOT_OPTIONS = {
-    "name",
-    "aggregator",
-    "server_optimizer",
-    "num_clients",
-    "num_rounds",
-    "weight_of",
-    "public_x",
+    "dp_fedavg": Entry(dp_fedavg, ("client", "both"), _MEAN),
+    "blur_lus": Entry(blur_lus, _ANY, _MEAN, transforms=declared_transforms),
+    "ae_dpfl": Entry(ae_dpfl, _ANY, ("public_x", "num_rounds", *_MEAN), sends_model=False),
+    "dp_sgd": Entry(dp_sgd, ("record", "both"), _MEAN, for_code=("weight_of",)),
+    "record_dp_fedavg": Entry(record_dp_fedavg, _RECORD, _CLIENTS),
+    "minimum_epsilon": Entry(minimum_epsilon, _RECORD, _CLIENTS, budgets=smallest_budget),
+    "weiavg": Entry(weiavg, _RECORD, _CLIENTS, _BUDGETS),
+    "pfa": Entry(pfa, _RECORD, _CLIENTS, _BUDGETS),
+    "robust_hdp": Entry(robust_hdp, _RECORD, _CLIENTS),
+    "noise_oracle": Entry(noise_oracle, _RECORD, _CLIENTS),
+    "local_only": Entry(local_only, _OPEN),
+    "r_dpcfl": Entry(r_dpcfl, _RECORD, _BOTH_COUNTS, for_code=("name",)),
+    "rc_dpfl": Entry(rc_dpfl, _RECORD, _BOTH_COUNTS),
+    "f_cdpfl": Entry(f_cdpfl, _RECORD, ("num_rounds",)),
+    "km_cdpfl": Entry(km_cdpfl, _OPEN, _CLIENTS),
+    "o_dpcfl": Entry(o_dpcfl, _OPEN, _CLIENTS),
+    "mr_mtl": Entry(mr_mtl, _OPEN, _CLIENTS),
+    "centralized": Entry(centralized, _OPEN, pools_clients=True),
 }
 
 
@@ -114,11 +140,13 @@ def options_of(name: str) -> dict[str, Any]:
       For each option its default; `inspect.Parameter.empty` where one must be given.
     """
     checks.one_of("algorithm.name", name, ALGORITHMS)
-    parameters = list(inspect.signature(ALGORITHMS[name].factory).parameters.values())
+    entry = ALGORITHMS[name]
+    left_out = {"model", "trainer", *entry.given, *entry.for_code}
+    parameters = inspect.signature(entry.factory).parameters.values()
     return {
         p.name: p.default
-        for p in parameters[2:]
-        if p.kind is not p.VAR_KEYWORD and p.name not in _NOT_OPTIONS
+        for p in parameters
+        if p.kind is not p.VAR_KEYWORD and p.name not in left_out
     }
 
 
@@ -126,14 +154,10 @@ def build(
     name: str,
     model: Model,
     trainer: LocalTrainer,
+    problem: Problem,
     *,
-    num_clients: int,
-    num_rounds: int = 1,
     unit: str = "none",
-    aggregator: Aggregator | None = None,
-    epsilon: np.ndarray | None = None,
-    public_x: np.ndarray | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] = {},
 ) -> FederatedAlgorithm:
     """Builds an algorithm by name.
 
@@ -141,13 +165,8 @@ def build(
       name: a key of `ALGORITHMS`.
       model: what is trained.
       trainer: local training; private exactly if the unit is "record" or "both".
-      num_clients: the population.
-      num_rounds: rounds of the whole run, for algorithms whose ways depend on it.
+      problem: the facts that algorithms can be given.
       unit: what is to be protected: "none", "record", "client" or "both".
-      aggregator: the private mean, if clients are protected; the algorithm's own where None.
-      epsilon: the budgets that clients declare, `[num_clients]`, where records are protected to
-        some; the option `declared_epsilon` comes first.
-      public_x: public inputs without labels, `[queries, ...]`, for algorithms that ask about them.
       options: options of the algorithm, see `options_of`.
 
     Returns:
@@ -158,7 +177,7 @@ def build(
         algorithm does not offer.
     """
     known = options_of(name)
-    entry, options = ALGORITHMS[name], dict(options or {})
+    entry = ALGORITHMS[name]
     checks.require(unit in entry.units, "privacy.unit", f"be one of {entry.units} for {name}", unit)
     for option in options:
         checks.one_of(f"option of {name}", option, known)
@@ -167,18 +186,9 @@ def build(
         for option, default in known.items()
         if default is inspect.Parameter.empty and option not in options
     ]
-    checks.require(not missing, "algorithm.options", f"give {missing} for {name}", options)
-    parameters = inspect.signature(entry.factory).parameters
-    if "num_clients" in parameters:
-        options["num_clients"] = num_clients
-    if "declared_epsilon" in parameters:
-        options.setdefault("declared_epsilon", epsilon)
-    if "num_rounds" in parameters:
-        options["num_rounds"] = num_rounds
-    if "public_x" in parameters:
+    checks.require(not missing, "algorithm.options", f"give {missing} for {name}", dict(options))
+    if entry.asks_public_inputs:
         rule = f"be given for {name}, which asks about public inputs"
-        checks.require(public_x is not None, "data.public_examples", rule, None)
-        options["public_x"] = public_x
-    if aggregator is not None:
-        options["aggregator"] = aggregator
-    return entry.factory(model, trainer, **options)
+        checks.require(problem.public_x is not None, "data.public_examples", rule, None)
+    facts = {fact: getattr(problem, fact) for fact in (*entry.stand_in, *entry.given)}
+    return entry.factory(model, trainer, **{**facts, **options})

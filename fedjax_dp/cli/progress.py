@@ -1,6 +1,7 @@
 """Progress that says what is being done: a live bar on a terminal, lines elsewhere."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import rich.progress
@@ -48,14 +49,13 @@ class Progress:
         if not self._console.is_terminal:
             self._console.print(name)
 
-    def done(self, rounds: int, row: dict[str, Any] | None = None) -> None:
+    def done(self, rounds: int, row: Mapping[str, Any]) -> None:
         """Tells how many rounds are done.
 
         Args:
           rounds: rounds done.
-          row: the newest metrics.
+          row: the newest metrics; empty before the first.
         """
-        row = row or {}
         text = f"round {rounds} of {self._rounds}"
         if math.isfinite(row.get("test_accuracy", math.nan)):
             text += f", accuracy {row['test_accuracy']:.3f}"

@@ -23,6 +23,8 @@ Decay = Annotated[float, Ge(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
 # A whole number of at least 0.
 Index = Annotated[int, Ge(0)]
+# In (0, 1), such as δ, or a share that leaves something.
+ProperFraction = Annotated[float, Gt(0), Lt(1)]
 
 _HOLDS = {
     Gt: lambda x, limit: (x > limit.gt, f"above {limit.gt:g}"),

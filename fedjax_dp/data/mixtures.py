@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Index, NonNegative, Positive
 from fedjax_dp.data.partition import by_owner
 from fedjax_dp.data.sizes import Seed, even_sizes, power_law_sizes
 
@@ -69,9 +70,9 @@ def label_and_size_skew(
     num_clients: int,
     rng: Seed,
     *,
-    alpha: float,
-    exponent: float = 1.0,
-    min_size: int = 1,
+    alpha: Positive,
+    exponent: NonNegative = 1.0,
+    min_size: Index = 1,
 ) -> list[np.ndarray]:
     """Skews labels and sizes, each to a degree of its own.
 

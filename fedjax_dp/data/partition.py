@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive
 from fedjax_dp.data.sizes import Seed, check_pool, even_sizes, power_law_sizes
 
 
@@ -32,7 +33,12 @@ def iid(num_examples: int, num_clients: int, rng: Seed) -> list[np.ndarray]:
 
 
 def quantity_skew(
-    num_examples: int, num_clients: int, rng: Seed, *, exponent: float = 1.0, min_size: int = 1
+    num_examples: int,
+    num_clients: int,
+    rng: Seed,
+    *,
+    exponent: NonNegative = 1.0,
+    min_size: Index = 1,
 ) -> list[np.ndarray]:
     """Deals examples out at random, in numbers that follow a power law.
 
@@ -55,7 +61,7 @@ def quantity_skew(
 
 
 def dirichlet(
-    labels: np.ndarray, num_clients: int, rng: Seed, *, alpha: float, min_size: int = 1
+    labels: np.ndarray, num_clients: int, rng: Seed, *, alpha: Positive, min_size: Index = 1
 ) -> list[np.ndarray]:
     """Skews labels and sizes by a Dirichlet draw for each class.
 
@@ -100,7 +106,7 @@ def shards(
     num_clients: int,
     rng: Seed,
     *,
-    shards_per_client: int = 2,
+    shards_per_client: Count = 2,
     equal_sizes: bool = False,
 ) -> list[np.ndarray]:
     """Sorts by label, cuts into shards and deals each client the same number of them.

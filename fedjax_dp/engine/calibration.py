@@ -1,4 +1,4 @@
-"""Noise multipliers from budgets, for whole runs whose rounds are of several kinds."""
+"""Noise multipliers from budgets, for whole runs of any algorithm: one calibration for all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks
 from fedjax_dp.engine.cohort import typed
-from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
+from fedjax_dp.privacy.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_poisson,
+    rounded_up,
+)
+
+# Any multiplier that no event would hold for another reason.
+_PROBE = 1.7320508
 
 
 def run_event(
@@ -52,9 +60,8 @@ def _priced_stages(
         return jax.vmap(lambda r: algorithm.stage_of(server, hyper, r))(jnp.arange(num_rounds))
 
     stages = np.asarray(initial_stages(jax.random.key(0)))
-    return [
-        (claim.at(s), int(n)) for s, n in zip(*np.unique(stages, return_counts=True), strict=True)
-    ]
+    found = zip(*np.unique(stages, return_counts=True), strict=True)
+    return [(claim.at(stage), int(count)) for stage, count in found]
 
 
 def _composed(
@@ -78,7 +85,8 @@ def calibrate(
     """Gives every client the noise multiplier that spends its budget over a whole run.
 
     One multiplier a client covers all rounds: those of other batch sizes and those with private
-    selections are composed with the rest and converted to ε once.
+    selections are composed with the rest and converted to ε once. Clients alike share the search,
+    and those who only pay for Poisson-sampled Gaussian steps are searched side by side.
 
     Guarantee: ε of each client at its δ after `num_rounds` rounds is at most its budget.
 
@@ -104,29 +112,73 @@ def calibrate(
     algorithm.check(algorithm.hyper, len(sizes))
     host = jax.tree.map(np.asarray, typed(algorithm.hyper))
     priced = _priced_stages(algorithm, host, num_rounds)
+    promise = {"accountant": accountant, "relation": relation}
+    noise = np.ones(len(sizes))
+    plain: list[tuple[list[int], float, float, float, int]] = []
+    for members, (size, target, delta, row) in _alike(host.local, sizes, epsilon, dp_delta):
+
+        def whole_run(z: float, size: int = size, row: LocalConfig = row) -> Any:
+            numbers = host._replace(local=row._replace(noise_multiplier=z))
+            return _composed(priced, size, numbers)
+
+        rates = _poisson_steps(whole_run(_PROBE)) if size > 0 else {}
+        if rates is None or len(rates) > 1:
+            noise[members] = calibrate_noise_multiplier(whole_run, target, delta, **promise)
+        elif rates:
+            [(rate, steps)] = rates.items()
+            plain.append((members, target, delta, rate, steps))
+    if plain:
+        groups, *columns = zip(*plain, strict=True)
+        found = calibrate_poisson(*map(np.asarray, columns), **promise)
+        for members, multiplier in zip(groups, found, strict=True):
+            noise[members] = multiplier
+    return host._replace(local=host.local._replace(noise_multiplier=rounded_up(noise)))
+
+
+def _alike(
+    local: LocalConfig, sizes: np.ndarray, epsilon: Any, dp_delta: Any
+) -> list[tuple[list[int], tuple[int, float, float, LocalConfig]]]:
+    """Groups clients of equal size, budget and numbers."""
     rule = f"be one number or have one for each of the {len(sizes)} clients"
     for name, value in (("epsilon", epsilon), ("dp_delta", dp_delta)):
         checks.require(np.shape(value) in ((), np.shape(sizes)), name, rule, value)
     targets, deltas = (
         np.broadcast_to(np.asarray(x, np.float64), np.shape(sizes)) for x in (epsilon, dp_delta)
     )
-    found: dict[Any, float] = {}
-    noise = np.ones(len(sizes), np.float32)
+    host = local._replace(noise_multiplier=None)
+    groups: dict[Any, tuple[list[int], tuple[int, float, float, LocalConfig]]] = {}
     budgets = zip(sizes.tolist(), targets.tolist(), deltas.tolist(), strict=True)
-    for client, (size, target, delta) in enumerate(budgets):
-        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host.local)
-        numbers = row._replace(noise_multiplier=None)
-        facts = (size, target, delta, *(float(x) for x in jax.tree.leaves(numbers)))
-        if facts not in found:
-            found[facts] = 1.0
-            if size > 0:
+    for client, budget in enumerate(budgets):
+        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host)
+        facts = (*budget, *(float(x) for x in jax.tree.leaves(row)))
+        groups.setdefault(facts, ([], (*budget, row)))[0].append(client)
+    return list(groups.values())
 
-                def whole_run(z: float, size: int = size, row: Any = row) -> Any:
-                    numbers = host._replace(local=row._replace(noise_multiplier=z))
-                    return _composed(priced, size, numbers)
 
-                found[facts] = calibrate_noise_multiplier(
-                    whole_run, target, delta, accountant=accountant, relation=relation
-                )
-        noise[client] = np.nextafter(np.float32(found[facts]), np.float32(np.inf))
-    return host._replace(local=host.local._replace(noise_multiplier=noise))
+def _poisson_steps(event: dp_accounting.DpEvent) -> dict[float, int] | None:
+    """Counts the steps of each rate of a run of Poisson-sampled Gaussians of the probed multiplier.
+
+    None where anything else is in it.
+    """
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return {}
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return {1.0: 1} if np.isclose(event.noise_multiplier, _PROBE, rtol=1e-6) else None
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        inner = _poisson_steps(event.event)
+        is_one = inner == {1.0: 1}
+        return {float(event.sampling_probability): 1} if is_one else None
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        parts, times = [event.event], int(event.count)
+    elif isinstance(event, dp_accounting.ComposedDpEvent):
+        parts, times = list(event.events), 1
+    else:
+        return None
+    found: dict[float, int] = {}
+    for part in parts:
+        inner = _poisson_steps(part)
+        if inner is None:
+            return None
+        for rate, steps in inner.items():
+            found[rate] = found.get(rate, 0) + steps * times
+    return found

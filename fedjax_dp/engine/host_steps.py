@@ -52,7 +52,9 @@ def after_host_step(step: HostStep, state: Any, hyper: Hyper, key: PRNGKey) -> A
     """
     before = jax.device_get((state.server, state.clients if step.reads_clients else None))
     numbers = jax.tree.map(np.asarray, hyper)
-    server, clients = step.step(before[0], before[1], numbers, fold(key, Purpose.SERVER, step.after))
+    server, clients = step.step(
+        before[0], before[1], numbers, fold(key, Purpose.SERVER, step.after)
+    )
     kinds = [
         jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t)
         for t in (before, (server, clients))

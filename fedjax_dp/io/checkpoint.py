@@ -152,7 +152,7 @@ def _named(tree: PyTree) -> dict[str, np.ndarray]:
 
 def _like(like: PyTree, saved: Mapping[str, Any] | None, what: str) -> PyTree:
     """Puts saved arrays into the structure of a tree whose shapes and types they have."""
-    arrays = [np.asarray(saved[name]) for name in sorted(saved or {})]
+    arrays = [np.asarray(array) for _, array in sorted((saved or {}).items())]
     leaves, structure = jax.tree.flatten(like)
     rule = f"hold {len(leaves)} arrays as this simulation's {what} does"
     checks.require(len(arrays) == len(leaves), "checkpoint", rule, len(arrays))

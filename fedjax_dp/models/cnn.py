@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Decay
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -106,7 +107,7 @@ def emnist_cnn(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,
     *,
-    dropout: Sequence[float] = (0.0, 0.0),
+    dropout: Sequence[Decay] = (0.0, 0.0),
 ) -> Model:
     """Builds the two-convolution network of the federated EMNIST literature.
 

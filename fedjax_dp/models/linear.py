@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -40,7 +41,7 @@ def logistic_regression(
     return Model.from_flax(_Linear(num_outputs), example_x, loss=loss, name="logistic_regression")
 
 
-def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: int = 1) -> Model:
+def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1) -> Model:
     """Builds least-squares regression.
 
     It has (features + 1) · outputs parameters.

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -63,9 +64,9 @@ def char_lstm(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,
     *,
-    embedding_size: int = 8,
-    num_units: int = 256,
-    num_layers: int = 2,
+    embedding_size: Count = 8,
+    num_units: Count = 256,
+    num_layers: Count = 2,
 ) -> Model:
     """Builds the network of LEAF's Shakespeare task: an embedding, LSTM layers and a dense layer.
 

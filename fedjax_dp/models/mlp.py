@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, Decay
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.linear import head
@@ -29,8 +30,8 @@ def mlp(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,
     *,
-    hidden_sizes: Sequence[int] = (200, 200),
-    dropout: float = 0.0,
+    hidden_sizes: Sequence[Count] = (200, 200),
+    dropout: Decay = 0.0,
     single_logit: bool = False,
 ) -> Model:
     """Builds a classifier of dense layers with ReLU between them.

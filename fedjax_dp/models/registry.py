@@ -33,6 +33,9 @@ FACTORIES: dict[str, Callable[..., Model]] = {
     )
 }
 
+# What the data tell a model; all other parameters are options.
+GIVEN = ("example_x", "num_classes")
+
 
 def options(name: str) -> dict[str, Any]:
     """Lists the options of a model with their defaults.

@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -81,9 +83,9 @@ def resnet18(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,
     *,
-    norm: str = "group",
-    num_groups: int = 2,
-    stem: str = "imagenet",
+    norm: Literal["group", "batch"] = "group",
+    num_groups: Count = 2,
+    stem: Literal["imagenet", "cifar"] = "imagenet",
 ) -> Model:
     """Builds ResNet-18.
 
@@ -117,9 +119,9 @@ def resnet34(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,
     *,
-    norm: str = "group",
-    num_groups: int = 2,
-    stem: str = "imagenet",
+    norm: Literal["group", "batch"] = "group",
+    num_groups: Count = 2,
+    stem: Literal["imagenet", "cifar"] = "imagenet",
 ) -> Model:
     """Builds ResNet-34.
 

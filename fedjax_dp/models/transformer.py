@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, Decay
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -59,10 +60,10 @@ def char_transformer(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,
     *,
-    width: int = 64,
-    num_heads: int = 4,
-    num_layers: int = 2,
-    dropout: float = 0.0,
+    width: Count = 64,
+    num_heads: Count = 4,
+    num_layers: Count = 2,
+    dropout: Decay = 0.0,
 ) -> Model:
     """Builds a decoder-only transformer with pre-normalisation and learned positions.
 

@@ -86,8 +86,8 @@ def make_adaptive_clipping(
     `update_noise_multiplier` pays for.
 
     Args:
-      expected_cohort_size: the public number of contributions that a round is expected to have, above
-        0.
+      expected_cohort_size: the public number of contributions that a round is expected to have,
+        above 0.
       initial_clip_norm: above 0.
       target_quantile: in [0, 1].
       learning_rate: at least 0.
@@ -106,7 +106,11 @@ def make_adaptive_clipping(
     stddev = expected_cohort_size / 20 if count_stddev is None else count_stddev
     checks.positive("count_stddev", stddev)
     return AdaptiveClipping(
-        initial_clip_norm, target_quantile, learning_rate, float(stddev), float(expected_cohort_size)
+        initial_clip_norm,
+        target_quantile,
+        learning_rate,
+        float(stddev),
+        float(expected_cohort_size),
     )
 
 

@@ -52,6 +52,21 @@ def calibrate_noise_multiplier(
     return _smallest(spent, epsilon, dp_delta, accountant)
 
 
+def rounded_up(noise_multiplier: ArrayLike) -> np.ndarray:
+    """Gives the next float32, so that the noise that runs is never below what was calibrated.
+
+    Args:
+      noise_multiplier: a number or an array of them.
+
+    Returns:
+      The same shape, float32.
+    """
+    # A Python number would be compared as float32, and never be found larger.
+    exact = np.asarray(noise_multiplier, dtype=np.float64)
+    rounded = exact.astype(np.float32)
+    return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
+
+
 def calibrate_poisson(
     epsilon: ArrayLike,
     dp_delta: ArrayLike,

@@ -12,11 +12,12 @@ from cases import (
     COHORT,
     SIZES,
     assert_same_state,
-    composed_later,
     make_data,
     make_model,
+    quick_first,
     snapshot,
 )
+from marks import telling
 from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
@@ -25,7 +26,6 @@ from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_traine
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import draws
 from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
@@ -55,6 +55,7 @@ def central_noise(hand):
 # 1. A public divisor.
 
 
+@telling
 def test_sum_over_clients_is_divided_by_a_public_number():
     """Contributions add up, which a division by the realised count would break."""
     hand = hand_round("dp_fedavg")
@@ -74,8 +75,9 @@ def test_sum_over_records_is_divided_by_a_public_number():
     rule = clipped(make_model())
     config = LocalConfig(batch_size=4.0, clip_norm=1.0, noise_multiplier=0.0)
     total = {"b": jnp.float32(2.0), "w": jnp.arange(3.0)}
+    release = jax.jit(rule.release)
     for count in (0, 1, 9):
-        gradient = rule.release(total, count, config, jax.random.key(0))
+        gradient = release(total, count, config, jax.random.key(0))
         np.testing.assert_allclose(flat(gradient), flat(total) / 4)
 
 
@@ -175,7 +177,7 @@ def test_dp_sgd_refuses_a_trainer_that_is_not_private():
 # 4. Empty cohorts, empty clients; padding is in the laws.
 
 
-@pytest.mark.parametrize("name", composed_later(FEDERATED))
+@pytest.mark.parametrize("name", quick_first(FEDERATED))
 def test_empty_cohort_takes_its_step(name):
     hand = hand_round(name)
     state, info = hand([])
@@ -199,6 +201,7 @@ def _decayed(name, state):
     return state._replace(server=state.server._replace(opt_state=opt_state._replace(second=second)))
 
 
+@telling
 def test_server_momentum_carries_on_through_an_empty_cohort():
     hand = hand_round("fedavgm")
     first, _ = after_one_round("fedavgm")
@@ -207,7 +210,7 @@ def test_server_momentum_carries_on_through_an_empty_cohort():
     np.testing.assert_allclose(params_of(second) - params_of(first), 0.7 * moved, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", composed_later(FEDERATED))
+@pytest.mark.parametrize("name", quick_first(FEDERATED))
 def test_client_without_examples_equals_no_client(name):
     hand = hand_round(name)
     assert SIZES[1] == 0
@@ -235,7 +238,7 @@ def assert_finite(state, info):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", composed_later(UNCLIPPED))
+@pytest.mark.parametrize("name", quick_first(UNCLIPPED))
 def test_client_with_bad_data_contributes_zero_and_is_counted(name, value):
     hand = hand_round(name)
     state, info = hand([0, 2, 3], examples=with_bad_client(hand, 2, value))
@@ -245,7 +248,7 @@ def test_client_with_bad_data_contributes_zero_and_is_counted(name, value):
     assert_finite(state, info)
 
 
-@pytest.mark.parametrize("name", composed_later(FEDERATED))
+@pytest.mark.parametrize("name", quick_first(FEDERATED))
 def test_client_with_an_infinite_update_contributes_zero_and_is_counted(name):
     hand = hand_round(name)
     initial = hand.ref.initial
@@ -259,7 +262,7 @@ def test_client_with_an_infinite_update_contributes_zero_and_is_counted(name):
     assert_finite(state, info)
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "dp_both"])
+@pytest.mark.parametrize("name", quick_first(["dp_sgd", "dp_both"]))
 def test_bad_examples_behind_clipping_leave_everything_finite(name):
     """Each bad example contributes zero; its client still takes part with the others."""
     hand = hand_round(name)
@@ -315,7 +318,7 @@ def test_finite_contributions_that_overflow_in_their_sum_leave_the_model_as_it_w
 # 6. Noise once.
 
 
-@pytest.mark.parametrize("name", CLIENT_LEVEL)
+@pytest.mark.parametrize("name", quick_first(CLIENT_LEVEL))
 def test_noise_is_added_once_however_many_chunks(name):
     hand = hand_round(name)
     everybody = range(len(SIZES))
@@ -328,7 +331,7 @@ def test_noise_is_added_once_however_many_chunks(name):
 # 7. Sums, norms and noise in float32, whatever the model computes in.
 
 
-@pytest.mark.parametrize("name", composed_later(CASES))
+@pytest.mark.parametrize("name", quick_first(CASES))
 def test_state_keeps_its_types_under_a_model_in_bfloat16(name):
     case = CASES[name]
     algorithm = case.make(make_model(jnp.bfloat16))
@@ -404,10 +407,11 @@ def test_gradient_sums_are_float32_under_a_model_in_bfloat16():
     batch = {"x": jnp.ones((600, 3), jnp.bfloat16), "y": jnp.zeros(600)}
     config = LocalConfig(clip_norm=10.0, noise_multiplier=1.0, batch_size=600.0)
     real = jnp.ones(600, bool)
-    summed = clipped(model).micro_batch(params, batch, real, jax.random.key(0), config).gradient
+    micro_batch = jax.jit(clipped(model).micro_batch)
+    summed = micro_batch(params, batch, real, jax.random.key(0), config).gradient
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(summed))
     np.testing.assert_allclose(flat(summed), 300.0)
-    released = clipped(model).release(summed, 600, config, jax.random.key(0))
+    released = jax.jit(clipped(model).release)(summed, 600, config, jax.random.key(0))
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(released))
 
 
@@ -432,20 +436,24 @@ def test_batch_norm_is_refused_under_clipping_and_its_replacement_named():
 # 10 and 11. Keys.
 
 
+@pytest.mark.xdist_group("algorithm scaffold")
 def test_draws_of_a_client_do_not_depend_on_its_cohort():
-    hand = hand_round("local_only")
+    hand = hand_round("scaffold")
     alone, _ = hand([4])
     for cohort in ([0, 4, 5], [5, 4, 3, 2, 1, 0]):
         among, _ = hand(cohort)
         np.testing.assert_array_equal(flat(among.rows["w"][4]), flat(alone.rows["w"][4]))
 
 
+@telling
 def test_no_key_feeds_two_draws(monkeypatch):
     """Every key of two rounds of both noises over three clients, recorded and compared."""
     model = make_model()
     trainer = dp_sgd_trainer(model, LocalConfig(0.1, 2.0, 1, clip_norm=1.0, noise_multiplier=1.0))
     algorithm = dp_fedavg(
-        model, trainer, clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
+        model,
+        trainer,
+        aggregator=gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0),
     )
     data = make_data((2, 0, 3))
     server = algorithm.init(jax.random.key(0))

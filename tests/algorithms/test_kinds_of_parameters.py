@@ -25,18 +25,18 @@ from cases import (
     theta_of,
 )
 from cases import SETTINGS as NUMBERS
+from marks import later, slow, telling
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
 from fedjax_dp.privacy.distributed import make_plan
-from fedjax_dp.server import private
+from fedjax_dp.server import gaussian_mean, private
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
 
@@ -66,12 +66,17 @@ def frozen() -> Model:
     return model.freeze("base", model.init(jax.random.key(0)))
 
 
+@functools.cache
+def banded_strategy():
+    return banded_noise(8, 2, min_separation=2)
+
+
 def aggregators(model: Model):
     """Every kind of noise on updates of a model, with who joins a round of it."""
     structure = jax.eval_shape(model.init, jax.random.key(0))
     rule = make_adaptive_clipping(2.0, initial_clip_norm=0.5, count_stddev=2.0)
     plan = make_plan(trees.num_parameters(structure), 0.5, 1.2, num_clients=NUM_CLIENTS)
-    banded = banded_noise(8, 2, min_separation=2)
+    banded = banded_strategy()
     gaussian = private.gaussian_mean(0.5, 1.2, 2.0)
 
     def combine(state, total, key):
@@ -91,18 +96,21 @@ def aggregators(model: Model):
     }
 
 
-NOISES = sorted(aggregators(make_model()))
+NOISES = (
+    *("adaptive", "correlated", "discrete", "gaussian"),
+    *("laplace", "realised", "stacked", "staircase"),
+)
 
 
-def slow_but_for(quick, names):
-    return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in names]
+def test_every_kind_of_noise_is_named():
+    assert sorted(aggregators(make_model())) == list(NOISES)
 
 
 def shapes_in(state):
     return [x.shape for x in jax.tree.leaves(state)]
 
 
-@pytest.mark.parametrize("noise", slow_but_for({"gaussian", "discrete", "correlated"}, NOISES))
+@pytest.mark.parametrize("noise", later(NOISES, but=["gaussian"], mark=telling))
 def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(noise):
     model = with_base(buffer_keys=("base",))
     aggregator, participation = aggregators(model)[noise]
@@ -122,7 +130,9 @@ def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(n
     assert np.abs(theta_of(state.server.params) - theta_of(start.server.params)).max() > 0.02
 
 
-@pytest.mark.parametrize("name", slow_but_for({"dp_both", "scaffold", "r_dpcfl"}, CASES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=telling if n == "scaffold" else slow) for n in CASES]
+)
 def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
     case, plain = CASES[name], reference(name)
     sim = case.simulation(PLAIN, frozen())
@@ -149,7 +159,7 @@ def normed() -> Model:
     return Model.from_flax(_Normed(), shape, loss="sigmoid_binary_cross_entropy")
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("noise", later(NOISES, but=["gaussian", "discrete"], mark=telling))
 def test_noise_on_statistics_of_batch_norm_is_refused(noise):
     model = normed()
     aggregator, participation = aggregators(model)[noise]
@@ -158,6 +168,7 @@ def test_noise_on_statistics_of_batch_norm_is_refused(noise):
         simulation(algorithm, make_data(), participation, PLAIN)
 
 
+@telling
 def test_statistics_of_batch_norm_are_averaged_where_nothing_is_noised():
     model = normed()
     sim = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
@@ -168,7 +179,7 @@ def test_statistics_of_batch_norm_are_averaged_where_nothing_is_noised():
     assert np.abs(np.asarray(after["mean"]) - before["mean"]).max() > 0.01
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "realised"])
+@pytest.mark.parametrize("noise", later(["gaussian", "realised"], mark=telling))
 def test_buffers_that_depend_on_the_key_are_no_constants_and_refused_behind_noise(noise):
     model = Model.from_functions(
         lambda key: {**make_model().init(key), "base": jax.random.normal(key, BASE.shape)},
@@ -198,7 +209,10 @@ def masked(learning_rate):
     return optax.chain(optax.adam(learning_rate), zero)
 
 
-@pytest.mark.parametrize("optimizer", [with_zeros, masked, with_zeros(0.1)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [with_zeros, pytest.param(masked, marks=slow), pytest.param(with_zeros(0.1), marks=slow)],
+)
 def test_an_optimizer_that_leaves_weights_alone_is_refused_behind_noise_alone(optimizer):
     model = with_base()
     trainer = local_trainer(model, config(NUMBERS), optimizer=optimizer)
@@ -215,12 +229,12 @@ WARMED_UP = optax.sgd(optax.schedules.linear_schedule(0.0, 0.1, 5))
 @pytest.mark.parametrize(
     "optimizer",
     [
-        optax.sgd,
-        optax.adamw,
+        pytest.param(optax.sgd, marks=slow),
+        pytest.param(optax.adamw, marks=slow),
         lambda rate: optax.chain(optax.centralize(), optax.sgd(rate)),
-        optax.set_to_zero(),
+        pytest.param(optax.set_to_zero(), marks=slow),
         SGD_AFTER_FOUR,
-        WARMED_UP,
+        pytest.param(WARMED_UP, marks=slow),
     ],
     ids=["sgd", "adamw", "centralized", "none", "gathering", "warm_up"],
 )
@@ -253,6 +267,7 @@ def test_votes_are_no_update_of_a_model():
     assert CASES["ae_dpfl"].make(normed()).check_noised is None
 
 
+@telling
 def test_record_level_training_leaves_buffers_as_they_were():
     """What a model would make of raw records in its buffers never leaves the gradient rule."""
 
@@ -274,20 +289,21 @@ def test_record_level_training_leaves_buffers_as_they_were():
     state, _ = plain.run(plain.init(jax.random.key(0)), jax.random.key(1), 2)
     assert abs(float(state.server.params["seen"])) > 0.1
     both = dp_fedavg(
-        model, private_trainer(model), clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0
+        model,
+        private_trainer(model),
+        aggregator=gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0),
     )
     with pytest.raises(ValueError, match=r"no buffers.*'seen'"):
         simulation(both, make_data(), EVERYBODY, PLAIN)
 
 
+@telling
 def test_both_units_behind_a_frozen_base_resume_to_the_same_bits():
     model = frozen()
     algorithm = dp_fedavg(
         model,
         dp_sgd_trainer(model, config(NUMBERS, is_private=True)),
-        clip_norm=0.2,
-        noise_multiplier=0.8,
-        expected_cohort_size=COHORT,
+        aggregator=gaussian_mean(clip_norm=0.2, noise_multiplier=0.8, expected_cohort_size=COHORT),
     )
     sim = simulation(algorithm, make_data(), EVERYBODY, PLAIN)
     key = jax.random.key(4)

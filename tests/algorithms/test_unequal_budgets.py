@@ -1,16 +1,16 @@
 """Clients with unequal budgets, by configuration: what is spent, declared and found."""
 
-import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
+from marks import later, telling
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.config import ConfigError
 from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.privacy import budgets, noise_levels
 
 METHODS = (
@@ -56,7 +56,7 @@ def run(*words):
     return Run(*words)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", later(METHODS, mark=telling))
 def test_every_method_of_a_comparison_spends_the_same(method):
     spent = run(f"--algorithm.name={method}").epsilon
     expected = np.full(20, EPSILON.min()) if method == "minimum_epsilon" else EPSILON
@@ -64,6 +64,7 @@ def test_every_method_of_a_comparison_spends_the_same(method):
     np.testing.assert_allclose(spent, expected, rtol=1e-5)
 
 
+@telling
 def test_recipe_of_the_authors_spends_the_same_by_its_own_count():
     ours = run("--algorithm.name=weiavg", "--privacy.accountant=rdp-classic-64")
     np.testing.assert_allclose(ours.epsilon, EPSILON, rtol=1e-5)
@@ -77,6 +78,7 @@ def sizes_of(experiment):
     return experiment.population.train.sizes
 
 
+@telling
 def test_weights_are_those_of_the_methods():
     experiment = run("--algorithm.name=weiavg").experiment
     sizes, config = sizes_of(experiment), experiment.simulation.algorithm.config
@@ -110,7 +112,7 @@ def test_with_equal_budgets_and_batches_all_rules_are_alike():
             np.testing.assert_allclose(combination, found, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["weiavg", "pfa"])
+@pytest.mark.parametrize("method", later(["weiavg", "pfa"], mark=telling))
 def test_a_falsified_budget_changes_the_weight_by_the_closed_form(method):
     declared = EPSILON.copy()
     declared[12] *= 10
@@ -128,6 +130,7 @@ def test_a_falsified_budget_changes_the_weight_by_the_closed_form(method):
     np.testing.assert_array_equal(falsified.epsilon, honest.epsilon)
 
 
+@telling
 def test_robust_hdp_reads_no_declaration():
     with pytest.raises(ValueError, match=r"algorithm.options must be one of.*'declared_epsilon'"):
         assemble(
@@ -154,6 +157,7 @@ def test_robust_hdp_reads_no_declaration():
     np.testing.assert_array_equal(falsified.model, honest.model)
 
 
+@telling
 def test_robust_hdp_reports_what_it_found():
     info = run("--algorithm.name=robust_hdp").info
     assert info["weights"].shape == info["noise_levels"].shape == (ROUNDS, 20)
@@ -267,11 +271,11 @@ def test_micro_batches_follow_the_batch_sizes():
 
 
 def test_configurations_are_not_changed_by_naming_no_list():
-    from fedjax_dp.cli.budgets import with_named_lists
+    from fedjax_dp.experiment.budgets import with_named_lists
 
     config = configuration.load(None)
     assert with_named_lists(config) is config
     named = with_named_lists(configuration.load(None, DIGITS))
     assert named.privacy.record.epsilon == EPSILON.tolist()
     assert named.training.batch_size == budgets.published_batch_sizes(20).tolist()
-    assert dataclasses.replace(named.run) == configuration.load(None, DIGITS).run
+    assert named.run == configuration.load(None, DIGITS).run

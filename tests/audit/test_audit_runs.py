@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import later, telling
 
 from fedjax_dp.algorithms import fedavg, registry
 from fedjax_dp.audit.canaries import MARK
@@ -19,16 +20,17 @@ from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.auditing import linear_direction
 from fedjax_dp.server.private import private_mean
 
+pytestmark = pytest.mark.xdist_group("audited runs")
+
 NUM_SEEDS = 20
 NUM_ROUNDS = cases.NUM_ROUNDS
-QUICK = [
+SMALL = [
     ("dp_fedavg", "client"),
     ("dp_sgd", "record"),
     ("scaffold", "record"),
@@ -66,7 +68,7 @@ def require_quiet_but_awake(runs):
     assert gap > 5 * scores.std() / np.sqrt(included.sum())
 
 
-@pytest.mark.parametrize(("name", "unit"), QUICK)
+@pytest.mark.parametrize(("name", "unit"), later(SMALL, but=[("dp_sgd", "record")], mark=telling))
 def test_no_lower_bound_exceeds_what_is_claimed(name, unit):
     require_quiet_but_awake(runs_of(name, unit, 40, 200))
 
@@ -78,15 +80,16 @@ def test_no_lower_bound_of_any_algorithm_exceeds_what_is_claimed(name, unit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases.aggregators())
+@pytest.mark.parametrize("name", cases.MEANS)
 def test_no_lower_bound_on_any_private_mean_exceeds_what_is_claimed(name):
     aggregator, participation = cases.aggregators()[name]
     planted = cases.plant("dp_fedavg", "client", 10, participation, aggregator=aggregator)
     require_quiet_but_awake(run(planted, 400, key=1))
 
 
-def test_every_algorithm_that_claims_privacy_is_audited():
-    assert set(QUICK) <= set(cases.private_pairs())
+def test_every_algorithm_and_mean_that_claims_privacy_is_audited():
+    assert set(cases.MEANS) == set(cases.aggregators())
+    assert set(SMALL) <= set(cases.private_pairs())
     claimed = {
         (name, unit)
         for name, entry in registry.ALGORITHMS.items()
@@ -126,7 +129,7 @@ def plant_one_record(trainer_of):
 honest = pytest.param(mechanisms.gaussian, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("make", [half_the_noise, honest])
+@pytest.mark.parametrize("make", [pytest.param(half_the_noise, marks=telling), honest])
 def test_half_the_noise_on_updates_is_found(make):
     aggregator = private_mean(make, 0.5, 2.0, 2.0)
     participation = everybody_takes_part()
@@ -147,7 +150,7 @@ def test_half_the_noise_on_gradients_is_found(make):
     assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
 
 
-@pytest.mark.parametrize("make", [half_the_noise, honest])
+@pytest.mark.parametrize("make", [pytest.param(half_the_noise, marks=telling), honest])
 def test_half_the_noise_on_gradients_is_found_through_votes(make):
     numbers = cases.NUMBERS._replace(noise_multiplier=2.0)
 
@@ -176,6 +179,7 @@ def test_everybody_drawn_where_poisson_sampling_is_accounted_is_found():
     assert violations(cases.plant("dp_fedavg", "client", 1, participation), num_runs=600)
 
 
+@telling
 def test_fixed_batches_where_poisson_sampling_is_accounted_are_found():
     # The same two records at every step, of which the canary, the last of its client, is one.
     def draw(state, key, step, size, batch_size, limit, capacity, *rest):
@@ -191,6 +195,7 @@ def test_fixed_batches_where_poisson_sampling_is_accounted_are_found():
     assert violations(plant_one_record(trainer_of), num_rounds=8)
 
 
+@telling
 def test_replacing_a_canary_moves_scores_twice_as_far_and_is_accounted():
     planted = plant_clients(
         cases.build("dp_fedavg", cases.model(), "client"),
@@ -243,6 +248,7 @@ def test_without_noise_a_score_is_the_clipped_contribution_and_nothing_without_t
     assert np.isinf(audit(runs, cases.DP_DELTA)[0].epsilon_claimed)
 
 
+@telling
 def test_without_noise_a_records_score_is_its_clipped_gradient():
     numbers = cases.NUMBERS._replace(noise_multiplier=0.0)
 
@@ -269,7 +275,10 @@ def test_without_noise_a_records_score_is_its_clipped_gradient():
         np.testing.assert_allclose(seen, step * runs.is_included, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(np.float32, marks=pytest.mark.slow), np.uint8])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(np.float32, marks=pytest.mark.slow), pytest.param(np.uint8, marks=telling)],
+)
 def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
     numbers = cases.NUMBERS._replace(noise_multiplier=0.0, learning_rate=0.7)
     plain = cases.data().examples
@@ -305,6 +314,7 @@ def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
         np.testing.assert_allclose(seen, below, atol=1e-5)
 
 
+@telling
 def test_an_ordinary_run_of_the_engine_gives_the_same_scores():
     runs = runs_of("dp_sgd", "record", 40, 200)
     planted = runs.planted

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import later, telling
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.audit.local import check_client
@@ -20,6 +21,8 @@ from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.server import private
+
+pytestmark = pytest.mark.xdist_group("audited steps")
 
 KEY = jax.random.key(5)
 ROW = LocalConfig(batch_size=3.0, clip_norm=0.7, noise_multiplier=1.3)
@@ -53,7 +56,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", later(RULES, but=["gaussian"], mark=telling))
 def test_gradient_rules_hold_what_they_state(name):
     results = check_rule(RULES[name](cases.model()))
     assert not broken_names(results)
@@ -141,10 +144,14 @@ def careless(rule, model):
     ("breakage", "found"),
     [
         (unclipped, {"gradient of a record alone", "sum with and without a record"}),
-        (counted, {"step with and without a record"}),
+        pytest.param(counted, {"step with and without a record"}, marks=telling),
         (padded, {"sum with a record in the padding"}),
-        (averaged, {"step with and without a record"}),
-        (careless, {"gradient of a record alone", "sum with and without a record"}),
+        pytest.param(averaged, {"step with and without a record"}, marks=telling),
+        pytest.param(
+            careless,
+            {"gradient of a record alone", "sum with and without a record"},
+            marks=telling,
+        ),
     ],
 )
 def test_each_broken_gradient_rule_is_found(breakage, found):
@@ -161,6 +168,7 @@ def test_half_the_noise_of_a_step_is_found():
     }
 
 
+@telling
 def test_noise_that_is_five_percent_off_is_found():
     def low(clip_norm, noise_multiplier):
         quiet = mechanisms.gaussian(clip_norm, 0.95 * noise_multiplier)
@@ -180,7 +188,7 @@ def rows_model(inputs, outputs):
     )
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (2048, 64)])
+@pytest.mark.parametrize(("inputs", "outputs"), later([(16, 16), (2048, 64)], mark=telling))
 def test_a_record_whose_rows_cancel_is_clipped(inputs, outputs):
     # Its gradient is what is left of two large rows; a norm computed from the rows is mostly
     # rounding, and one that comes out too small lets the gradient through unclipped.
@@ -202,9 +210,6 @@ def test_rules_that_claim_nothing_are_refused():
         check_rule(gradients.plain(cases.model()))
 
 
-QUICK_MEANS = ("gaussian", "laplace", "bounded_laplace", "adaptive", "filled", "correlated")
-
-
 def check_mean(aggregator, participation, num_draws=128):
     model = cases.model()
     algorithm = fedavg(model, cases.plain_trainer(model), aggregator=aggregator)
@@ -212,13 +217,7 @@ def check_mean(aggregator, participation, num_draws=128):
     return check_cohort(algorithm, cases.data(), state, KEY, num_draws=num_draws)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        n if n in QUICK_MEANS else pytest.param(n, marks=pytest.mark.slow)
-        for n in cases.aggregators()
-    ],
-)
+@pytest.mark.parametrize("name", later(cases.MEANS, but=["gaussian"], mark=telling))
 def test_rounds_hold_what_their_aggregators_state(name):
     results = check_mean(*cases.aggregators()[name])
     assert not broken_names(results)
@@ -229,16 +228,10 @@ def test_rounds_hold_what_their_aggregators_state(name):
 
 
 CLIENT_ALGORITHMS = [name for name, unit in cases.private_pairs() if unit == "client"]
-QUICK_CLIENTS = ("ae_dpfl", "blur_lus")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        n if n in QUICK_CLIENTS else pytest.param(n, marks=pytest.mark.slow)
-        for n in CLIENT_ALGORITHMS
-    ],
-)
+@telling
+@pytest.mark.parametrize("name", CLIENT_ALGORITHMS)
 def test_rounds_of_every_algorithm_hold_what_they_state(name):
     algorithm = cases.build(name, cases.model(), "client")
     participation = participants.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
@@ -296,9 +289,21 @@ def half_noise(mean):
 @pytest.mark.parametrize(
     ("breakage", "found"),
     [
-        (by_count, {"round with and without a client", "noise with and without a client"}),
-        (by_weight, {"contribution of a client", "round with and without a client"}),
-        (weighted_noise, {"noise of a round", "noise with and without a client"}),
+        pytest.param(
+            by_count,
+            {"round with and without a client", "noise with and without a client"},
+            marks=telling,
+        ),
+        pytest.param(
+            by_weight,
+            {"contribution of a client", "round with and without a client"},
+            marks=telling,
+        ),
+        pytest.param(
+            weighted_noise,
+            {"noise of a round", "noise with and without a client"},
+            marks=telling,
+        ),
         (half_noise, {"round with and without a client", "noise of a round"}),
     ],
 )
@@ -307,6 +312,7 @@ def test_each_broken_mean_is_found(breakage, found):
     assert broken_names(check_mean(breakage(mean), participation)) >= found
 
 
+@telling
 def test_a_count_that_adapts_the_clip_norm_without_noise_is_found():
     mean, participation = cases.aggregators()["adaptive"]
 
@@ -329,7 +335,6 @@ def test_means_that_claim_nothing_are_refused():
 
 
 RECORD_ALGORITHMS = [name for name, unit in cases.private_pairs() if unit == "record"]
-QUICK = ("dp_sgd", "scaffold", "ae_dpfl")
 
 
 def check_one_client(name, **parts):
@@ -338,10 +343,7 @@ def check_one_client(name, **parts):
     return planted, state, check_client(planted, state, KEY, num_draws=128)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RECORD_ALGORITHMS],
-)
+@pytest.mark.parametrize("name", later(RECORD_ALGORITHMS, but=["dp_sgd"], mark=telling))
 def test_what_a_client_sends_hides_its_records(name):
     planted, _, results = check_one_client(name)
     assert results and not broken_names(results)
@@ -349,7 +351,7 @@ def test_what_a_client_sends_hides_its_records(name):
     assert planted.sends_votes or max(check.measured / check.allowed for check in results) > 0.9
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "ae_dpfl"])
+@pytest.mark.parametrize("name", later(["dp_sgd", "ae_dpfl"], mark=telling))
 def test_a_weight_that_depends_on_the_records_is_found(name):
     planted, state, _ = check_one_client(name)
     inner = planted.algorithm.client

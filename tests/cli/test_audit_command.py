@@ -87,6 +87,7 @@ def test_half_the_noise_ends_in_status_one_and_in_words(monkeypatch):
     assert "more was proven than claimed" in result.stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_held_against_an_experiment_that_claims_nothing():
     result = invoke(*NOT_PRIVATE)
     assert result.exit_code == 0
@@ -115,6 +116,7 @@ def test_work_on_the_host_and_kinds_of_round_are_audited_too():
     assert report["membership"]["num_examples"] > 10
 
 
+@pytest.mark.slow
 def test_records_behind_votes_are_attacked_through_the_votes():
     result = invoke(
         "--json",

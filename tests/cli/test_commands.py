@@ -10,15 +10,15 @@ import pytest
 from dp_accounting import pld, rdp
 from run_folders import NOT_PRIVATE, SMALL
 
-from fedjax_dp.cli import config as configuration
 from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
+from fedjax_dp.experiment import keys
 
 
 @pytest.fixture
 def fedjax_dp(monkeypatch, capsys):
     """Gives the command: `(words) -> (status, output, errors)`."""
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "400")
 
     def invoke(*words):
         monkeypatch.setattr("sys.argv", ["fedjax-dp", *map(str, words)])
@@ -85,9 +85,34 @@ def test_without_a_network_fetch_says_where_it_looked_and_what_to_put_where(
 def test_keys_lists_every_key_with_its_default(fedjax_dp):
     status, output, _ = fedjax_dp("run", "--keys")
     assert status == 0
-    for name, default, about in configuration.describe():
-        row = next(line for line in output.splitlines() if line.startswith(f"│ {name} "))
-        assert [cell.strip() for cell in row.split("│")[1:4]] == [name, default, about]
+    assert rows_of(output) == keys.describe()
+
+
+def rows_of(table):
+    """Reads a table of the console, whose cells may go over several lines."""
+    rows = []
+    for line in table.splitlines()[3:-1]:
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        if cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1] = [f"{a} {b}".strip() for a, b in zip(rows[-1], cells, strict=True)]
+    return [tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["algorithm.name=fedprox", "model.name=mlp", "data.name=digits", "data.partition=shards"],
+)
+def test_keys_of_a_part_lists_its_options(fedjax_dp, part):
+    status, output, _ = fedjax_dp("run", "--keys", part)
+    assert status == 0 and rows_of(output) == keys.describe_choice(part)
+
+
+def test_keys_of_fedprox_say_what_mu_may_be(fedjax_dp):
+    _, output, _ = fedjax_dp("run", "--keys", "algorithm.name=fedprox")
+    [(key, _, default, about)] = rows_of(output)
+    assert (key, default) == ("algorithm.options.mu", "0.01") and "proximal term" in about
 
 
 ACCOUNT = ("--sampling-rate", 0.1, "--steps", 50, "--delta", 1e-5)

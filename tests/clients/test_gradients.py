@@ -1,5 +1,7 @@
 """Gradient rules against NumPy: masks, bounds, what is not finite."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,12 @@ def problem(n=9, seed=0):
     return make_model().init(jax.random.key(1)), batch
 
 
+@functools.cache
+def compiled(make, **options):
+    """The micro-batch of a rule on the small model, compiled once for all tests of a process."""
+    return jax.jit(make(make_model(), **options).micro_batch)
+
+
 def expected(params, batch, rows, clip_norm=np.inf):
     x, y = batch["x"].astype(float)[rows], batch["y"].astype(float)[rows]
     theta = theta_of(params)
@@ -56,7 +64,7 @@ def test_sums_over_the_real_rows_only(make, bound, garbage):
     params, batch = problem()
     real = np.array([1, 1, 0, 1, 1, 0, 1, 0, 0], bool)
     batch["x"][~real] = garbage
-    out = make(make_model()).micro_batch(params, batch, jnp.asarray(real), KEY, CONFIG)
+    out = compiled(make)(params, batch, jnp.asarray(real), KEY, CONFIG)
     gradient, loss = expected(params, batch, real, bound)
     np.testing.assert_allclose(theta_of(out.gradient), gradient, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
@@ -68,13 +76,14 @@ def test_padding_has_no_share_in_a_penalty(mechanism):
     params, batch = problem()
     real = np.array([1, 1, 0, 1, 1, 0, 1, 0, 0], bool)
     rule = clipped(make_model(), make_mechanism=mechanism)
+    micro_batch = jax.jit(rule.micro_batch, static_argnames="penalty")
 
     def penalty(p):
         return 3.0 * jnp.sum(p["w"]) + p["b"]
 
     def summed(batch, real):
         arguments = (params, batch, jnp.asarray(real), KEY, CONFIG)
-        return theta_of(rule.micro_batch(*arguments, penalty=penalty).gradient)
+        return theta_of(micro_batch(*arguments, penalty=penalty).gradient)
 
     alone = {name: array[real] for name, array in batch.items()}
     expected = summed(alone, np.ones(real.sum(), bool))
@@ -85,7 +94,7 @@ def test_padding_has_no_share_in_a_penalty(mechanism):
 def test_an_empty_batch_is_a_gradient_of_zero(make):
     params, batch = problem()
     rule = make(make_model())
-    out = rule.micro_batch(params, batch, jnp.zeros(9, bool), KEY, CONFIG)
+    out = compiled(make)(params, batch, jnp.zeros(9, bool), KEY, CONFIG)
     released = rule.release(out.gradient, jnp.int32(0), CONFIG, KEY)
     np.testing.assert_array_equal(theta_of(released), 0.0)
     assert out.loss == 0 and out.clipped == 0
@@ -95,9 +104,8 @@ def test_an_empty_batch_is_a_gradient_of_zero(make):
 def test_an_example_that_is_not_finite_contributes_zero_and_counts_as_clipped(bad):
     params, batch = problem()
     batch["x"][4] = bad
-    rule = clipped(make_model())
     config = CONFIG._replace(clip_norm=50.0)
-    out = rule.micro_batch(params, batch, jnp.ones(9, bool), KEY, config)
+    out = compiled(clipped)(params, batch, jnp.ones(9, bool), KEY, config)
     others = np.arange(9) != 4
     gradient, loss = expected(params, batch, others, 50.0)
     np.testing.assert_allclose(theta_of(out.gradient), gradient, rtol=1e-5, atol=1e-6)
@@ -133,23 +141,20 @@ def test_a_bad_example_contributes_zero_in_models_with_layers(name, per_layer, b
 
 def test_each_example_is_bounded_by_itself():
     params, batch = problem()
-    rule = clipped(make_model())
     norms = []
     for i in range(9):
         only = jnp.arange(9) == i
-        out = rule.micro_batch(params, batch, only, KEY, CONFIG)
+        out = compiled(clipped)(params, batch, only, KEY, CONFIG)
         norms.append(np.linalg.norm(theta_of(out.gradient)))
     assert max(norms) <= BOUND * (1 + 1e-6)
-    whole = rule.micro_batch(params, batch, jnp.ones(9, bool), KEY, CONFIG)
+    whole = compiled(clipped)(params, batch, jnp.ones(9, bool), KEY, CONFIG)
     raw = logistic.gradients(theta_of(params), batch["x"].astype(float), batch["y"])
     assert 0 < whole.clipped == np.sum(np.linalg.norm(raw, axis=1) > BOUND) < 9
 
 
 def test_per_layer_clipping_shares_the_bound():
     params, batch = problem()
-    out = clipped(make_model(), per_layer=True).micro_batch(
-        params, batch, jnp.ones(9, bool), KEY, CONFIG
-    )
+    out = compiled(clipped, per_layer=True)(params, batch, jnp.ones(9, bool), KEY, CONFIG)
     raw = logistic.gradients(theta_of(params), batch["x"].astype(float), batch["y"])
     share = BOUND / np.sqrt(2)
     bias = local.clip(raw[:, :1], share).sum(axis=0)

@@ -200,7 +200,7 @@ def test_what_is_not_finite_is_named():
 
 MILLION = textwrap.dedent(
     """
-    import json, resource, sys, time
+    import json, pathlib, sys
     import jax, jax.numpy as jnp, numpy as np
     from fedjax_dp.algorithms import scaffold
     from fedjax_dp.clients import LocalConfig, local_trainer
@@ -209,9 +209,14 @@ MILLION = textwrap.dedent(
     from fedjax_dp.engine import simulation
     from fedjax_dp.models.base import Model
 
-    begin = time.perf_counter()
+    def peak():
+        # The peak that `resource` tells is at least what the starting process held.
+        status = pathlib.Path("/proc/self/status").read_text().split()
+        return int(status[status.index("VmHWM:") + 1]) / 2**20
+
+    before = peak()
     data = FederatedData.open(sys.argv[1])
-    opened = time.perf_counter() - begin
+    opened = peak() - before
     model = Model.from_functions(
         lambda key: {"w": jnp.zeros(20), "b": jnp.zeros(())},
         lambda params, x: x @ params["w"] + params["b"],
@@ -229,11 +234,11 @@ MILLION = textwrap.dedent(
     print(json.dumps({
         "clients": data.num_clients,
         "opened": opened,
-        "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "participants": record.num_drawn.tolist(),
-        "overflow": record.overflow.tolist(),
-        "examples": info.training.num_examples.tolist(),
-        "loss": info.training.train_loss.tolist(),
+        "gib": peak(),
+        "participants": info["num_participants"].tolist(),
+        "overflow": info["num_overflow"].tolist(),
+        "examples": info["num_examples"].tolist(),
+        "loss": info["train_loss"].tolist(),
         "rows_follow_cohorts": bool(np.array_equal(touched, moved)),
         "traces": sim.num_traces(),
     }))
@@ -267,7 +272,6 @@ def run_on_disk(directory):
         [sys.executable, "-c", MILLION, str(directory)],
         capture_output=True,
         text=True,
-        timeout=600,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         cwd=pathlib.Path(__file__).parents[2],
     )
@@ -275,9 +279,10 @@ def run_on_disk(directory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.telling
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="tells memory on Linux")
 def test_a_million_clients_on_disk(tmp_path):
-    """20 examples each: opens in seconds, trains in cohorts of a thousand in bounded memory."""
+    """20 examples each: opened without being read, trained in cohorts of a thousand."""
     try:
         write_population(tmp_path / "store", 1_000_000, 20)
         measured = run_on_disk(tmp_path / "store")
@@ -286,7 +291,8 @@ def test_a_million_clients_on_disk(tmp_path):
             path.unlink()
     print(measured)
     assert measured["clients"] == 1_000_000
-    assert measured["opened"] < 10
+    # 1.6 GiB of examples are on disk.
+    assert measured["opened"] < 0.1
     assert measured["gib"] < 4
     assert all(800 < n <= 1200 for n in measured["participants"]) and not any(measured["overflow"])
     assert measured["examples"] == [20 * n for n in measured["participants"]]

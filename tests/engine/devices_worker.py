@@ -5,7 +5,6 @@ import sys
 import jax
 import numpy as np
 from cases import CASES, KEY, ROUNDS, snapshot
-
 from fedjax_dp.engine.execution import ExecutionConfig
 
 

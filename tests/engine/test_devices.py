@@ -9,40 +9,40 @@ import jax
 import numpy as np
 import pytest
 from cases import CASES, num_slab_sizes, reference
+from marks import slow, telling
 
 HERE = pathlib.Path(__file__).parent
-# Between them: the plain mean, stacked updates, state per client, several models, both noises.
-QUICK = (
+# Between them: state by client, several models, a streamed store, two devices and four.
+QUICK = ("scaffold:4:device", "ifca:2:host")
+# And: stacked updates, both noises.
+TELLING = (
+    "median:2:device",
+    "dp_both:4:device",
     "fedavg:2:device",
     "fedprox:2:device",
-    "median:2:device",
     "scaffold:2:device",
-    "scaffold:4:device",
-    "ifca:2:host",
     "local_only:2:device",
     "dp_fedavg:2:device",
     "dp_sgd:2:device",
-    "dp_both:4:device",
 )
-SLOW = tuple(
-    f"{name}:{devices}:{placement}"
+OTHERS = {
+    name: [
+        job
+        for job in (f"{name}:{n}:{placement}" for n in (2, 4) for placement in ("device", "host"))
+        if job not in QUICK + TELLING
+    ]
     for name in CASES
-    for devices in (2, 4)
-    for placement in ("device", "host")
-    if f"{name}:{devices}:{placement}" not in QUICK
-)
+}
 
 
 def run_jobs(output, jobs):
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "JAX_PLATFORMS": "cpu",
-        # What is compared is results; compiling with less effort saves half of the time.
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, str(HERE / "devices_worker.py"), str(output), *jobs]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     with np.load(output) as arrays:
         return dict(arrays)
@@ -63,9 +63,14 @@ def check(job, results):
             np.testing.assert_allclose(got, leaf, rtol=0, atol=1e-6, err_msg=f"{job} {part} {i}")
 
 
-# One test for all jobs: starting processes and compiling is most of the work.
+# One process for many jobs: starting it and compiling is most of the work.
 @pytest.mark.parametrize(
-    "jobs", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "all others"]
+    "jobs",
+    [
+        pytest.param(QUICK, id="quick"),
+        pytest.param(TELLING, id="telling", marks=telling),
+        *(pytest.param(jobs, id=f"others of {name}", marks=slow) for name, jobs in OTHERS.items()),
+    ],
 )
 def test_devices_change_nothing(jobs, tmp_path):
     results = run_jobs(tmp_path / "results.npz", jobs)

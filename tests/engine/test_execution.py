@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import NUM_CLIENTS, PLAIN, make_data, make_model
+from marks import telling
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
@@ -14,9 +15,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import execution as execution_module
 from fedjax_dp.engine.cohort import ClientTable, Cohort, draw_cohort
-from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import Cost, cost_of, training_cost
@@ -119,6 +118,7 @@ def temporary_bytes(num_slots, chunk, num_features=20_000):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
+@telling
 def test_memory_follows_the_chunk_and_not_the_cohort():
     update = 4 * 20_000
     small, large = temporary_bytes(8, 4), temporary_bytes(512, 4)
@@ -134,10 +134,10 @@ def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them(
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
     participation = participants.participation(sampling.poisson(), len(sizes), 6)
+    draw = jax.jit(
+        functools.partial(draw_cohort, algorithm, participation, 12, 2, table, algorithm.config)
+    )
     for round_index in range(5):
-        draw = functools.partial(
-            draw_cohort, algorithm, participation, 12, 2, table, algorithm.config
-        )
         cohort = jax.tree.map(np.asarray, draw(jax.random.key(0), round_index))
         drawn = sorted(cohort.ids[cohort.is_real].tolist())
         assert len(set(drawn)) == len(drawn) > 0

@@ -8,39 +8,26 @@ from cases import (
     PLAIN,
     ROUNDS,
     assert_same_state,
-    composed_later,
     make_data,
     make_model,
     num_slab_sizes,
+    quick_first,
     reference,
     snapshot,
 )
+from marks import later, slow, telling
 from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import scaffold
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, run_round
-from fedjax_dp.engine.simulate import simulation
 
 NAMES = tuple(CASES)
-# Between them: state per client, several models, stacked updates, both noises. That two clients
-# side by side change nothing is tested for every algorithm below.
-QUICK = {
-    ("fedavg", "chunks of 8"),
-    ("median", "chunks of 3, streamed"),
-    ("scaffold", "chunks of 3, streamed"),
-    ("ifca", "chunks of 8"),
-    ("dp_both", "chunks of 2"),
-}
-
-
-def quick_first(combinations, quick):
-    """Parameters of which all but the quick ones are marked slow."""
-    return [pytest.param(*c, marks=() if c in quick else pytest.mark.slow) for c in combinations]
-
-
+# Between them: state by client, several models, a streamed store. That two clients side by side
+# change nothing is tested for every algorithm below.
+QUICK_LAYOUTS = [("scaffold", "chunks of 3, streamed"), ("ifca", "chunks of 8")]
+TELLING_LAYOUTS = [("median", "chunks of 3, streamed"), ("dp_both", "chunks of 2")]
 LAYOUTS = {
     "chunks of 2": ExecutionConfig(clients_per_chunk=2, placement="device", rounds_per_call=1),
     "chunks of 3, streamed": ExecutionConfig(clients_per_chunk=3, placement="host"),
@@ -48,8 +35,12 @@ LAYOUTS = {
 }
 
 
+ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
+OTHERS = [pair for pair in ALL if pair not in TELLING_LAYOUTS]
+
+
 @pytest.mark.parametrize(
-    "name, layout", quick_first([(n, layout) for n in NAMES for layout in LAYOUTS], QUICK)
+    "name, layout", later(OTHERS, but=QUICK_LAYOUTS) + later(TELLING_LAYOUTS, mark=telling)
 )
 def test_layout_changes_nothing(name, layout):
     ref = reference(name)
@@ -64,7 +55,7 @@ def test_layout_changes_nothing(name, layout):
     assert sim.num_traces() == shapes
 
 
-@pytest.mark.parametrize("name", composed_later(NAMES))
+@pytest.mark.parametrize("name", quick_first(NAMES))
 def test_padding_and_chunks_change_nothing(name):
     """Twice as many clients side by side, empty slots, a larger limit, gaps in the store."""
     hand = hand_round(name)
@@ -76,7 +67,7 @@ def test_padding_and_chunks_change_nothing(name):
     np.testing.assert_allclose(info["train_loss"], expected_info["train_loss"][0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", composed_later(NAMES))
+@pytest.mark.parametrize("name", quick_first(NAMES))
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e30])
 def test_rows_of_nobody_change_nothing(name, garbage):
     hand = hand_round(name)
@@ -87,7 +78,7 @@ def test_rows_of_nobody_change_nothing(name, garbage):
         np.testing.assert_array_equal(info[kind], clean_info[kind], err_msg=kind)
 
 
-@pytest.mark.parametrize("name", composed_later(NAMES))
+@pytest.mark.parametrize("name", quick_first(NAMES))
 def test_order_of_the_slots_changes_nothing(name):
     """Draws follow the client, not the slot: the cohort in reverse gives the same round."""
     hand = hand_round(name)
@@ -96,7 +87,7 @@ def test_order_of_the_slots_changes_nothing(name):
     assert_same_state(backward, forward, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", composed_later(n for n in NAMES if not CASES[n].is_pooled))
+@pytest.mark.parametrize("name", quick_first(n for n in NAMES if not CASES[n].is_pooled))
 def test_a_client_of_the_cohort_matters(name):
     """The laws above would hold of a round that ignores its cohort; this one does not."""
     hand = hand_round(name)
@@ -106,6 +97,7 @@ def test_a_client_of_the_cohort_matters(name):
     assert np.abs(flat(kept) - flat((fewer.server, fewer.rows))).max() > 1e-4
 
 
+@telling
 def test_names_of_clients_do_not_matter_where_nothing_is_drawn():
     """Full batches of everybody: clients stored in another order give the same model."""
     data, model = make_data(), make_model()
@@ -125,7 +117,7 @@ def test_names_of_clients_do_not_matter_where_nothing_is_drawn():
     np.testing.assert_allclose(second.rows["w"], first.rows["w"][order], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", composed_later(NAMES))
+@pytest.mark.parametrize("name", quick_first(NAMES))
 def test_resumed_equals_uninterrupted_bit_for_bit(name):
     """Killed after each round and carried on from NumPy arrays."""
     ref = reference(name)
@@ -137,7 +129,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(name):
     assert ref.sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("name", composed_later(NAMES))
+@pytest.mark.parametrize("name", quick_first(NAMES))
 def test_same_seed_same_bits_and_another_seed_another_model(name):
     ref = reference(name)
     start = ref.sim.init(ref.key)
@@ -152,7 +144,7 @@ def test_same_seed_same_bits_and_another_seed_another_model(name):
     assert ref.sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("name", composed_later(NAMES))
+@pytest.mark.parametrize("name", quick_first(NAMES))
 def test_one_trace_whatever_the_numbers(name):
     """Numbers of rounds, learning rates, clip norms and noise change without a new trace."""
     ref = reference(name)
@@ -176,7 +168,9 @@ def test_one_trace_whatever_the_numbers(name):
     assert ref.sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("name", quick_first([(n,) for n in NAMES], {("dp_both",)}))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=telling if n == "dp_both" else slow) for n in NAMES]
+)
 def test_eager_equals_compiled(name):
     """One client with data and one without, step by step in Python."""
     hand = hand_round(name)

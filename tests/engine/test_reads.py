@@ -19,6 +19,7 @@ from audit_cases import (
     plain_trainer,
     private_trainer,
 )
+from marks import later, slow, telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms import registry
@@ -37,7 +38,6 @@ from fedjax_dp.clients.base import LocalResult
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants
 from fedjax_dp.engine.reads import record_events_of
-from fedjax_dp.engine.simulate import simulation
 from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
 KEY = jax.random.key(0)
@@ -83,7 +83,9 @@ def chosen(choice):
     return look
 
 
-@pytest.mark.parametrize("look", [first_input, stored_input, loss_there])
+@pytest.mark.parametrize(
+    "look", later([first_input, stored_input, loss_there], but=[first_input], mark=telling)
+)
 def test_an_algorithm_that_claims_for_records_is_handed_none(look):
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
@@ -100,6 +102,7 @@ def test_an_algorithm_that_claims_for_records_is_handed_none(look):
     run(peeking(algorithms.fedavg(model(), plain, aggregator=mean()), plain, look))
 
 
+@telling
 def test_whole_clients_protected_do_not_cover_their_records():
     """Under both claims the one for records still forbids what the one for clients covers."""
     trainer = private_trainer(model())
@@ -154,6 +157,7 @@ def test_training_without_an_event_is_refused_under_a_claim():
         run(peeking(algorithm, plain_trainer(model()), lambda *_: 1.0))
 
 
+@telling
 def test_a_choice_is_charged_or_refused():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
@@ -184,6 +188,7 @@ def test_nothing_of_a_refused_round_is_released():
         simulation(peeking(algorithm, trainer, first_input), data(), JOINING, automatic)
 
 
+@telling
 def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy():
     algorithm = algorithms.fedavg(model(), plain_trainer(model()), aggregator=mean())
     algorithm = algorithm._replace(init_row=lambda server: jnp.float32(0))
@@ -258,18 +263,14 @@ def test_every_option_that_is_a_name_or_a_switch_is_swept():
 
 def build(name, unit, options, trainer):
     with_clients = unit in ("client", "both")
-    return registry.build(
-        name,
-        model(),
-        trainer,
+    problem = registry.Problem(
         num_clients=NUM_CLIENTS,
         num_rounds=NUM_ROUNDS,
-        unit=unit,
         aggregator=mean() if with_clients else None,
-        epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
+        declared_epsilon=np.array([1.0, 2.0, 6.0, 5.0]),
         public_x=PUBLIC,
-        options=options,
     )
+    return registry.build(name, model(), trainer, problem, unit=unit, options=options)
 
 
 def releasing_the_same(trainer):
@@ -383,8 +384,16 @@ def expected(name, unit, options):
 
 
 # Options that decide over what is read, and never over whether it is charged, are all swept, but
-# only these quickly.
+# these sooner; and quickly, one composition for each way to be charged, said or refused.
 DECISIVE = {"score", "sparsity", "selection"}
+QUICK = {
+    "ifca-none-True",
+    "dp_sgd-record",
+    "blur_lus-record-0.6-cost-fedavg",
+    "blur_lus-record-0.6-magnitude-fedavg",
+    "r_dpcfl-record-private-accuracy-centred-False",
+    "r_dpcfl-record-exact-loss-centred-False",
+}
 
 
 def cases():
@@ -393,9 +402,11 @@ def cases():
         known = registry.options_of(name)
         usual = all(options[o] == known[o] for o in options if o in VALUES and o not in DECISIVE)
         swept = [str(v) for option, v in options.items() if option in VALUES]
-        marks = () if usual else pytest.mark.slow
         label = "-".join([name, unit, *swept])
+        claims = unit in ("record", "both")
+        marks = () if label in QUICK else telling if usual and claims else slow
         found.append(pytest.param((name, unit, options), id=label, marks=marks))
+    assert {case.id for case in found} >= QUICK
     return found
 
 

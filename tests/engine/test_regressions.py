@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from marks import telling
 
 import fedjax_dp as fdp
 from fedjax_dp.privacy.distributed import make_plan
@@ -46,9 +47,12 @@ def test_shares_of_noise_are_counted_against_the_smallest_cohort(sampler, cohort
         fdp.simulation(algorithm, _data(), fdp.participation(sampler, NUM_CLIENTS, cohort))
 
 
+@telling
 def test_an_empty_poisson_cohort_is_noised_where_cohorts_are_streamed():
     algorithm = fdp.dp_fedavg(
-        _model(), _trainer(), clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=1
+        _model(),
+        _trainer(),
+        aggregator=fdp.gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=1),
     )
     nobody = fdp.participation(fdp.poisson(), NUM_CLIENTS, 1e-6)
     states = []
@@ -64,7 +68,9 @@ def test_an_empty_poisson_cohort_is_noised_where_cohorts_are_streamed():
 
 def test_accounts_read_the_numbers_that_ran():
     algorithm = fdp.dp_fedavg(
-        _model(), _trainer(), clip_norm=1.0, noise_multiplier=2.0, expected_cohort_size=5
+        _model(),
+        _trainer(),
+        aggregator=fdp.gaussian_mean(clip_norm=1.0, noise_multiplier=2.0, expected_cohort_size=5),
     )
     run = fdp.simulation(algorithm, _data(), fdp.participation(fdp.everybody(), NUM_CLIENTS))
     state = run.init(KEY)

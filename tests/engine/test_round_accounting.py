@@ -17,12 +17,14 @@ from cases import (
     private_trainer,
 )
 from dp_accounting import rdp
+from marks import telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, PrivacyAccounting, simulation
+from fedjax_dp.server import gaussian_mean
 
 KEY = jax.random.key(7)
 DELTA = {"client": 1e-6, "record": 1e-5}
@@ -56,7 +58,7 @@ def simulate(unit, sampler, cohort_size=None, trainer=None):
     else:
         inner = plain_trainer(model) if unit == "client" else private_trainer(model)
         central["expected_cohort_size"] = joined.cohort_size
-        algorithm = algorithms.dp_fedavg(model, inner, **central)
+        algorithm = algorithms.dp_fedavg(model, inner, aggregator=gaussian_mean(**central))
     return simulation(algorithm, data, joined, PLAIN)
 
 
@@ -186,6 +188,7 @@ def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(drawn), rtol=1e-9)
 
 
+@telling
 def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_the_same():
     model, data = make_model(), make_data()
     x = data.examples["x"].copy()

@@ -14,6 +14,7 @@ from cases import (
     reference,
     snapshot,
 )
+from marks import later, telling
 from rounds import flat
 
 from fedjax_dp.algorithms import fedavg
@@ -22,9 +23,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.execution import ExecutionConfig
 from fedjax_dp.engine.round import RoundShape, run_round
-from fedjax_dp.engine.simulate import simulation
 
 
 def scalar_simulation(**execution):
@@ -52,7 +51,7 @@ def test_states_from_host_and_python_numbers_do_not_retrace():
     assert sim.num_traces() == 1
 
 
-@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize("placement", later(["device", "host"], but=["host"], mark=telling))
 def test_compile_runs_no_round_and_is_the_only_trace(placement):
     sim, key = scalar_simulation(placement=placement), jax.random.key(0)
     start = snapshot(sim.init(key))
@@ -74,9 +73,10 @@ def test_the_state_that_is_run_is_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.server))
 
 
+@telling
 def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
     """Learning rates, clip norms and noise of several runs side by side."""
-    ref = reference("dp_sgd")
+    ref = reference("dp_both")
     data = ref.case.data()
     examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
     ids = jnp.array([0, 2, 4])
@@ -106,6 +106,7 @@ def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
     assert np.ptp(np.asarray(together["w"]), axis=0).min() > 1e-4
 
 
+@pytest.mark.xdist_group("algorithm fedavg")
 def test_information_about_a_round():
     ref = reference("fedavg")
     replay = ref.case.run_of(ref.initial, ref.key).replay
@@ -179,6 +180,7 @@ def test_batches_larger_than_the_program_was_built_for_are_refused():
     assert sim.num_traces() == 1
 
 
+@pytest.mark.xdist_group("algorithm fedavg")
 @pytest.mark.parametrize("num_rounds", [0, -1, 1.5])
 def test_numbers_of_rounds_that_are_none_are_refused(num_rounds):
     ref = reference("fedavg")

@@ -5,6 +5,7 @@ import itertools
 import cases
 import jax
 import pytest
+from marks import telling
 
 from fedjax_dp.engine import ExecutionConfig, tuning
 
@@ -60,6 +61,7 @@ def test_the_fastest_of_two_rounds_is_taken_and_never_tried_again():
     assert built == [1, 8, 64] * 2
 
 
+@telling
 def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
     seconds = itertools.count()
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(seconds)))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from experiments.clustered_dp import grid
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
 from fedjax_dp.data import datasets
 from fedjax_dp.engine import PrivacyAccounting
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
 
 EXPERIMENTS = pathlib.Path(grid.__file__).parents[1]
 # Few images in few clusters; the model, the mechanism and the budgets stay.

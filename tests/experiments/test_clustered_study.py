@@ -7,8 +7,9 @@ import pathlib
 
 import pytest
 
-from experiments import settings
 from experiments.clustered_dp import grid, study, tables
+from fedjax_dp.experiment import settings
+from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.io import plots
 
 HERE = pathlib.Path(study.__file__).parent
@@ -54,21 +55,27 @@ def run(folder, *words):
     study.main(["run", str(file), "--output", str(folder), *grid, *words])
 
 
-# One process, so that the study is run once.
-pytestmark = pytest.mark.xdist_group("clustered study")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Two methods at two budgets."""
-    path = tmp_path_factory.mktemp("study") / "results"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "save", lambda figure, path: None)
-        run(path, "--epsilons", "4", "2")
+@pytest.fixture
+def folder(tmp_path):
+    """A method at two budgets, as if it had run."""
+    path = tmp_path / "results"
+    path.mkdir()
+    file = tmp_path / "small.toml"
+    file.write_text(SMALL)
+    points = grid.points(file, ["Global"], [4, 2], [0])
+    written(path, *(result_of(point, 70.0) for point in points))
+    tables = settings.tables_of(points[0].setting)
+    training = {"epochs": 1, "learning_rate": 0.1}
+    setting = {"data": tables["data"], "model": tables["model"], "training": training}
+    written(path, ("reference,seed=0", {"setting": setting, "accuracy": [], "loss": []}))
     return path
 
 
-def test_results_hold_their_setting_and_are_not_run_again(folder, capsys):
+@pytest.mark.slow
+def test_results_hold_their_setting_and_are_not_run_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    folder = tmp_path / "results"
+    run(folder, "--epsilons", "4", "2")
     names = sorted(p.name for p in folder.glob("*.json"))
     stems = ["method=Global,epsilon=2,seed=0", "method=Global,epsilon=4,seed=0"]
     assert names == [*(f"{s}.json" for s in stems), "reference,seed=0.json"]
@@ -105,17 +112,23 @@ def test_references_of_other_data_are_refused(folder):
     [point] = grid.points(
         folder.parent / "small.toml", ["Global"], [4], [0], ["--data.partition_options.shift=label"]
     )
-    with pytest.raises(SystemExit, match=r"reference,seed=0\.json holds another setting"):
+    with pytest.raises(ConfigError, match=r"reference,seed=0\.json holds another setting"):
         study.reference_of(point, None, None, arguments)
     arguments.reference_epochs = 2
     [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
-    with pytest.raises(SystemExit, match=r"training\.epochs: 1 and 2"):
+    with pytest.raises(ConfigError, match=r"training\.epochs: 1 and 2"):
         study.reference_of(point, None, None, arguments)
 
 
 def made_up(method, epsilon, seed, accuracy, **changes):
     words = [f"--{key}={value}" for key, value in changes.items()]
     [point] = grid.points(MNIST, [method], [epsilon], [seed], words)
+    return result_of(point, accuracy)
+
+
+def result_of(point, accuracy):
+    method, epsilon = point.method, point.config.privacy.record.epsilon
+    seed = point.config.run.seed
     metrics = dict.fromkeys(tables.METRICS, accuracy)
     return point.name, {
         "method": method, "seed": seed, "epsilon": epsilon, "metrics": metrics,

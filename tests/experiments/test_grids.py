@@ -4,17 +4,17 @@ import pathlib
 
 import pytest
 
-from experiments import sweep
 from experiments.clustered_dp import grid as clustered
 from experiments.heterogeneous_dp import sweep as heterogeneous
 from experiments.user_level_dp import grids as user_level
 from experiments.user_level_dp import mnist_by_writer
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.budgets import with_named_lists
-from fedjax_dp.cli.config import ConfigError
-from fedjax_dp.cli.validate import validate
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import sweep
+from fedjax_dp.experiment.budgets import with_named_lists
+from fedjax_dp.experiment.validate import validate
+from fedjax_dp.experiment.values import ConfigError
 
-HERE = pathlib.Path(sweep.__file__).parent
+HERE = pathlib.Path(__file__).parents[2] / "experiments"
 CONFIGURATIONS = sorted(HERE.glob("*/*.toml"))
 CLUSTERED = [path for path in CONFIGURATIONS if path.parent.name == "clustered_dp"]
 STUDIES = {

@@ -7,6 +7,8 @@ import pytest
 from run_folders import execute
 
 from experiments.heterogeneous_dp import figures, sweep
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.budgets import with_named_lists
 from fedjax_dp.io import plots
 from fedjax_dp.privacy import budgets
 from fedjax_dp.privacy.calibration import calibrate_poisson
@@ -56,15 +58,22 @@ def test_variances_of_figure_33_follow_the_authors_multipliers():
 
 @pytest.fixture(scope="module")
 def run_folders(tmp_path_factory):
-    """A short run of Robust-HDP under each accountant."""
+    """Runs of Robust-HDP under each accountant."""
     found = {}
     for accountant in ("rdp", "rdp-classic-64"):
         found[accountant] = tmp_path_factory.mktemp("runs") / accountant
         words = ("--algorithm.name=robust_hdp", f"--privacy.accountant={accountant}")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(plots, "save", lambda figure, path: None)
-            execute(found[accountant], *DIGITS, *words)
+        written(found[accountant], *DIGITS, *words)
     return found
+
+
+def written(folder, *words):
+    """What of a run's folder is read: its configuration, and weights of its first round."""
+    folder.mkdir()
+    text = configuration.to_toml(with_named_lists(configuration.load(None, words)))
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    row = {"round": 1, "weights": [0.05] * 20}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
 
 
 @pytest.mark.xdist_group("heterogeneous figures")
@@ -84,15 +93,24 @@ def test_the_oracle_of_figure_37_is_that_of_the_run(run_folders, accountant):
         off = np.abs(weights["oracle"] / (inverse / inverse.sum()) - 1).max()
         assert off < 1e-3 if name == accountant else off > 0.1, (name, off)
     assert title == "digits, logistic_regression, p = 650, Dist6"
+    np.testing.assert_array_equal(weights["Robust-HDP"], 0.05)
     assert figures.precision(weights["oracle"], weights["oracle"]) == pytest.approx(1)
     assert figures.precision(np.array([1.0, 0.0]), np.array([0.25, 0.75])) == 0.25
 
 
 def test_a_run_of_another_method_is_refused(tmp_path):
-    words = [word for word in DIGITS if "rounds" not in word]
-    execute(tmp_path / "run", *words, "--run.rounds=1", "--algorithm.name=weiavg")
+    written(tmp_path / "run", *DIGITS, "--algorithm.name=weiavg")
     with pytest.raises(SystemExit, match="must be a run of robust_hdp, got weiavg"):
         figures.weights_of_run(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_what_a_run_weighed_is_read(tmp_path):
+    execute(tmp_path / "run", *DIGITS, "--algorithm.name=robust_hdp")
+    _, weights = figures.weights_of_run(tmp_path / "run")
+    assert weights["Robust-HDP"].shape == (20,)
+    assert weights["Robust-HDP"].sum() == pytest.approx(1, rel=1e-5)
+    assert figures.precision(weights["Robust-HDP"], weights["oracle"]) > 0.5
 
 
 def folder_of_sweep(path, **runs):

@@ -1,18 +1,18 @@
 """A sweep goes on in a folder of the same setting only, and with secret runs only as they were."""
 
-import io
 import pathlib
 import shutil
 
 import pytest
-from rich.console import Console
 from run_folders import SMALL, Killed, kill_after, read_json
 
-from experiments import sweep
-from fedjax_dp.cli import config as configuration
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import sweep
+from fedjax_dp.experiment.run import Outcome
+from fedjax_dp.experiment.values import ConfigError
 from fedjax_dp.io import plots
 
-FILE = pathlib.Path(sweep.__file__).parent / "fedavg" / "mnist.toml"
+FILE = pathlib.Path(__file__).parents[2] / "experiments" / "fedavg" / "mnist.toml"
 STUDY = sweep.Study(
     name="study",
     file=FILE,
@@ -40,9 +40,9 @@ def _finish(output, words=()):
 @pytest.mark.parametrize("words", [(), ("--execution.devices=1",), ("--data.data_dir=elsewhere",)])
 def test_finished_runs_of_the_same_setting_are_left_out(tmp_path, words):
     grid = _finish(tmp_path, words)
-    shown = Console(file=io.StringIO(), width=200)
-    sweep.run_points(STUDY, grid, tmp_path, shown)
-    assert shown.file.getvalue().count("done before") == 2
+    shown = []
+    sweep.run_points(STUDY, grid, tmp_path, shown.append)
+    assert sum("done before" in line for line in shown) == 2
 
 
 def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
@@ -51,10 +51,53 @@ def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
     other = configuration.load(FILE, ("--run.name=study", *grid[1].words, "--run.rounds=7"))
     config = tmp_path / grid[1].name / "config.toml"
     config.write_text(configuration.to_toml(other), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"(?s)seed=1.*holds another setting.*run.rounds: 7 and"):
-        sweep.run_points(STUDY, grid, tmp_path, Console(file=io.StringIO()))
+    with pytest.raises(ConfigError, match=r"(?s)seed=1.*holds another setting.*run.rounds: 7 and"):
+        sweep.run_points(STUDY, grid, tmp_path, lambda line: None)
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """What a sweep asks for, by folder, in place of runs."""
+    asked = {}
+
+    def outcome(word, folder):
+        asked[folder.name] = word
+        return Outcome(folder, {"accuracy": 0.5}, False, False)
+
+    monkeypatch.setattr(sweep.running, "run", lambda config, folder: outcome("run", folder))
+    monkeypatch.setattr(sweep.running, "resume", lambda folder: outcome("resume", folder))
+    # Other tests need their programs.
+    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)
+    return asked
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_what_has_a_checkpoint_goes_on_and_a_secret_run_never_starts_over(
+    tmp_path, calls, is_secret
+):
+    """Both runs have written their configuration; the first has a checkpoint too."""
+    words = (f"--run.secret={str(is_secret).lower()}",)
+    grid = sweep.points(STUDY, {}, words)
+    for point in grid:
+        folder = tmp_path / point.name
+        folder.mkdir()
+        config = configuration.load(FILE, ("--run.name=study", *point.words))
+        (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    (tmp_path / grid[0].name / "checkpoint" / "3").mkdir(parents=True)
+    shown = []
+    sweep.run_points(STUDY, grid, tmp_path, shown.append)
+    after = "resume" if is_secret else "run"
+    assert calls == {grid[0].name: "resume", grid[1].name: after}
+    assert len(shown) == 2 and all("accuracy 0.5000 in" in line for line in shown)
+
+
+def test_nothing_is_started_after_its_time(tmp_path, calls):
+    shown = []
+    sweep.run_points(STUDY, sweep.points(STUDY, {}, ()), tmp_path, shown.append, seconds=-1)
+    assert not calls and all("left for another time" in line for line in shown)
+
+
+@pytest.mark.slow
 def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     file = tmp_path / "study.toml"
@@ -62,17 +105,17 @@ def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
     file.write_text(configuration.to_toml(configuration.load(None, words)), encoding="utf-8")
     study = STUDY._replace(file=file, metrics={"test_accuracy": 100.0})
     grid = sweep.points(study, {"seed": ["0"]}, ())
-    output, console = tmp_path / "out", Console(file=io.StringIO())
+    output, shown = tmp_path / "out", []
     with monkeypatch.context() as patched:
         kill_after(patched, 2)
         with pytest.raises(Killed):
-            sweep.run_points(study, grid, output, console)
+            sweep.run_points(study, grid, output, shown.append)
     folder = output / grid[0].name
     root = (folder / "checkpoint" / "root.key").read_bytes()
     lost = shutil.copytree(output, tmp_path / "lost")
-    sweep.run_points(study, grid, output, console)
+    sweep.run_points(study, grid, output, shown.append)
     assert read_json(folder, "summary.json")["rounds"] == 3
     assert (folder / "checkpoint" / "root.key").read_bytes() == root
     shutil.rmtree(lost / grid[0].name / "checkpoint")
     with pytest.raises(ValueError, match=r"root\.key must be there"):
-        sweep.run_points(study, grid, lost, console)
+        sweep.run_points(study, grid, lost, shown.append)

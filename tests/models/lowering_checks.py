@@ -55,9 +55,8 @@ def value_and_pullback(fn, args, cotangent):
 
 
 def run(fn, *args):
-    """Compiles and runs a function without the compiler's slower optimisations."""
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(fn).lower(*args).compile(compiler_options=options)(*args)
+    """Compiles and runs a function."""
+    return jax.jit(fn)(*args)
 
 
 def normal(seed, shape, dtype=np.float32):

@@ -1,11 +1,14 @@
 """Models of which a part is frozen, beside the whole models whose gradients are cut off by hand."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from marks import later, slow, telling
 
 from fedjax_dp.core import trees
 from fedjax_dp.data.federated import FederatedData
@@ -50,7 +53,14 @@ def linen(**options):
     return Model.from_flax(Linen(**options), shape, loss="softmax_cross_entropy")
 
 
-WHOLE = {"linen": linen(), "nnx": Model.from_nnx(Nnx, loss="softmax_cross_entropy")}
+WHOLE = ("linen", "nnx")
+
+
+@functools.cache
+def whole_model(name):
+    return linen() if name == "linen" else Model.from_nnx(Nnx, loss="softmax_cross_entropy")
+
+
 BODY = ["params/body", "params/middle/*"]
 HEAD = "params/head"
 
@@ -72,10 +82,14 @@ def by_hand(model: Model, params, where):
     return losses, jax.tree.map(lambda g, f: None if f else g, gradient, is_frozen)
 
 
-@pytest.mark.parametrize("where", [BODY, HEAD, lambda path, leaf: leaf.ndim == 1])
-@pytest.mark.parametrize("name", WHOLE)
+def by_rank(path, leaf):
+    return leaf.ndim == 1
+
+
+@pytest.mark.parametrize("where", [BODY, pytest.param(HEAD, marks=slow), by_rank])
+@pytest.mark.parametrize("name", later(WHOLE, but=["linen"], mark=telling))
 def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
-    whole = WHOLE[name]
+    whole = whole_model(name)
     full = whole.init(jax.random.key(0))
     model = whole.freeze(where, full)
     params = model.init(jax.random.key(0))
@@ -86,7 +100,7 @@ def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
         return jnp.sum(losses), losses
 
     (_, losses), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
-    expected_losses, expected = by_hand(whole, full, where)
+    expected_losses, expected = jax.jit(lambda p: by_hand(whole, p, where))(full)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert jax.tree.structure(gradient) == jax.tree.structure(expected)
     for g, e in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
@@ -100,7 +114,7 @@ def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
 
 
 def test_another_key_starts_what_is_trained_anew_and_leaves_what_is_frozen():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     model = whole.freeze(BODY, full)
     other = model.full_params(model.init(jax.random.key(1)))["params"]
@@ -111,7 +125,7 @@ def test_another_key_starts_what_is_trained_anew_and_leaves_what_is_frozen():
 
 
 def test_what_is_frozen_in_steps_is_frozen_together():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     once = whole.freeze(BODY, full)
     twice = whole.freeze(BODY[0], full).freeze(BODY[1], full)
@@ -164,7 +178,9 @@ def test_values_that_are_missing_or_of_another_shape_are_refused():
         model.freeze(BODY, full).predict(full, IMAGES)
 
 
-@pytest.mark.parametrize("where", [BODY, HEAD, "params/middle"])
+@pytest.mark.parametrize(
+    "where", [*(pytest.param(w, marks=telling) for w in (BODY, HEAD)), "params/middle"]
+)
 def test_norms_and_sums_of_examples_are_those_of_the_whole_model(where):
     """Behind a frozen part, before it and around it."""
     whole = linen()
@@ -187,7 +203,7 @@ def test_norms_and_sums_of_examples_are_those_of_the_whole_model(where):
         return result.norms, result.weighted_sum(spread)
 
     norms, summed = ours(params, batch())
-    each = jax.vmap(jax.grad(loss_with(whole)), in_axes=(None, 0))(full, batch())
+    each = jax.jit(jax.vmap(jax.grad(loss_with(whole)), in_axes=(None, 0)))(full, batch())
     is_frozen = kinds.marked(full, where)
     each = jax.tree.map(lambda g, f: None if f else np.asarray(g, np.float64), each, is_frozen)
     assert jax.tree.structure(norms) == jax.tree.structure(each)
@@ -198,6 +214,7 @@ def test_norms_and_sums_of_examples_are_those_of_the_whole_model(where):
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-5)
 
 
+@telling
 def test_what_is_frozen_makes_no_site_and_leaves_those_of_the_rest():
     model = registry.build("thesis_cnn", {"x": jax.ShapeDtypeStruct((28, 28, 1), jnp.float32)}, 10)
     full = jax.jit(model.init)(jax.random.key(0))
@@ -262,7 +279,7 @@ def test_buffers_may_be_named_by_pattern_or_predicate():
 
 
 def test_evaluation_reads_the_frozen_part():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     model = whole.freeze(BODY, full)
     data = FederatedData.from_clients([{"x": IMAGES, "y": LABELS.astype(np.int32)}])
@@ -273,7 +290,7 @@ def test_evaluation_reads_the_frozen_part():
 
 
 def test_no_gradient_of_a_frozen_body_is_computed():
-    whole = WHOLE["linen"]
+    whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
     model = whole.freeze(BODY, full)
 

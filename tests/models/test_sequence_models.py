@@ -12,15 +12,15 @@ from fedjax_dp import models
 
 WORDS = jax.ShapeDtypeStruct((6,), jnp.int32)
 SMALL = {
-    "char_lstm": models.char_lstm(WORDS, 9, num_units=8),
-    "char_transformer": models.char_transformer(WORDS, 9, width=8, num_heads=2),
+    "char_lstm": lambda: models.char_lstm(WORDS, 9, num_units=8),
+    "char_transformer": lambda: models.char_transformer(WORDS, 9, width=8, num_heads=2),
 }
 TOKENS = np.random.default_rng(0).integers(9, size=(2, 6)).astype(np.int32)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_later_token_never_changes_an_earlier_output(name):
-    model = SMALL[name]
+    model = SMALL[name]()
     params = model.init(jax.random.key(2))
     x = np.array([[1, 2, 3, 4, 5, 6]], np.int32)
     predict = jax.jit(model.predict)
@@ -36,7 +36,7 @@ def test_a_later_token_never_changes_an_earlier_output(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_tokens_outside_the_vocabulary_have_a_defined_output(name):
-    model = SMALL[name]
+    model = SMALL[name]()
     params = model.init(jax.random.key(2))
     wild = model.predict(params, np.array([[-1, 9, 2**31 - 1, -(2**31), 3, 100]], np.int32))
     tame = model.predict(params, np.array([[0, 8, 8, 0, 3, 8]], np.int32))
@@ -64,7 +64,7 @@ def test_lstm_equals_numpy():
 
 
 def test_transformer_equals_numpy():
-    model = SMALL["char_transformer"]
+    model = SMALL["char_transformer"]()
     params = model.init(jax.random.key(4))
     tree = jax.tree.map(np.float64, params["params"])
 
@@ -95,7 +95,7 @@ def test_transformer_equals_numpy():
 
 
 def test_a_sequence_longer_than_the_transformer_has_positions_is_an_error():
-    model = SMALL["char_transformer"]
+    model = SMALL["char_transformer"]()
     params = model.init(jax.random.key(0))
     with pytest.raises(ValueError, match="at most 6 tokens, got 7"):
         model.predict(params, np.zeros((1, 7), np.int32))

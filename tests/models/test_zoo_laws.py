@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import later
 
 from fedjax_dp import models
 from fedjax_dp.core import trees
@@ -22,18 +23,18 @@ def small_resnet(norm="group", stem="cifar"):
 
 
 SMALL = {
-    "logistic_regression": models.logistic_regression(TABLE, 4),
-    "single_logit": models.logistic_regression(TABLE, 2, single_logit=True),
-    "linear_regression": models.linear_regression(TABLE),
-    "mlp": models.mlp(TABLE, 4, hidden_sizes=(8,)),
-    "thesis_cnn": models.thesis_cnn(SMALL_IMAGE, 4),
-    "emnist_cnn": models.emnist_cnn(SMALL_IMAGE, 4),
-    "resnet": small_resnet(),
-    "char_lstm": models.char_lstm(WORDS, 9, num_units=8),
-    "char_transformer": models.char_transformer(WORDS, 9, width=8, num_heads=2),
+    "logistic_regression": lambda: models.logistic_regression(TABLE, 4),
+    "single_logit": lambda: models.logistic_regression(TABLE, 2, single_logit=True),
+    "linear_regression": lambda: models.linear_regression(TABLE),
+    "mlp": lambda: models.mlp(TABLE, 4, hidden_sizes=(8,)),
+    "thesis_cnn": lambda: models.thesis_cnn(SMALL_IMAGE, 4),
+    "emnist_cnn": lambda: models.emnist_cnn(SMALL_IMAGE, 4),
+    "resnet": small_resnet,
+    "char_lstm": lambda: models.char_lstm(WORDS, 9, num_units=8),
+    "char_transformer": lambda: models.char_transformer(WORDS, 9, width=8, num_heads=2),
 }
-# Longer than a quick suite allows.
-LONG = ("emnist_cnn", "resnet")
+# A table, images, a sequence.
+QUICK = ("mlp", "thesis_cnn", "char_transformer")
 KEY = jax.random.key(1)
 SEQUENCES = ("char_lstm", "char_transformer")
 
@@ -54,12 +55,9 @@ def batch_for(name, num_examples, seed=0):
     return {"x": x, "y": rng.integers(2, size=num_examples).astype(np.int32)}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in SMALL],
-)
+@pytest.mark.parametrize("name", later(SMALL, but=QUICK))
 def test_laws_of_examples_padding_and_clients(name):
-    model = SMALL[name]
+    model = SMALL[name]()
     assert not model.mixes_examples
 
     def run(params, batch, mask):

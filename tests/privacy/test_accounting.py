@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 
 import dp_accounting as dpa
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting import pld as dpa_pld
 from dp_accounting import rdp as dpa_rdp
+from marks import later, telling
 
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import translation
@@ -87,11 +87,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("num", [5, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
-def test_fifty_random_settings_match_dp_accounting(name):
+def test_random_settings_match_dp_accounting(name, num):
     charged, told, relation = CASES[name]
     dpa_relation = REPLACE if relation == "replace_one" else ADD_REMOVE
-    for q, z, count, dp_delta in random_settings(1):
+    for q, z, count, dp_delta in random_settings(1, num):
         got = spent(charged(q, z), relation, count=count, dp_delta=dp_delta)
         expected = independent(told(q, z), dpa_relation, count=count, dp_delta=dp_delta)
         np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=f"{q} {z} {count} {dp_delta}")
@@ -203,18 +204,16 @@ def test_dp_fedavg_of_mcmahan_and_others():
     assert min(curve + np.log(1e9) / (orders - 1)) == pytest.approx(4.634, abs=5e-4)
 
 
-def test_a_thousand_clients_with_their_own_settings_take_seconds():
+def test_many_clients_with_their_own_settings_are_each_accounted_alone():
     rng = np.random.default_rng(0)
-    n = 1000
+    n = 100
     q, z = 10 ** rng.uniform(-4, 0, n), 10 ** rng.uniform(-0.3, 1.2, n)
     steps = rng.integers(1, 20_000, n)
-    start = time.perf_counter()
     ledger = Ledger("record", num_units=n)
     for i in range(n):
         ledger.charge(poisson(q[i], z[i]), units=[i], count=int(steps[i]))
     got = ledger.epsilon(1e-5)
-    assert time.perf_counter() - start < 20
-    for i in range(0, n, 100):
+    for i in range(0, n, 10):
         expected = independent(poisson(q[i], z[i]), ADD_REMOVE, count=int(steps[i]), dp_delta=1e-5)
         np.testing.assert_allclose(got[i], expected, rtol=1e-6)
 
@@ -350,7 +349,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-@pytest.mark.parametrize("sampler", SAMPLED)
+@pytest.mark.parametrize("sampler", later(SAMPLED, but=["poisson", "truncated"], mark=telling))
 def test_whoever_follows_the_advice_of_a_refusal_is_not_refused(sampler, relation):
     refused = 0
     for base, accountant in itertools.product(BASES, translation.ACCOUNTANTS):
@@ -569,16 +568,17 @@ def test_a_question_about_few_units_looks_at_their_own_history():
     assert ledger.max_rounds(event, 1e-9, 1e-5, units=[], limit=9) == 9
 
 
-def test_budgets_of_a_thousand_clients_are_asked_in_seconds():
-    n = 300
+def test_budgets_are_asked_client_by_client():
+    n = 30
     ledger = Ledger("record", num_units=n)
     events = [poisson(0.01 + 1e-5 * i, 1.0) for i in range(n)]
     for i, event in enumerate(events):
         ledger.charge(event, units=[i], count=10)
-    start = time.perf_counter()
     for i, event in enumerate(events):
         assert not ledger.would_exceed(event, 50.0, 1e-5, units=[i], count=5)
-    assert time.perf_counter() - start < 6
+        spent_by_all = spent(event, count=15, dp_delta=1e-5)
+        assert ledger.would_exceed(event, 0.999 * spent_by_all, 1e-5, units=[i], count=5)
+        assert not ledger.would_exceed(event, 1.001 * spent_by_all, 1e-5, units=[i], count=5)
 
 
 def test_two_levels_are_two_ledgers():

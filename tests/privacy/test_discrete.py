@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import later, telling
 from scipy import special, stats
 
 from fedjax_dp.privacy import discrete
@@ -94,7 +95,7 @@ def chisquare(draws, weight, reach):
     return stats.chisquare(observed[keep], expected).pvalue
 
 
-@pytest.mark.parametrize("scale", [0.4, 1.0, 12.7])
+@pytest.mark.parametrize("scale", later([0.4, 1.0, 12.7], but=[1.0], mark=telling))
 @pytest.mark.parametrize("name", LAWS)
 def test_law_accepts_the_right_scale_and_rejects_three_percent_off(name, scale):
     law, weight = LAWS[name](scale)
@@ -107,6 +108,7 @@ def test_law_accepts_the_right_scale_and_rejects_three_percent_off(name, scale):
     np.testing.assert_allclose(draws.std(), law.stddev, rtol=0.01)
 
 
+@telling
 def test_wide_law_passes_kolmogorov_smirnov_and_rejects_three_percent_off():
     law = discrete.discrete_gaussian(3000.0)
     draws = np.asarray(DRAW(jax.random.key(2), (NUM_DRAWS,), law), np.float64)
@@ -149,7 +151,7 @@ def canonne_kamath_steinke(sigma, rng):
             return -x if is_negative else x
 
 
-@pytest.mark.parametrize("sigma", [Fraction(3, 2), Fraction(5)])
+@pytest.mark.parametrize("sigma", later([Fraction(3, 2), Fraction(5)], but=[Fraction(3, 2)]))
 def test_draws_agree_with_the_exact_rejection_sampler(sigma):
     rng = random.Random(0)
     exact = np.array([canonne_kamath_steinke(sigma, rng) for _ in range(20_000)])

@@ -173,7 +173,7 @@ def test_draws_for_many_arrays_have_their_shapes_and_nothing_is_drawn_twice():
     # Two large enough to be drawn on their own, of the same shape, and some that share a draw.
     shapes = [(3, 4), (), (301, 501), (0, 2), (5,), (301, 501), (2048, 100)]
     leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    parts = draws.like(jax.random.key(1), leaves, draws.normal)
+    parts = jax.jit(lambda key: draws.like(key, leaves, draws.normal))(jax.random.key(1))
     assert [part.shape for part in parts] == shapes
     row = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
     assert stats.kstest(row, stats.norm.cdf).pvalue > 1e-3

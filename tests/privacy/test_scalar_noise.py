@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import later, telling
 from scipy import stats
 
 from fedjax_dp.privacy import events as ev
@@ -35,7 +36,10 @@ def bounded_laplace_cdf(x, scale, largest):
     return 0.5 + np.sign(x) * half / 2
 
 
-@pytest.mark.parametrize("epsilon,flatness", [(1.0, None), (5.0, None), (0.5, 0.3)])
+@pytest.mark.parametrize(
+    "epsilon,flatness",
+    later([(1.0, None), (5.0, None), (0.5, 0.3)], but=[(0.5, 0.3)], mark=telling),
+)
 def test_staircase_law_accepts_the_right_scale_and_rejects_three_percent_off(epsilon, flatness):
     noised = sn.add_staircase(jax.random.key(0), ZEROS, epsilon, 2.0, flatness=flatness)
     draws = np.asarray(noised, np.float64)
@@ -46,7 +50,9 @@ def test_staircase_law_accepts_the_right_scale_and_rejects_three_percent_off(eps
         assert off.pvalue < 1e-6
 
 
-@pytest.mark.parametrize("epsilon,expected", [(1.0, 0.9595), (5.0, 0.0826)])
+@pytest.mark.parametrize(
+    "epsilon,expected", later([(1.0, 0.9595), (5.0, 0.0826)], but=[(1.0, 0.9595)])
+)
 def test_staircase_beats_laplace_by_the_published_error(epsilon, expected):
     # secure_aggregation.md §11 (5): E|X| = Δ e^(ε/2)/(e^ε − 1) at the best γ; Laplace has Δ/ε.
     draws = np.asarray(sn.add_staircase(jax.random.key(1), ZEROS, epsilon, 1.0), np.float64)
@@ -70,7 +76,7 @@ def test_bounded_laplace_law_accepts_the_right_scale_and_rejects_three_percent_o
         assert off.pvalue < 1e-6
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+@pytest.mark.parametrize("epsilon", later([0.5, 2.0], but=[0.5]))
 def test_histograms_on_neighbours_differ_by_no_more_than_epsilon(epsilon):
     bins = np.arange(-3, 4.25, 0.25)
     counts = [
@@ -139,7 +145,7 @@ def test_bad_arguments_are_named(call, message):
         call()
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 3.0, 8.0])
+@pytest.mark.parametrize("epsilon", later([0.5, 3.0, 8.0], but=[3.0]))
 def test_the_stated_deviation_is_that_of_the_draws(epsilon):
     draws = np.asarray(sn.add_staircase(jax.random.key(5), ZEROS, epsilon, 2.0), np.float64)
     fourth = np.mean(draws**4)

@@ -1,6 +1,7 @@
 """How often mixtures find the number of clusters, and how fast: claims of the source as rates."""
 
 import numpy as np
+from marks import slow
 
 from fedjax_dp.evaluation import is_partition_found
 from fedjax_dp.privacy import noise_levels
@@ -28,6 +29,7 @@ def rates(distance):
     return plain / len(SEEDS), ours / len(SEEDS), parts / len(SEEDS)
 
 
+@slow
 def test_six_standard_deviations_are_not_enough_for_the_number_of_clusters():
     """Oracle 6 of clustered_dp §11 says that MSS peaks at four and partitions are exact: not so.
 
@@ -39,6 +41,7 @@ def test_six_standard_deviations_are_not_enough_for_the_number_of_clusters():
     assert ours >= plain
 
 
+@slow
 def test_mixtures_are_found_in_fewer_steps_as_the_first_batch_grows():
     """Theorem 4.3: expectation-maximisation is the faster, the less clusters overlap.
 

@@ -3,7 +3,15 @@
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.fetch import FetchError, fetch
 from fedjax_dp.data.datasets.files import MissingDataError, resolve_data_dir
-from fedjax_dp.data.datasets.registry import DatasetStatus, available, info, load, options, status
+from fedjax_dp.data.datasets.registry import (
+    DatasetStatus,
+    available,
+    info,
+    load,
+    loader,
+    options,
+    status,
+)
 
 __all__ = [
     "Dataset",
@@ -14,6 +22,7 @@ __all__ = [
     "fetch",
     "info",
     "load",
+    "loader",
     "options",
     "resolve_data_dir",
     "status",

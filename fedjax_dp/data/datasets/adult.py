@@ -13,6 +13,7 @@ from fedjax_dp.data.datasets.tabular import (
     Categorical,
     Column,
     Numeric,
+    Scaling,
     encode,
     feature_names,
 )
@@ -71,7 +72,7 @@ _CLASSES = ("<=50K", ">50K")
 
 
 def load(
-    data_dir: pathlib.Path, *, scaling: str = "standard", drop_missing: bool = False
+    data_dir: pathlib.Path, *, scaling: Scaling = "standard", drop_missing: bool = False
 ) -> Dataset:
     """Loads Adult (Kohavi 1996) with 0/1 columns for categories.
 

@@ -10,6 +10,7 @@ from fedjax_dp.core import checks
 
 Task = Literal["classification", "next_token", "regression"]
 
+ImageDtype = Literal["float32", "uint8"]
 IMAGE_DTYPES = ("float32", "uint8")
 
 

@@ -5,12 +5,12 @@ import pathlib
 import pickle
 import tarfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.data.datasets.base import Dataset, as_images
+from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
 
@@ -42,7 +42,12 @@ _SAFE_GLOBALS = {
 Part = tuple[np.ndarray, np.ndarray]
 
 
-def load(data_dir: pathlib.Path, *, source: str | None = None, dtype: str = "float32") -> Dataset:
+Source = Literal["binary", "binary archive", "python", "python archive", "images", "jpeg archive"]
+
+
+def load(
+    data_dir: pathlib.Path, *, source: Source | None = None, dtype: ImageDtype = "float32"
+) -> Dataset:
     """Loads CIFAR-10.
 
     Args:

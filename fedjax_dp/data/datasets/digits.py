@@ -4,13 +4,18 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.data.datasets.base import Dataset, as_images, stratified_split
+from fedjax_dp.core.ranges import Index, ProperFraction
+from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images, stratified_split
 
 _LEVELS = 16
 
 
 def load(
-    data_dir: pathlib.Path, *, test_fraction: float = 0.2, seed: int = 0, dtype: str = "float32"
+    data_dir: pathlib.Path,
+    *,
+    test_fraction: ProperFraction = 0.2,
+    seed: Index = 0,
+    dtype: ImageDtype = "float32",
 ) -> Dataset:
     """Loads the digits, 8x8 grey images with 17 levels.
 

@@ -2,15 +2,17 @@
 
 import pathlib
 import zipfile
+from typing import Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.data.datasets import catalog
-from fedjax_dp.data.datasets.base import Dataset, as_images
+from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.files import Located, locate
 from fedjax_dp.data.datasets.formats import maybe_gunzip, parse_idx, read_idx
 
+Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 NUM_CLASSES = {
     "byclass": 62,
     "bymerge": 47,
@@ -21,7 +23,9 @@ NUM_CLASSES = {
 }
 
 
-def load(data_dir: pathlib.Path, *, split: str = "byclass", dtype: str = "float32") -> Dataset:
+def load(
+    data_dir: pathlib.Path, *, split: Split = "byclass", dtype: ImageDtype = "float32"
+) -> Dataset:
     """Loads EMNIST (Cohen et al. 2017).
 
     The published files hold each image with rows and columns exchanged; they are put upright here.

@@ -3,11 +3,12 @@
 import json
 import pathlib
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.data.datasets.base import Dataset, as_images
+from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
 from fedjax_dp.data.datasets.formats import import_h5py
@@ -21,8 +22,8 @@ def load(
     *,
     only_digits: bool = False,
     inverted: bool = True,
-    source: str | None = None,
-    dtype: str = "float32",
+    source: Literal["leaf", "hdf5"] | None = None,
+    dtype: ImageDtype = "float32",
 ) -> Dataset:
     """Loads FEMNIST (Caldas et al. 2018) from LEAF's JSON files or from the HDF5 copy of them.
 

@@ -5,10 +5,18 @@ import pathlib
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.tabular import Categorical, Column, Numeric, encode, feature_names
+from fedjax_dp.data.datasets.tabular import (
+    Categorical,
+    Column,
+    Numeric,
+    Scaling,
+    encode,
+    feature_names,
+)
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
@@ -33,9 +41,9 @@ COLUMNS: tuple[Column, ...] = (
 def load(
     data_dir: pathlib.Path,
     *,
-    scaling: str = "standard",
-    test_fraction: float = 0.34,
-    seed: int = 0,
+    scaling: Scaling = "standard",
+    test_fraction: ProperFraction = 0.34,
+    seed: Index = 0,
 ) -> Dataset:
     """Loads the four heart-disease tables of UCI (Janosi et al. 1988).
 

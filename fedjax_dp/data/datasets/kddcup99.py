@@ -1,10 +1,12 @@
 """KDD Cup 1999, ten per cent: network connections, normal or one of 22 attacks."""
 
 import pathlib
+from typing import Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
@@ -18,10 +20,10 @@ NORMAL = "normal."
 def load(
     data_dir: pathlib.Path,
     *,
-    target: str = "attack",
+    target: Literal["attack", "kind"] = "attack",
     distinct: bool = False,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+    test_fraction: ProperFraction = 0.2,
+    seed: Index = 0,
 ) -> Dataset:
     """Loads the ten-per-cent file of KDD Cup 1999.
 

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.data.datasets.base import Dataset, as_images
+from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
 from fedjax_dp.data.datasets.formats import read_idx
@@ -26,7 +26,7 @@ _FASHION_CLASSES = (
 _WRITER_COLUMN = 2
 
 
-def load_mnist(data_dir: pathlib.Path, *, dtype: str = "float32") -> Dataset:
+def load_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
     """Loads MNIST.
 
     Args:
@@ -44,7 +44,7 @@ def load_mnist(data_dir: pathlib.Path, *, dtype: str = "float32") -> Dataset:
     return _dataset("mnist", located, dtype, tuple("0123456789"))
 
 
-def load_fashion_mnist(data_dir: pathlib.Path, *, dtype: str = "float32") -> Dataset:
+def load_fashion_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
     """Loads Fashion-MNIST.
 
     Args:
@@ -62,7 +62,7 @@ def load_fashion_mnist(data_dir: pathlib.Path, *, dtype: str = "float32") -> Dat
     return _dataset("fashion_mnist", located, dtype, _FASHION_CLASSES)
 
 
-def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: str = "float32") -> Dataset:
+def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
     """Loads MNIST with the people who wrote the digits as natural clients.
 
     QMNIST (Yadav and Bottou 2019) found out who wrote each digit. Its label files list MNIST's

@@ -103,8 +103,23 @@ def options(name: str) -> dict[str, Any]:
     Raises:
       ValueError: if there is no such data set.
     """
-    parameters = inspect.signature(_LOADERS[info(name).name]).parameters
+    parameters = inspect.signature(loader(name)).parameters
     return {key: value.default for key, value in parameters.items() if key != "data_dir"}
+
+
+def loader(name: str) -> Callable[..., Dataset]:
+    """Gives the function that loads a data set.
+
+    Args:
+      name: one of `available()`.
+
+    Returns:
+      `(data_dir, *, options…) -> data set`.
+
+    Raises:
+      ValueError: if there is no such data set.
+    """
+    return _LOADERS[info(name).name]
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: Any) -> Dataset:

@@ -4,10 +4,13 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
@@ -29,10 +32,10 @@ Roles = Iterable[tuple[str, list[str], list[str]]]
 def load(
     data_dir: pathlib.Path,
     *,
-    sequence_length: int = 80,
-    test_fraction: float = 0.2,
-    min_speeches: int = 2,
-    source: str | None = None,
+    sequence_length: Count = 80,
+    test_fraction: ProperFraction = 0.2,
+    min_speeches: Annotated[int, Ge(2)] = 2,
+    source: Literal["plays", "hdf5"] | None = None,
 ) -> Dataset:
     """Loads Shakespeare's plays with the roles as natural clients.
 
@@ -73,9 +76,9 @@ def load(
 def load_tiny(
     data_dir: pathlib.Path,
     *,
-    sequence_length: int = 80,
-    test_fraction: float = 0.2,
-    min_speeches: int = 2,
+    sequence_length: Count = 80,
+    test_fraction: ProperFraction = 0.2,
+    min_speeches: Annotated[int, Ge(2)] = 2,
 ) -> Dataset:
     """Loads the one-megabyte extract "tiny Shakespeare" with the roles as natural clients.
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
 
+Scaling = Literal["standard", "range"]
 SCALINGS = ("standard", "range")
 
 MISSING = "?"

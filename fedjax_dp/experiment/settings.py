@@ -5,20 +5,36 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_dp.cli import config as configuration
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.values import ConfigError
 
 
-def tables_of(config: configuration.Config) -> dict[str, Any]:
-    """A configuration as what JSON can hold, without the place of the data."""
+def tables_of(config: Config) -> dict[str, Any]:
+    """Gives a configuration as what JSON can hold, without the place of the data.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      Its tables.
+    """
     tables = tomllib.loads(configuration.to_toml(config))
     tables["data"].pop("data_dir", None)
     return tables
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a configuration that decide what a run finds, by dotted name.
+    """Lists the values of a configuration that decide what a run finds, by dotted name.
 
     How it executes is left out.
+
+    Args:
+      tables: a configuration, or a part of it.
+      prefix: dotted name of the part, with its dot.
+
+    Returns:
+      The values.
     """
     found: dict[str, Any] = {}
     for name, value in tables.items():
@@ -35,7 +51,16 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], besides: Sequence[str] = ()
 ) -> list[str]:
-    """Where two configurations differ, as lines for people; `besides` may differ."""
+    """Lists where two configurations differ.
+
+    Args:
+      one: tables of the first.
+      other: tables of the second.
+      besides: dotted names that may differ.
+
+    Returns:
+      Lines for people.
+    """
     a, b = flat(one), flat(other)
     return [
         f"{key}: {a.get(key)!r} and {b.get(key)!r}"
@@ -45,10 +70,19 @@ def differences(
 
 
 def require_same(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses a file or folder that holds the results of another setting."""
+    """Refuses a file or folder that holds the results of another setting.
+
+    Args:
+      path: the file or folder.
+      found: tables of what it holds.
+      wanted: tables of what is asked for.
+
+    Raises:
+      ConfigError: naming every difference.
+    """
     lines = differences(found, wanted)
     if lines:
-        raise SystemExit(
+        raise ConfigError(
             f"{path} holds another setting; give another --output. There and here:\n"
             + "\n".join(lines)
         )

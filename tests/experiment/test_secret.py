@@ -8,8 +8,10 @@ import jax
 import numpy as np
 import pytest
 from run_folders import (
+    DRAWN,
     SMALL,
     Killed,
+    assemble_once,
     assert_same_run,
     execute,
     kill_after,
@@ -17,29 +19,18 @@ from run_folders import (
     saved_arrays,
 )
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
 from fedjax_dp.core import keys
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.start import first_state, new_root
 from fedjax_dp.io import plots
 
-pytestmark = pytest.mark.xdist_group("secret")
-# Cohorts, batches and noise at clients and at the server are drawn.
-WORDS = (
-    *SMALL,
-    "--run.rounds=4",
-    "--run.checkpoint_every=3",
-    "--privacy.unit=both",
-    "--algorithm.name=dp_fedavg",
-    "--participation.sampler=poisson",
-    "--participation.cohort_size=2",
-)
-SECRET = (*WORDS, "--run.secret=true")
+pytestmark = [
+    # With those of `test_resume`, which run the same program.
+    pytest.mark.xdist_group("resume"),
+    pytest.mark.usefixtures("shared_programs", "no_pictures"),
+]
+SECRET = (*DRAWN, "--run.secret=true")
 ROOT = bytes.fromhex("9e3779b97f4a7c15")
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
 
 
 @pytest.fixture
@@ -50,7 +41,7 @@ def known_root(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(once):
+def uninterrupted(once, shared_programs):
     def build(folder):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(plots, "save", lambda figure, path: None)
@@ -154,7 +145,7 @@ def test_a_second_root_never_takes_the_place_of_the_first(finished):
         execute(finished, *SECRET)
 
 
-def noise_of(folder, multiplier, *words):
+def noise_of(multiplier, *words):
     """What one round of clients who learn nothing adds to the model: its noise alone."""
     words = (
         *SMALL,
@@ -166,26 +157,24 @@ def noise_of(folder, multiplier, *words):
         f"--privacy.client.noise_multiplier={multiplier}",
         *words,
     )
-    assert execute(folder, *words)[0] == 0
-    experiment = assemble(configuration.load(None, words))
-    first = jax.tree.leaves(experiment.simulation.init(jax.random.key(0)).server.params)
-    _, arrays, _ = saved_arrays(folder)
-    last = [arrays[name] for name in sorted(arrays)][: len(first)]
-    return np.concatenate([np.ravel(b - a) for a, b in zip(first, last, strict=True)])
+    experiment = assemble_once(configuration.load(None, words))
+    root = new_root(experiment.config.run)
+    state = first_state(experiment)
+    before = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]
+    state, _ = experiment.simulation.run(state, root, 1)
+    after = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]
+    return np.concatenate(after) - np.concatenate(before), experiment.population
 
 
-def test_runs_of_one_seed_share_their_noise_and_secret_runs_do_not(tmp_path):
+def test_runs_of_one_seed_share_their_noise_and_secret_runs_do_not():
     """Publishing two of them cancels it; the seed still gives data and initial model."""
-    one, two = (noise_of(tmp_path / f"{z}", z) for z in (1, 2))
+    (one, mine), (two, _) = (noise_of(z) for z in (1, 2))
     assert np.abs(one).max() > 0.1
     np.testing.assert_allclose(two, 2 * one, rtol=1e-5, atol=1e-6)
-    text = (tmp_path / "1" / "privacy.md").read_text("utf-8")
-    assert "`run.seed` in `config.toml`" in text and "publishing two of them may cancel" in text
-    assert read_json(tmp_path / "1", "privacy.json")["claims"][0]["noise_root"] == "seed"
-    first, second = (noise_of(tmp_path / f"secret {z}", z, "--run.secret=true") for z in (1, 2))
+    (first, _), (second, other) = (noise_of(z, "--run.secret=true") for z in (1, 2))
     # Independent normals: the correlation of 650 pairs is below 0.2 but for one time in 10^6.
     for a, b in ((first, second), (first, one)):
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
     assert first.std() == pytest.approx(one.std(), rel=0.2)
-    partitions = {p.read_text("utf-8") for p in tmp_path.glob("*/partition.txt")}
-    assert len(partitions) == 1
+    for name, array in mine.train.examples.items():
+        np.testing.assert_array_equal(array, other.train.examples[name])

@@ -14,6 +14,7 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import uniform_mean
+from fedjax_dp.server.private import gaussian_mean
 
 
 class Workload(NamedTuple):
@@ -185,9 +186,9 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
             build = dp_fedavg(
                 model,
                 trainer,
-                clip_norm=workload.clip_norm,
-                noise_multiplier=1.0,
-                expected_cohort_size=cohort,
+                aggregator=gaussian_mean(
+                    clip_norm=workload.clip_norm, noise_multiplier=1.0, expected_cohort_size=cohort
+                ),
             )
         else:
             build = fedavg(model, trainer, aggregator=uniform_mean())

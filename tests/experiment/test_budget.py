@@ -8,18 +8,15 @@ from run_folders import SMALL, assert_same_run, execute, metrics, read_json
 from typer.testing import CliRunner
 
 from fedjax_dp.cli import privacy
-from fedjax_dp.cli.config import load
-from fedjax_dp.cli.population import build_population
-from fedjax_dp.io import plots
+from fedjax_dp.experiment.assemble import population_of
+from fedjax_dp.experiment.reading import load
 from fedjax_dp.io.logbook import Logbook
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", SEQUENTIAL)
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def gaussian(noise_multiplier):
@@ -44,7 +41,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
         folder, *SMALL, "--run.rounds=20", "--run.evaluate_every=4", SEQUENTIAL, *words
     )
     config = load(folder / "config.toml")
-    sizes = build_population(config).train.sizes
+    sizes = population_of(config).train.sizes
     steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
 
     def spent(rounds):
@@ -65,6 +62,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
     assert again == 0 and read_json(folder, "summary.json")["rounds"] == allowed
 
 
+@pytest.mark.slow
 def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
     """Clients 0 and 2 differ from 1 in δ; each has the noise of its budget, and keeps it."""
     deltas = [1e-3, 1e-7, 1e-5]
@@ -105,6 +103,7 @@ def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
     assert_same_run(broken, whole)
 
 
+@pytest.mark.slow
 def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
     """The run goes on until one more round might exceed the budget of one of its clients."""
     folder, noise, budget = tmp_path / "run", 3.0, 1.5
@@ -117,7 +116,7 @@ def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
     status, text = execute(folder, *SMALL, "--run.rounds=50", SEQUENTIAL, *words)
     assert status == 0 and "one more would exceed the budget" in text
     claim = read_json(folder, "privacy.json")["claims"][0]
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
     taken_part = np.array(claim["num_compositions"]) / steps
     after = [
@@ -132,6 +131,7 @@ def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
     assert read_json(folder, "summary.json")["rounds"] > one_after_another
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_round_fits_trains_nothing(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.record.noise_multiplier=1.0", "--privacy.record.epsilon=0.01")
@@ -142,6 +142,7 @@ def test_a_budget_that_no_round_fits_trains_nothing(tmp_path):
     assert "Nothing was released" in (folder / "privacy.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_each_client_has_a_budget_of_its_own(tmp_path):
     folder, budgets = tmp_path / "run", [1.0, 4.0, 8.0]
     status, _ = execute(folder, *SMALL, SEQUENTIAL, f"--privacy.record.epsilon={budgets}")
@@ -152,6 +153,7 @@ def test_each_client_has_a_budget_of_its_own(tmp_path):
     assert len(set(claim["noise_multiplier_per_unit"])) == 3
 
 
+@pytest.mark.slow
 def test_both_units_are_protected_and_accounted_at_once(tmp_path):
     """Poisson cohorts amplify for clients, and never for records."""
     folder = tmp_path / "run"
@@ -182,7 +184,7 @@ def test_both_units_are_protected_and_accounted_at_once(tmp_path):
     assert client["trusted"] == "server" and client["clip_norm"] == 1.0
 
     record = claims["record"]
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     for size, n, z, e in zip(
         sizes,
         record["num_compositions"],
@@ -208,11 +210,14 @@ def test_poisson_cohorts_are_charged_with_amplification(tmp_path, accountant):
     claim = read_json(folder, "privacy.json")["claims"][0]
     compose = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[accountant]
     expected = epsilon_of(poisson(2 / 3, claim["noise_multiplier"][0]), 2, accountant=compose)
-    assert claim["epsilon"] == pytest.approx(expected, rel=1e-6)
+    # Lattices of different widths agree to what either may add.
+    rel = {"rdp": 1e-6, "pld": 1e-4}[accountant]
+    assert claim["epsilon"] == pytest.approx(expected, rel=rel)
     assert claim["epsilon"] <= 8 and claim["epsilon"] == pytest.approx(8, rel=1e-4)
     assert claim["accountant"] == accountant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_path, unit):
     """Two of three clients a round: the cycle has two rounds, so that 5 rounds cost 3 or 2."""
@@ -231,7 +236,7 @@ def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_
     claim = read_json(folder, "privacy.json")["claims"][0]
     steps = np.ones(3, int)
     if unit == "record":
-        steps = np.ceil(build_population(load(folder / "config.toml")).train.sizes / 64).astype(int)
+        steps = np.ceil(population_of(load(folder / "config.toml")).train.sizes / 64).astype(int)
     assert claim["num_compositions"] == list(np.array([3, 3, 2]) * steps)
     epsilon = claim["epsilon_per_unit"]
     assert epsilon[0] == pytest.approx(8, rel=1e-5) and max(epsilon) <= 8
@@ -284,7 +289,8 @@ def test_a_capacity_is_accounted_as_truncated_sampling(tmp_path):
         noise_multiplier=claim["noise_multiplier"][0],
     )
     expected = epsilon_of(event, 2, accountant=pld.PLDAccountant)
-    assert status == 0 and claim["epsilon"] == pytest.approx(expected, rel=1e-6)
+    # Lattices of different widths agree to what either may add.
+    assert status == 0 and claim["epsilon"] == pytest.approx(expected, rel=1e-4)
     assert claim["epsilon"] <= 8 and claim["samplers"] == [
         "Poisson sampling truncated to a capacity"
     ]
@@ -297,13 +303,14 @@ def test_replacing_a_record_is_accounted_by_pld(tmp_path):
     status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert status == 0 and claim["relation"] == "replace_one" and claim["epsilon"] <= 8
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     account = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     account.compose(
         poisson(min(1.0, 64 / sizes[0]), claim["noise_multiplier_per_unit"][0]),
         claim["num_compositions"][0],
     )
-    assert claim["epsilon_per_unit"][0] == pytest.approx(account.get_epsilon(1e-5), rel=1e-6)
+    # Lattices of different widths agree to what either may add.
+    assert claim["epsilon_per_unit"][0] == pytest.approx(account.get_epsilon(1e-5), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -313,7 +320,7 @@ def test_fixed_size_batches_are_accounted_under_replace_one(tmp_path):
     status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert status == 0 and claim["samplers"] == ["fixed-size sampling without replacement"]
-    sizes = build_population(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load(folder / "config.toml")).train.sizes
     for size, n, z, e in zip(
         sizes,
         claim["num_compositions"],
@@ -331,6 +338,7 @@ def test_fixed_size_batches_are_accounted_under_replace_one(tmp_path):
         assert e <= 8 and e == pytest.approx(8, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_noise_is_no_privacy_and_said_so(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.record.noise_multiplier=0", "--privacy.record.epsilon=none")

@@ -1,6 +1,5 @@
 """The main job: one command without arguments, and every file that it leaves."""
 
-import dataclasses
 import os
 import struct
 import tomllib
@@ -11,8 +10,8 @@ import pytest
 from dp_accounting import rdp
 from run_folders import assert_same_run, in_subprocess, metrics, read_json, saved_arrays
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.population import build_population
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import population_of
 
 # One run serves all.
 pytestmark = pytest.mark.xdist_group("main job")
@@ -63,11 +62,11 @@ def test_progress_tells_phase_round_accuracy_and_epsilon(main_job):
 
 
 def test_the_resolved_configuration_is_the_default(folder):
-    loaded, default = configuration.load(folder / "config.toml"), configuration.Config()
+    loaded, default = configuration.load(folder / "config.toml"), configuration.load(None)
     # What was left open is written down as it was settled.
     assert loaded.execution.devices in range(1, 1 + (os.cpu_count() or 1))
-    execution = dataclasses.replace(loaded.execution, devices=default.execution.devices)
-    assert dataclasses.replace(loaded, execution=execution) == default
+    execution = loaded.execution.model_copy(update={"devices": default.execution.devices})
+    assert loaded.model_copy(update={"execution": execution}) == default
     tables = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     assert tables["run"]["rounds"] == ROUNDS and tables["privacy"]["record"]["epsilon"] == 8.0
 
@@ -76,7 +75,7 @@ def test_every_client_epsilon_agrees_with_dp_accounting(folder):
     """Nothing but configuration, sizes and noise goes in; ε is composed by dp-accounting alone."""
     tables = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     claim = read_json(folder, "privacy.json")["claims"][0]
-    sizes = build_population(configuration.load(folder / "config.toml")).train.sizes
+    sizes = population_of(configuration.load(folder / "config.toml")).train.sizes
     batch, epochs = tables["training"]["batch_size"], tables["training"]["num_epochs"]
     noise = claim["noise_multiplier_per_unit"]
     assert len(sizes) == len(noise) == len(claim["epsilon_per_unit"]) == 10
@@ -190,10 +189,11 @@ def test_tensorboard_events_are_the_metrics(folder):
 
 def test_the_partition_is_reported(folder):
     text = (folder / "partition.txt").read_text(encoding="utf-8")
-    sizes = build_population(configuration.load(folder / "config.toml")).train.sizes
+    sizes = population_of(configuration.load(folder / "config.toml")).train.sizes
     assert str(sizes.sum()) in text.replace(",", "")
 
 
+@pytest.mark.slow
 def test_the_file_that_a_run_writes_runs_again(folder, tmp_path, compilation_cache):
     again = tmp_path / "again"
     words = ("run", str(folder / "config.toml"), "--output", str(again))

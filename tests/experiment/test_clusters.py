@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 from run_folders import execute, read_json
 
-from fedjax_dp.cli import config as configuration
-from fedjax_dp.cli.assemble import assemble
-from fedjax_dp.cli.population import build_population
-from fedjax_dp.io import plots
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble, population_of
 from fedjax_dp.io.checkpoint import Checkpoints
 
 CLUSTERS = (
@@ -25,18 +23,16 @@ CLUSTERS = (
 R_DPCFL = ("--algorithm.name=r_dpcfl", "--algorithm.options.num_selections=1")
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.mark.parametrize("shift", ["rotation", "label"])
 def test_clusters_are_named_by_a_configuration(shift):
     words = (*CLUSTERS, f"--data.partition_options.shift={shift}")
-    population = build_population(configuration.load(None, words))
+    population = population_of(configuration.load(None, words))
     assert population.train.sizes.tolist() == [60] * 5
     assert population.client_test.sizes.tolist() == [40] * 5
-    plain = build_population(configuration.load(None, ("--data.partition=iid",)))
+    plain = population_of(configuration.load(None, ("--data.partition=iid",)))
     known = {
         np.round(x, 3).tobytes(): int(y)
         for part in (plain.train, plain.client_test)
@@ -52,6 +48,7 @@ def test_clusters_are_named_by_a_configuration(shift):
     assert drawn[0] != drawn[1], "clients of a cluster draw on their own"
 
 
+@pytest.mark.slow
 def test_a_budget_covers_every_kind_of_round(tmp_path):
     status, text = execute(tmp_path / "run", *CLUSTERS, *R_DPCFL)
     summary = read_json(tmp_path / "run", "summary.json")
@@ -64,6 +61,7 @@ def test_a_budget_covers_every_kind_of_round(tmp_path):
     assert "not_covered" not in claim
 
 
+@pytest.mark.slow
 def test_exact_choices_are_told_apart_from_what_is_private(tmp_path):
     words = ("--algorithm.name=rc_dpfl", "--algorithm.options.num_models=2")
     status, text = execute(tmp_path / "run", *CLUSTERS, *words)
@@ -73,6 +71,7 @@ def test_exact_choices_are_told_apart_from_what_is_private(tmp_path):
     assert "exact loss" in read_json(tmp_path / "run", "summary.json")["not_covered"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_after_its_clustering_ends_with_the_same_bits(tmp_path):
     experiment = assemble(configuration.load(None, (*CLUSTERS, *R_DPCFL)))
     sim, key = experiment.simulation, jax.random.key(0)

@@ -1,5 +1,6 @@
 """A run that was killed or interrupted anywhere goes on to the bits of one that was not."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -11,42 +12,34 @@ import jax
 import numpy as np
 import pytest
 from run_folders import (
+    DRAWN,
     ENTRY,
+    EVERY,
+    ROUNDS,
     SMALL,
     Killed,
     assert_same_run,
     command,
     execute,
-    in_subprocess,
     kill_after,
     metrics,
     read_json,
     saved_arrays,
 )
 
-from fedjax_dp.cli import assemble
-from fedjax_dp.cli import config as configuration
+from fedjax_dp.cli import main
+from fedjax_dp.experiment import assemble
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.start import restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.logbook import Logbook
 
 # Most are compared with one run.
-pytestmark = pytest.mark.xdist_group("resume")
-ROUNDS, EVERY = 8, 3
-
-# Noise at records and at the server, cohorts and batches drawn at random, an evaluation between
-# two checkpoints and one that is not: all that a resumed run could draw differently.
-WORDS = (
-    *SMALL,
-    f"--run.rounds={ROUNDS}",
-    f"--run.checkpoint_every={EVERY}",
-    "--run.evaluate_every=2",
-    "--privacy.unit=both",
-    "--algorithm.name=dp_fedavg",
-    "--participation.sampler=poisson",
-    "--participation.cohort_size=2",
-)
-
+pytestmark = [
+    pytest.mark.xdist_group("resume"),
+    pytest.mark.usefixtures("shared_programs", "no_pictures"),
+]
 # The process stops for good after some row of metrics, and waits there to be killed.
 _STALL = """
 import time
@@ -71,23 +64,27 @@ atomicity.AtomicRenameTemporaryPath.finalize = killed
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """Drawing takes longer than the rounds; other tests look at pictures."""
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
-
-
 @pytest.fixture(scope="module")
-def uninterrupted(once):
+def uninterrupted(once, shared_programs):
     def build(folder):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(plots, "save", lambda figure, path: None)
-            assert execute(folder / "run", *WORDS)[0] == 0
+            assert execute(folder / "run", *DRAWN)[0] == 0
 
     folder = once("uninterrupted", build) / "run"
     rounds = [row["round"] for row in metrics(folder)]
     assert rounds == list(range(1, ROUNDS + 1))
     return folder
+
+
+@contextlib.contextmanager
+def answering_the_keyboard():
+    """Whoever starts the tests in the background may have them ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def wait_for(condition, process, seconds=240):
@@ -102,7 +99,7 @@ def start(folder, round_index, cache, program=_STALL):
     """Starts the run in a process of its own and waits until it has logged a round."""
     words = command(
         "run",
-        *WORDS,
+        *DRAWN,
         "--output",
         str(folder),
         program=program.format(round=round_index) + ENTRY,
@@ -120,7 +117,8 @@ def slowly(*parameters):
     return [pytest.param(parameter, marks=pytest.mark.slow) for parameter in parameters]
 
 
-@pytest.mark.parametrize("rounds_done", [2, *slowly(5)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds_done", [2, 5])
 def test_a_killed_run_resumes_to_the_same_bits(
     uninterrupted, tmp_path, compilation_cache, rounds_done
 ):
@@ -155,6 +153,25 @@ def test_a_checkpoint_that_was_half_written_is_ignored(uninterrupted, tmp_path, 
     assert all(path.name.isdigit() for path in (folder / "checkpoint").iterdir())
 
 
+def test_ctrl_c_stops_after_the_rounds_under_way(uninterrupted, tmp_path, monkeypatch):
+    folder, write = tmp_path / "run", Logbook.write
+
+    def pressing(self, row):
+        write(self, row)
+        if row["round"] == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, answering_the_keyboard():
+        patched.setattr(Logbook, "write", pressing)
+        status, text = execute(folder, *DRAWN)
+    assert status == 130 and "interrupted after round 4; nothing is lost" in text
+    assert f"fedjax-dp run --resume {folder}" in " ".join(text.split())
+    assert saved_arrays(folder)[0] == read_json(folder, "summary.json")["rounds"] == 4
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
     folder = tmp_path / "run"
     stall = _STALL.replace("== {round}:", "== {round} and not os.path.exists({flag!r}):")
@@ -186,7 +203,7 @@ def test_a_run_that_dies_at_any_round_resumes_to_the_same_bits(
     with monkeypatch.context() as patched:
         kill_after(patched, rounds_done)
         with pytest.raises(Killed):
-            execute(folder, *WORDS)
+            execute(folder, *DRAWN)
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, uninterrupted)
 
@@ -198,12 +215,13 @@ def test_a_run_can_die_more_than_once(uninterrupted, tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             kill_after(patched, rounds_done)
             with pytest.raises(Killed):
-                execute(folder, *(() if folder.exists() else WORDS), resume=folder.exists())
+                execute(folder, *(() if folder.exists() else DRAWN), resume=folder.exists())
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, uninterrupted)
 
 
-@pytest.mark.parametrize("name", ["scaffold", *slowly("fedadam", "local_only")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedadam", "local_only"])
 def test_what_clients_and_server_keep_is_resumed(tmp_path, monkeypatch, name):
     words = (*SMALL, "--run.rounds=4", "--run.checkpoint_every=2", "--privacy.unit=none")
     words = (*words, "--participation.sampler=cyclic", "--participation.cohort_size=2")
@@ -221,7 +239,7 @@ def test_what_clients_and_server_keep_is_resumed(tmp_path, monkeypatch, name):
 @pytest.mark.slow
 def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypatch):
     model = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")
-    words = (*WORDS, *model, "--run.rounds=4", "--run.checkpoint_every=2")
+    words = (*DRAWN, *model, "--run.rounds=4", "--run.checkpoint_every=2")
     words = (*words, "--model.frozen=['params/Dense_0']", "--execution.clients_per_chunk=1")
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert execute(whole, *words)[0] == 0
@@ -241,6 +259,13 @@ def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypa
     bases = [m.full_params(m.init(jax.random.key(0)))["params"]["Dense_0"] for m in models]
     jax.tree.map(np.testing.assert_array_equal, *bases)
     assert np.abs(np.asarray(bases[0]["kernel"])).max() > 0.01
+
+
+def test_the_statement_of_a_run_says_that_its_seed_gives_its_noise(uninterrupted):
+    text = (uninterrupted / "privacy.md").read_text("utf-8")
+    assert "`run.seed` in `config.toml`" in text and "publishing two of them may cancel" in text
+    claims = read_json(uninterrupted, "privacy.json")["claims"]
+    assert [claim["noise_root"] for claim in claims] == ["seed", "seed"]
 
 
 @pytest.fixture
@@ -265,10 +290,12 @@ def test_a_torn_last_line_of_metrics_is_written_again(uninterrupted, finished):
     assert_same_run(finished, uninterrupted)
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    done = in_subprocess("run", "--resume", str(tmp_path))
-    assert done.returncode == 2
-    assert "error: --resume must name a run folder with a config.toml" in done.stderr
+def test_a_folder_without_a_run_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--resume", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "error: --resume must name a run folder with a config.toml" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 
@@ -289,6 +316,7 @@ def test_another_configuration_in_the_folder_is_refused(finished):
     assert read_json(finished, "summary.json")["rounds"] == ROUNDS
 
 
+@pytest.mark.slow
 def test_another_model_in_the_folder_is_refused(finished):
     path = finished / "config.toml"
     config = configuration.load(path, ["--model.name=mlp"])
@@ -307,12 +335,26 @@ def test_a_resumed_run_may_execute_in_another_way(finished):
 
 def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
     """Calibration may change between versions; the run goes on with the noise it started with."""
-    claims = read_json(finished, "privacy.json")["claims"]
-    found = assemble._noise_multipliers
-    monkeypatch.setattr(assemble, "_noise_multipliers", lambda *args, **kw: 2 * found(*args, **kw))
-    shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
-    assert execute(finished, resume=True)[0] == 0
-    assert read_json(finished, "privacy.json")["claims"] == claims
+    calibrated = assemble.calibrated
+
+    def louder(*args):
+        found = calibrated(*args)
+        noise = 2 * found.config.noise_multiplier
+        return found._replace(config=found.config._replace(noise_multiplier=noise))
+
+    monkeypatch.setattr(assemble, "calibrated", louder)
+    experiment = assemble.assemble(configuration.load(finished / "config.toml"))
+    state, start = restored(experiment, finished)
+    start.checkpoints.close()
+    claims = {c["unit"]: c for c in read_json(finished, "privacy.json")["claims"]}
+    kept = claims["record"]["noise_multiplier_per_unit"]
+    assert int(state.round) == ROUNDS
+    np.testing.assert_array_equal(np.asarray(state.config.noise_multiplier, float), kept)
+    assert np.all(np.asarray(experiment.simulation.algorithm.config.noise_multiplier) > kept)
+    spent = start.accounting.epsilon(experiment.dp_delta, "rdp")
+    assert {unit: np.max(each) for unit, each in spent.items()} == {
+        unit: claim["epsilon"] for unit, claim in claims.items()
+    }
 
 
 def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
@@ -322,12 +364,8 @@ def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
         time.sleep(1)
 
     monkeypatch.setattr(Logbook, "write", impatient)
-    # Whoever starts the tests in the background may have them ignore the signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with answering_the_keyboard():
         with pytest.raises(KeyboardInterrupt):
-            execute(tmp_path / "run", *WORDS)
+            execute(tmp_path / "run", *DRAWN)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert Checkpoints(tmp_path / "run" / "checkpoint").latest_round() is None

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from run_folders import SMALL, execute, metrics, read_json
 
-from fedjax_dp.cli import bench
-from fedjax_dp.cli.config import load
-from fedjax_dp.cli.population import build_population
-from fedjax_dp.cli.validate import validate
-from fedjax_dp.cli.workloads import WORKLOADS, prepare
+from fedjax_dp.experiment import timing
+from fedjax_dp.experiment.assemble import population_of
+from fedjax_dp.experiment.reading import load
+from fedjax_dp.experiment.validate import validate
+from fedjax_dp.experiment.workloads import WORKLOADS, prepare
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 POISSON = ("--participation.sampler=poisson", "--participation.cohort_size=2")
@@ -39,7 +39,7 @@ VARIANTS = {
     ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
 }
-QUICK = ("blur + lus with adam", "ddgauss", "central discrete", "bounded laplace")
+QUICK = ("blur + lus with ddgauss",)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
                 "--privacy.client.noise_multiplier=1.0",
                 "--privacy.client.mechanism=discrete_gaussian",
             ),
-            "denominator must be expected for discrete noise",
+            "denominator must be left out under the mechanism discrete_gaussian",
         ),
         (
             (
@@ -104,7 +104,7 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
                 "--privacy.client.noise_multiplier=1.0",
                 "--privacy.client.mechanism=central_discrete_gaussian",
             ),
-            "denominator must be expected for discrete noise",
+            "denominator must be left out under the mechanism central_discrete_gaussian",
         ),
         (
             (
@@ -117,12 +117,12 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
         *(
             (
                 (f"--privacy.client.mechanism={mechanism}", f"--privacy.client.bits={bits}"),
-                r"privacy\.client\.bits must be 16 unless .* discrete_gaussian, .*got " + got,
+                rf"client\.bits must be left out under the mechanism {mechanism}, got {got}",
             )
             for mechanism in ("central_discrete_gaussian", "gaussian")
             for bits, got in ((8, "8"), ("auto", "'auto'"))
         ),
-        (("--data.public_examples=-1",), "public_examples must be an integer of at least 0"),
+        (("--data.public_examples=-1",), "public_examples must be a whole number of at least 0"),
         (
             ("--data.public_examples=9",),
             "public_examples must be 0 for dp_fedavg, which asks about no public inputs",
@@ -131,9 +131,8 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
     ],
 )
 def test_what_has_no_claim_or_no_meaning_is_refused(words, message):
-    config = load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words))
     with pytest.raises(ValueError, match=message):
-        validate(config)
+        validate(load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
 
 
 @pytest.mark.parametrize("bits", [8, "auto"])
@@ -145,8 +144,8 @@ def test_bits_are_for_clients_that_send_shares(bits):
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_public_examples_leave_the_pool_without_their_labels(partition):
     words = (*SMALL, f"--data.partition={partition}", "--data.client_test_share=0")
-    whole = build_population(load(None, words))
-    held = build_population(load(None, (*words, "--data.public_examples=100")))
+    whole = population_of(load(None, words))
+    held = population_of(load(None, (*words, "--data.public_examples=100")))
     assert whole.public_x is None and held.public_x.shape[0] == 100
     assert held.train.num_examples == whole.train.num_examples - 100
 
@@ -155,17 +154,17 @@ def test_public_examples_leave_the_pool_without_their_labels(partition):
 
     everything = np.concatenate([held.public_x, held.train.examples["x"]])
     assert rows(everything) == rows(whole.train.examples["x"])
-    again = build_population(load(None, (*words, "--data.public_examples=100")))
+    again = population_of(load(None, (*words, "--data.public_examples=100")))
     np.testing.assert_array_equal(again.public_x, held.public_x)
 
 
 def test_public_examples_must_leave_something():
     with pytest.raises(ValueError, match="public_examples must be below"):
-        build_population(load(None, (*SMALL, "--data.public_examples=100000")))
+        population_of(load(None, (*SMALL, "--data.public_examples=100000")))
 
 
 def test_the_curve_over_cohorts_keeps_the_population():
-    settings = bench._settings("users", "auto", 1, "cohort")
+    settings = timing.settings("users", "auto", 1, "cohort")
     assert [changes for _, changes in settings] == [{"cohort": n} for n in (50, 200, 800, 2000)]
     parts = prepare(WORKLOADS["users"]._replace(cohort=50, num_clients=60))
     assert parts.data.num_clients == 60 and parts.participation.cohort_size == 50

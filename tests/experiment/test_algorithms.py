@@ -5,7 +5,8 @@ import pytest
 from run_folders import SMALL, execute, metrics, read_json, saved_arrays
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
-from fedjax_dp.io import plots
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
 
 # A unit of privacy for each: none where the algorithm offers that, else the first that it has.
 UNITS = {name: e.units[0] for name, e in ALGORITHMS.items() if "none" not in e.units}
@@ -31,22 +32,38 @@ WITHOUT_SERVER_MODEL = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
-def test_all_algorithms_are_told_what_they_need():
-    for name, entry in ALGORITHMS.items():
-        assert UNITS.get(name, "none") in entry.units
+def words_of(name):
+    unit = UNITS.get(name, "none")
+    words = (*SMALL, f"--algorithm.name={name}", f"--privacy.unit={unit}", *NEEDED.get(name, ()))
+    return (*words, "--training.learning_rate=0.5", "--execution.clients_per_chunk=1")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_assembled_from_its_name_alone(name):
+    """Its options, its unit, its budget, and what of it can be judged."""
+    experiment = assemble(configuration.load(None, words_of(name)))
+    algorithm, unit = experiment.simulation.algorithm, UNITS.get(name, "none")
+    assert algorithm.name == name
+    assert list(experiment.budget) == ([] if unit == "none" else [unit])
+    assert experiment.population.train.num_clients == (1 if name == "centralized" else 3)
+    assert (experiment.evaluator.whole is None) == (name in WITHOUT_SERVER_MODEL)
+    assert (experiment.evaluator.clients is None) == (name == "centralized")
+    if unit == "record":
+        # Every client has noise of its own budget: of unequal sizes, unequal noise.
+        assert np.shape(algorithm.config.noise_multiplier) == (3,)
+        assert np.all(np.asarray(algorithm.config.noise_multiplier) > 0)
+    if unit == "client":
+        assert algorithm.aggregator.event is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_runs_from_its_name_alone(tmp_path, name):
     folder, unit = tmp_path / "run", UNITS.get(name, "none")
-    words = (f"--algorithm.name={name}", f"--privacy.unit={unit}", *NEEDED.get(name, ()))
-    words = (*words, "--training.learning_rate=0.5", "--execution.clients_per_chunk=1")
-    status, text = execute(folder, *SMALL, *words)
+    status, text = execute(folder, *words_of(name))
     assert status == 0 and "2 rounds in" in text
     summary, rows = read_json(folder, "summary.json"), metrics(folder)
     assert summary["algorithm"] == name and summary["rounds"] == 2
@@ -83,7 +100,8 @@ def test_a_run_without_held_out_data_of_clients_has_the_accuracy_of_the_whole(tm
     assert "worst_client_accuracy" not in summary
 
 
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("yogi", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "yogi"])
 def test_local_optimisers_come_by_name(tmp_path, optimizer):
     folder = tmp_path / "run"
     words = ("--privacy.unit=none", "--algorithm.name=fedavg", f"--training.optimizer={optimizer}")
@@ -92,6 +110,7 @@ def test_local_optimisers_come_by_name(tmp_path, optimizer):
     assert status == 0 and read_json(folder, "summary.json")["test_accuracy"] > 0.3
 
 
+@pytest.mark.slow
 def test_the_last_round_is_evaluated_whatever_the_interval(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.unit=none", "--algorithm.name=fedavg", "--execution.clients_per_chunk=1")

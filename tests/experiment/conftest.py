@@ -8,6 +8,10 @@ from typing import Any
 
 import jax
 import pytest
+from run_folders import assemble_once
+
+from fedjax_dp.experiment import run as running
+from fedjax_dp.io import plots
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +45,20 @@ def once(shared_folder: pathlib.Path) -> Callable[[str, Callable[[pathlib.Path],
         return folder
 
     return fill
+
+
+@pytest.fixture(scope="module")
+def shared_programs():
+    """Runs of a module with the same configuration share what is assembled and compiled."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(running, "assemble", assemble_once)
+        yield
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch):
+    """Drawing takes longer than short runs; the test of the main job looks at pictures."""
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

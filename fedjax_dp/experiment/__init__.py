@@ -1,0 +1,1 @@
+"""Experiments as a library: configuration, assembly, the run and its folder, grids of runs."""

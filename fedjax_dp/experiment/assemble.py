@@ -1,0 +1,165 @@
+"""Builds the parts of an experiment from its configuration, checking all of it before any work."""
+
+from typing import Any, NamedTuple
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.core import checks, trees
+from fedjax_dp.engine.compile import Simulation, simulation
+from fedjax_dp.engine.evaluation import Evaluator, evaluator
+from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.experiment.analysis import Asked, require_analysis
+from fedjax_dp.experiment.budgets import with_named_lists
+from fedjax_dp.experiment.build import (
+    build_algorithm,
+    build_model,
+    build_problem,
+    build_trainer,
+    calibrated,
+    record_level,
+)
+from fedjax_dp.experiment.config import Config, ExecutionSection, RunSection
+from fedjax_dp.experiment.devices import offer_devices
+from fedjax_dp.experiment.mechanism import Setting, structure_of
+from fedjax_dp.experiment.participation import participation_of
+from fedjax_dp.experiment.population import Population, build_population
+from fedjax_dp.experiment.validate import validate
+from fedjax_dp.models.base import Model
+
+
+class Experiment(NamedTuple):
+    """All parts of an experiment, ready to run.
+
+    Attributes:
+      config: what was asked for.
+      population: the data of the clients.
+      model: what is trained.
+      simulation: the compiled rounds.
+      evaluator: the compiled evaluations.
+      client_clip_norm: bound on one client's update, or None where clients are not protected.
+      dp_delta: δ by unit; of records, one number or one for each client.
+      budget: ε by unit that must not be exceeded.
+      num_parameters: size of what is trained and sent.
+    """
+
+    config: Config
+    population: Population
+    model: Model
+    simulation: Simulation
+    evaluator: Evaluator
+    client_clip_norm: Any
+    dp_delta: dict[str, float | list[float]]
+    budget: dict[str, Any]
+    num_parameters: int
+
+
+def assemble(config: Config) -> Experiment:
+    """Builds an experiment.
+
+    Here alone the configuration is taken apart: each section makes its part.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The experiment; nothing has been compiled or trained.
+
+    Raises:
+      ValueError: for any choice that does not exist, does not fit the data, or claims a privacy
+        that it would not have.
+    """
+    config = with_named_lists(config)
+    validate(config)
+    offer_devices(config.execution.devices)
+    execution = execution_of(config.execution, config.run)
+    population = population_of(config)
+    train, privacy = population.train, config.privacy
+    require_analysis(Asked(privacy, config.participation, config.training), train.sizes)
+    model = build_model(config.model, population, config.run.seed)
+    participation = participation_of(config.participation, train.num_clients)
+    trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
+    setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
+    problem = build_problem(privacy, setting, population)
+    algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
+    if "record" in privacy.units and privacy.record.noise_multiplier is None:
+        algorithm = calibrated(
+            config.algorithm.name, algorithm, privacy.record, setting, train.sizes
+        )
+    compiled = simulation(algorithm, train, participation, execution)
+    share = config.data.client_test_share
+    evaluations = _evaluator(compiled, model, population, share)
+    levels = {u: getattr(privacy, u) for u in privacy.units}
+    return Experiment(
+        config=config.model_copy(update={"execution": _settled(config.execution, compiled)}),
+        population=population,
+        model=model,
+        simulation=compiled,
+        evaluator=evaluations,
+        client_clip_norm=privacy.client.clip_norm if "client" in levels else None,
+        dp_delta={u: level.dp_delta for u, level in levels.items()},
+        budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
+        num_parameters=trees.num_parameters(setting.structure),
+    )
+
+
+def population_of(config: Config) -> Population:
+    """Gives the data that an experiment trains on and is judged by.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The population; its clients are put together where the algorithm does so.
+
+    Raises:
+      ValueError: as `build_population`.
+    """
+    population = build_population(config.data, config.run.seed)
+    is_pooled = algorithms.ALGORITHMS[config.algorithm.name].pools_clients
+    return population.pooled() if is_pooled else population
+
+
+def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
+    """Makes the layout of rounds.
+
+    Args:
+      section: what was asked for.
+      run: how often a run is looked at, which bounds how many rounds are one call.
+
+    Returns:
+      The layout, checked.
+
+    Raises:
+      ValueError: for a layout that does not exist.
+    """
+    stops = min(run.evaluate_every, run.checkpoint_every)
+    execution = ExecutionConfig(
+        clients_per_chunk=section.clients_per_chunk,
+        devices=section.devices,
+        placement=section.placement,
+        rounds_per_call=min(stops, run.rounds),
+    )
+    execution.validate()
+    return execution
+
+
+def _evaluator(
+    compiled: Simulation, model: Model, population: Population, client_test_share: float
+) -> Evaluator:
+    name, has_server_model = compiled.algorithm.name, compiled.algorithm.shared is not None
+    checks.require(
+        has_server_model or population.client_test is not None,
+        "data.client_test_share",
+        f"be above 0 for {name}, which has no server model that the test set could judge",
+        client_test_share,
+    )
+    return evaluator(
+        compiled, model, population.train, whole=population.test, clients=population.client_test
+    )
+
+
+def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:
+    """Writes down the layout that was found, so that a run is resumed in the same one."""
+    found: dict[str, Any] = {"devices": compiled.layout.num_devices}
+    if section.clients_per_chunk == "tuned":
+        found["clients_per_chunk"] = compiled.layout.chunk
+    return section.model_copy(update=found)

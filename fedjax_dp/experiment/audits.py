@@ -1,0 +1,200 @@
+"""Attacks an experiment and puts what that proves beside what is claimed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.audit.canaries import Planted
+from fedjax_dp.audit.choices import check_choice
+from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.membership import (
+    MembershipResult,
+    attack_features,
+    attack_model,
+    membership_attack,
+)
+from fedjax_dp.audit.noise import StepCheck
+from fedjax_dp.audit.records import plant_records
+from fedjax_dp.audit.runs import AuditResult, audit, run_audit
+from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
+from fedjax_dp.audit.votes import plant_votes
+from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.clients.selection import make_choice
+from fedjax_dp.engine.compile import simulation as compile_simulation
+from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.experiment.assemble import Experiment
+from fedjax_dp.experiment.build import (
+    build_algorithm,
+    build_problem,
+    build_trainer,
+    record_level,
+)
+from fedjax_dp.experiment.mechanism import Setting, structure_of
+from fedjax_dp.models.base import Model
+
+# Records of a batch on which gradients are compared.
+_BATCH = 4
+# Clients whose own models are attacked, where the server has none.
+_MOST_CLIENTS = 20
+
+
+class AuditReport(NamedTuple):
+    """What the attacks on an experiment found.
+
+    Attributes:
+      bounds: proven lower bounds beside the claims.
+      steps: comparisons on neighbouring data, by unit of privacy.
+      membership: the attack on what the model puts out; None where it was not asked for, or there
+        is nothing to attack.
+    """
+
+    bounds: list[AuditResult]
+    steps: dict[str, list[StepCheck]]
+    membership: MembershipResult | None
+
+    @property
+    def is_violated(self) -> bool:
+        """Tells whether more was proven than claimed, or a step does not hold what it states."""
+        steps = any(check.is_violated for each in self.steps.values() for check in each)
+        return steps or any(bound.is_violated for bound in self.bounds)
+
+
+def audit_experiment(
+    experiment: Experiment,
+    *,
+    num_canaries: int = 100,
+    num_runs: int = 1,
+    num_rounds: int | None = None,
+    confidence: float = 0.95,
+    has_membership: bool = True,
+) -> AuditReport:
+    """Attacks an experiment at every unit of privacy that it claims.
+
+    Args:
+      experiment: what is attacked.
+      num_canaries: canaries of a run, at least 1.
+      num_runs: runs; one audits all canaries, many audit one canary too.
+      num_rounds: rounds of a run; those of the experiment where None.
+      confidence: how sure the lower bounds of a unit are together, in (0, 1).
+      has_membership: train once more and attack the model's outputs.
+
+    Returns:
+      Bounds, comparisons and the attack.
+
+    Raises:
+      ValueError: for numbers out of range, or an experiment that cannot be attacked.
+    """
+    config = experiment.config
+    num_rounds = config.run.rounds if num_rounds is None else num_rounds
+    bounds: list[AuditResult] = []
+    steps: dict[str, list[StepCheck]] = {}
+    key = jax.random.key(config.run.seed)
+    execution = ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk, devices=None)
+    for unit in config.privacy.units:
+        unit_key = jax.random.fold_in(key, len(steps))
+        planted = _plant(experiment, unit, num_canaries)
+        steps[unit] = _check_steps(experiment, unit, planted, unit_key)
+        seen = run_audit(planted, unit_key, num_runs, num_rounds, execution=execution)
+        bounds += audit(
+            seen,
+            # Where clients chose their own, the δ at which most can be proven.
+            float(np.max(experiment.dp_delta[unit])),
+            accountant=config.privacy.accountant,
+            confidence=confidence,
+        )
+    attack = _attack(experiment, key, num_rounds) if has_membership else None
+    return AuditReport(bounds, steps, attack)
+
+
+def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
+    """Builds the experiment's algorithm for another model, and other public inputs if given."""
+    config, participation = experiment.config, experiment.simulation.participation
+    population, privacy = experiment.population, config.privacy
+
+    def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
+        level = record_level(privacy)
+        trainer = build_trainer(config.training, level, model, population.train.sizes)
+        setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
+        asked = population if public_x is None else population._replace(public_x=public_x)
+        problem = build_problem(privacy, setting, asked)
+        algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
+        # The noise that was calibrated for the experiment is what is audited.
+        return algorithm._replace(hyper=experiment.simulation.hyper)
+
+    return make
+
+
+def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted:
+    """Plants canaries."""
+    config, train = experiment.config, experiment.population.train
+    participation = experiment.simulation.participation
+    rng = np.random.default_rng([config.run.seed, 7])
+    count = min(num_canaries, experiment.num_parameters)
+    relation = config.privacy.relation
+    if unit == "client":
+        algorithm = experiment.simulation.algorithm
+        return plant_clients(algorithm, train, participation, count, rng, relation=relation)
+    make, model = _maker(experiment), experiment.model
+    if algorithms.ALGORITHMS[config.algorithm.name].sends_model:
+        return plant_records(make, model, train, participation, count, rng, relation=relation)
+    num_rounds = config.run.rounds
+    return plant_votes(make, model, train, participation, count, num_rounds, rng, relation=relation)
+
+
+def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) -> list[StepCheck]:
+    """Runs the grey-box checks of a unit."""
+    config, train = experiment.config, experiment.population.train
+    simulation = experiment.simulation
+    if unit == "client":
+        state = simulation.init(key)
+        return check_cohort(simulation.algorithm, train, state, key)
+    owner = int(np.argmax(train.sizes))
+    batch = {name: array[:_BATCH] for name, array in train.client(owner).items()}
+    row = jax.tree.map(np.asarray, simulation.hyper.local.row(owner))
+    rule = clipped(experiment.model, per_layer=config.privacy.record.per_layer)
+    results = []
+    if len(batch["x"]) > 1:
+        results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
+    options = algorithms.options_of(config.algorithm.name) | config.algorithm.options
+    if "selection_epsilon" in options:
+        names = ("selection", "selection_epsilon", "score", "loss_bound")
+        choice = make_choice(experiment.model, *(options[name] for name in names))
+        models = jax.vmap(experiment.model.init)(jax.random.split(key, 2))
+        results += check_choice(choice, models, batch, key) if len(batch["x"]) > 1 else []
+    is_sgd = config.training.optimizer == "sgd" and not config.training.optimizer_options
+    if is_sgd:
+        watched = compile_simulation(planted.algorithm, planted.data, planted.participation)
+        results += check_client(planted, watched.init(key), key)
+    return results
+
+
+def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResult | None:
+    """Trains as the experiment would, and attacks the server's model, or the clients' own."""
+    simulation, population = experiment.simulation, experiment.population
+    algorithm, model, train = simulation.algorithm, experiment.model, population.train
+    others = population.client_test or population.test
+    if others is None or (algorithm.shared is None and population.client_test is None):
+        return None
+    state, *_ = simulation.run(simulation.init(key), key, num_rounds)
+    rng = np.random.default_rng([experiment.config.run.seed, 8])
+    if algorithm.shared is not None:
+        params = algorithm.shared.read(state.server)
+        return attack_model(model, params, train.examples, others.examples, rng)
+    personal, held = simulation.federation.personal, examples_of(train)
+    assert personal is not None
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    (clients,) = np.nonzero((train.sizes > 0) & (others.sizes > 0))
+    for i in clients[:_MOST_CLIENTS]:
+        index, first, size = (jnp.int32(x) for x in (i, held.starts[i], held.sizes[i]))
+        params = personal(state, ClientData(held.arrays, first, size, index, limit=held.limit))
+        for side, data in zip(sides, (train, others), strict=True):
+            side.append(attack_features(model, params, data.client(int(i))))
+    return membership_attack(np.concatenate(sides[0]), np.concatenate(sides[1]), rng)

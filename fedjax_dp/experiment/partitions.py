@@ -1,0 +1,153 @@
+"""The ways in which a configuration can spread a data set over clients."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.data import clusters, mixtures, partition
+from fedjax_dp.data.datasets import Dataset
+from fedjax_dp.data.federated import FederatedData
+
+# Purposes of the draws from a seed.
+_TRAIN, _TEST = 0, 2
+
+
+class Facts:
+    """What a partition may ask of the pool and of the configuration."""
+
+    def __init__(self, pool: Dataset, num_clients: int, seed: int):
+        """Keeps what the facts are read off.
+
+        Args:
+          pool: the data set.
+          num_clients: how many clients are asked for.
+          seed: root of the draws.
+        """
+        self.pool, self.num_clients, self.seed = pool, num_clients, seed
+
+    @property
+    def num_examples(self) -> int:
+        """Counts the training examples."""
+        return len(self.pool.train["y"])
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Gives the class of each example, where there are such."""
+        labels = self.pool.train["y"]
+        checks.require(
+            labels.ndim == 1 and self.pool.task == "classification",
+            "data.partition",
+            f"not read labels, since those of {self.pool.name} are no classes of examples",
+            self.pool.task,
+        )
+        return labels
+
+    @property
+    def client_ids(self) -> np.ndarray:
+        """Gives the client of each example, where the data name some."""
+        ids = self.pool.train_clients
+        rule = f"be another than natural, since {self.pool.name} names no clients"
+        checks.require(ids is not None, "data.partition", rule, "natural")
+        return np.asarray(ids)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Gives the generator of the partition's draws."""
+        return np.random.default_rng([self.seed, _TRAIN])
+
+
+class Partition(NamedTuple):
+    """A way to spread examples over clients.
+
+    Attributes:
+      factory: `(facts…, options…) -> rows of each client`; or, where it changes examples,
+        `-> (training data, held-out data)`.
+      given: the facts that it is handed, under their names.
+      defaults: defaults of options in a configuration, where they are not the factory's.
+      counts_clients: whether it makes as many clients as it is told.
+      changes_examples: whether clients get changed copies of examples, held-out ones among them.
+    """
+
+    factory: Callable[..., Any]
+    given: tuple[str, ...]
+    defaults: Mapping[str, Any] = {}
+    counts_clients: bool = True
+    changes_examples: bool = False
+
+    def make(self, facts: Facts, options: Mapping[str, Any]) -> Any:
+        """Spreads examples.
+
+        Args:
+          facts: the pool, and what is asked for.
+          options: options of the partition.
+
+        Returns:
+          What the factory gives.
+
+        Raises:
+          ValueError: if the pool lacks what is read, or an option does not fit it.
+        """
+        handed = {name: getattr(facts, name) for name in self.given}
+        return self.factory(**handed, **{**self.defaults, **options})
+
+
+def shifted_clusters(
+    pool: Dataset,
+    seed: int,
+    *,
+    shift: Literal["rotation", "label"] = "rotation",
+    cluster_sizes: Sequence[Count] = clusters.CLUSTER_SIZES,
+    samples_per_client: Count | None = None,
+    test_samples_per_client: Count | None = None,
+) -> tuple[FederatedData, FederatedData]:
+    """Draws overlapping clients in hidden clusters, each with a draw of the test part of its own.
+
+    Args:
+      pool: the data set.
+      seed: root of the draws.
+      shift: what sets clusters apart: "rotation" of images, or "label" for other labels.
+      cluster_sizes: clients of each cluster.
+      samples_per_client: training examples that a client draws; a sixth of all where none.
+      test_samples_per_client: held-out examples that a client draws; a sixth of all where none.
+
+    Returns:
+      Training and held-out data.
+
+    Raises:
+      ValueError: if the data are no labelled images.
+    """
+    is_image_task = pool.task == "classification" and pool.train["x"].ndim == 4
+    checks.require(is_image_task, "data.name", "hold labelled images", pool.name)
+
+    def shifted(examples: Mapping[str, np.ndarray], count: int | None, purpose: int) -> Any:
+        rng = np.random.default_rng([seed, purpose])
+        rows, cluster = clusters.overlapping_draw(
+            len(examples["y"]), rng, cluster_sizes=cluster_sizes, samples_per_client=count
+        )
+        return clusters.shift_clusters(
+            examples, rows, cluster, shift=shift, num_classes=pool.num_classes
+        )
+
+    train = FederatedData.from_clients(shifted(pool.train, samples_per_client, _TRAIN))
+    return train, FederatedData.from_clients(shifted(pool.test, test_samples_per_client, _TEST))
+
+
+_COUNTED = ("num_examples", "num_clients", "rng")
+_LABELLED = ("labels", "num_clients", "rng")
+
+PARTITIONS: Mapping[str, Partition] = {
+    "iid": Partition(partition.iid, _COUNTED),
+    "dirichlet": Partition(partition.dirichlet, _LABELLED, {"alpha": 0.5}),
+    "shards": Partition(partition.shards, _LABELLED),
+    "quantity_skew": Partition(partition.quantity_skew, _COUNTED),
+    "label_and_quantity_skew": Partition(
+        mixtures.label_and_size_skew, _LABELLED, {"alpha": 0.5, "exponent": 0.5}
+    ),
+    "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
+    "shifted_clusters": Partition(
+        shifted_clusters, ("pool", "seed"), counts_clients=False, changes_examples=True
+    ),
+}

@@ -1,0 +1,96 @@
+"""The parts that a configuration names, and the options of each."""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.core import checks
+from fedjax_dp.data import datasets
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.optimizers import OPTIMIZERS
+from fedjax_dp.experiment.options import options_model, read_options
+from fedjax_dp.experiment.partitions import PARTITIONS
+from fedjax_dp.experiment.values import ConfigError, Section
+from fedjax_dp.models import registry as models
+
+
+class Choice(NamedTuple):
+    """A key that names a part.
+
+    Attributes:
+      options: the key of the part's options.
+      names: what there is.
+      model: `(name) -> options of that part`.
+    """
+
+    options: str
+    names: Iterable[str]
+    model: Callable[[str], type[Section]]
+
+
+def _data(name: str) -> type[Section]:
+    return options_model(name, datasets.loader(name), given=("data_dir",))
+
+
+def _partition(name: str) -> type[Section]:
+    entry = PARTITIONS[name]
+    return options_model(name, entry.factory, given=entry.given, defaults=entry.defaults)
+
+
+def _model(name: str) -> type[Section]:
+    return options_model(name, models.FACTORIES[name], given=models.GIVEN)
+
+
+def _algorithm(name: str) -> type[Section]:
+    entry = algorithms.ALGORITHMS[name]
+    given = ("model", "trainer", *entry.given, *entry.for_code)
+    return options_model(name, entry.factory, given=given, kinds=entry.stand_in)
+
+
+def _optimizer(name: str) -> type[Section]:
+    return options_model(name, OPTIMIZERS[name], given=("learning_rate",))
+
+
+CHOICES = {
+    "data.name": Choice("data.options", datasets.available(), functools.cache(_data)),
+    "data.partition": Choice("data.partition_options", PARTITIONS, functools.cache(_partition)),
+    "model.name": Choice("model.options", models.FACTORIES, functools.cache(_model)),
+    "algorithm.name": Choice(
+        "algorithm.options", algorithms.ALGORITHMS, functools.cache(_algorithm)
+    ),
+    "training.optimizer": Choice(
+        "training.optimizer_options", OPTIMIZERS, functools.cache(_optimizer)
+    ),
+}
+
+
+def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
+    """Checks that the parts which a configuration names exist, and reads their options.
+
+    Args:
+      config: the configuration.
+      origin: `(dotted key) -> text`, where a value came from.
+
+    Returns:
+      The configuration, the word "none" as None in its tables of options.
+
+    Raises:
+      ConfigError: naming where it came from, the key, the rule, the value and the nearest choice.
+    """
+    for key, choice in CHOICES.items():
+        name, options = (_at(config, k) for k in (key, choice.options))
+        try:
+            checks.one_of(key, name, choice.names)
+        except ValueError as error:
+            raise ConfigError(f"{origin(key)}: {error}") from None
+        ready = read_options(choice.model(name), name, choice.options, options, origin)
+        section, _, table = choice.options.partition(".")
+        changed = getattr(config, section).model_copy(update={table: ready})
+        config = config.model_copy(update={section: changed})
+    return config
+
+
+def _at(config: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)

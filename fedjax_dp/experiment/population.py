@@ -1,0 +1,122 @@
+"""From a named data set to the clients' training and held-out data."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_dp.algorithms.centralized import pool
+from fedjax_dp.core import checks
+from fedjax_dp.data import datasets, partition, statistics
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.experiment.config import DataSection
+from fedjax_dp.experiment.partitions import PARTITIONS, Facts
+
+# Purposes of the draws from a seed; those of partitions are 0 and 2.
+_SPLIT, _PUBLIC = 1, 3
+
+
+class Population(NamedTuple):
+    """The data of an experiment.
+
+    Attributes:
+      train: training examples by client.
+      client_test: held-out examples of each client, or None.
+      test: the data set's own test part as one client, or None.
+      public_x: public inputs without labels, `[queries, ...]`, or None.
+      num_classes: number of classes or tokens.
+      has_class_labels: whether `y` holds the class of each example.
+    """
+
+    train: FederatedData
+    client_test: FederatedData | None
+    test: FederatedData | None
+    public_x: np.ndarray | None
+    num_classes: int
+    has_class_labels: bool
+
+    def statistics(self) -> statistics.PartitionStatistics:
+        """Describes how examples are spread over clients.
+
+        Returns:
+          Figures that can be printed and drawn.
+        """
+        return statistics.describe_data(self.train, "y" if self.has_class_labels else None)
+
+    def pooled(self) -> "Population":
+        """Puts the training data of all clients together.
+
+        Returns:
+          A population of one client, with nothing held out for it.
+        """
+        return self._replace(train=pool(self.train), client_test=None)
+
+
+def build_population(section: DataSection, seed: int) -> Population:
+    """Loads a data set and spreads it over clients.
+
+    Args:
+      section: which data, and how they are spread.
+      seed: root of the draws.
+
+    Returns:
+      The population, on the host.
+
+    Raises:
+      ValueError: for a partition that does not fit the data, or data that are not finite.
+    """
+    data = datasets.load(section.name, section.data_dir, **section.options)
+    data, public_x = _hold_out_public(data, section.public_examples, seed)
+    is_labelled = data.task == "classification" and data.train["y"].ndim == 1
+    entry = PARTITIONS[section.partition]
+    made = entry.make(Facts(data, section.num_clients, seed), section.partition_options)
+    test: FederatedData | None = None
+    if entry.changes_examples:
+        train, client_test = made
+    else:
+        names: tuple[str, ...] = ()
+        if not entry.counts_clients:
+            names = tuple(str(i) for i in np.unique(np.asarray(data.train_clients)))
+        train, client_test = _split(data, made, names, section.client_test_share, seed)
+        if len(data.test["y"]):
+            test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
+    if section.check_finite:
+        for part in (train, client_test, test):
+            if part is not None:
+                part.check_finite()
+    return Population(train, client_test, test, public_x, data.num_classes, is_labelled)
+
+
+def _hold_out_public(
+    data: datasets.Dataset, count: int, seed: int
+) -> tuple[datasets.Dataset, np.ndarray | None]:
+    """Takes random training examples out of the pool and drops their labels."""
+    if count == 0:
+        return data, None
+    size = len(data.train["y"])
+    rule = f"be below {size}, the number of training examples"
+    checks.require(count < size, "data.public_examples", rule, count)
+    order = np.random.default_rng([seed, _PUBLIC]).permutation(size)
+    kept = np.sort(order[count:])
+    train = {name: array[kept] for name, array in data.train.items()}
+    clients = None if data.train_clients is None else np.asarray(data.train_clients)[kept]
+    rest = dataclasses.replace(data, train=train, train_clients=clients)
+    return rest, np.asarray(data.train["x"][order[:count]])
+
+
+def _split(
+    data: datasets.Dataset,
+    clients: list[np.ndarray],
+    names: tuple[str, ...],
+    share: float,
+    seed: int,
+) -> tuple[FederatedData, FederatedData | None]:
+    """Sets a share of each client's examples aside for testing."""
+    if share == 0:
+        return FederatedData.from_indices(data.train, clients, names), None
+    rng = np.random.default_rng([seed, _SPLIT])
+    train_rows, test_rows = partition.split_clients(clients, rng, test_fraction=share)
+    return (
+        FederatedData.from_indices(data.train, train_rows, names),
+        FederatedData.from_indices(data.train, test_rows, names),
+    )

@@ -1,0 +1,165 @@
+"""What a run leaves behind: its summary, its privacy statement, its pictures."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.data.statistics import draw as draw_partition
+from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine.evaluation import Evaluator
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.evaluation.fairness import summarize
+from fedjax_dp.experiment.assemble import Experiment
+from fedjax_dp.experiment.config import DiscreteGaussianLevel, GaussianLevel
+from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER
+from fedjax_dp.experiment.start import Start
+from fedjax_dp.io import plots
+from fedjax_dp.io.checkpoint import ROOT_FILE
+from fedjax_dp.io.logbook import read_metrics, write_json, write_text
+from fedjax_dp.io.statement import write_statement
+
+
+def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
+    """Computes what held-out data say of a state.
+
+    Args:
+      evaluator: the compiled evaluations.
+      state: the state.
+
+    Returns:
+      Losses, accuracies and figures of fairness by name.
+    """
+    row: dict[str, Any] = {}
+    if evaluator.clients is not None:
+        by_client = evaluator.clients(state)
+        row |= {"client_test_loss": by_client.loss, "client_test_accuracy": by_client.accuracy}
+        row |= summarize(by_client)
+        row["test_accuracy"] = by_client.accuracy
+        row["test_loss"] = by_client.loss
+    if evaluator.whole is not None:
+        whole = evaluator.whole(state)
+        row |= {"test_loss": whole.loss, "test_accuracy": whole.accuracy}
+    return row
+
+
+def write_results(
+    experiment: Experiment,
+    state: SimulationState,
+    start: Start,
+    timing: dict[str, float],
+) -> dict[str, Any]:
+    """Writes summary, statement and pictures of a run into its folder.
+
+    Args:
+      experiment: what ran.
+      state: the last state.
+      start: where it began, with the ledgers of all rounds since.
+      timing: seconds by name.
+
+    Returns:
+      The summary.
+    """
+    folder, accounting = start.folder, start.accounting
+    rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
+    summary = _summary(experiment, state, accounting, rows) | timing
+    # JSON has no infinity, and null would read as if nothing were claimed.
+    infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
+    write_json(folder / "summary.json", summary | infinite)
+    facts = _facts(experiment, start.hyper)
+    write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, facts)
+    _draw(experiment, state, rows, folder / "plots")
+    write_text(folder / "partition.txt", f"{experiment.population.statistics()}\n")
+    return summary
+
+
+def _summary(
+    experiment: Experiment,
+    state: SimulationState,
+    accounting: PrivacyAccounting,
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+    spent = accounting.epsilon(experiment.dp_delta, experiment.config.privacy.accountant)
+    deltas = [float(delta) for unit in spent for delta in np.ravel(experiment.dp_delta[unit])]
+    evaluated = evaluate(experiment.evaluator, state)
+    algorithm = experiment.simulation.algorithm
+    summary = {
+        "name": experiment.config.run.name,
+        "algorithm": algorithm.name,
+        **evaluated,
+        "epsilon": max((float(np.max(each)) for each in spent.values()), default=None),
+        "dp_delta": max(deltas, default=None),
+        "dp_delta_smallest": min(deltas, default=None),
+        **{f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()},
+        "rounds": int(state.round),
+        "num_clients": experiment.population.train.num_clients,
+        "num_parameters": experiment.num_parameters,
+        "padding_share": float(np.mean([row["padding_share"] for row in rows])) if rows else None,
+        "clients_per_chunk": experiment.simulation.layout.chunk,
+        **_of_updates(rows),
+    }
+    # Computed exactly on held-out data, for the experimenter: no ε covers them.
+    summary["not_private"] = sorted(evaluated)
+    if algorithm.claims.not_covered is not None:
+        summary["not_covered"] = algorithm.claims.not_covered
+    return summary
+
+
+def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Averages over rounds what was measured of the updates and of the noise on their mean."""
+    found = {
+        "update_norm_median": [
+            r["update_norm_quantiles"][2] for r in rows if "update_norm_quantiles" in r
+        ],
+    }
+    for name in ("clipped_client_share", "noise_stddev", "bits_per_parameter"):
+        found[name] = [row[name] for row in rows if row.get(name) is not None]
+    return {name: float(np.mean(values)) for name, values in found.items() if values}
+
+
+def _draw(
+    experiment: Experiment,
+    state: SimulationState,
+    rows: list[dict[str, Any]],
+    folder: pathlib.Path,
+) -> None:
+    title = f"{experiment.config.run.name}: {experiment.simulation.algorithm.name}"
+    plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
+    if any("update_norm_quantiles" in row for row in rows):
+        clip_norm = experiment.client_clip_norm
+        figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)
+        plots.save(figure, folder / "update_norms.png")
+    if experiment.evaluator.clients is not None:
+        accuracies = experiment.evaluator.clients(state).client_accuracy
+        if np.isfinite(accuracies).any():
+            sizes = experiment.population.train.sizes
+            figure = plots.client_accuracies(accuracies, sizes, title)
+            plots.save(figure, folder / "client_accuracy.png")
+    plots.save(draw_partition(experiment.population.statistics()), folder / "partition.png")
+
+
+def _facts(experiment: Experiment, hyper: Hyper) -> dict[str, dict[str, Any]]:
+    """Reads off the numbers what ran, whatever calibration would give today."""
+    num_clients = experiment.population.train.num_clients
+
+    def by_client(value: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), num_clients)
+
+    level = experiment.config.privacy.client
+    is_adaptive = isinstance(level, GaussianLevel) and level.adaptive_clipping
+    name = "initial_clip_norm" if is_adaptive else "clip_norm"
+    root: dict[str, Any] = {"noise_root": "seed"}
+    if experiment.config.run.secret:
+        root = {"noise_root": "secret", "noise_root_file": f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"}
+    facts = {"client": {name: experiment.client_clip_norm} | root, "record": root}
+    if isinstance(level, DiscreteGaussianLevel):
+        # Every client adds its share of the noise; no server sees a single contribution.
+        facts["client"]["trust"] = "secure_aggregation"
+    if hyper.local.clip_norm is not None:
+        facts["record"] = root | {
+            "not_covered": experiment.simulation.algorithm.claims.not_covered,
+            "clip_norm_per_unit": by_client(hyper.local.clip_norm),
+            "noise_multiplier_per_unit": by_client(hyper.local.noise_multiplier),
+        }
+    return facts

@@ -1,0 +1,138 @@
+"""Checks of an experiment that need no data: what does not go together."""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.registry import Entry
+from fedjax_dp.clients.transforms import declared
+from fedjax_dp.core import checks
+from fedjax_dp.engine.accounting import require_public_sizes
+from fedjax_dp.experiment.config import (
+    ClientLevel,
+    Config,
+    FullParticipation,
+    GaussianLevel,
+    LaplaceLevel,
+    ParticipationSection,
+    PrivacySection,
+    RecordLevel,
+    TrainingSection,
+)
+from fedjax_dp.experiment.partitions import PARTITIONS
+from fedjax_dp.experiment.parts import read_parts
+
+
+def validate(config: Config) -> None:
+    """Checks all that can be known before any data are read.
+
+    Args:
+      config: the configuration, named lists resolved.
+
+    Raises:
+      ValueError: naming the key, the rule, the value and the nearest valid one.
+    """
+    read_parts(config, lambda key: "configuration")
+    name, privacy = config.algorithm.name, config.privacy
+    entry = algorithms.ALGORITHMS[name]
+    num_clients = _num_clients(config, entry)
+    _check_public_examples(name, entry, config.data.public_examples)
+    _check_unit(name, entry, privacy)
+    options = algorithms.options_of(name) | config.algorithm.options
+    transforms = entry.transforms(options)
+    declared("algorithm.options", transforms, is_private="record" in privacy.units)
+    _check_lists(config.training, num_clients)
+    _check_cohort(config.participation, num_clients)
+    require_public_sizes(privacy.relation, "privacy.relation")
+    if "record" in privacy.units:
+        _check_record(privacy.record, num_clients)
+    if "client" in privacy.units:
+        _check_client(privacy.client, name, entry)
+
+
+def check_one_for_each(key: str, value: Any, num_clients: int) -> None:
+    """Requires a list to hold as many numbers as there are clients.
+
+    Args:
+      key: the dotted name of the value.
+      value: a list, or anything else, which passes.
+      num_clients: how many there must be.
+
+    Raises:
+      ValueError: naming the key, the rule and the list.
+    """
+    rule = f"be one number or have one for each of the {num_clients} clients"
+    fits = not isinstance(value, list) or len(value) == num_clients
+    checks.require(fits, key, rule, value)
+
+
+def _num_clients(config: Config, entry: Entry) -> int | None:
+    """Counts the clients, or None where only the data can tell."""
+    if entry.pools_clients:
+        return 1
+    data = config.data
+    return data.num_clients if PARTITIONS[data.partition].counts_clients else None
+
+
+def _check_public_examples(name: str, entry: Entry, count: int) -> None:
+    asks = entry.asks_public_inputs
+    wanted, asked = ("at least 1", "public inputs") if asks else ("0", "no public inputs")
+    rule = f"be {wanted} for {name}, which asks about {asked}"
+    checks.require((count > 0) == asks, "data.public_examples", rule, count)
+
+
+def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
+    rule = f"be {' or '.join(entry.units)} for the algorithm {name}"
+    checks.require(privacy.unit in entry.units, "privacy.unit", rule, privacy.unit)
+    if entry.budgets is not None:
+        noise = privacy.record.noise_multiplier
+        rule = f"be none for {name}, which calibrates the noise itself"
+        checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
+
+
+def _check_lists(section: TrainingSection, num_clients: int | None) -> None:
+    if num_clients is not None:
+        for name in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
+            check_one_for_each(f"training.{name}", getattr(section, name), num_clients)
+
+
+def _check_cohort(section: ParticipationSection, num_clients: int | None) -> None:
+    if isinstance(section, FullParticipation) or num_clients is None:
+        return
+    size = section.cohort_size
+    rule = f"be at most the population of {num_clients} clients"
+    is_inside = size is None or size <= num_clients
+    checks.require(is_inside, "participation.cohort_size", rule, size)
+
+
+def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:
+    noise, epsilon = level.noise_multiplier, level.epsilon
+    is_given = noise is not None or epsilon is not None
+    checks.require(is_given, key, "give an epsilon to calibrate to, or a noise_multiplier", None)
+    if noise is not None:
+        is_noised = bool(np.all(np.asarray(noise) > 0))
+        rule = f"be above 0 to keep the budget {key}.epsilon; without noise set that to none"
+        checks.require(is_noised or epsilon is None, f"{key}.noise_multiplier", rule, noise)
+
+
+def _check_record(level: RecordLevel, num_clients: int | None) -> None:
+    _check_budget(level, "privacy.record")
+    if num_clients is not None:
+        for name in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
+            check_one_for_each(f"privacy.record.{name}", getattr(level, name), num_clients)
+
+
+def _check_client(level: ClientLevel, name: str, entry: Entry) -> None:
+    key = "privacy.client"
+    _check_budget(level, key)
+    fits_votes = isinstance(level, GaussianLevel | LaplaceLevel)
+    rule = f"be gaussian or laplace for {name}, whose updates are no models"
+    checks.require(entry.sends_model or fits_votes, f"{key}.mechanism", rule, level.mechanism)
+    is_claimed = level.epsilon is not None or level.noise_multiplier is None
+    rule = (
+        "be expected under a budget; dividing by the realised number of clients claims no privacy, "
+        f"and needs {key}.epsilon=none and a {key}.noise_multiplier"
+    )
+    fits = not (level.is_realised and is_claimed)
+    checks.require(fits, f"{key}.denominator", rule, "realised")

@@ -1,0 +1,176 @@
+"""What a value may be, read off its annotation, in words for people."""
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import annotated_types as ranges
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+from fedjax_dp.core import checks
+
+
+class ConfigError(ValueError):
+    """A key or value that a configuration may not have."""
+
+
+class Section(BaseModel):
+    """A part of a configuration: frozen, of known keys, every value of its kind and range."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def kinds_of(kind: Any) -> tuple[Any, ...]:
+    """Lists the alternatives of a kind.
+
+    Args:
+      kind: an annotation.
+
+    Returns:
+      The members of a union, else the annotation alone.
+    """
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def annotation_of(field: FieldInfo) -> Any:
+    """Gives the whole annotation of a field, its range with it.
+
+    Args:
+      field: the field.
+
+    Returns:
+      The annotation.
+    """
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+def may_be_none(kind: Any) -> bool:
+    """Tells whether a value can be left out, written as the word "none".
+
+    Args:
+      kind: an annotation.
+
+    Returns:
+      Whether None is among its alternatives.
+    """
+    return type(None) in kinds_of(kind)
+
+
+def choices_of(kind: Any) -> list[str]:
+    """Lists the words that a value may be.
+
+    Args:
+      kind: an annotation.
+
+    Returns:
+      All texts of its literals.
+    """
+    found = []
+    for one in kinds_of(kind):
+        if typing.get_origin(one) is Literal:
+            found += [choice for choice in typing.get_args(one) if isinstance(choice, str)]
+    return found
+
+
+def rule_of(kind: Any) -> str:
+    """Says what a value may be, to complete the phrase "must be …".
+
+    Args:
+      kind: an annotation.
+
+    Returns:
+      The alternatives in words; "none" among them where a value can be left out.
+    """
+    kinds = kinds_of(kind)
+    words = []
+    for one in kinds:
+        bare = typing.get_args(one)[0] if typing.get_origin(one) is Annotated else one
+        is_list = typing.get_origin(bare) is list and typing.get_args(bare)[0] in kinds
+        words.append("a list of such, one for each client" if is_list else _rule(one))
+    return " or ".join(words)
+
+
+def refusal(origin: str, key: str, kind: Any, value: Any) -> ConfigError:
+    """Makes the error for a value that is not of its kind.
+
+    Args:
+      origin: the file, or whatever the value came from.
+      key: the key's dotted name.
+      kind: its annotation.
+      value: what was given.
+
+    Returns:
+      The error, which names the nearest choice where there are some.
+    """
+    hint = checks.nearest(value, choices_of(kind)) if isinstance(value, str) else None
+    return ConfigError(
+        f"{origin}: {key} must be {rule_of(kind)}, got {value!r}"
+        + (f"; did you mean {hint!r}?" if hint else "")
+    )
+
+
+def is_plain(kind: Any) -> bool:
+    """Tells whether a configuration file can hold values of a kind.
+
+    Args:
+      kind: an annotation.
+
+    Returns:
+      Whether it is made of texts, numbers, truth values, lists and tables of them, and None.
+    """
+    if typing.get_origin(kind) is Annotated:
+        return is_plain(typing.get_args(kind)[0])
+    if len(kinds_of(kind)) > 1:
+        return all(map(is_plain, kinds_of(kind)))
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return all(isinstance(choice, str | int) for choice in typing.get_args(kind))
+    if origin in (list, Sequence):
+        return is_plain(*typing.get_args(kind))
+    if origin in (dict, Mapping):
+        key, value = typing.get_args(kind)
+        return key is str and (value is Any or is_plain(value))
+    return kind in (int, float, str, bool, type(None))
+
+
+_NAMES = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "none",
+}
+
+
+def _rule(kind: Any) -> str:
+    limits: tuple[Any, ...] = ()
+    if typing.get_origin(kind) is Annotated:
+        kind, *limits = typing.get_args(kind)  # type: ignore[assignment]
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(kind))
+    if origin in (list, Sequence):
+        return f"a list, each entry {rule_of(*typing.get_args(kind))}"
+    if origin in (dict, Mapping):
+        return "a table"
+    bounds = _bounds(limits)
+    if not bounds:
+        return _NAMES[kind]
+    return f"{'a whole number' if kind is int else 'a number'} {bounds}"
+
+
+def _bounds(limits: Sequence[Any]) -> str:
+    low = next((x for x in limits if isinstance(x, ranges.Ge | ranges.Gt)), None)
+    high = next((x for x in limits if isinstance(x, ranges.Le | ranges.Lt)), None)
+    if low is not None and high is not None:
+        left = f"[{low.ge}" if isinstance(low, ranges.Ge) else f"({low.gt}"
+        right = f"{high.le}]" if isinstance(high, ranges.Le) else f"{high.lt})"
+        return f"in {left}, {right}"
+    if low is not None:
+        return f"of at least {low.ge}" if isinstance(low, ranges.Ge) else f"above {low.gt}"
+    if high is not None:
+        return f"of at most {high.le}" if isinstance(high, ranges.Le) else f"below {high.lt}"
+    return ""

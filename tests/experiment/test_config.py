@@ -1,0 +1,422 @@
+"""The configuration: defaults, files, overrides, and errors that name the mistake."""
+
+import tomllib
+from collections.abc import Callable
+
+import pytest
+import tomli_w
+
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.keys import describe, describe_choice
+from fedjax_dp.experiment.options import options_model
+from fedjax_dp.experiment.parts import CHOICES
+from fedjax_dp.experiment.values import ConfigError, Section
+
+
+def keys_of(section, prefix=""):
+    for name, value in section:
+        if isinstance(value, Section):
+            yield from keys_of(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def value_at(config, key):
+    for part in key.split("."):
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    return config
+
+
+def written(tmp_path, text):
+    path = tmp_path / "experiment.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_survive_a_file(tmp_path):
+    path = written(tmp_path, configuration.to_toml(Config()))
+    assert configuration.load(path) == Config() == configuration.load(None)
+
+
+# What has to be chosen for some keys to exist, or for some values to have a meaning.
+CHOSEN = {
+    "data.options": ("--data.name=kddcup99",),
+    "model.options": ("--model.name=mlp",),
+    "algorithm.options": ("--algorithm.name=fedprox",),
+    "training.optimizer_options": ("--training.optimizer=adam",),
+    "participation.cohort_size": ("--participation.sampler=poisson",),
+    "participation.capacity": ("--participation.sampler=poisson",),
+    "participation.separation": ("--participation.sampler=min_separated",),
+    "privacy.client.bits": ("--privacy.client.mechanism=discrete_gaussian",),
+    "privacy.client.bands": ("--privacy.client.mechanism=correlated_gaussian",),
+}
+# Another value of the same kind for every key there is.
+CHANGED = {
+    "run.name": "2024-05-01",
+    "run.seed": 5,
+    "run.secret": True,
+    "run.rounds": 7,
+    "run.evaluate_every": 2,
+    "run.checkpoint_every": 3,
+    "data.name": "mnist",
+    "data.data_dir": "some/where",
+    "data.options": {"seed": 3, "distinct": True, "target": "kind"},
+    "data.partition": "dirichlet",
+    "data.num_clients": 4,
+    "data.partition_options": {"alpha": 0.1},
+    "data.client_test_share": 0.5,
+    "data.public_examples": 5,
+    "data.check_finite": False,
+    "model.name": "mlp",
+    "model.options": {"hidden_sizes": [8, 4]},
+    "model.frozen": ["params/Conv_0/*", "params/Dense_0"],
+    "algorithm.name": "fedprox",
+    "algorithm.options": {"mu": 0.5},
+    "training.optimizer": "adam",
+    "training.optimizer_options": {"b1": 0.5},
+    "training.learning_rate": [0.5, 0.25],
+    "training.batch_size": 7.0,
+    "training.num_epochs": 2.5,
+    "training.num_steps": 3.0,
+    "training.sampler": "shuffled",
+    "training.micro_batch_size": 4,
+    "participation.sampler": "poisson",
+    "participation.cohort_size": 2.5,
+    "participation.capacity": 3,
+    "participation.separation": 2,
+    "privacy.unit": "none",
+    "privacy.relation": "replace_one",
+    "privacy.accountant": "pld",
+    "privacy.record.clip_norm": [0.5, 2.0],
+    "privacy.record.noise_multiplier": 1.5,
+    "privacy.record.epsilon": None,
+    "privacy.record.dp_delta": 1e-7,
+    "privacy.record.per_layer": True,
+    "privacy.client.clip_norm": 0.125,
+    "privacy.client.noise_multiplier": 1.5,
+    "privacy.client.epsilon": 0.5,
+    "privacy.client.dp_delta": 0.01,
+    "privacy.client.per_layer": True,
+    "privacy.client.mechanism": "laplace",
+    "privacy.client.denominator": "realised",
+    "privacy.client.adaptive_clipping": True,
+    "privacy.client.target_quantile": 0.75,
+    "privacy.client.bits": 12,
+    "privacy.client.bands": 3,
+    "execution.clients_per_chunk": 3,
+    "execution.devices": 2,
+    "execution.placement": "host",
+    "execution.compilation_cache": "cache",
+}
+
+
+def as_word(value):
+    """A value as somebody would type it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {as_toml(v)}" for k, v in value.items()) + "}"
+    return str(value)
+
+
+def as_toml(value):
+    return f'"{value}"' if isinstance(value, str) else as_word(value)
+
+
+def test_the_table_of_changes_is_complete():
+    assert set(CHANGED) == set(configuration.all_keys())
+    for key, value in CHANGED.items():
+        assert value_at(configuration.load(None, CHOSEN.get(key, ())), key) != value
+
+
+@pytest.mark.parametrize("key", CHANGED)
+def test_every_key_can_be_overridden_in_both_forms_and_survives_a_file(tmp_path, key):
+    word, chosen = as_word(CHANGED[key]), CHOSEN.get(key, ())
+    apart = configuration.load(None, [*chosen, f"--{key}", word])
+    joined = configuration.load(None, [f"--{key}={word}", *chosen])
+    assert apart == joined
+    assert value_at(apart, key) == CHANGED[key]
+    assert type(value_at(apart, key)) is type(CHANGED[key])
+    # A sampler or a mechanism brings keys of its own, at their defaults.
+    before, tag = dict(keys_of(configuration.load(None, chosen))), key.rpartition(".")[0]
+    for other, value in keys_of(apart):
+        if other != key and (other in before or not other.startswith(tag)):
+            assert value == before[other], other
+    assert configuration.load(written(tmp_path, configuration.to_toml(apart))) == apart
+
+
+def test_many_changes_at_once_come_from_a_file(tmp_path):
+    tables = {}
+    left_out = ("participation.separation", "privacy.client.bits", "privacy.client.bands")
+    left_out += ("data.options", "data.partition_options", "privacy.client.mechanism")
+    changed = {k: v for k, v in CHANGED.items() if k not in left_out}
+    for key, value in changed.items():
+        *path, last = key.split(".")
+        table = tables
+        for part in path:
+            table = table.setdefault(part, {})
+        table[last] = "none" if value is None else value
+    words = [f"--{key}={as_word(value)}" for key, value in changed.items()]
+    assert configuration.load(written(tmp_path, tomli_w.dumps(tables))) == configuration.load(
+        None, words
+    )
+
+
+def test_overrides_win_over_the_file_and_merge_into_its_option_tables(tmp_path):
+    path = written(
+        tmp_path,
+        "[run]\nrounds = 3\nseed = 4\n[model]\nname = 'mlp'\n"
+        "[model.options]\ndropout = 0.1\nhidden_sizes = [2]\n",
+    )
+    words = ["--run.rounds", "9", "--model.options.hidden_sizes", "[5]"]
+    config = configuration.load(path, words)
+    assert (config.run.rounds, config.run.seed, config.model.name) == (9, 4, "mlp")
+    assert config.model.options == {"dropout": 0.1, "hidden_sizes": [5]}
+
+
+def test_a_whole_number_is_a_number_but_not_the_other_way_round():
+    assert configuration.load(None, ["--training.learning_rate=2"]).training.learning_rate == 2.0
+    with pytest.raises(ConfigError, match=r"run\.rounds must be a whole number .* got 2\.0"):
+        configuration.load(None, ["--run.rounds=2.0"])
+
+
+def test_none_takes_away_a_text_too():
+    assert configuration.load(None, ["--data.data_dir", "none"]).data.data_dir is None
+
+
+def test_negative_numbers_and_signs_are_values_and_not_keys():
+    for words in (["--training.learning_rate", "-0.5"], ["--training.learning_rate=-0.5"]):
+        with pytest.raises(ConfigError, match=r"learning_rate must be .* got -0\.5"):
+            configuration.load(None, words)
+    config = configuration.load(None, ["--training.learning_rate", "+0.5"])
+    assert config.training.learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "nearest"),
+    [
+        ("[run]\nround = 3", "key 'run.round'", "run.rounds"),
+        ("rounds = 3", "key 'rounds'", "run.rounds"),
+        ("[trainig]\nlearning_rate = 3.0", "section 'trainig'", "training"),
+        ("[privacy.recrod]\nepsilon = 3.0", "section 'privacy.recrod'", "privacy.record"),
+        ("[data.option]\nseed = 3", "section 'data.option'", "data.options"),
+        ("[privacy.record]\nepsilom = 3.0", "key 'privacy.record.epsilom'", "record.epsilon"),
+    ],
+)
+def test_unknown_names_in_a_file_are_named_with_the_nearest(tmp_path, text, wrong, nearest):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        configuration.load(path)
+    message = str(error.value)
+    assert str(path) in message and wrong in message
+    assert message.endswith(f"{nearest}'?")
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"),
+    [
+        ("--run.round", "run.rounds"),
+        ("--trainig.learning_rate", "training.learning_rate"),
+        ("--privacy.client.epsilom", "privacy.client.epsilon"),
+        ("--resum", "resume"),
+        ("--outptu", "output"),
+        ("--run.rounds.more", "run.rounds"),
+    ],
+)
+def test_unknown_names_on_the_command_line_are_named_with_the_nearest(word, nearest):
+    with pytest.raises(ConfigError) as error:
+        configuration.load(None, [word, "3"])
+    message = str(error.value)
+    assert "command line" in message and repr(word[2:]) in message
+    assert message.endswith(f"did you mean {nearest!r}?")
+
+
+WRONG_VALUES = [
+    ("run.rounds", '"three"', "a whole number"),
+    ("run.rounds", "true", "a whole number"),
+    ("data.check_finite", "1", "true or false"),
+    ("data.options", "3", "a table"),
+    ("model.frozen", '"params/Dense_0"', "a list, each entry a text"),
+    ("model.frozen", "[1]", "a list, each entry a text"),
+    ("data.client_test_share", "true", "a number in [0, 1)"),
+    ("training.learning_rate", '"fast"', "a number of at least 0 or a list of such"),
+    ("training.learning_rate", "nan", "a number of at least 0"),
+    ("training.learning_rate", "[]", "a list of such, one for each client"),
+    ("training.learning_rate", "[0.1, -1]", "a list of such, one for each client"),
+    ("training.learning_rate", "[0.1, inf]", "a list of such"),
+    ("training.learning_rate", "[0.1, true]", "a list of such"),
+    ("privacy.record.epsilon", "inf", "a number above 0"),
+    ("privacy.unit", '"recrod"', "did you mean 'record'?"),
+    ("privacy.unit", "3", "one of 'none', 'record', 'client', 'both'"),
+    ("training.sampler", '"posson"', "did you mean 'poisson'?"),
+    ("execution.clients_per_chunk", '"atuo"', "a whole number of at least 1 or one of 'auto'"),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "rule"), WRONG_VALUES)
+def test_wrong_values_name_key_rule_and_value(tmp_path, key, text, rule):
+    section, _, last = key.rpartition(".")
+    path = written(tmp_path, f"[{section}]\n{last} = {text}\n")
+    got = repr(tomllib.loads(f"v = {text}")["v"])
+    for arguments, origin in (((path,), str(path)), ((None, [f"--{key}={text}"]), "command line")):
+        with pytest.raises(ConfigError) as error:
+            configuration.load(*arguments)
+        message = str(error.value)
+        assert message.startswith(f"{origin}: {key} must be ")
+        assert rule in message and got in message
+
+
+def test_a_text_key_takes_any_word_but_no_other_kind_from_a_file(tmp_path):
+    assert configuration.load(None, ["--run.name=12"]).run.name == "12"
+    assert configuration.load(None, ['--run.name="12"']).run.name == "12"
+    with pytest.raises(ConfigError, match=r"run\.name must be a text, got 12"):
+        configuration.load(written(tmp_path, "[run]\nname = 12"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run.rounds", "3"], "expected --section.key, got 'run.rounds'"),
+        (["--run.rounds"], "--run.rounds needs a value"),
+        (["--run", "3"], "run is a section, not a key"),
+        (["--run={rounds = 3}"], "run is a section, not a key"),
+        (["--data.options=3", "--data.options.a=1"], "--data.options.a enters a value"),
+        (["--data.options.a=1", "--data.options.a.b=1"], "--data.options.a.b enters a value"),
+    ],
+)
+def test_words_that_are_no_override_are_refused(words, message):
+    with pytest.raises(ConfigError) as error:
+        configuration.load(None, words)
+    assert message in str(error.value)
+
+
+def test_a_section_cannot_be_a_number(tmp_path):
+    with pytest.raises(ConfigError, match="run must be a section, got 3"):
+        configuration.load(written(tmp_path, "run = 3"))
+
+
+def test_files_that_are_missing_or_broken_are_named(tmp_path):
+    missing = tmp_path / "nowhere.toml"
+    with pytest.raises(ConfigError) as error:
+        configuration.load(missing)
+    assert str(error.value) == f"there is no configuration file {str(missing)!r}"
+    broken = written(tmp_path, "[run\n")
+    with pytest.raises(ConfigError) as error:
+        configuration.load(broken)
+    assert f"{broken} is not valid TOML" in str(error.value)
+
+
+def test_every_key_is_described():
+    rows = describe()
+    assert [row[0] for row in rows] == configuration.all_keys()
+    assert all(rule and about for _, rule, _, about in rows)
+
+
+def test_a_key_of_some_choices_alone_says_of_which():
+    about = {row[0]: row[3] for row in describe()}
+    assert about["privacy.client.bits"].endswith("; if discrete_gaussian")
+    assert about["participation.capacity"].endswith("; if poisson")
+    assert "; if" not in about["privacy.client.clip_norm"]
+
+
+def test_what_belongs_to_another_choice_is_refused_and_can_be_taken_away():
+    with pytest.raises(ConfigError, match=r"bits must be left out under the mechanism laplace"):
+        configuration.load(None, ["--privacy.client.mechanism=laplace", "--privacy.client.bits=8"])
+    words = ["--participation.sampler=everybody", "--participation.cohort_size=none"]
+    assert configuration.load(None, words) == Config()
+
+
+def test_an_error_names_where_the_value_came_from(tmp_path):
+    path = written(tmp_path, "[algorithm]\nname = 'fedprox'\n[algorithm.options]\nmu = 'x'\n")
+    for words, origin in (((), str(path)), (("--algorithm.options.mu=y",), "command line")):
+        with pytest.raises(ConfigError) as error:
+            configuration.load(path, words)
+        assert str(error.value).startswith(f"{origin}: algorithm.options.mu must be ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--training.optimizer_options.momentum=-0.5"], "a number in [0, 1) or none, got -0.5"),
+        (["--data.partition_options.alpha=-1"], "a number above 0, got -1"),
+        (["--data.options.seed=-1"], "a whole number of at least 0, got -1"),
+        (["--model.name=mlp", "--model.options.hidden_sizes=[-3]"], "a whole number of at least 1"),
+        (["--model.name=mlp", "--model.options.dropout=-0.1"], "a number in [0, 1), got -0.1"),
+    ],
+)
+def test_options_out_of_range_are_refused_with_key_rule_and_value(words, message):
+    with pytest.raises(ConfigError) as error:
+        configuration.load(None, words)
+    key = words[-1].removeprefix("--").partition("=")[0]
+    assert str(error.value).startswith(f"command line: {key} must be ")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [(key, name) for key, choice in CHOICES.items() for name in choice.names]
+)
+def test_every_part_has_typed_and_described_options(key, name):
+    """A parameter without annotation, or one that no file can hold, ends here."""
+    for option, rule, _, about in describe_choice(f"{key}={name}"):
+        assert option.startswith(CHOICES[key].options) and rule and about
+
+
+def test_an_option_that_a_file_cannot_hold_is_found():
+    def bare(model, *, strength=1.0):
+        """Does nothing.
+
+        Args:
+          strength: how much.
+        """
+
+    def called(model, *, weigh: Callable[[], float] = lambda: 1.0):
+        """Does nothing.
+
+        Args:
+          weigh: how.
+        """
+
+    def silent(model, *, strength: float = 1.0):
+        """Does nothing."""
+
+    for factory, fault in ((bare, "a kind"), (called, "a kind"), (silent, "a line in the docstr")):
+        with pytest.raises(TypeError, match=f"must have {fault}"):
+            options_model("a part", factory, given=("model",))
+    assert not options_model("a part", called, given=("model", "weigh")).model_fields
+
+
+def test_an_option_can_be_left_out_by_the_word_none(tmp_path):
+    words = ("--training.optimizer_options.momentum=none", "--algorithm.name=robust_hdp")
+    config = configuration.load(None, [*words, "--algorithm.options.num_blocks=none"])
+    assert config.training.optimizer_options == {"momentum": None}
+    assert config.algorithm.options == {"num_blocks": None}
+    assert configuration.load(written(tmp_path, configuration.to_toml(config))) == config
+    with pytest.raises(ConfigError, match=r"nesterov must be true or false, got 'none'"):
+        configuration.load(None, ["--training.optimizer_options.nesterov=none"])
+
+
+ODD = ("none", "''", "-1", "0", "1", "1e300", "nan", "true", "[]", "[-1]", "['a']", "{a = 1}", "x")
+
+
+def test_whatever_is_given_is_taken_or_refused_in_words():
+    """For every key and odd value: a configuration, or an error that names the key."""
+    refused = 0
+    for key in configuration.all_keys():
+        for value in ODD:
+            words = [*CHOSEN.get(key, ()), f"--{key}={value}"]
+            try:
+                configuration.load(None, words)
+            except ConfigError as error:
+                refused += 1
+                assert key in str(error), (words, error)
+    assert refused > 300
+
+
+def test_keys_of_no_part_are_named_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"did you mean 'algorithm\.name'"):
+        describe_choice("algoritm.name=fedprox")
+    with pytest.raises(ValueError, match="did you mean 'fedprox'"):
+        describe_choice("algorithm.name=fedprx")

@@ -1,0 +1,102 @@
+"""Every refusal of a privacy without an analysis names a configuration that is accepted."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedjax_dp.experiment import analysis, config
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.privacy.accounting import UnsupportedEvent
+
+SIZES = np.array([40, 7, 0, 100])
+PARTICIPATION = [
+    config.FullParticipation(),
+    config.PoissonCohort(cohort_size=2.0),
+    config.PoissonCohort(cohort_size=2.0, capacity=3),
+    config.FixedSizeCohort(cohort_size=2.0),
+    config.CyclicCohort(cohort_size=2.0),
+    config.MinSeparatedCohort(cohort_size=1.0, separation=2),
+]
+MECHANISMS = [
+    config.GaussianLevel,
+    config.LaplaceLevel,
+    config.StaircaseLevel,
+    config.BoundedLaplaceLevel,
+    config.DiscreteGaussianLevel,
+    config.CentralDiscreteLevel,
+    config.CorrelatedGaussianLevel,
+]
+BATCHES = ["auto", "shuffled", "poisson", "fixed_size", "everybody"]
+PROMISES = list(itertools.product(["zero_out", "replace_one"], ["rdp", "pld", "rdp-classic-64"]))
+COMBINATIONS = [
+    *itertools.product(["client"], PARTICIPATION, MECHANISMS, ["auto"], PROMISES),
+    *itertools.product(["record"], PARTICIPATION[:1], MECHANISMS[:1], BATCHES, PROMISES),
+    *itertools.product(["both"], PARTICIPATION, MECHANISMS, BATCHES, PROMISES),
+]
+
+
+def configured(unit, participation, mechanism, batches, promise):
+    relation, accountant = promise
+    privacy = config.PrivacySection(
+        unit=unit, relation=relation, accountant=accountant, client=mechanism()
+    )
+    return analysis.Asked(privacy, participation, config.TrainingSection(sampler=batches))
+
+
+def refusal(asked):
+    try:
+        analysis.require_analysis(asked, SIZES)
+    except UnsupportedEvent as error:
+        return error
+    return None
+
+
+def test_following_the_advice_of_a_refusal_is_accepted():
+    refused = 0
+    for combination in COMBINATIONS:
+        asked = configured(*combination)
+        error = refusal(asked)
+        if error is not None:
+            refused += 1
+            assert error.advice is not None and any(error.advice), combination
+            assert str(error.advice) in str(error)
+            assert error.advice.relation != "add_remove"
+            assert refusal(analysis.follow(asked, error.advice)) is None, combination
+    # Some are refused and some are not.
+    assert len(COMBINATIONS) / 4 < refused < len(COMBINATIONS)
+
+
+def test_advice_for_one_unit_is_no_refusal_of_the_other():
+    asked = configured(
+        "both", PARTICIPATION[3], config.GaussianLevel, "poisson", ("replace_one", "rdp")
+    )
+    error = refusal(asked)
+    # By "pld" alone cohorts of a fixed size would be refused, by "rdp" batches are.
+    assert error.advice.accountant == "pld" and error.advice.sampler == "poisson"
+
+
+@pytest.mark.slow
+def test_what_is_accepted_is_assembled():
+    """A whole experiment is built, noise calibrated, for what every refusal of one unit advises."""
+    seen = set()
+    for combination in COMBINATIONS:
+        asked = configured(*combination)
+        error = None if combination[0] == "both" else refusal(asked)
+        if error is None:
+            continue
+        privacy, participation, training = analysis.follow(asked, error.advice)
+        client = privacy.client.model_copy(update={"epsilon": 50.0})
+        name = "dp_sgd" if combination[0] == "record" else "dp_fedavg"
+        followed = config.Config(
+            data=config.DataSection(num_clients=4),
+            run=config.RunSection(rounds=2),
+            algorithm=config.AlgorithmSection(name=name),
+            privacy=privacy.model_copy(update={"client": client}),
+            participation=participation,
+            training=training,
+        )
+        if repr(followed) not in seen:
+            seen.add(repr(followed))
+            assemble(followed)
+    assert len(seen) > 10
