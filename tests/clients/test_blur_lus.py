@@ -9,7 +9,7 @@ import optax
 import pytest
 from cases import make_model, plain_trainer, private_trainer
 
-from fedjax_dp.algorithms import blur_lus, fedadam
+from fedjax_dp.algorithms import Round, blur_lus, fedadam
 from fedjax_dp.clients import ClientData, LocalConfig, UpdateContext, blur, local_trainer, proximal
 from fedjax_dp.clients import sparsify as lus
 from fedjax_dp.clients.sparsification import SCORES, mean_gradient
@@ -308,6 +308,6 @@ def test_the_server_step_is_that_of_the_algorithm_named():
     assert composed.name == "blur_lus"
     jax.tree.map(
         np.testing.assert_array_equal,
-        composed.server_step(server, aggregate, 0),
-        own.server_step(server, aggregate, 0),
+        composed.server_step(server, aggregate, composed.hyper, Round(0, 0), KEY),
+        own.server_step(server, aggregate, own.hyper, Round(0, 0), KEY),
     )
