@@ -19,7 +19,7 @@ from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg, local_only
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
 from fedjax_dp.core import keys, trees
 from fedjax_dp.data import FederatedData, participants, sampling
-from fedjax_dp.engine import ExecutionConfig, simulation
+from fedjax_dp.engine import ExecutionConfig, Fate, simulation
 from fedjax_dp.engine import round as engine_round
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.models import Model
@@ -124,6 +124,10 @@ def replaced(monkeypatch, module, name, wrap):
     monkeypatch.setattr(module, name, wrap(getattr(module, name)))
 
 
+def of_numbers(make_mechanism, numbers):
+    return make_mechanism(numbers["clip_norm"], numbers["noise_multiplier"])
+
+
 def changed_mean(change):
     """A bug in every private mean."""
 
@@ -144,9 +148,9 @@ def changed_mean(change):
 
 
 def _divides_by_the_realised_count(mean, make_mechanism, expected):
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         (summed, num_clipped), count = total
-        state, aggregate, info = mean.combine(state, (summed, num_clipped), key)
+        state, aggregate, info = mean.combine(state, numbers, (summed, num_clipped), key)
         return state, trees.scale(aggregate, expected / jnp.maximum(count, 1)), info
 
     return mean._replace(
@@ -189,9 +193,9 @@ def record_sums_are_divided_by_the_nominal_batch_size():
 
 
 def _adds_noise_of_the_sum_to_the_mean(mean, make_mechanism, expected):
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         averaged = trees.scale(total[0], 1.0 / expected)
-        return state, make_mechanism(*state).add_noise(key, averaged), {}
+        return state, of_numbers(make_mechanism, numbers).add_noise(key.private, averaged), {}
 
     return mean._replace(combine=combine)
 
@@ -203,8 +207,8 @@ def noise_calibrated_to_the_sum_is_added_to_the_sum():
 
 
 def _weights_by_size(mean, make_mechanism, expected):
-    def contribute(state, update, weight):
-        bounded, clipped = mean.contribute(state, update, weight)
+    def contribute(state, numbers, update, weight, sender):
+        bounded, clipped = mean.contribute(state, numbers, update, weight, sender)
         return trees.scale(bounded, weight), clipped
 
     return mean._replace(contribute=contribute)
@@ -286,8 +290,8 @@ def clients_are_poisson_sampled_where_that_is_accounted():
     data = constant_clients(*[0.0] * 40)
     drawn = participants.participation(sampling.poisson(), 40, 10)
     assert isinstance(drawn.event(dpa.GaussianDpEvent(1.0)), dpa.PoissonSampledDpEvent)
-    _, info = run(client_level(expected=10.0), data, num_rounds=200, participation=drawn)
-    sizes = info["num_participants"]
+    _, record, _ = run(client_level(expected=10.0), data, num_rounds=200, participation=drawn)
+    sizes = record.num_drawn
     # Binomial(40, 1/4): mean 10, variance 7.5; five standard errors over 200 rounds.
     assert np.mean(sizes) == pytest.approx(10, abs=5 * np.sqrt(7.5 / 200))
     assert np.var(sizes) == pytest.approx(7.5, rel=5 * np.sqrt(2 / 200))
@@ -297,9 +301,9 @@ def clients_are_poisson_sampled_where_that_is_accounted():
 def records_are_poisson_sampled_where_that_is_accounted():
     data = constant_clients(*[0.0] * 300, size=16)
     algorithm = record_level(batch_size=4.0)
-    _, info = run(algorithm, data, chunk=100)
+    *_, info = run(algorithm, data, chunk=100)
     # 4,800 coins with probability 1/4, of which one round tells the sum; and each client's own.
-    assert info["num_examples"][0] == pytest.approx(1200, abs=5 * np.sqrt(4800 * 3 / 16))
+    assert info.training.num_examples[0] == pytest.approx(1200, abs=5 * np.sqrt(4800 * 3 / 16))
     draw = sampling.poisson().draw
     each = jax.jit(jax.vmap(lambda k: jnp.sum(draw((), k, 0, 16, 4.0, 16, 16)[1].is_real)))
     counts = np.asarray(each(jax.random.split(jax.random.key(0), 2000)))
@@ -360,15 +364,15 @@ def padding_is_not_counted():
     sizes = (1, 7, 3)
     data = clients_of(*[np.full((n, NUM_PARAMETERS), -1.0) for n in sizes])
     algorithm = record_level(local_only, batch_size=8.0)
-    rows = np.asarray(run(algorithm, data, chunk=3)[0].rows)
+    rows = np.asarray(run(algorithm, data, chunk=3)[0].clients)
     expected = np.array(sizes)[:, None] / 8 / np.sqrt(NUM_PARAMETERS)
     np.testing.assert_allclose(rows, np.broadcast_to(expected, rows.shape), rtol=1e-5)
 
 
 def _skips_empty_rounds(mean, make_mechanism, expected):
-    def combine(state, total, key):
+    def combine(state, numbers, total, key):
         before, count = total
-        state, aggregate, info = mean.combine(state, before, key)
+        state, aggregate, info = mean.combine(state, numbers, before, key)
         return state, trees.scale(aggregate, jnp.minimum(count, 1)), info
 
     return mean._replace(
@@ -379,8 +383,9 @@ def _skips_empty_rounds(mean, make_mechanism, expected):
 @clause(changed_mean(_skips_empty_rounds))
 def an_empty_cohort_is_noised():
     drawn = participants.participation(sampling.poisson(), 3, 1e-3)
-    state, info = run(client_level(0.5, 3.0), constant_clients(0.0, 0.0, 0.0), participation=drawn)
-    assert info["num_participants"][0] == 0
+    data = constant_clients(0.0, 0.0, 0.0)
+    state, record, _ = run(client_level(0.5, 3.0), data, participation=drawn)
+    assert record.num_drawn[0] == 0
     assert_stddev(state.server.params, 0.5 * 3.0 / 4.0)
 
 
@@ -410,13 +415,13 @@ def _sees_nothing(monkeypatch):
 @clause(_sees_nothing)
 def a_client_that_is_not_finite_contributes_zero_and_is_counted():
     bad, zero = constant_clients(-1.0, np.nan, -1.0, np.inf), constant_clients(-1.0, 0.0, -1.0, 0.0)
-    state, info = run(client_level(), bad)
+    state, record, _ = run(client_level(), bad)
     np.testing.assert_array_equal(state.server.params, released(client_level(), zero))
-    assert info["num_non_finite"][0] == 2
+    assert record.count(Fate.NOT_FINITE)[0] == 2
     # Their weight is nothing either: what is left is the mean of the two others.
-    state, info = run(client_level(aggregator=weighted_mean()), bad)
+    state, record, _ = run(client_level(aggregator=weighted_mean()), bad)
     np.testing.assert_array_equal(state.server.params, 1.0)
-    assert info["num_non_finite"][0] == 2
+    assert record.count(Fate.NOT_FINITE)[0] == 2
 
 
 @clause(_clips_naively)
@@ -432,9 +437,9 @@ def a_zero_update_stays_zero():
 
 
 def _noises_every_client(mean, make_mechanism, expected):
-    def contribute(state, update, weight):
-        bounded, clipped = mean.contribute(state, update, weight)
-        noised = make_mechanism(*state).add_noise(jax.random.key(0), bounded)
+    def contribute(state, numbers, update, weight, sender):
+        bounded, clipped = mean.contribute(state, numbers, update, weight, sender)
+        noised = of_numbers(make_mechanism, numbers).add_noise(jax.random.key(0), bounded)
         return noised, clipped
 
     return mean._replace(contribute=contribute)
@@ -526,7 +531,7 @@ def two_seeds_do_not_share_client_keys():
 
 @clause(_folds_without(keys.Purpose.CLIENT, lambda key, path: (key, path[:2])))
 def clients_do_not_share_noise():
-    rows = run(record_level(local_only, **NOISED), constant_clients(0.0, 0.0))[0].rows
+    rows = run(record_level(local_only, **NOISED), constant_clients(0.0, 0.0))[0].clients
     assert_stddev(rows[0] - rows[1], np.sqrt(2) / 8)
 
 
@@ -548,9 +553,9 @@ def rounds_of_a_client_do_not_share_noise():
 
 def _starts_over(monkeypatch):
     def wrap(restore):
-        def forgetful(self, like):
-            state, extra = restore(self, like)
-            return state._replace(aggregator=like.aggregator), extra
+        def forgetful(self, like, hyper):
+            state, hyper, extra = restore(self, like, hyper)
+            return state._replace(aggregator=like.aggregator), hyper, extra
 
         return forgetful
 
@@ -563,12 +568,12 @@ def the_state_of_a_mechanism_survives_a_resume(tmp_path):
     algorithm = client_level(aggregator=adaptive_gaussian_mean(rule, 1.0))
     data, key = constant_clients(-1.0, -1.0), jax.random.key(KEY)
     sim = simulation(algorithm, data, participants.participation(sampling.everybody(), 2))
-    whole, _ = sim.run(sim.init(key), key, 3)
-    half, _ = sim.run(sim.init(key), key, 2)
+    whole, *_ = sim.run(sim.init(key), key, 3)
+    half, *_ = sim.run(sim.init(key), key, 2)
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        checkpoints.save(half, {})
-        restored, _ = checkpoints.restore(sim.init(key))
-    resumed, _ = sim.run(restored, key, 1)
+        checkpoints.save(sim.portable(half), sim.hyper, {})
+        restored, hyper, _ = checkpoints.restore(sim.portable(sim.init(key)), sim.hyper)
+    resumed, *_ = sim.run(restored, key, 1, hyper)
     for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -590,9 +595,9 @@ def adaptive_clipping_grows_where_all_are_clipped():
     rule = make_adaptive_clipping(4.0, initial_clip_norm=0.01, count_stddev=1e-3)
     algorithm = client_level(aggregator=adaptive_gaussian_mean(rule, 1e-4))
     data = constant_clients(*[-1.0] * 4)
-    _, info = run(algorithm, data, num_rounds=20)
+    *_, info = run(algorithm, data, num_rounds=20)
     # All clipped: every round multiplies by exp(0.2 · 0.5).
-    np.testing.assert_allclose(info["clip_norm"], 0.01 * np.exp(0.1 * np.arange(20)), rtol=0.01)
+    np.testing.assert_allclose(info.aggregator["clip_norm"], 0.01 * np.exp(0.1 * np.arange(20)), rtol=0.01)
 
 
 def _count_without_noise(monkeypatch):
