@@ -22,6 +22,8 @@ from fedjax_dp.privacy.pld_weights import Steps
 _CUT = 2.0**-24
 # Losses beyond 1e13 are told from infinite ones by other accountants.
 _LEAST_NOISE = 1e-7
+# Lattices are refined for an ε that was found down to this many standard deviations of the loss.
+_LEAST_FOUND = 0.01
 # What events call their noise.
 _NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
 
@@ -77,6 +79,27 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: Quest
     directions = _directions(merged, relation, question)
     if not directions:
         return Answer(question.worst, False)
+    costly, found = _worst(directions)
+    if question.epsilon is None and _wanted(costly, found.value) < costly.steps.width:
+        # The lattice was chosen for an ε that is far larger than what was found.
+        finer = _directions(merged, relation, question, found.value)
+        if finer:
+            costly, found = _worst(finer)
+    of_lattice = found.value if question.epsilon is None else math.inf
+    return Answer(found.value, found.is_tight and costly.is_resolved(of_lattice))
+
+
+def _wanted(composition: Composition, found: float) -> float:
+    """Finds the width that a composition asks for, once what is about its ε is known."""
+    if math.isinf(found):
+        width = composition.wanted_width()
+    else:
+        width = composition.wanted_width(found, _LEAST_FOUND)
+    return max(width, composition.smallest_width)
+
+
+def _worst(directions: Sequence[Composition]) -> tuple[Composition, Answer]:
+    """Answers in the direction that costs the most; others are composed where they might."""
     costly = _costliest(directions)
     found = costly.answer()
     for each in directions:
@@ -85,11 +108,14 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: Quest
         other = each.answer()
         if other.value > found.value:
             costly, found = each, other
-    return Answer(found.value, found.is_tight and costly.is_resolved)
+    return costly, found
 
 
 def _directions(
-    merged: Sequence[tuple[DpEvent, int]], relation: str, question: Question
+    merged: Sequence[tuple[DpEvent, int]],
+    relation: str,
+    question: Question,
+    found: float = math.inf,
 ) -> list[Composition]:
     """Refines the lattice until it adds no more than its share; none where losses overflow."""
     counts = [count for _, count in merged]
@@ -112,7 +138,7 @@ def _directions(
         ]
         # What the lattice adds counts in the direction that costs the most.
         costly = _costliest(directions)
-        wanted = max(costly.wanted_width, costly.smallest_width)
+        wanted = _wanted(costly, found)
         if wanted >= width:
             break
         width = max(wanted, width / 2**12)

@@ -21,6 +21,8 @@ from fedjax_dp.privacy.rdp import EPS
 _SHARE = 4e-4
 # What is promised: an answer that may exceed the exact curve by more is not called tight.
 _TIGHT = 1e-3
+# Both are shares of ε, or of this many standard deviations of the loss where ε is less.
+_LEAST_EPSILON = 0.1
 # The chance that is cut off at each end of a window, its logarithm.
 _LOG_OUTSIDE = math.log(1e-10)
 _MAX_POINTS, _MAX_WINDOW = 2**17, 2**20
@@ -65,15 +67,21 @@ class Composition:
             return self.mean - excess
         return self.log_total - self.tilt * (self.question.epsilon + excess)
 
-    @property
-    def wanted_width(self) -> float:
-        """The width at which the lattice adds no more than its share, a power of 2.
+    def wanted_width(self, found: float = math.inf, least: float = _LEAST_EPSILON) -> float:
+        """Finds the width at which the lattice adds no more than its share, a power of 2.
 
         To second order a lattice adds (θ + 1)/2 times the variance of its rounding to ε; higher
         ones vanish where neither e^(θ·width) nor e^width is far from 1.
+
+        Args:
+          found: ε on a coarser lattice, far below the estimate where rare steps make up δ.
+          least: the smallest ε that it is a share of, in standard deviations of the loss.
+
+        Returns:
+          The width.
         """
         if self.question.epsilon is None:
-            allowed = _SHARE * max(self.mean, 0.1 * self.deviation)
+            allowed = _SHARE * max(min(self.mean, found), least * self.deviation)
         else:
             allowed = _SHARE / (self.tilt + 1 / self.deviation)
         excess = (self.tilt + 1) / 2 * self.added
@@ -87,10 +95,16 @@ class Composition:
         window = 16 * self.deviation
         return 2 * power_of_two(max(longest / _MAX_POINTS, window / _MAX_WINDOW))
 
-    @property
-    def is_resolved(self) -> bool:
-        """Whether the lattice adds no more than is promised; it adds as the square of its width."""
-        return self.wanted_width * math.sqrt(_TIGHT / _SHARE) >= self.steps.width
+    def is_resolved(self, found: float = math.inf) -> bool:
+        """Tells whether the lattice adds no more than is promised; it adds as its width squared.
+
+        Args:
+          found: as for `wanted_width`.
+
+        Returns:
+          Whether the answer is tight.
+        """
+        return self.wanted_width(found) * math.sqrt(_TIGHT / _SHARE) >= self.steps.width
 
     def is_covered(self, answer: Answer) -> bool:
         """Tells whether this direction surely costs no more, without composing it.

@@ -210,7 +210,9 @@ def test_poisson_cohorts_are_charged_with_amplification(tmp_path, accountant):
     claim = read_json(folder, "privacy.json")["claims"][0]
     compose = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[accountant]
     expected = epsilon_of(poisson(2 / 3, claim["noise_multiplier"][0]), 2, accountant=compose)
-    assert claim["epsilon"] == pytest.approx(expected, rel=1e-6)
+    # Lattices of different widths agree to what either may add.
+    rel = {"rdp": 1e-6, "pld": 1e-4}[accountant]
+    assert claim["epsilon"] == pytest.approx(expected, rel=rel)
     assert claim["epsilon"] <= 8 and claim["epsilon"] == pytest.approx(8, rel=1e-4)
     assert claim["accountant"] == accountant
 
@@ -287,7 +289,8 @@ def test_a_capacity_is_accounted_as_truncated_sampling(tmp_path):
         noise_multiplier=claim["noise_multiplier"][0],
     )
     expected = epsilon_of(event, 2, accountant=pld.PLDAccountant)
-    assert status == 0 and claim["epsilon"] == pytest.approx(expected, rel=1e-6)
+    # Lattices of different widths agree to what either may add.
+    assert status == 0 and claim["epsilon"] == pytest.approx(expected, rel=1e-4)
     assert claim["epsilon"] <= 8 and claim["samplers"] == [
         "Poisson sampling truncated to a capacity"
     ]
@@ -306,7 +309,8 @@ def test_replacing_a_record_is_accounted_by_pld(tmp_path):
         poisson(min(1.0, 64 / sizes[0]), claim["noise_multiplier_per_unit"][0]),
         claim["num_compositions"][0],
     )
-    assert claim["epsilon_per_unit"][0] == pytest.approx(account.get_epsilon(1e-5), rel=1e-6)
+    # Lattices of different widths agree to what either may add.
+    assert claim["epsilon_per_unit"][0] == pytest.approx(account.get_epsilon(1e-5), rel=1e-4)
 
 
 @pytest.mark.slow
