@@ -132,7 +132,9 @@ def test_a_falsified_budget_changes_the_weight_by_the_closed_form(method):
 
 @telling
 def test_robust_hdp_reads_no_declaration():
-    with pytest.raises(ValueError, match=r"algorithm.options must be one of.*'declared_epsilon'"):
+    with pytest.raises(
+        ValueError, match=r"no option algorithm\.options\.declared_epsilon of robust_hdp"
+    ):
         assemble(
             configuration.load(
                 None,
