@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
@@ -16,6 +15,7 @@ from fedjax_dp.clients.transforms import UpdateTransform, declared
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Decay, NonNegative
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Aggregator, bound_of
 
 SERVERS: Mapping[str, Callable[..., FederatedAlgorithm]] = {
@@ -80,7 +80,8 @@ def blur_lus(
     )
     base = SERVERS[server](model, trainer, aggregator=aggregator, **server_options)
     if strength and radius is None:
-        bound_of(aggregator, jax.eval_shape(model.init, jax.random.key(0)), base.hyper.aggregator)
+        bounds = aggregator is not None and isinstance(aggregator.claim, ClientClaim)
+        checks.require(bounds, "radius", "be given where no aggregator bounds an update", radius)
     numbers = {"strength": strength} | ({} if radius is None else {"radius": radius})
 
     def client(server, own, client, hyper, key):

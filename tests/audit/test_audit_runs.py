@@ -231,6 +231,7 @@ def test_planted_clients_are_the_last_and_send_one_clipped_entry_each():
     np.testing.assert_array_equal(planted.data.sizes[-5:], 1)
 
 
+@telling
 def test_without_noise_a_score_is_the_clipped_contribution_and_nothing_without_the_canary():
     algorithm = fedavg(cases.model(), cases.plain_trainer(cases.model()), aggregator=cases.mean(0))
     # Clients that send nothing of their own: what is left is the canaries'.

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import make_model, theta_of
+from cases import make_model, private_trainer, theta_of
 from oracles import logistic
 from scipy.stats import chisquare
 
+from fedjax_dp.algorithms import f_cdpfl
 from fedjax_dp.clients import (
     ClientData,
     exact_choice,
@@ -96,10 +97,10 @@ def test_one_example_moves_a_score_by_no_more_than_its_sensitivity(value):
 def test_private_choices_have_the_frequencies_of_the_exponential_mechanism():
     """Oracle 5: softmax of ε s (n - 1)/2, and never a model that is not offered."""
     models, client = three_models()
-    choice = private_choice(make_model(), 0.6)
+    choice, numbers = private_choice(make_model()), {"selection_epsilon": 0.6}
     for offered in ([True, True, True], [True, False, True]):
         draw = jax.jit(
-            jax.vmap(lambda key, o: choice.of(key, models, client, o), in_axes=(0, None))
+            jax.vmap(lambda key, o: choice.of(key, models, client, o, numbers), in_axes=(0, None))
         )
         keys = jax.random.split(jax.random.key(0), 4000)
         counts = np.bincount(np.asarray(draw(keys, jnp.asarray(offered))), minlength=3)
@@ -119,13 +120,14 @@ def test_exact_choices_take_the_smallest_loss_that_is_offered():
     losses = [mean_loss(model, jax.tree.map(lambda p, m=m: p[m], models), client) for m in range(3)]
     choice = exact_choice(model)
     key = jax.random.key(0)
-    assert choice.of(key, models, client, jnp.ones(3, bool)) == np.argmin(losses) == 0
-    assert choice.of(key, models, client, jnp.array([False, True, True])) == 1
+    assert choice.of(key, models, client, jnp.ones(3, bool), {}) == np.argmin(losses) == 0
+    assert choice.of(key, models, client, jnp.array([False, True, True]), {}) == 1
     assert choice.event is None
 
 
 def test_choices_refuse_what_has_no_sensitivity():
-    with pytest.raises(ValueError, match="epsilon must be"):
-        private_choice(make_model(), 0.0)
+    trainer = private_trainer(make_model())
+    with pytest.raises(ValueError, match="selection_epsilon must be above 0"):
+        f_cdpfl(make_model(), trainer, num_rounds=3, num_models=2, selection_epsilon=0.0)
     with pytest.raises(ValueError, match="score"):
-        private_choice(make_model(), 1.0, score="f1")
+        private_choice(make_model(), score="f1")

@@ -281,7 +281,7 @@ def test_update_transforms_apply_in_order():
         ({"batch_size": 2.5}, "batch_size must be whole under the sampler 'shuffled'"),
         ({"num_epochs": -1}, "num_epochs must be at least 0"),
         ({"num_steps": 1.5}, "num_steps must be whole"),
-        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be at least 0"),
     ],
 )

@@ -139,6 +139,7 @@ def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
         run(algorithm._replace(client=client))
 
 
+@telling
 def test_exact_metrics_stay_metrics():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
