@@ -191,14 +191,17 @@ def test_nothing_of_a_refused_round_is_released():
     """The refusal comes while the round is traced: the state is still there, and unchanged."""
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
-    sim = simulation(peeking(algorithm, trainer, first_input), data(), JOINING, EXECUTION)
-    state = sim.init(KEY)
+    peeks = peeking(algorithm, trainer, first_input)
+    sim = simulation(peeks, data(), JOINING, EXECUTION)
+    with pytest.raises(ValueError, match="client must be asked"):
+        sim.init(KEY)
+    state = simulation(algorithm, data(), JOINING, EXECUTION).init(KEY)
     with pytest.raises(ValueError, match="client must be asked"):
         sim.run(state, KEY, 1)
     assert int(state.round) == 0
     automatic = EXECUTION._replace(clients_per_chunk="auto")
     with pytest.raises(ValueError, match="client must be asked"):
-        simulation(peeking(algorithm, trainer, first_input), data(), JOINING, automatic)
+        simulation(peeks, data(), JOINING, automatic)
 
 
 @telling
@@ -439,7 +442,7 @@ def test_the_walk_finds_what_is_sent_and_not_charged():
 
     def sending_a_metric(server, own, client, hyper, key):
         output = algorithm.client(server, own, client, hyper, key)
-        return output._replace(weight=output.metrics["loss_sum"])
+        return output._replace(weight=output.training.loss_sum)
 
     assert rounds_that_tell(algorithm._replace(client=sending_a_metric))[0]
     assert rounds_that_tell(peeking(algorithm, trainer, first_input))[0]
