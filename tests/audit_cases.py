@@ -6,8 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.simulate import simulation
 
 from fedjax_dp.algorithms import pool, registry
 from fedjax_dp.audit.clients import plant_clients
@@ -18,6 +16,7 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
@@ -157,20 +156,20 @@ def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
         ),
         "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),
         "correlated": (
-            correlated_gaussian_mean(structure, banded, 0.5, 1.2, 2.0),
+            correlated_gaussian_mean(banded, 0.5, 1.2, 2.0),
             participants.participation(sampling.cyclic(), count, 2),
         ),
     }
 
 
 PUBLIC = np.random.default_rng(1).normal(size=(80, NUM_FEATURES)).astype(np.float32)
-# Two clusters for four clients, and a round of every kind.
+# Two clusters for four clients, and a round of every stage.
 _OPTIONS: dict[Any, dict] = {
     # Every entry is kept, so that no canary is dropped for being small.
     ("blur_lus", "record"): {"sparsity": 0.0, "radius": 0.5, "score": "magnitude"},
     # What the server learns from answers shows nothing that the answers do not.
     ("ae_dpfl", "record"): {"server_epochs": 0},
-    "r_dpcfl": {"num_models": 2, "fixed_soft_rounds": 2, "num_selections": 1},
+    "r_dpcfl": {"num_models": 2, "soft_rounds": 2, "num_selections": 1},
     "rc_dpfl": {"num_models": 2},
     "f_cdpfl": {"num_models": 2, "num_selections": 2},
     "km_cdpfl": {"num_models": 2},

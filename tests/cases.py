@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from marks import later, telling
 from oracles import clustered, federated, local, noise_aware
+from oracles.feddyn import feddyn
 from oracles.replay import Replay
+from oracles.trimmed_mean import trimmed_mean
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
@@ -20,9 +22,11 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import ExecutionConfig, RoundInfo, RoundRecord, Simulation, simulation
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Aggregator, stateless
+from fedjax_dp.server.base import Stack, Stacked, stateless
 from fedjax_dp.server.private import gaussian_mean
+from fedjax_dp.server.trimmed_mean import trimmed_mean as trimmed_mean_aggregator
 
 ROUNDS = 3
 KEY = 3
@@ -161,19 +165,21 @@ class Case(NamedTuple):
         return Run(initial, clients, replay)
 
 
-def median_aggregator() -> Aggregator:
+def median_aggregator() -> Stacked:
     """A stacked aggregator: the coordinate-wise median of the cohort, zero for nobody."""
 
-    def combine(state, total, key):
-        stacked, is_real = total
+    def combine(state, numbers, stack: Stack, key):
 
         def median(a):
-            mask = is_real.reshape(-1, *[1] * (a.ndim - 1))
+            mask = stack.is_real.reshape(-1, *[1] * (a.ndim - 1))
             return jnp.nan_to_num(jnp.nanmedian(jnp.where(mask, a, jnp.nan), axis=0))
 
-        return state, jax.tree.map(median, stacked), {}
+        return state, jax.tree.map(median, stack.contributions), {}
 
-    return Aggregator(stateless, lambda state, update, weight: update, combine, is_stacked=True)
+    def contribute(state, numbers, update, weight, sender):
+        return update
+
+    return Stacked(stateless, contribute, combine)
 
 
 def _params(state):
@@ -231,6 +237,22 @@ def _median(run: Run):
     train = federated.local_sgd(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.params)
     return {"params": federated.median(theta, run.replay, ROUNDS, train)}
+
+
+def _trimmed_mean(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    for r in range(ROUNDS):
+        deltas = [train(theta, r, i) - theta for i in run.replay.cohort(r)]
+        theta = theta + trimmed_mean(np.array(deltas), 0.4) if deltas else theta
+    return {"params": theta}
+
+
+def _feddyn(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS, mu=0.4)
+    theta = theta_of(run.initial.server.params)
+    theta, h, g = feddyn(theta, NUM_CLIENTS, run.replay, ROUNDS, train, 0.4)
+    return {"params": theta, "correction": h, "corrections": g}
 
 
 def _scaffold(run: Run):
@@ -342,7 +364,7 @@ def _r_dpcfl(is_exact):
 def _observe_r_dpcfl(state):
     return {
         "models": theta_of(state.server.models),
-        "choices": state.rows,
+        "choices": state.clients,
         "chances": state.server.responsibilities,
     }
 
@@ -426,22 +448,42 @@ _CASES = (
         _params,
     ),
     Case(
+        "trimmed_mean",
+        algorithms.fedavg,
+        lambda m: algorithms.fedavg(m, plain_trainer(m), aggregator=trimmed_mean_aggregator(0.4)),
+        _trimmed_mean,
+        _params,
+    ),
+    Case(
+        "feddyn",
+        algorithms.feddyn,
+        lambda m: algorithms.feddyn(m, plain_trainer(m), num_clients=NUM_CLIENTS, alpha=0.4),
+        _feddyn,
+        lambda state: {
+            "params": theta_of(state.server.params),
+            "correction": theta_of(state.server.correction),
+            "corrections": theta_of(state.clients),
+        },
+    ),
+    Case(
         "scaffold",
         algorithms.scaffold,
-        lambda m: algorithms.scaffold(m, plain_trainer(m), NUM_CLIENTS, server_learning_rate=0.7),
+        lambda m: algorithms.scaffold(
+            m, plain_trainer(m), num_clients=NUM_CLIENTS, server_learning_rate=0.7
+        ),
         _scaffold,
         lambda state: {
             "params": theta_of(state.server.params),
             "control": theta_of(state.server.control),
-            "controls": theta_of(state.rows),
+            "controls": theta_of(state.clients),
         },
     ),
     Case(
         "ifca",
         algorithms.ifca,
-        lambda m: algorithms.ifca(m, plain_trainer(m), NUM_MODELS),
+        lambda m: algorithms.ifca(m, plain_trainer(m), num_models=NUM_MODELS),
         _ifca,
-        lambda state: {"models": theta_of(state.server.models), "choices": state.rows},
+        lambda state: {"models": theta_of(state.server.models), "choices": state.clients},
     ),
     Case(
         "dp_fedavg",
@@ -456,7 +498,7 @@ _CASES = (
         lambda m: algorithms.ae_dpfl(
             m,
             plain_trainer(m),
-            PUBLIC,
+            public_x=PUBLIC,
             num_rounds=ROUNDS,
             server_learning_rate=0.4,
             server_batch_size=2,
@@ -557,7 +599,7 @@ _CASES = (
         algorithms.local_only,
         lambda m: algorithms.local_only(m, plain_trainer(m)),
         _local_only,
-        lambda state: {"rows": theta_of(state.rows)},
+        lambda state: {"rows": theta_of(state.clients)},
     ),
     Case(
         "r_dpcfl",
@@ -565,12 +607,12 @@ _CASES = (
         lambda m: algorithms.r_dpcfl(
             m,
             private_trainer(m),
-            NUM_CLIENTS,
-            ROUNDS,
+            num_clients=NUM_CLIENTS,
+            num_rounds=ROUNDS,
             num_models=NUM_MODELS,
             selection_epsilon=CHOICE_EPSILON,
             num_selections=1,
-            fixed_soft_rounds=SOFT_ROUNDS,
+            soft_rounds=SOFT_ROUNDS,
         ),
         _r_dpcfl(is_exact=False),
         _observe_r_dpcfl,
@@ -582,8 +624,8 @@ _CASES = (
         lambda m: algorithms.rc_dpfl(
             m,
             private_trainer(m),
-            NUM_CLIENTS,
-            ROUNDS,
+            num_clients=NUM_CLIENTS,
+            num_rounds=ROUNDS,
             num_models=NUM_MODELS,
             soft_share=SOFT_ROUNDS / ROUNDS,
         ),
@@ -597,19 +639,21 @@ _CASES = (
         lambda m: algorithms.f_cdpfl(
             m,
             private_trainer(m),
-            ROUNDS,
+            num_rounds=ROUNDS,
             num_models=NUM_MODELS,
             selection_epsilon=CHOICE_EPSILON,
             num_selections=2,
         ),
         _f_cdpfl,
-        lambda state: {"models": theta_of(state.server.models), "choices": state.rows},
+        lambda state: {"models": theta_of(state.server.models), "choices": state.clients},
         is_private=True,
     ),
     Case(
         "km_cdpfl",
         algorithms.km_cdpfl,
-        lambda m: algorithms.km_cdpfl(m, plain_trainer(m), NUM_CLIENTS, num_models=NUM_MODELS),
+        lambda m: algorithms.km_cdpfl(
+            m, plain_trainer(m), num_clients=NUM_CLIENTS, num_models=NUM_MODELS
+        ),
         _km_cdpfl,
         lambda state: {
             "models": theta_of(state.server.models),
@@ -619,16 +663,18 @@ _CASES = (
     Case(
         "o_dpcfl",
         algorithms.o_dpcfl,
-        lambda m: algorithms.o_dpcfl(m, plain_trainer(m), NUM_CLIENTS, clusters=CLUSTERS),
+        lambda m: algorithms.o_dpcfl(
+            m, plain_trainer(m), num_clients=NUM_CLIENTS, clusters=CLUSTERS
+        ),
         _o_dpcfl,
         lambda state: {"models": theta_of(state.server.models)},
     ),
     Case(
         "mr_mtl",
         algorithms.mr_mtl,
-        lambda m: algorithms.mr_mtl(m, plain_trainer(m), NUM_CLIENTS, strength=0.5),
+        lambda m: algorithms.mr_mtl(m, plain_trainer(m), num_clients=NUM_CLIENTS, strength=0.5),
         _mr_mtl,
-        lambda state: {"rows": theta_of(state.rows), "mean": theta_of(state.server.mean)},
+        lambda state: {"rows": theta_of(state.clients), "mean": theta_of(state.server.mean)},
     ),
     Case(
         "centralized",
@@ -664,7 +710,8 @@ class Reference(NamedTuple):
     key: Any
     initial: Any
     final: Any
-    info: dict[str, np.ndarray]
+    record: RoundRecord
+    info: RoundInfo
 
 
 def snapshot(state):
@@ -679,8 +726,8 @@ def reference(name: str) -> Reference:
     key = jax.random.key(KEY)
     sim = case.simulation(PLAIN)
     initial = snapshot(sim.init(key))
-    final, info = sim.run(initial, key, ROUNDS)
-    return Reference(case, sim, key, initial, snapshot(final), info)
+    final, record, info = sim.run(initial, key, ROUNDS)
+    return Reference(case, sim, key, initial, snapshot(final), record, info)
 
 
 def num_slab_sizes(sim: Simulation, participants) -> int:
@@ -693,7 +740,7 @@ def num_slab_sizes(sim: Simulation, participants) -> int:
 
 def assert_same_state(actual, expected, atol):
     """Compares what algorithm, aggregator and clients keep; bit for bit where `atol` is 0."""
-    for part in ("server", "aggregator", "rows", "round"):
+    for part in ("server", "aggregator", "clients", "round"):
         a, e = getattr(actual, part), getattr(expected, part)
         assert jax.tree.structure(a) == jax.tree.structure(e), part
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(e), strict=True):

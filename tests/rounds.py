@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from cases import Reference, reference, snapshot
-from fedjax_dp.engine.simulate import after_host_step
 
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.round import RoundShape, run_round
+from fedjax_dp.engine import Cohort, Examples, Fate, Layout, told
+from fedjax_dp.engine.host_steps import after_host_step
+from fedjax_dp.engine.round import play_round
 
 GAP = 3
 CHUNK = 2
@@ -46,14 +46,8 @@ class HandRound(NamedTuple):
         """A cohort of the clients in the order given, then empty slots that point anywhere."""
         ids = np.asarray(ids, np.int32)
         empty = self.num_slots - len(ids)
-        pad = functools.partial(np.pad, pad_width=(0, empty))
-        return Cohort(
-            ids=pad(ids),
-            starts=pad(self.starts[ids]).astype(np.int32),
-            sizes=pad(self.sizes[ids]).astype(np.int32),
-            is_real=np.arange(self.num_slots) < len(ids),
-            overflow=np.int32(0),
-        )
+        fate = np.where(np.arange(self.num_slots) < len(ids), Fate.CONTRIBUTED, Fate.EMPTY)
+        return Cohort(np.pad(ids, (0, empty)), fate.astype(np.int8), np.int32(0))
 
     def drawn(self, round_index=0):
         """The clients that the case's own participation draws."""
@@ -63,17 +57,17 @@ class HandRound(NamedTuple):
 
     def __call__(self, ids, *, garbage=0.0, state=None, examples=None):
         """Runs the first round on the clients given."""
-        state, info = self.run(
+        state, record, info = self.run(
             self.ref.initial if state is None else state,
             self.ref.key,
             self.examples(garbage) if examples is None else examples,
             self.cohort(ids),
         )
-        algorithm = self.ref.sim.algorithm
-        for step in algorithm.host_steps:
+        sim = self.ref.sim
+        for step in sim.algorithm.host_steps:
             if step.after == state.round:
-                state = after_host_step(step, state, self.ref.key)
-        return snapshot(state), snapshot(info)
+                state = after_host_step(step, state, sim.hyper, self.ref.key)
+        return snapshot(state), told(snapshot(record), snapshot(info))
 
 
 @functools.cache
@@ -82,11 +76,13 @@ def hand_round(name: str) -> HandRound:
     ref = reference(name)
     algorithm, sizes = ref.sim.algorithm, ref.sim.sizes
     starts = GAP + np.concatenate([[0], np.cumsum(sizes + GAP)[:-1]])
-    shape = RoundShape(limit=int(sizes.max()) + 4, chunk=CHUNK, mesh=None)
+    layout, limit = Layout(chunk=CHUNK), int(sizes.max()) + 4
+    places = starts.astype(np.int32), sizes.astype(np.int32)
 
     @jax.jit
-    def run(state, key, examples, cohort):
-        return run_round(algorithm, shape, state, examples, cohort, key)
+    def run(state, key, arrays, cohort):
+        examples = Examples(arrays, *map(jax.numpy.asarray, places), limit=limit)
+        return play_round(algorithm, layout, state, ref.sim.hyper, examples, cohort, key)
 
     num_slots = -(-(len(sizes) + 2) // CHUNK) * CHUNK
     return HandRound(ref, run, starts, sizes, num_slots)
@@ -96,8 +92,8 @@ def hand_round(name: str) -> HandRound:
 def after_one_round(name: str):
     """The reference state after the first round, from the engine's own program."""
     ref = reference(name)
-    state, info = ref.sim.run(ref.initial, ref.key, 1)
-    return snapshot(state), info
+    state, record, info = ref.sim.run(ref.initial, ref.key, 1)
+    return snapshot(state), told(record, info)
 
 
 def flat(tree) -> np.ndarray:

@@ -34,6 +34,8 @@ DRAWN = (
     "--algorithm.name=dp_fedavg",
     "--participation.sampler=poisson",
     "--participation.cohort_size=2",
+    "--execution.clients_per_chunk=1",
+    "--execution.devices=1",
 )
 NOT_PRIVATE = ("--privacy.unit=none", "--algorithm.name=fedavg")
 

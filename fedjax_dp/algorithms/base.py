@@ -9,6 +9,7 @@ from chex import PRNGKey
 
 from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
+from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import ranges
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
@@ -62,7 +63,8 @@ class ClientOutput(NamedTuple):
       weight: the client's weight, float32; not negative.
       state: the client's own state, kept for its next round; what `ClientState` declares.
       training: what local training tells people, or None where nothing is trained.
-      info: further scalars for people, by name; exact, not private. The cohort's means are shown.
+      info: further numbers for people, by name, scalars or arrays; exact, not private. The cohort's
+        means are shown.
     """
 
     update: PyTree
@@ -176,6 +178,8 @@ class FederatedAlgorithm(NamedTuple):
         it is the shared one.
       clients: what clients keep; None where they keep nothing.
       record: what is promised to records, its numbers being a `Hyper`; None for nothing.
+      choice: how clients choose one of several models by their own records; its numbers are the
+        algorithm's own, its price is in `record`. None where they do not.
       stage_of: `(server, hyper, round_index) -> int32`, the stage of a round, both counting from 0.
         Which stage a round has is traced data: going from one to the next compiles nothing. It must
         be right for the round that the server's state stands before, and for later ones it must
@@ -197,6 +201,7 @@ class FederatedAlgorithm(NamedTuple):
     personal: Callable[..., PyTree] | None = None
     clients: ClientState | None = None
     record: RecordClaim | None = None
+    choice: Choice | None = None
     stage_of: Callable[[PyTree, Hyper, Any], Any] = one_stage
     host_steps: tuple[HostStep, ...] = ()
     check_noised: Callable[[], None] = lambda: None

@@ -141,6 +141,7 @@ def f_cdpfl(
         personal=lambda server, own, client: trees.take(server.models, own),
         clients=ClientState(init=lambda server: jnp.int32(0)),
         record=RecordClaim(events, NOT_COVERED if is_exact else None),
+        choice=choice,
         stage_of=stage_of,
         check_noised=trainer.check_noised,
     ).with_numbers(numbers, {**RANGES, "num_selections": Index})

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.fedavg import averaged
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.ranges import Decay, Positive
 from fedjax_dp.core.trees import PyTree

@@ -280,6 +280,7 @@ def r_dpcfl(
         personal=lambda server, own, client: trees.take(server.models, own),
         clients=ClientState(init=lambda server: jnp.int32(0)),
         record=RecordClaim(events, NOT_COVERED if is_exact else None),
+        choice=choice,
         stage_of=stage_of,
         host_steps=(HostStep(1, cluster, reads_clients=False),),
         check_noised=trainer.check_noised,

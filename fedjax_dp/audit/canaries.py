@@ -1,7 +1,7 @@
 """Canaries: clients or records of the auditor's making, planted in a population and watched."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,15 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.record import RoundInfo, RoundRecord
 
 # The array that tells the engine's programs which records are canaries: -1 for an ordinary record,
 # k for canary k that is included, -2 - k for canary k that is not.
 MARK = "canary"
 # A canary's contribution before clipping, in units of the parameters: far beyond any clip norm.
 STRENGTH = 1e6
+# The name under which a watched algorithm tells what an attacker sees of canaries.
+SEEN = "seen_of_canaries"
 
 
 class Planted(NamedTuple):
@@ -27,12 +29,13 @@ class Planted(NamedTuple):
     Attributes:
       unit: whose privacy the canaries attack, "client" or "record".
       relation: what tells data with a canary from data without it, "zero_out" or "replace_one".
-      algorithm: the algorithm that was asked for, watched: its state adds up what an attacker sees
-        of every canary.
+      algorithm: the algorithm that was asked for, watched: its info tells what an attacker sees of
+        every canary.
       data: the population with the canaries' records, all of them included.
       participation: who joins a round, with the canaries among the clients.
       owners: the client that each canary is, or whose record it is, `[canaries]`.
-      scores: `(state) -> [canaries]`, higher where a canary was likelier included.
+      scores: `(record, info) -> [canaries]` of a round or of each of several, higher where a canary
+        was likelier included.
       sends_votes: whether clients send votes, between which distances have no meaning.
     """
 
@@ -42,7 +45,7 @@ class Planted(NamedTuple):
     data: FederatedData
     participation: Participation
     owners: np.ndarray
-    scores: Callable[[SimulationState], jax.Array]
+    scores: Callable[[RoundRecord, RoundInfo], jax.Array]
     sends_votes: bool = False
 
     def marks(self, is_included: jax.Array) -> jax.Array:
@@ -57,18 +60,6 @@ class Planted(NamedTuple):
         mark = jnp.asarray(self.data.examples[MARK])
         drawn = jnp.asarray(is_included)[jnp.maximum(mark, 0)]
         return jnp.where((mark >= 0) & ~drawn, -2 - mark, mark)
-
-
-class Watched(NamedTuple):
-    """What an algorithm keeps, with the sums of what was seen of canaries.
-
-    Attributes:
-      inner: the algorithm's own part.
-      seen: `[canaries]`, or those of one client, float32.
-    """
-
-    inner: PyTree
-    seen: jax.Array
 
 
 def read_mark(mark: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -118,57 +109,3 @@ def draw_coordinates(
     rule = f"be at most {entries.size}, an entry of the update for each"
     checks.require(num_canaries <= entries.size, "num_canaries", rule, num_canaries)
     return rng.choice(entries, num_canaries, replace=False).astype(np.int32)
-
-
-def own_part(tree: PyTree) -> PyTree:
-    """Reads the algorithm's own part of a server state or of rows, watched or not.
-
-    Args:
-      tree: `Watched`, or anything else.
-
-    Returns:
-      What the algorithm knows of it.
-    """
-    return tree.inner if isinstance(tree, Watched) else tree
-
-
-def through(algorithm: FederatedAlgorithm) -> dict[str, Any]:
-    """Leads the functions of a declaration that read server or row to the algorithm's own parts.
-
-    Args:
-      algorithm: the declaration.
-
-    Returns:
-      The fields `model_of`, `init_row`, `personal_model_of`, `stages` and `host_steps` for the
-      watched declaration.
-    """
-    stages = algorithm.stages
-    if stages is not None:
-        kind_of = stages.of
-        stages = stages._replace(of=lambda server, r: kind_of(own_part(server), r))
-    model_of, init_row = algorithm.model_of, algorithm.init_row
-    personal = algorithm.personal_model_of
-    return {
-        "model_of": None if model_of is None else lambda server: model_of(own_part(server)),
-        "init_row": None if init_row is None else lambda server: init_row(own_part(server)),
-        "stages": stages,
-        "personal_model_of": None
-        if personal is None
-        else lambda server, row, client: personal(own_part(server), own_part(row), client),
-        "host_steps": tuple(
-            step._replace(step=_around(step.step)) for step in algorithm.host_steps
-        ),
-    }
-
-
-def _around(step: Callable[..., tuple[PyTree, PyTree]]) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Lets work on the host see and change the algorithm's own parts alone."""
-
-    def kept(watched: PyTree, inner: PyTree) -> PyTree:
-        return watched._replace(inner=inner) if isinstance(watched, Watched) else inner
-
-    def wrapped(server, rows, key):
-        after = step(own_part(server), own_part(rows), key)
-        return kept(server, after[0]), kept(rows, after[1])
-
-    return wrapped

@@ -11,10 +11,10 @@ from scipy import stats
 
 from fedjax_dp.audit.extremes import extreme_records
 from fedjax_dp.audit.noise import StepCheck
-from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
 # How sure every limit on a frequency is; there are some hundreds of them.
@@ -22,7 +22,8 @@ _CONFIDENCE = 1 - 1e-6
 
 
 def check_choice(
-    choice: Choice,
+    choice: Choice | None,
+    numbers: Mapping[str, Any],
     models: PyTree,
     batch: Mapping[str, Any],
     key: PRNGKey,
@@ -35,34 +36,36 @@ def check_choice(
     exchanged for everything that `extreme_records` lists; the last is left out.
 
     Args:
-      choice: the choice.
+      choice: the choice, such as `FederatedAlgorithm.choice`, or None.
+      numbers: its numbers, such as `Hyper.algorithm`.
       models: parameters of the models that are offered, `[models, ...]`, unlike one another.
       batch: the client's records, named arrays `[examples, ...]`, two at least.
       key: root of all draws.
       num_draws: choices on each client, at least 1,000.
 
     Returns:
-      One check: the largest log-ratio that is proven beside ε. Empty for a choice that claims
-      nothing.
+      One check: the largest log-ratio that is proven beside ε. Empty for none, and
+      for a choice that claims nothing.
 
     Raises:
       ValueError: if the batch or the number of draws is too small.
     """
-    if choice.event is None:
+    if choice is None or choice.event is None:
         return []
     size = len(next(iter(batch.values())))
     checks.require(size >= 2, "batch", "hold two examples at least", size)
     checks.whole("num_draws", num_draws, at_least=1000)
-    event = choice.event()
+    event, choose = choice.event(numbers), choice.of
     assert isinstance(event, BoundedRangeDpEvent)
     count = jax.tree.leaves(models)[0].shape[0]
 
     @jax.jit
     def frequencies(examples, size, key):
-        client = ClientData(examples, jnp.int32(0), size, jnp.int32(0), limit=len(batch["x"]))
+        held = Examples(examples, jnp.zeros(1, jnp.int32), size[None], limit=len(batch["x"]))
+        client = held.client(0)
 
         def one(key):
-            return choice.of(key, models, client, jnp.ones(count, bool))
+            return choose(key, models, client, jnp.ones(count, bool), numbers)
 
         drawn = jax.lax.map(one, jax.random.split(key, num_draws), batch_size=1000)
         return jnp.zeros(count, jnp.int32).at[drawn].add(1)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,20 +10,19 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.audit.canaries import (
     MARK,
+    SEEN,
     STRENGTH,
     Planted,
-    Watched,
     draw_coordinates,
     flat,
     read_mark,
-    through,
 )
-from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.federation import examples_of, federation, update_structure
 
 
 def plant_clients(
@@ -57,21 +57,20 @@ def plant_clients(
       ValueError: if the algorithm claims nothing for clients, or an argument is not valid.
     """
     checks.require(
-        algorithm.aggregator.event is not None,
+        algorithm.claims.client is not None,
         "algorithm",
         "claim privacy for clients",
         algorithm.name,
     )
-    num_entries = sum(x.size for x in _aggregate_structure(algorithm, data))
+    num_entries = sum(x.size for x in _aggregate_structure(algorithm, data, participation))
     coordinates = draw_coordinates(np.ones(num_entries, bool), num_canaries, rng)
     num_clients = data.num_clients + num_canaries
     absent = np.nan if relation != "replace_one" else -STRENGTH
-    aggregator = algorithm.aggregator
 
-    def client(server, row, client: ClientData, config: LocalConfig, key):
-        output = algorithm.client(server.inner, row, client, config, key)
-        # What the audit itself reads is released to nobody.
-        marked = client.read_by("the audit", algorithm.record_event)
+    def client(server, own, client, hyper, key):
+        output = algorithm.client(server, own, client, hyper, key)
+        # The mark is the auditor's own, and no client's: to read it costs nothing.
+        marked = client.read_by("the audit", lambda size, config: dp_accounting.NoOpDpEvent())
         first = jnp.clip(marked.start, 0, marked.examples[MARK].shape[0] - 1)
         is_canary, is_included, index = read_mark(marked.examples[MARK][first])
         value = jnp.where(is_included, STRENGTH, absent)
@@ -79,17 +78,13 @@ def plant_clients(
         update = trees.where(is_canary & (client.size > 0), planted, output.update)
         return output._replace(update=update)
 
-    def server_step(server, aggregate, round_index):
-        seen = server.seen + flat(aggregate)[coordinates]
-        return Watched(algorithm.server_step(server.inner, aggregate, round_index), seen)
+    def server_step(server, aggregate, hyper, round, key):
+        server, told = algorithm.server_step(server, aggregate, hyper, round, key)
+        return server, {**told, SEEN: flat(aggregate)[coordinates]}
 
+    local = jax.tree.map(lambda x: _grown(x, num_canaries), algorithm.hyper.local)
     watched = algorithm._replace(
-        init=lambda key: Watched(algorithm.init(key), jnp.zeros(num_canaries)),
-        client=client,
-        server_step=server_step,
-        aggregator=aggregator._replace(init=lambda server: aggregator.init(server.inner)),
-        config=jax.tree.map(lambda x: _grown(x, num_canaries), algorithm.config),
-        **through(algorithm),
+        client=client, server_step=server_step, hyper=algorithm.hyper._replace(local=local)
     )
     return Planted(
         "client",
@@ -98,7 +93,7 @@ def plant_clients(
         _with_clients(data, num_canaries),
         _regrown(participation, num_clients),
         np.arange(data.num_clients, num_clients),
-        lambda state: state.server.seen,
+        lambda record, info: info.server[SEEN],
     )
 
 
@@ -113,28 +108,24 @@ def _with_clients(data: FederatedData, count: int) -> FederatedData:
     return FederatedData({**examples, MARK: mark.astype(np.int32)}, offsets)
 
 
-def _aggregate_structure(algorithm: FederatedAlgorithm, data: FederatedData) -> list[Any]:
+def _aggregate_structure(
+    algorithm: FederatedAlgorithm, data: FederatedData, participation: Participation
+) -> list[Any]:
     """Finds the float leaves of an aggregate and requires them to be those of an update."""
 
-    def one_round(examples, key):
-        server = algorithm.init(key)
-        client = ClientData(examples, jnp.int32(0), jnp.int32(1), jnp.int32(0), limit=1)
-        row = None if algorithm.init_row is None else algorithm.init_row(server)
-        output = algorithm.client(server, row, client, algorithm.config.row(0), key)
-        state = algorithm.aggregator.init(server)
-        part = algorithm.aggregator.contribute(state, output.update, output.weight)
-        if algorithm.aggregator.encode is not None:
-            part = algorithm.aggregator.encode(state, part, key, key)
-        if algorithm.aggregator.is_stacked:
-            part = (jax.tree.map(lambda x: jnp.asarray(x)[None], part), jnp.ones(1, bool))
-        return output.update, algorithm.aggregator.combine(state, part, key)[1]
+    def show(server, aggregate, hyper, round, key):
+        return server, {"aggregate": aggregate}
 
-    examples = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
-    examples[MARK] = jax.ShapeDtypeStruct((data.num_examples,), np.int32)
-    update, aggregate = jax.eval_shape(one_round, examples, jax.random.key(0))
+    bound = federation(algorithm._replace(server_step=show), data, participation)
+
+    def aggregate_of(examples, key):
+        return bound.step(bound.init(key), bound.hyper, examples, key)[2].server["aggregate"]
+
+    sent = update_structure(bound.algorithm, bound.population)
+    given = jax.eval_shape(aggregate_of, examples_of(data), jax.random.key(0))
     update, aggregate = (
         [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
-        for tree in (update, aggregate)
+        for tree in (sent, given)
     )
     checks.require(
         [x.shape for x in update] == [x.shape for x in aggregate],

@@ -1,14 +1,18 @@
 """Grey-box check of what one client sends under record-level privacy."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.audit.canaries import MARK, Planted, Watched
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.audit.noise import StepCheck, measure_noise, stated_multiplier
-from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import checks, trees
+from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.reads import run_client
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.events import flatten
 
@@ -18,11 +22,12 @@ def check_client(
 ) -> list[StepCheck]:
     """Compares everything that a client sends, with and without a canary among its records.
 
-    The client takes one local step on all of its records. Each part of what it sends (and its own
-    model, where it sends nothing) must carry noise to hide the canary's share in it, or must not
-    depend on the canary at all, as its weight must not. Parts are looked at one by one, since one
-    may be a function of another, like a control variate of an update. Votes have no distance that
-    noise could be held against: they are left to the canaries, and all else is looked at.
+    In every stage in which a client does nothing but train, it takes one local step on all of its
+    records. Each part of what it sends (and its own model, where it sends nothing) must carry noise
+    to hide the canary's share in it, or must not depend on the canary at all, as its weight must
+    not. Parts are looked at one by one, since one may be a function of another, like a control
+    variate of an update. Votes have no distance that noise could be held against: they are left to
+    the canaries, and all else is looked at.
 
     Args:
       planted: canary records in an algorithm whose local optimiser is plain SGD; others do not
@@ -32,36 +37,44 @@ def check_client(
       num_draws: steps from which the noise is measured, at least 2.
 
     Returns:
-      The checks; empty where the event of a step states no noise of a known kind.
+      The checks; empty where no event states a single release with noise of a known kind.
 
     Raises:
       ValueError: if the canaries are not records.
     """
     checks.require(planted.unit == "record", "planted", "hold canary records", planted.unit)
-    algorithm, data = planted.algorithm, planted.data
+    algorithm, record = planted.algorithm, planted.algorithm.claims.record
+    assert record is not None
     owner = int(planted.owners[0])
-    size = int(data.sizes[owner])
-    config = jax.tree.map(np.asarray, state.config.row(owner))
-    config = config._replace(num_steps=np.int32(1), batch_size=np.float32(size))
-    assert algorithm.record_event is not None
-    [(event, count)] = flatten(algorithm.record_event(size, config))
-    if count != 1 or not stated_multiplier(event):
-        return []
-    start = jnp.int32(data.offsets[owner])
-    examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
+    size = int(planted.data.sizes[owner])
+    numbers = jax.tree.map(np.asarray, algorithm.hyper.of_client(owner))
+    local = numbers.local._replace(num_steps=np.int32(1), batch_size=np.float32(size))
+    hyper = numbers._replace(local=local)
+    results = []
+    for stage, event_of in enumerate(record.events):
+        parts = flatten(event_of(size, hyper))
+        # A stage in which the client chooses too releases more than steps: see `check_choice`.
+        if len(parts) == 1 and parts[0][1] == 1 and stated_multiplier(parts[0][0]):
+            send = _sender(planted, hyper, owner, stage)
+            noise = measure_noise(send, (state, True), key, num_draws)
+            sent = send(state, True, key), send(state, False, key)
+            results += noise.compare_parts("what a client sends", *sent, parts[0][0])
+    return results
+
+
+def _sender(planted: Planted, hyper: Hyper, owner: int, stage: int) -> Any:
+    """Compiles `(state, is_included, key) -> ` all that a client sends, or its own model."""
+    algorithm, examples = planted.algorithm, jax.device_put(examples_of(planted.data))
 
     @jax.jit
     def send(state, is_included, key):
         coins = jnp.arange(len(planted.owners)) < jnp.where(is_included, 1, 0)
-        held = examples | {MARK: planted.marks(coins)}
-        limit = int(data.sizes.max())
-        client = ClientData(held, start, jnp.int32(size), jnp.int32(owner), limit=limit)
-        row = trees.take(state.rows, owner)
-        output = algorithm.client(state.server, row, client, config, key)
-        kept: Watched = output.row
+        held = examples.replace(arrays=examples.arrays | {MARK: planted.marks(coins)})
+        own = None if state.clients is None else trees.take(state.clients, owner)
+        client = held.client(owner, stage)
+        output = run_client(algorithm, state.server, own, client, hyper, key)
         sent = () if planted.sends_votes else output.update
-        return sent, output.weight, () if algorithm.sends_updates else kept.inner
+        is_silent = not jax.tree.leaves(output.update)
+        return sent, output.weight, output.state if is_silent else ()
 
-    noise = measure_noise(send, (state, True), key, num_draws)
-    with_canary, without = send(state, True, key), send(state, False, key)
-    return noise.compare_parts("what a client sends", with_canary, without, event)
+    return send

@@ -10,19 +10,18 @@ import numpy as np
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import (
     MARK,
+    SEEN,
     STRENGTH,
     Planted,
-    Watched,
     draw_coordinates,
     flat,
     read_mark,
-    through,
 )
-from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.record import Fate
 from fedjax_dp.models.base import Model
 
 
@@ -63,9 +62,9 @@ def plant_records(
     coordinates = draw_trained(model, num_canaries, rng)
     algorithm = make_algorithm(_with_canaries(model, coordinates, relation))
 
-    def read(output: ClientOutput, row: PyTree, canaries: jax.Array) -> jax.Array:
+    def read(output: ClientOutput, own: PyTree, canaries: jax.Array) -> jax.Array:
         # Descent moves the parameters against the gradient of the canary.
-        return -flat(_released(output, row, params))[jnp.asarray(coordinates)[canaries]]
+        return -flat(_released(output, own, params))[jnp.asarray(coordinates)[canaries]]
 
     return watch_records(algorithm, data, participation, num_canaries, read, relation)
 
@@ -102,15 +101,15 @@ def watch_records(
     read: Callable[[ClientOutput, PyTree, jax.Array], jax.Array],
     relation: str,
 ) -> Planted:
-    """Gives canaries to clients in turn, and adds up what is read of them in the clients' rows.
+    """Gives canaries to clients in turn, and tells what is read of each in the info of a round.
 
     Args:
       algorithm: built for a model that knows canaries.
       data: the clients' examples.
       participation: who joins a round.
       num_canaries: at least 1.
-      read: `(output, row, canaries) -> [canaries]`, from what a client leaves behind, the row that
-        it began with, and the canaries that it owns; higher where they were likelier included.
+      read: `(output, own, canaries) -> [canaries]`, from what a client leaves behind, the state
+        that it began with, and the canaries that it owns; higher where they were likelier included.
       relation: which data are neighbours.
 
     Returns:
@@ -121,30 +120,34 @@ def watch_records(
       ValueError: if the algorithm claims nothing for records.
     """
     rule = "claim privacy for records"
-    checks.require(algorithm.record_event is not None, "algorithm", rule, algorithm.name)
+    checks.require(algorithm.claims.record is not None, "algorithm", rule, algorithm.name)
     (hosts,) = np.nonzero(data.sizes)
     owners = hosts[np.arange(num_canaries) % hosts.size]
     width = -(-num_canaries // hosts.size)
-    place = np.arange(num_canaries) // hosts.size
     table = np.full((data.num_clients, width), -1, np.int32)
-    table[owners, place] = np.arange(num_canaries)
+    table[owners, np.arange(num_canaries) // hosts.size] = np.arange(num_canaries)
 
-    def client(server, row, client: ClientData, config: LocalConfig, key):
-        output: ClientOutput = algorithm.client(server, row.inner, client, config, key)
-        mine = jnp.maximum(jnp.asarray(table)[client.index], 0)
-        return output._replace(row=Watched(output.row, row.seen + read(output, row.inner, mine)))
+    def client(server, own, client, hyper, key):
+        output: ClientOutput = algorithm.client(server, own, client, hyper, key)
+        mine = jnp.asarray(table)[client.index]
+        found = read(output, own, jnp.maximum(mine, 0)).astype(jnp.float32)
+        place = jnp.where(mine >= 0, mine, num_canaries)
+        seen = jnp.zeros(num_canaries).at[place].add(found, mode="drop")
+        return output._replace(info={**output.info, SEEN: seen})
 
-    init_row = algorithm.init_row or (lambda server: None)
-    own = through(algorithm)
-    own["init_row"] = lambda server: Watched(init_row(server), jnp.zeros(width))
+    def scores(record, info):
+        # What is told is the mean over those who contributed.
+        count = jnp.sum(jnp.asarray(record.fate) == Fate.CONTRIBUTED, axis=-1)
+        return info.clients[SEEN] * count[..., None]
+
     return Planted(
         "record",
         relation,
-        algorithm._replace(client=client, **own),
+        algorithm._replace(client=client),
         _with_records(data, owners),
         participation,
         owners,
-        lambda state: state.rows.seen[owners, place],
+        scores,
     )
 
 
@@ -182,7 +185,7 @@ def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Mode
     )
 
 
-def _released(output: ClientOutput, row: PyTree, params: PyTree) -> PyTree:
+def _released(output: ClientOutput, own: PyTree, params: PyTree) -> PyTree:
     """Finds what leaves a client in the shape of the parameters; its own model where nothing does.
 
     Raises:
@@ -191,8 +194,8 @@ def _released(output: ClientOutput, row: PyTree, params: PyTree) -> PyTree:
     structure, shapes = jax.tree.structure(params), [x.shape for x in jax.tree.leaves(params)]
 
     def is_model(tree: Any) -> bool:
-        leaves, own = jax.tree.flatten(tree)
-        is_same = bool(own == structure)  # type: ignore[operator]
+        leaves, its_own = jax.tree.flatten(tree)
+        is_same = bool(its_own == structure)  # type: ignore[operator]
         return is_same and [jnp.shape(x) for x in leaves] == shapes
 
     def found(tree: PyTree) -> list[PyTree]:
@@ -201,7 +204,7 @@ def _released(output: ClientOutput, row: PyTree, params: PyTree) -> PyTree:
     sent = found(output.update)
     if sent:
         return sent[0]
-    before, after = found(row), found(output.row)
+    before, after = found(own), found(output.state)
     checks.require(
         bool(after), "algorithm", "send or keep something of the model's shape", output.update
     )

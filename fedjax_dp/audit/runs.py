@@ -9,19 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import HostStep
+from fedjax_dp.algorithms.base import HostStep, Hyper
 from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
 from fedjax_dp.engine.accounting import PrivacyAccounting
-from fedjax_dp.engine.cohort import ClientTable, draw_cohort
-from fedjax_dp.engine.execution import ExecutionConfig
-from fedjax_dp.engine.round import SimulationState, run_round
-from fedjax_dp.engine.simulate import (
-    Simulation,
-    after_host_step,
-    rounds_and_host_steps,
-    simulation,
-)
+from fedjax_dp.engine.compile import simulation
+from fedjax_dp.engine.federation import Federation, examples_of
+from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.record import RoundRecord
+from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy import auditing
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.auditing import LowerBound
@@ -40,19 +37,15 @@ class AuditRuns(NamedTuple):
       planted: what was attacked.
       seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`.
       is_included: the auditor's coins, `[runs, canaries]`, bool.
-      participants: clients of every round, -1 in empty slots, `[runs, rounds, slots]`.
-      stages: kinds of the rounds, `[runs, rounds]`, int32; zeros where they are all of a kind.
-      simulation: what was run.
-      start: the state that every run began with.
+      record: of every round, `[runs, rounds, ...]`, on the host.
+      federation: what was run.
     """
 
     planted: Planted
     seen: np.ndarray
     is_included: np.ndarray
-    participants: np.ndarray
-    stages: np.ndarray
-    simulation: Simulation
-    start: SimulationState
+    record: RoundRecord
+    federation: Federation
 
 
 class AuditResult(NamedTuple):
@@ -96,7 +89,7 @@ def run_audit(
     """Runs a planted population, every canary included with probability 1/2 in every run.
 
     All runs are one program and start from the same parameters; keys and coins tell them apart.
-    Rounds are the engine's own: cohort, batches, clipping and noise are drawn as in any simulation.
+    A round is `Federation.step`, as in any simulation, on examples whose marks differ by run.
 
     Args:
       planted: algorithm and population.
@@ -116,73 +109,63 @@ def run_audit(
     counts = {"num_runs": num_runs, "num_rounds": num_rounds, "runs_at_once": runs_at_once}
     for name, count in counts.items():
         checks.whole(name, count)
-    data = planted.data
-    if execution.devices == "auto":
-        execution = execution._replace(devices=None)
-    sim = simulation(planted.algorithm, data, planted.participation, execution)
-    algorithm, participation, shape = sim.algorithm, sim.participation, sim.shape
-    checks.require(shape.mesh is None, "execution", "use one device", execution.devices)
-    num_slots = -(-participation.capacity // shape.chunk) * shape.chunk
+    bound = _laid_out(planted, execution)
     coin_key, init_key, run_key = jax.random.split(key, 3)
     is_included = jax.random.bernoulli(coin_key, shape=(num_runs, len(planted.owners)))
 
     @partial(jax.jit, static_argnames=("num_rounds", "is_last"))
-    def attack(keys, coins, states, examples, table, num_rounds, is_last):
+    def attack(keys, coins, states, hyper, examples, num_rounds, is_last):
         """Goes on with every run; `states` is the start of all, or has one for each run."""
 
         def one_run(run: tuple[Any, ...]):
             key, coin, *own = run
-            held = examples | {MARK: planted.marks(coin)}
+            held = examples.replace(arrays=examples.arrays | {MARK: planted.marks(coin)})
 
             def one_round(state, _):
-                cohort = draw_cohort(
-                    algorithm, participation, num_slots, 1, table, state.config, key, state.round
-                )
-                state, info = run_round(algorithm, shape, state, held, cohort, key)
-                stage = info.get("stage", jnp.int32(0))
-                return state, (planted.scores(state), info["participants"], stage)
+                state, record, info = bound.step(state, hyper, held, key)
+                return state, (planted.scores(record, info), record)
 
-            state, seen = jax.lax.scan(one_round, own[0] if own else states, None, num_rounds)
+            state, left = jax.lax.scan(one_round, own[0] if own else states, None, num_rounds)
             # The states of all runs side by side are kept only where somebody goes on with them.
-            return (None if is_last else state), seen
+            return (None if is_last else state), left
 
         has_own = jnp.ndim(states.round) > 0
         runs = (keys, coins, states) if has_own else (keys, coins)
         return jax.lax.map(one_run, runs, batch_size=min(runs_at_once, num_runs))
 
-    start = sim.init(init_key)
-    examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
-    starts, sizes = data.offsets[:-1].astype(np.int32), data.sizes.astype(np.int32)
-    table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
+    states, examples = jax.jit(bound.init)(init_key), jax.device_put(examples_of(planted.data))
     keys = jax.random.split(run_key, num_runs)
-    states, parts = start, []
-    blocks = rounds_and_host_steps(algorithm, 0, num_rounds)
+    parts = []
+    blocks = rounds_and_host_steps(bound.host_steps, 0, num_rounds)
     for i, (length, steps) in enumerate(blocks):
         is_last = i == len(blocks) - 1
-        states, part = attack(keys, is_included, states, examples, table, length, is_last)
+        states, part = attack(keys, is_included, states, bound.hyper, examples, length, is_last)
         parts.append(jax.device_get(part))
         if not is_last:
-            states = _after_host_steps(states, steps, keys)
-    sums, participants, stages = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
-    return AuditRuns(
-        planted,
-        np.diff(sums.astype(np.float64), axis=1, prepend=0.0),
-        np.asarray(is_included),
-        participants,
-        stages,
-        sim,
-        start,
-    )
+            states = _after_host_steps(states, steps, bound.hyper, keys)
+    seen, record = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
+    return AuditRuns(planted, seen.astype(np.float64), np.asarray(is_included), record, bound)
 
 
-def _after_host_steps(states: SimulationState, steps: list[HostStep], keys: Any) -> SimulationState:
+def _laid_out(planted: Planted, execution: ExecutionConfig) -> Federation:
+    """Binds what was planted, laid out as a simulation of it would be."""
+    if execution.devices == "auto":
+        execution = execution._replace(devices=None)
+    sim = simulation(planted.algorithm, planted.data, planted.participation, execution)
+    checks.require(sim.layout.mesh is None, "execution", "use one device", execution.devices)
+    return sim.federation
+
+
+def _after_host_steps(
+    states: SimulationState, steps: list[HostStep], hyper: Hyper, keys: Any
+) -> SimulationState:
     """Does the work on the host of every run."""
     states = jax.device_get(states)
     ended = []
     for i, key in enumerate(keys):
         state = jax.tree.map(lambda x, i=i: x[i], states)
         for step in steps:
-            state = after_host_step(step, state, key)
+            state = after_host_step(step, state, hyper, key)
         ended.append(state)
     return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(v) for v in x]), *ended)
 
@@ -284,20 +267,20 @@ def _many_runs_bound(
 def _claims(runs: AuditRuns, which: slice, owners: np.ndarray) -> tuple[list[Ledger], np.ndarray]:
     """Charges the runs that cost an owner most; names the owners' accounts.
 
-    One run costs most where rounds are all of a kind; where they are not, no run may take part more
-    often in every kind of round than one that is charged.
+    One run costs most where rounds are all of a stage; where they are not, no run may take part
+    more often in every stage than one that is charged.
     """
     planted = runs.planted
-    stages, participants = runs.stages[which], runs.participants[which]
-    takes_part = (participants[..., None] == np.unique(owners)).any(axis=2)
-    is_kind = np.eye(1 + int(stages.max()), dtype=int)[stages]
-    times = np.einsum("nro,nrk->nok", takes_part, is_kind).reshape(len(stages), -1)
+    record = jax.tree.map(lambda x: x[which], runs.record)
+    takes_part = (record.clients[..., None] == np.unique(owners)).any(axis=2)
+    is_stage = np.eye(1 + int(record.stage.max()), dtype=int)[record.stage]
+    times = np.einsum("nro,nrk->nok", takes_part, is_stage).reshape(len(takes_part), -1)
     rows, first = np.unique(times, axis=0, return_index=True)
     is_above = (rows[None] >= rows[:, None]).all(axis=2) & (rows[None] != rows[:, None]).any(axis=2)
     ledgers = []
     for run in first[~is_above.any(axis=1)]:
-        accounting = PrivacyAccounting(runs.simulation, runs.start, planted.relation)
-        accounting.charge({"participants": participants[run], "stage": stages[run]})
+        accounting = PrivacyAccounting(runs.federation, planted.relation)
+        accounting.charge(jax.tree.map(lambda x, run=run: x[run], record))
         ledgers.append(accounting.ledgers[planted.unit])
     return ledgers, owners if ledgers[0].num_units > 1 else np.zeros(1, int)
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,13 +21,18 @@ from fedjax_dp.audit.noise import (
     measure_noise,
     stated_multiplier,
 )
-from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
+from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.federation import population_of, update_structure
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.server.base import Aggregator, RoundKey, Stacked
 
 _COHORT = 4
 # Updates and records of hostile floats that a check tries.
@@ -134,7 +138,7 @@ def check_cohort(
     next state.
 
     Args:
-      algorithm: an algorithm that claims privacy for clients.
+      algorithm: an algorithm that claims privacy for clients, with the numbers to be checked.
       data: a population of two clients at least.
       state: a state of the algorithm on this population.
       key: root of all draws.
@@ -146,25 +150,29 @@ def check_cohort(
     Raises:
       ValueError: if the algorithm claims nothing for clients, or the population is too small.
     """
-    aggregator = algorithm.aggregator
-    if aggregator.event is None or aggregator.sensitivity is None:
-        raise ValueError("algorithm must claim privacy for clients, with sensitivity and event")
+    aggregator, claim = algorithm.aggregator, algorithm.claims.client
+    if claim is None:
+        raise ValueError("algorithm must claim privacy for clients, got one that does not")
+    numbers = algorithm.hyper.aggregator
     checks.require(data.num_clients >= 2, "data", "hold two clients at least", data.num_clients)
-    event = aggregator.event(state.aggregator)
-    sensitivity = aggregator.sensitivity(state.aggregator)
-    bound = float(getattr(sensitivity, "contribution", sensitivity)) * (1 + ROUNDING)
-    structure = _update_structure(algorithm, data, state)
+    event, sensitivity = claim.event(numbers), claim.sensitivity(state.aggregator, numbers)
+    bound = float(np.asarray(sensitivity.contribution)) * (1 + ROUNDING)
+    structure = update_structure(algorithm, population_of(data))
     ordinary = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
-    num_clients = data.num_clients if aggregator.min_participants > 0 else _COHORT
+    num_clients = data.num_clients if claim.min_participants > 0 else _COHORT
     run = _round_of(algorithm, ordinary, min(data.num_clients, num_clients))
     release = jax.jit(lambda *arguments: run(*arguments)[0])
     stated = jax.jit(lambda *arguments: run(*arguments)[1].get("noise_stddev"))
-    contribution_of = jax.jit(partial(aggregator.contribute, state.aggregator))
-    nobody = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan).astype(s.dtype), structure)
-    reaches = _reaching_leaves(aggregator, state, contribution_of(ordinary, 1.0), key)
-    without = release(state, nobody, 1.0, True, key)
+
+    @jax.jit
+    def contribution_of(update, weight):
+        return aggregator.contribute(state.aggregator, numbers, update, weight, jnp.int32(0))
+
+    not_finite = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan).astype(s.dtype), structure)
+    reaches = _reaching_leaves(algorithm, state, contribution_of(ordinary, 1.0), key)
+    without = release(state, not_finite, 1.0, True, key)
     noise = measure_noise(release, (state, ordinary, 1.0, True), key, num_draws)
-    quiet = measure_noise(release, (state, nobody, 1.0, True), key, num_draws)
+    quiet = measure_noise(release, (state, not_finite, 1.0, True), key, num_draws)
     rounds = []
 
     def length_of(update: PyTree, weight: float) -> float:
@@ -187,16 +195,16 @@ def check_cohort(
         results.append(StepCheck("contribution of a client", largest, bound))
     if rounds:
         _, farthest = max(rounds, key=lambda pair: pair[0])
-        nobodys = (state, nobody, 1.0, True)
+        no_update = (state, not_finite, 1.0, True)
         released = mean_release(release, farthest, key, num_draws)
-        neighbour = mean_release(release, nobodys, key, num_draws)
+        neighbour = mean_release(release, no_update, key, num_draws)
         check = noise.compare(_ROUND, released, neighbour, event)
         assert check is not None
         results.append(check)
     stddev = stated(state, ordinary, 1.0, True, key)
     if stddev is not None:
         # Rounding adds to discrete noise; the first of tied rounds carries more than later ones.
-        may_exceed = aggregator.encode is not None or aggregator.min_separation > 1
+        may_exceed = bool(_encoders(aggregator)) or claim.min_separation > 1
         # What is no float, such as a seed that is released beside, is not what noise was added to.
         leaves = [
             i
@@ -208,7 +216,7 @@ def check_cohort(
         )
     results.append(noise.same_as("noise with and without a client", quiet))
     # Clients that add noise themselves add other noise than who stands in for them.
-    if not _adds_noise(aggregator, state, contribution_of(ordinary, 1.0), key):
+    if not _adds_noise(algorithm, state, contribution_of(ordinary, 1.0), key):
         empty_slot = release(state, ordinary, 1.0, False, key)
         gap = distance(empty_slot, without)
         results.append(StepCheck("round with an empty slot and with NaN", gap, 0.0))
@@ -217,67 +225,73 @@ def check_cohort(
 
 def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int) -> Any:
     """Builds `(state, update, weight, is_there, key) -> (released, info)` of a round."""
-    ids = jnp.arange(num_clients, dtype=jnp.int32)
-    last = num_clients - 1
-    cohort = Cohort(ids, ids, jnp.ones_like(ids), ids >= 0, jnp.int32(0))
+    ids, last = jnp.arange(num_clients, dtype=jnp.int32), num_clients - 1
+    examples = Examples({}, jnp.zeros_like(ids), jnp.ones_like(ids))
+
+    def show(server, aggregate, hyper, round, key):
+        return server, {"aggregate": aggregate}
 
     def run(state, update, weight, is_there, key):
-        def client(server, row, client, config, key):
+        def client(server, own, client, hyper, key):
             is_last = client.index == last
             sent = trees.where(is_last, update, ordinary)
-            return ClientOutput(sent, jnp.where(is_last, weight, 1.0), row, {})
+            return ClientOutput(sent, jnp.where(is_last, weight, 1.0), None)
 
-        # What the server would step along takes the server's place, and so comes out.
-        declared = algorithm._replace(client=client, server_step=lambda s, aggregate, r: aggregate)
-        drawn = cohort._replace(is_real=(ids < last) | is_there)
-        shape = RoundShape(limit=1, chunk=1, mesh=None)
-        after, info = run_round(declared, shape, state, {}, drawn, key)
-        return (after.server, after.aggregator), info
+        # These clients read no records and keep nothing.
+        declared = algorithm._replace(client=client, server_step=show, clients=None, record=None)
+        fate = jnp.where((ids < last) | is_there, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
+        after, _, info = play_round(
+            declared,
+            Layout(),
+            state._replace(clients=None),
+            algorithm.hyper,
+            examples,
+            Cohort(ids, fate, jnp.int32(0)),
+            key,
+        )
+        return (info.server["aggregate"], after.aggregator), info.aggregator
 
     return run
 
 
-def _update_structure(
-    algorithm: FederatedAlgorithm, data: FederatedData, state: SimulationState
-) -> PyTree:
-    def update(state, examples, key):
-        client = ClientData(examples, jnp.int32(0), jnp.int32(1), jnp.int32(0), limit=1)
-        row = None if state.rows is None else trees.take(state.rows, 0)
-        return algorithm.client(state.server, row, client, state.config.row(0), key).update
-
-    examples = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
-    return jax.eval_shape(update, state, examples, jax.random.key(0))
+def _encoders(aggregator: Aggregator) -> tuple[Any, ...]:
+    return () if isinstance(aggregator, Stacked) else aggregator.encoders
 
 
 def _adds_noise(
-    aggregator: Any, state: SimulationState, contribution: PyTree, key: PRNGKey
+    algorithm: FederatedAlgorithm, state: SimulationState, contribution: PyTree, key: PRNGKey
 ) -> bool:
     """Tells whether a client adds noise itself: what it sends for zeros depends on its key."""
-    if aggregator.encode is None:
+    encoders, numbers = _encoders(algorithm.aggregator), algorithm.hyper.aggregator
+    if not encoders:
         return False
 
     @jax.jit
     def message(own_key):
-        zeros = trees.zeros_like(contribution)
-        return aggregator.encode(state.aggregator, zeros, key, own_key)
+        part = trees.zeros_like(contribution)
+        for i, encode in enumerate(encoders):
+            part = encode(state.aggregator, numbers, part, key, fold(own_key, Purpose.ENCODING, i))
+        return part
 
     one, other = (jax.tree.leaves(message(k)) for k in jax.random.split(key))
     return not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _reaching_leaves(
-    aggregator: Any, state: SimulationState, contribution: PyTree, key: PRNGKey
+    algorithm: FederatedAlgorithm, state: SimulationState, contribution: PyTree, key: PRNGKey
 ) -> list[bool] | None:
     """Tells which leaves of a summed contribution move the aggregate; None if summed otherwise.
 
     What moves nothing that is released, such as a count for the logbook, is no part of the bound.
     """
+    aggregator, numbers = algorithm.aggregator, algorithm.hyper.aggregator
     leaves, structure = jax.tree.flatten(contribution)
-    if aggregator.is_stacked or aggregator.encode is not None:
+    if isinstance(aggregator, Stacked) or aggregator.encoders:
         return None
 
     def aggregate(leaves):
-        return aggregator.combine(state.aggregator, jax.tree.unflatten(structure, leaves), key)[1]
+        total = jax.tree.unflatten(structure, leaves)
+        return aggregator.combine(state.aggregator, numbers, total, RoundKey(key, key))[1]
 
     base = aggregate(leaves)
     return [

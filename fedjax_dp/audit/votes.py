@@ -80,9 +80,9 @@ def plant_votes(
     queries = np.tile(_inputs(np.arange(num_queries), x), (num_rounds,) + (1,) * (x.ndim - 1))
     algorithm = make_algorithm(wrapped, queries)
 
-    def read(output: ClientOutput, row: PyTree, canaries: jax.Array) -> jax.Array:
+    def read(output: ClientOutput, own: PyTree, canaries: jax.Array) -> jax.Array:
         """The highest level of those that the parameter is said to have passed."""
-        del row
+        del own
         asked = jnp.shape(output.update)[:1]
         rule = f"be such that a round asks {num_queries} inputs"
         checks.require(asked == (num_queries,), "num_rounds", rule, asked)

@@ -9,6 +9,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
@@ -69,6 +70,20 @@ class Examples:
         if self.is_by_slot:
             return self.starts, self.sizes
         return self.starts[ids], jnp.where(is_drawn, self.sizes[ids], 0)
+
+    def client(self, index: jax.typing.ArrayLike, stage: jax.typing.ArrayLike = 0) -> ClientData:
+        """Looks at one client outside a round.
+
+        Args:
+          index: the client's index; static or traced.
+          stage: the stage that it is to believe in.
+
+        Returns:
+          The client, in round 0.
+        """
+        start, size = (jnp.asarray(x)[index] for x in (self.starts, self.sizes))
+        own = jnp.asarray(index, jnp.int32)
+        return ClientData(self.arrays, start, size, own, self.limit, stage=stage)
 
 
 def draw_cohort(

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import checks
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.compile import Simulation
@@ -87,10 +86,7 @@ def _of_personal(
     examples = examples_of(train)
 
     def params_of(index, state, held):
-        view = ClientData(
-            held.arrays, held.starts[index], held.sizes[index], index, limit=held.limit
-        )
-        return personal(state, view)
+        return personal(state, held.client(index))
 
     placed: list[Any] = []
 

@@ -337,5 +337,5 @@ def _info(
     if outcome.metrics is not None:
         training = training_info(outcome.metrics, contributes, layout.chunk)
     count = jnp.maximum(jnp.sum(contributes), 1)
-    of_clients = {name: jnp.sum(value) / count for name, value in outcome.info.items()}
+    of_clients = {name: jnp.sum(value, axis=0) / count for name, value in outcome.info.items()}
     return RoundInfo(training, of_clients, dict(told), dict(of_server))

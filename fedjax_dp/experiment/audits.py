@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms import registry as algorithms
@@ -24,11 +23,8 @@ from fedjax_dp.audit.records import plant_records
 from fedjax_dp.audit.runs import AuditResult, audit, run_audit
 from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
 from fedjax_dp.audit.votes import plant_votes
-from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.gradients import clipped
-from fedjax_dp.clients.selection import make_choice
-from fedjax_dp.engine.compile import simulation as compile_simulation
-from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.federation import examples_of, federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.build import (
@@ -163,16 +159,13 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
     results = []
     if len(batch["x"]) > 1:
         results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
-    options = algorithms.options_of(config.algorithm.name) | config.algorithm.options
-    if "selection_epsilon" in options:
-        names = ("selection", "selection_epsilon", "score", "loss_bound")
-        choice = make_choice(experiment.model, *(options[name] for name in names))
         models = jax.vmap(experiment.model.init)(jax.random.split(key, 2))
-        results += check_choice(choice, models, batch, key) if len(batch["x"]) > 1 else []
+        choice, numbers = simulation.algorithm.choice, simulation.hyper.algorithm
+        results += check_choice(choice, numbers, models, batch, key)
     is_sgd = config.training.optimizer == "sgd" and not config.training.optimizer_options
     if is_sgd:
-        watched = compile_simulation(planted.algorithm, planted.data, planted.participation)
-        results += check_client(planted, watched.init(key), key)
+        watched = federation(planted.algorithm, planted.data, planted.participation)
+        results += check_client(planted, jax.jit(watched.init)(key), key)
     return results
 
 
@@ -193,8 +186,7 @@ def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResu
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     (clients,) = np.nonzero((train.sizes > 0) & (others.sizes > 0))
     for i in clients[:_MOST_CLIENTS]:
-        index, first, size = (jnp.int32(x) for x in (i, held.starts[i], held.sizes[i]))
-        params = personal(state, ClientData(held.arrays, first, size, index, limit=held.limit))
+        params = personal(state, held.client(int(i)))
         for side, data in zip(sides, (train, others), strict=True):
             side.append(attack_features(model, params, data.client(int(i))))
     return membership_attack(np.concatenate(sides[0]), np.concatenate(sides[1]), rng)

@@ -78,4 +78,6 @@ def _row(key: str, field: FieldInfo) -> Row:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return "" if value is None else str(value)

@@ -465,6 +465,7 @@ def test_host_steps_run_where_they_belong_however_rounds_are_called():
     assert sim.num_traces() == 1
 
 
+@telling
 def test_host_steps_that_change_shapes_are_refused():
     def widen(server, rows, key):
         return jax.tree.map(lambda p: np.concatenate([p, p]), server), rows

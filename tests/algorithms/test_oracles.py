@@ -43,21 +43,20 @@ def test_the_problem_holds_what_makes_it_hard():
     assert len({len(b) for b in batches}) > 2
 
 
-def without_noise(initial):
-    """Turns all noise off in a state; the compiled program stays."""
-    config = initial.config
-    if config.noise_multiplier is not None:
-        config = config._replace(noise_multiplier=np.zeros_like(config.noise_multiplier))
-    aggregator = initial.aggregator
-    if hasattr(aggregator, "noise_multiplier"):
-        aggregator = aggregator._replace(noise_multiplier=np.float32(0))
-    return initial._replace(config=config, aggregator=aggregator)
+def without_noise(hyper):
+    """Turns all noise off; the compiled program stays."""
+    local, aggregator = hyper.local, dict(hyper.aggregator)
+    if local.noise_multiplier is not None:
+        local = local._replace(noise_multiplier=np.zeros_like(local.noise_multiplier))
+    if "noise_multiplier" in aggregator:
+        aggregator["noise_multiplier"] = 0.0
+    return hyper._replace(local=local, aggregator=aggregator)
 
 
 @pytest.mark.parametrize("name", quick_first(["dp_sgd", "dp_fedavg", "dp_both", "blur_lus"]))
 def test_private_algorithms_agree_with_numpy_without_noise(name, monkeypatch):
     ref = reference(name)
-    final, _ = ref.sim.run(without_noise(ref.initial), ref.key, ROUNDS)
+    final, *_ = ref.sim.run(ref.initial, ref.key, ROUNDS, without_noise(ref.sim.hyper))
     assert ref.sim.num_traces() == 1
     run = run_of(ref)
     silent = np.zeros(4)
@@ -71,7 +70,7 @@ def algorithm_factories():
     package = fedjax_dp.algorithms
     found = {}
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name in ("base", "registry"):
+        if module.name in ("averaging", "base", "registry"):
             continue
         members = vars(__import__(f"{package.__name__}.{module.name}", fromlist=["*"]))
         factories = {
@@ -101,6 +100,6 @@ def test_every_algorithm_is_registered_by_name():
 @pytest.mark.xdist_group("algorithm fedavg")
 def test_two_compiled_seeds_give_two_models():
     ref = reference("fedavg")
-    other, _ = ref.sim.run(ref.initial, jax.random.key(4), ROUNDS)
+    other, *_ = ref.sim.run(ref.initial, jax.random.key(4), ROUNDS)
     a, b = ref.case.observe(snapshot(other)), ref.case.observe(ref.final)
     assert np.abs(a["params"] - b["params"]).max() > 1e-3

@@ -12,6 +12,7 @@ from fedjax_dp.clients.selection import exact_choice, make_choice
 from fedjax_dp.privacy.selection import select
 
 EPSILON = 2.0
+NUMBERS = {"selection_epsilon": EPSILON, "loss_bound": 1.5}
 # Two models that call everything by opposite names, and three records on which they are even but
 # for one.
 MODELS = {
@@ -25,8 +26,8 @@ BATCH = {
 
 
 def checked(score="accuracy", **options):
-    choice = make_choice(cases.model(), "private", EPSILON, score, 1.5)
-    return check_choice(choice, MODELS, BATCH, jax.random.key(0), **options)
+    choice = make_choice(cases.model(), "private", score)
+    return check_choice(choice, NUMBERS, MODELS, BATCH, jax.random.key(0), **options)
 
 
 @pytest.mark.parametrize("score", ["accuracy", "loss"])
@@ -54,7 +55,18 @@ def test_a_choice_with_too_little_noise_is_found(monkeypatch, broken):
 
 
 def test_an_exact_choice_claims_nothing():
-    assert check_choice(exact_choice(cases.model()), MODELS, BATCH, jax.random.key(0)) == []
+    exact = exact_choice(cases.model())
+    assert check_choice(exact, NUMBERS, MODELS, BATCH, jax.random.key(0)) == []
+
+
+@pytest.mark.parametrize("name", [n for n, unit in cases.private_pairs() if unit == "record"])
+def test_what_is_checked_is_the_choice_that_an_algorithm_declares(name):
+    algorithm = cases.build(name, cases.model(), "record")
+    results = check_choice(
+        algorithm.choice, algorithm.hyper.algorithm, MODELS, BATCH, jax.random.key(0)
+    )
+    assert bool(results) == (name in ("r_dpcfl", "f_cdpfl"))
+    assert not any(result.is_violated for result in results)
 
 
 def test_too_little_to_compare_is_refused():

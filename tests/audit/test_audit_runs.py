@@ -20,6 +20,7 @@ from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting import Ledger
@@ -230,6 +231,7 @@ def test_planted_clients_are_the_last_and_send_one_clipped_entry_each():
     np.testing.assert_array_equal(planted.data.sizes[-5:], 1)
 
 
+@telling
 def test_without_noise_a_score_is_the_clipped_contribution_and_nothing_without_the_canary():
     algorithm = fedavg(cases.model(), cases.plain_trainer(cases.model()), aggregator=cases.mean(0))
     # Clients that send nothing of their own: what is left is the canaries'.
@@ -322,9 +324,10 @@ def test_an_ordinary_run_of_the_engine_gives_the_same_scores():
     marks = np.asarray(planted.marks(jnp.asarray(runs.is_included[1])))
     data = FederatedData(planted.data.examples | {MARK: marks}, planted.data.offsets)
     sim = simulation(planted.algorithm, data, planted.participation, cases.EXECUTION)
-    state, _ = sim.run(sim.init(init_key), jax.random.split(run_key, 200)[1], NUM_ROUNDS)
-    total = runs.seen[1].sum(axis=0)
-    np.testing.assert_allclose(planted.scores(state), total, rtol=1e-4, atol=1e-6)
+    key = jax.random.split(run_key, 200)[1]
+    _, record, info = sim.run(sim.init(init_key), key, NUM_ROUNDS)
+    np.testing.assert_allclose(planted.scores(record, info), runs.seen[1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(record.clients, runs.record.clients[1])
 
 
 @pytest.mark.slow
@@ -332,7 +335,7 @@ def test_runs_side_by_side_are_the_runs_one_by_one():
     one_by_one = runs_of("dp_fedavg", "client", 40, 200)
     together = run(one_by_one.planted, 200, runs_at_once=64)
     np.testing.assert_allclose(one_by_one.seen, together.seen, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(one_by_one.participants, together.participants)
+    np.testing.assert_array_equal(one_by_one.record.clients, together.record.clients)
 
 
 def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
@@ -340,8 +343,8 @@ def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
     times = np.arange(200) % 4
     first = runs.planted.owners[0]
     drawn = np.arange(NUM_ROUNDS) < times[:, None]
-    participants = np.where(drawn[:, :, None], first, runs.planted.owners[1])
-    changed = runs._replace(participants=participants)
+    clients = np.where(drawn[:, :, None], first, runs.planted.owners[1])
+    changed = runs._replace(record=runs.record._replace(clients=clients))
     [claim] = [
         result.epsilon_claimed
         for result in audit(changed, cases.DP_DELTA)

@@ -7,7 +7,11 @@ import typer
 from run_folders import NOT_PRIVATE, SMALL
 from typer.testing import CliRunner
 
+from fedjax_dp.audit.membership import MembershipResult
+from fedjax_dp.audit.noise import StepCheck
+from fedjax_dp.audit.runs import AuditResult
 from fedjax_dp.cli import audit
+from fedjax_dp.experiment.audits import AuditReport
 from fedjax_dp.privacy import mechanisms
 
 app = typer.Typer()
@@ -29,6 +33,40 @@ def invoke(*words):
     return CliRunner().invoke(app, [*FAST, *words], catch_exceptions=False)
 
 
+def reported(monkeypatch, *, measured):
+    """Lets the command find this, in place of attacks."""
+    asked = []
+
+    def found(experiment, **options):
+        asked.append(options)
+        bound = AuditResult("record", "one_run", 1e-5, 0.25, 8.0, 0.95, 1, 20)
+        step = StepCheck("gradient of a record alone", measured, 1.0)
+        attack = MembershipResult(0.5, (0.4, 0.6), 0.5, 0.01, 100)
+        return AuditReport([bound], {"record": [step]}, attack)
+
+    monkeypatch.setattr(audit, "audit_experiment", found)
+    monkeypatch.setenv("COLUMNS", "200")
+    return asked
+
+
+@pytest.mark.parametrize(("measured", "status"), [(0.5, 0), (2.0, 1), (float("inf"), 1)])
+def test_what_was_found_is_printed_and_decides_over_the_status(monkeypatch, measured, status):
+    asked = reported(monkeypatch, measured=measured)
+    result = invoke("--canaries=20", "--rounds=3", "--no-membership")
+    assert result.exit_code == status
+    assert ("VIOLATED" in result.stdout) == ("more was proven than claimed" in result.stdout)
+    assert ("VIOLATED" in result.stdout) == (status == 1)
+    assert "membership attack on outputs: accuracy 0.500" in result.stdout
+    report = json.loads(invoke("--json").stdout)
+    assert report["is_violated"] == report["steps"][0]["is_violated"] == (status == 1)
+    assert report["steps"][0]["measured"] == ("inf" if measured == float("inf") else measured)
+    assert report["bounds"][0]["epsilon_claimed"] == 8.0 and not report["bounds"][0]["is_violated"]
+    assert report["membership"]["num_examples"] == 100
+    options = {"num_canaries": 20, "num_runs": 1, "num_rounds": 3, "confidence": 0.95}
+    assert asked[0] == options | {"has_membership": False} and asked[1]["has_membership"]
+
+
+@pytest.mark.slow
 def test_a_private_experiment_passes_with_claims_beside_bounds():
     result = invoke("--json", "--canaries=20")
     report = json.loads(result.stdout)
@@ -75,6 +113,7 @@ def half_the_noise(clip_norm, noise_multiplier, **options):
 make_gaussian = mechanisms.gaussian
 
 
+@pytest.mark.slow
 def test_half_the_noise_ends_in_status_one_and_in_words(monkeypatch):
     monkeypatch.setattr(mechanisms, "gaussian", half_the_noise)
     monkeypatch.setenv("COLUMNS", "200")

@@ -25,7 +25,6 @@ from fedjax_dp import algorithms
 from fedjax_dp.algorithms import registry
 from fedjax_dp.algorithms.blur_lus import SERVERS
 from fedjax_dp.clients import (
-    ClientData,
     UpdateContext,
     exact_choice,
     mean_loss,
@@ -34,13 +33,16 @@ from fedjax_dp.clients import (
     sparsification,
     update_transform,
 )
-from fedjax_dp.clients.base import LocalResult
+from fedjax_dp.clients.base import LocalResult, TrainingMetrics
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants
-from fedjax_dp.engine.reads import record_events_of
+from fedjax_dp.engine import Examples, simulation
+from fedjax_dp.engine.cohort import typed
+from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
 KEY = jax.random.key(0)
+CHOICE = {"selection_epsilon": 0.3, "loss_bound": 5.0}
 JOINING = participants.participation(EVERYBODY, NUM_CLIENTS)
 
 
@@ -49,16 +51,25 @@ def run(algorithm, rounds=1):
     return sim.run(sim.init(KEY), KEY, rounds)
 
 
+def keeping(algorithm):
+    """The algorithm's client, which keeps the state that it is handed."""
+
+    def client(server, own, client, hyper, key):
+        return algorithm.client(server, own, client, hyper, key)._replace(state=own)
+
+    return client
+
+
 # An algorithm's own functions.
 
 
 def peeking(algorithm, trainer, look):
     """The algorithm whose clients scale their update by what they look up, trained by `trainer`."""
 
-    def client(server, row, client, config, key):
-        result = trainer.train(server.params, client, config, key)
+    def client(server, own, client, hyper, key):
+        result = trainer.train(server.params, client, hyper.local, key)
         update = trees.scale(result.delta, look(server.params, client, key))
-        return algorithms.ClientOutput(update, result.weight, row, result.metrics)
+        return algorithms.ClientOutput(update, result.weight, own, result.metrics)
 
     return algorithm._replace(client=client)
 
@@ -78,7 +89,7 @@ def loss_there(params, client, key):
 def chosen(choice):
     def look(params, client, key):
         models = jax.tree.map(lambda p: jnp.stack([p, p + 1]), params)
-        return choice.of(key, models, client, jnp.ones(2, bool)).astype(jnp.float32)
+        return choice.of(key, models, client, jnp.ones(2, bool), CHOICE).astype(jnp.float32)
 
     return look
 
@@ -116,38 +127,39 @@ def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
 
-    def client(server, row, client, config, key):
+    def client(server, own, client, hyper, key):
         @update_transform(reads_records=False)
         def closing(delta, context):
             return trees.scale(delta, first_input(None, client, None))
 
-        result = trainer.train(server.params, client, config, key, update_transform=closing)
-        return algorithms.ClientOutput(result.delta, result.weight, row, result.metrics)
+        result = trainer.train(server.params, client, hyper.local, key, update_transform=closing)
+        return algorithms.ClientOutput(result.delta, result.weight, own, result.metrics)
 
     with pytest.raises(ValueError, match="client must be asked for what is public"):
         run(algorithm._replace(client=client))
 
 
+@telling
 def test_exact_metrics_stay_metrics():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
 
     def sending(part, of):
-        def client(server, row, client, config, key):
-            output = algorithm.client(server, row, client, config, key)
-            return output._replace(**{part: of(output.metrics["loss_sum"])})
+        def client(server, own, client, hyper, key):
+            output = algorithm.client(server, own, client, hyper, key)
+            return output._replace(**{part: of(output.training.loss_sum)})
 
         return algorithm._replace(client=client)
 
-    for part in ("update", "weight", "row"):
+    for part in ("update", "weight", "state"):
         with pytest.raises(ValueError, match="metrics of local training must stay metrics"):
             run(sending(part, lambda loss: loss))
     with pytest.raises(TypeError):
         run(sending("weight", lambda loss: 1.0 + loss))
-    _, info = run(sending("metrics", lambda loss: {"loss_sum": loss, "own": jnp.float32(2)}))
-    assert info["client_own"] == 2.0
-    _, info = run(algorithm)
-    assert np.isfinite(info["train_loss"]) and info["train_loss"] > 0
+    _, _, info = run(sending("info", lambda loss: {"loss": loss, "own": jnp.float32(2)}))
+    assert info.clients["own"] == 2.0 and info.clients["loss"] > 0
+    _, _, info = run(algorithm)
+    assert np.isfinite(info.training.train_loss) and info.training.train_loss > 0
 
 
 def test_training_without_an_event_is_refused_under_a_claim():
@@ -161,17 +173,18 @@ def test_training_without_an_event_is_refused_under_a_claim():
 def test_a_choice_is_charged_or_refused():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
-    choice = private_choice(model(), 0.3)
+    choice = private_choice(model())
     choosing = peeking(algorithm, trainer, chosen(choice))
     message = r"a private choice, which reads records, must be charged by dp_sgd.*BoundedRange"
     with pytest.raises(ValueError, match=message):
         run(choosing)
-    charged = selection.trained_and_chosen(trainer.event, choice)
-    run(choosing._replace(record_event=charged))
+    charged = selection.trained_and_chosen(algorithm.record.at(0), choice)
+    priced = choosing._replace(record=RecordClaim((charged,)))
+    run(priced.with_numbers(CHOICE, selection.RANGES))
     exact = peeking(algorithm, trainer, chosen(exact_choice(model())))
     with pytest.raises(ValueError, match="a choice by exact loss, which reads records, must have"):
         run(exact)
-    run(exact._replace(not_covered="which model was chosen"))
+    run(exact._replace(record=exact.record._replace(not_covered="which model was chosen")))
 
 
 def test_nothing_of_a_refused_round_is_released():
@@ -191,20 +204,24 @@ def test_nothing_of_a_refused_round_is_released():
 @telling
 def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy():
     algorithm = algorithms.fedavg(model(), plain_trainer(model()), aggregator=mean())
-    algorithm = algorithm._replace(init_row=lambda server: jnp.float32(0))
+    algorithm = algorithm._replace(
+        clients=algorithms.ClientState(lambda server: jnp.float32(0)), client=keeping(algorithm)
+    )
     seen = []
 
-    def step(server, rows, key):
-        seen.append(rows)
-        return server, rows
+    def step(server, clients, hyper, key):
+        seen.append(clients)
+        return server, clients
 
-    with pytest.raises(ValueError, match=r"host_steps\.reads_rows must be false under privacy of"):
+    with pytest.raises(
+        ValueError, match=r"host_steps\.reads_clients must be false under privacy of"
+    ):
         run(algorithm._replace(host_steps=(algorithms.HostStep(1, step),)))
-    run(algorithm._replace(host_steps=(algorithms.HostStep(1, step, reads_rows=False),)))
+    run(algorithm._replace(host_steps=(algorithms.HostStep(1, step, reads_clients=False),)))
     assert seen == [None]
     record = algorithms.local_only(model(), private_trainer(model()))
-    state, _ = run(record._replace(host_steps=(algorithms.HostStep(1, step),)))
-    assert jax.tree.structure(seen[1]) == jax.tree.structure(state.rows)
+    state, _, _ = run(record._replace(host_steps=(algorithms.HostStep(1, step),)))
+    assert jax.tree.structure(seen[1]) == jax.tree.structure(state.clients)
 
 
 # Every algorithm, every unit, every option that may decide over what is read.
@@ -288,7 +305,7 @@ def releasing_the_same(trainer):
             context = UpdateContext(params, gradient, client, config, key)
             delta = update_transform.apply(delta, context)
         tell = jnp.sum(client.examples["x"])
-        metrics = {"loss_sum": tell, "num_clipped": tell, "update_norm": tell}
+        metrics = TrainingMetrics(tell, jnp.int32(8), tell, jnp.int32(8), jnp.int32(0), tell)
         return LocalResult(delta, params, client.size.astype(jnp.float32), jnp.int32(1), metrics)
 
     return trainer._replace(train=train)
@@ -312,26 +329,24 @@ def with_other_models(server):
 
 
 def rounds_that_tell(algorithm):
-    """By kind of round, whether anything that a client sends or keeps follows its records."""
+    """By stage, whether anything that a client sends or keeps follows its records."""
     server = with_other_models(algorithm.init(KEY))
-    row = None if algorithm.init_row is None else algorithm.init_row(server)
-    config = algorithm.config.row(0)
+    own = None if algorithm.clients is None else algorithm.clients.init(server)
+    hyper = typed(algorithm.hyper).of_client(0)
 
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, None))
-    def sent(examples, index):
-        client = ClientData(
-            examples, jnp.int32(0), jnp.int32(8), jnp.int32(0), limit=8, round=index
-        )
-        output = algorithm.client(server, row, client, config, KEY)
-        return output.update, output.weight, output.row
+    def sent(arrays, stage):
+        held = Examples(arrays, jnp.zeros(1, jnp.int32), jnp.full(1, 8, jnp.int32), limit=8)
+        output = algorithm.client(server, own, held.client(0, stage), hyper, KEY)
+        return output.update, output.weight, output.state
 
     telling = {}
     for index in range(NUM_ROUNDS):
-        kind = 0 if algorithm.stages is None else int(algorithm.stages.of(server, index))
-        each = sent(clients_with_other_records(), jnp.int32(index))
+        stage = int(algorithm.stage_of(server, algorithm.hyper, index))
+        each = sent(clients_with_other_records(), jnp.int32(stage))
         differs = any(np.any(np.asarray(x) != np.asarray(x)[:1]) for x in jax.tree.leaves(each))
-        telling[kind] = telling.get(kind, False) or differs
+        telling[stage] = telling.get(stage, False) or differs
     return telling
 
 
@@ -353,21 +368,22 @@ def verdict(name, unit, options):
         assert "read no records behind the noise" in str(error)
         return "refused"
     telling = rounds_that_tell(algorithm)
-    prices = record_events_of(algorithm)
-    assert bool(prices) == is_private
+    claim = algorithm.claims.record
+    assert (claim is not None) == is_private
     if not is_private:
         return "free" if any(telling.values()) else "silent"
-    row = jax.tree.map(np.asarray, algorithm.config)
-    if algorithm.not_covered is not None:
+    hyper = jax.tree.map(np.asarray, algorithm.hyper)
+    if claim.not_covered is not None:
         assert any(telling.values())
         return "said"
-    for kind, tells in telling.items():
-        held = choices_in(prices[kind](8, row))
-        assert bool(held) == tells, f"round of kind {kind}: sends what it does not charge"
+    for stage, tells in telling.items():
+        price = claim.at(stage)(8, hyper)
+        held = choices_in(price)
+        assert bool(held) == tells, f"stage {stage}: sends what it does not charge"
         assert held in ([], [options.get("selection_epsilon")])
-        trained = trainer.event(8, row)
-        if kind != 0 or name != "r_dpcfl":
-            assert str(trained) in str(prices[kind](8, row))
+        trained = trainer.private_claim().at(0)(8, hyper.local)
+        if stage != 0 or name != "r_dpcfl":
+            assert str(trained) in str(price)
     return "charged" if any(telling.values()) else "silent"
 
 
@@ -421,8 +437,8 @@ def test_the_walk_finds_what_is_sent_and_not_charged():
     algorithm = algorithms.dp_sgd(model(), trainer)
     assert not any(rounds_that_tell(algorithm).values())
 
-    def sending_a_metric(server, row, client, config, key):
-        output = algorithm.client(server, row, client, config, key)
+    def sending_a_metric(server, own, client, hyper, key):
+        output = algorithm.client(server, own, client, hyper, key)
         return output._replace(weight=output.metrics["loss_sum"])
 
     assert rounds_that_tell(algorithm._replace(client=sending_a_metric))[0]

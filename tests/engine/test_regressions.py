@@ -66,6 +66,7 @@ def test_an_empty_poisson_cohort_is_noised_where_cohorts_are_streamed():
     np.testing.assert_array_equal(states[0], states[1])
 
 
+@telling
 def test_accounts_read_the_numbers_that_ran():
     algorithm = fdp.dp_fedavg(
         _model(),

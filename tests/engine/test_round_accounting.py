@@ -5,6 +5,7 @@ import json
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import (
@@ -23,7 +24,7 @@ from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import ExecutionConfig, PrivacyAccounting, simulation
+from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord, simulation
 from fedjax_dp.server import gaussian_mean
 
 KEY = jax.random.key(7)
@@ -69,13 +70,20 @@ def initial(unit, sampler_name, cohort_size=None):
 
 
 def accounting(unit, sampler_name, cohort_size=None):
-    return PrivacyAccounting(*initial(unit, sampler_name, cohort_size))
+    return PrivacyAccounting(initial(unit, sampler_name, cohort_size)[0])
 
 
-def info_of(*cohorts):
-    """The part of a run's info that is charged: who took part, -1 in empty slots."""
-    width = max(map(len, cohorts)) + 1
-    return {"participants": np.array([[*c, *[-1] * (width - len(c))] for c in cohorts])}
+def record_of(*cohorts):
+    """A record of rounds that these clients were drawn for, -1 in empty slots."""
+    width, count = max(map(len, cohorts)) + 1, len(cohorts)
+    clients = np.array([[*c, *[-1] * (width - len(c))] for c in cohorts], np.int32)
+    return RoundRecord(
+        clients=clients,
+        fate=np.where(clients < 0, Fate.EMPTY, Fate.CONTRIBUTED).astype(np.int8),
+        overflow=np.zeros(count, np.int32),
+        stage=np.zeros(count, np.int32),
+        is_released=np.ones(count, bool),
+    )
 
 
 def record_epsilon(times, dp_delta=DELTA["record"]):
@@ -109,22 +117,22 @@ CHARGED_NOISE = float(np.float32(NOISE))
 
 def test_amplified_clients_all_pay_for_every_round_whoever_was_drawn():
     account = accounting("client", "poisson", COHORT)
-    account.charge(info_of(*FOUR_ROUNDS))
+    account.charge(record_of(*FOUR_ROUNDS))
     expected = spent(poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), 4, DELTA["client"])
     np.testing.assert_allclose(account.epsilon(DELTA)["client"], [expected], rtol=1e-9)
 
 
 def test_everybody_pays_without_amplification():
     account = accounting("client", "everybody")
-    account.charge(info_of(range(NUM_CLIENTS), range(NUM_CLIENTS)))
+    account.charge(record_of(range(NUM_CLIENTS), range(NUM_CLIENTS)))
     expected = spent(gaussian(CHARGED_NOISE), 2, DELTA["client"])
     np.testing.assert_allclose(account.epsilon(DELTA)["client"], [expected], rtol=1e-9)
 
 
 def test_cyclic_clients_pay_for_the_rounds_that_they_took_part_in():
     account = accounting("client", "cyclic", 2)
-    account.charge(info_of((0, 1), (2, 3), (4, 5), (0, 1), (2, 3)))
-    account.charge(info_of((4, 5), (0, 1)))
+    account.charge(record_of((0, 1), (2, 3), (4, 5), (0, 1), (2, 3)))
+    account.charge(record_of((4, 5), (0, 1)))
     times = (3, 3, 2, 2, 2, 2)
     expected = [spent(gaussian(CHARGED_NOISE), n, DELTA["client"]) for n in times]
     np.testing.assert_allclose(account.epsilon(DELTA)["client"], expected, rtol=1e-9)
@@ -134,14 +142,14 @@ def test_cyclic_clients_pay_for_the_rounds_that_they_took_part_in():
 @pytest.mark.parametrize("sampler", ["poisson", "cyclic", "fixed_size"])
 def test_records_pay_for_the_rounds_of_their_client_and_are_never_amplified(sampler):
     account = accounting("record", sampler, 2)
-    account.charge(info_of(*FOUR_ROUNDS))
+    account.charge(record_of(*FOUR_ROUNDS))
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(TIMES), rtol=1e-9)
 
 
 def test_records_pay_for_every_round_where_who_was_drawn_amplifies_the_clients():
     account = accounting("both", "poisson", COHORT)
     for cohort in FOUR_ROUNDS:
-        account.charge(info_of(cohort))
+        account.charge(record_of(cohort))
     found = account.epsilon(DELTA)
     expected = spent(poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), 4, DELTA["client"])
     assert sorted(found) == ["client", "record"]
@@ -150,13 +158,13 @@ def test_records_pay_for_every_round_where_who_was_drawn_amplifies_the_clients()
     everybody = record_epsilon([4] * NUM_CLIENTS)
     np.testing.assert_allclose(found["record"], everybody, rtol=1e-9)
     other = accounting("both", "poisson", COHORT)
-    other.charge(info_of((1,), (3,), (4, 5), ()))
+    other.charge(record_of((1,), (3,), (4, 5), ()))
     assert other.to_json() == account.to_json()
 
 
 def test_both_units_pay_each_in_its_own_way_where_turns_are_public():
     account = accounting("both", "cyclic", 2)
-    account.charge(info_of(*FOUR_ROUNDS))
+    account.charge(record_of(*FOUR_ROUNDS))
     found = account.epsilon(DELTA)
     expected = [n and spent(gaussian(CHARGED_NOISE), n, DELTA["client"]) for n in TIMES]
     np.testing.assert_allclose(found["client"], expected, rtol=1e-9)
@@ -164,25 +172,25 @@ def test_both_units_pay_each_in_its_own_way_where_turns_are_public():
 
 
 def test_numbers_that_take_the_place_of_none_are_read_anew():
-    sim, state = initial("record", "poisson", COHORT)
-    account = PrivacyAccounting(sim, state)
-    config = state.config._replace(num_steps=np.int32(1), noise_multiplier=np.float32(0.01))
-    changed = state._replace(config=config)
-    account.charge(info_of(range(NUM_CLIENTS)), changed)
-    expected = PrivacyAccounting(sim, changed)
-    expected.charge(info_of(range(NUM_CLIENTS)))
+    sim, _ = initial("record", "poisson", COHORT)
+    account = PrivacyAccounting(sim)
+    local = sim.hyper.local._replace(num_steps=np.int32(1), noise_multiplier=np.float32(0.01))
+    changed = sim.hyper._replace(local=local)
+    account.charge(record_of(range(NUM_CLIENTS)), changed)
+    expected = PrivacyAccounting(sim, hyper=changed)
+    expected.charge(record_of(range(NUM_CLIENTS)))
     assert account.to_json() == expected.to_json()
 
 
 def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
     sim = simulate("record", sampling.poisson(), COHORT)
     state = sim.init(KEY)
-    account = PrivacyAccounting(sim, state)
+    account = PrivacyAccounting(sim)
     drawn = np.zeros(NUM_CLIENTS, int)
     for num_rounds in (3, 4, 1):
-        state, info = sim.run(state, KEY, num_rounds)
-        account.charge(info)
-        for cohort in info["participants"]:
+        state, record, _ = sim.run(state, KEY, num_rounds)
+        account.charge(record)
+        for cohort in record.clients:
             drawn[cohort[cohort >= 0]] += 1
     assert drawn.sum() > 0 and len(set(drawn)) > 1
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(drawn), rtol=1e-9)
@@ -190,16 +198,20 @@ def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
 
 @telling
 def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_the_same():
-    model, data = make_model(), make_data()
-    x = data.examples["x"].copy()
-    x[data.offsets[2] : data.offsets[3]] = np.nan
-    broken = data.__class__({**data.examples, "x": x}, data.offsets)
+    algorithm = algorithms.dp_sgd(make_model(), private_trainer(make_model()))
+
+    def client(server, own, client, hyper, key):
+        output = algorithm.client(server, own, client, hyper, key)
+        factor = jnp.where(client.index == 2, jnp.nan, 1.0)
+        return output._replace(update=jax.tree.map(lambda x: x * factor, output.update))
+
     joined = participants.participation(sampling.everybody(), NUM_CLIENTS)
-    sim = simulation(algorithms.dp_sgd(model, private_trainer(model)), broken, joined, PLAIN)
-    state = sim.init(KEY)
-    account = PrivacyAccounting(sim, state)
-    _, info = sim.run(state, KEY, 2)
-    account.charge(info)
+    sim = simulation(algorithm._replace(client=client), make_data(), joined, PLAIN)
+    account = PrivacyAccounting(sim)
+    _, record, _ = sim.run(sim.init(KEY), KEY, 2)
+    is_lost = record.fate == Fate.NOT_FINITE
+    assert record.clients[is_lost].tolist() == [2, 2]
+    account.charge(record)
     times = [2] * NUM_CLIENTS
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(times), rtol=1e-9)
 
@@ -211,8 +223,8 @@ def test_replacing_a_record_moves_a_sum_twice_as_far():
     )
     trainer = dp_sgd_trainer(model, numbers, sampler=sampling.fixed_size())
     sim = simulate("record", sampling.everybody(), trainer=trainer)
-    account = PrivacyAccounting(sim, sim.init(KEY), "replace_one", "rdp")
-    account.charge(info_of(range(NUM_CLIENTS)))
+    account = PrivacyAccounting(sim, "replace_one", "rdp")
+    account.charge(record_of(range(NUM_CLIENTS)))
     expected = [
         spent(
             dp_accounting.SampledWithoutReplacementDpEvent(size, 2, gaussian(1.5)),
@@ -226,14 +238,14 @@ def test_replacing_a_record_moves_a_sum_twice_as_far():
     ]
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], expected, rtol=1e-9)
     with pytest.raises(ValueError, match=r"SampledWithoutReplacement.*zero_out"):
-        PrivacyAccounting(sim, sim.init(KEY), "zero_out")
+        PrivacyAccounting(sim, "zero_out")
 
 
 def test_accounts_answer_by_the_accountant_that_they_were_opened_with():
-    opened = PrivacyAccounting(*initial("client", "poisson", COHORT), accountant="pld")
+    opened = PrivacyAccounting(initial("client", "poisson", COHORT)[0], accountant="pld")
     plain = accounting("client", "poisson", COHORT)
     for account in (opened, plain):
-        account.charge(info_of(*FOUR_ROUNDS))
+        account.charge(record_of(*FOUR_ROUNDS))
     by_pld, by_rdp = (plain.epsilon(DELTA, name)["client"] for name in ("pld", "rdp"))
     assert by_pld < 0.95 * by_rdp
     assert opened.epsilon(DELTA)["client"] == by_pld
@@ -244,24 +256,22 @@ def test_accounts_answer_by_the_accountant_that_they_were_opened_with():
 
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_an_accountant_without_an_analysis_is_refused_before_any_round(unit):
-    sim, state = initial(unit, "poisson", COHORT)
-    PrivacyAccounting(sim, state, "replace_one")
-    PrivacyAccounting(sim, state, "replace_one", "pld")
+    sim, _ = initial(unit, "poisson", COHORT)
+    PrivacyAccounting(sim, "replace_one")
+    PrivacyAccounting(sim, "replace_one", "pld")
     with pytest.raises(ValueError, match="accountant 'rdp'"):
-        PrivacyAccounting(sim, state, "replace_one", "rdp")
+        PrivacyAccounting(sim, "replace_one", "rdp")
     with pytest.raises(ValueError, match="did you mean 'rdp'"):
-        PrivacyAccounting(sim, state, "zero_out", "rpd")
+        PrivacyAccounting(sim, "zero_out", "rpd")
 
 
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_a_simulation_never_claims_that_a_unit_is_there_or_not(unit):
     """A record more is another rate, another number of steps, another divisor."""
-    sim, state = initial(unit, "poisson", COHORT)
-    assert {ledger.relation for ledger in PrivacyAccounting(sim, state).ledgers.values()} == {
-        "zero_out"
-    }
+    sim, _ = initial(unit, "poisson", COHORT)
+    assert {ledger.relation for ledger in PrivacyAccounting(sim).ledgers.values()} == {"zero_out"}
     with pytest.raises(ValueError, match=r"relation must be 'zero_out' or 'replace_one'.*public"):
-        PrivacyAccounting(sim, state, "add_remove")
+        PrivacyAccounting(sim, "add_remove")
 
 
 def test_a_record_more_is_charged_by_another_rate():
@@ -270,15 +280,15 @@ def test_a_record_more_is_charged_by_another_rate():
     numbers = LocalConfig(
         learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=3.0
     )
-    event = dp_sgd_trainer(model, numbers).event
+    (event,) = dp_sgd_trainer(model, numbers).private_claim().events
     rates = {event(size, numbers).event.sampling_probability for size in (8, 9)}
     assert rates == {2 / 8, 2 / 9}
 
 
 def test_nothing_is_kept_where_nothing_is_claimed():
     sim, state = initial("none", "poisson", COHORT)
-    account = PrivacyAccounting(sim, state)
-    account.charge(info_of(*FOUR_ROUNDS))
+    account = PrivacyAccounting(sim)
+    account.charge(record_of(*FOUR_ROUNDS))
     assert account.ledgers == {} and account.epsilon({}) == {}
     assert account.affordable_rounds(state, KEY, 9, {"client": 0.0}, DELTA, "rdp") == 9
 
@@ -288,10 +298,10 @@ def test_nothing_is_kept_where_nothing_is_claimed():
 @pytest.mark.parametrize("before", [0, 3])
 def test_affordable_rounds_are_exact_at_the_boundary(unit, rounds, before):
     sim, state = initial(unit, "poisson", COHORT)
-    account = PrivacyAccounting(sim, state)
+    account = PrivacyAccounting(sim)
     everybody = range(NUM_CLIENTS)
     if before:
-        account.charge(info_of(*[everybody] * before))
+        account.charge(record_of(*[everybody] * before))
     exact = {
         "client": spent(
             poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), before + rounds, DELTA["client"]
@@ -322,7 +332,7 @@ def test_affordable_rounds_are_exact_at_the_boundary(unit, rounds, before):
 )
 def test_accounts_of_another_kind_are_not_taken(fact, value):
     account = accounting("record", "cyclic", 2)
-    account.charge(info_of((0, 1), (2, 3)))
+    account.charge(record_of((0, 1), (2, 3)))
     saved = json.loads(account.to_json())
     saved["record"][fact] = value
     # Whatever the other ledger was charged is valid under its own relation.
@@ -337,7 +347,7 @@ def test_accounts_of_another_kind_are_not_taken(fact, value):
 
 def test_each_client_has_its_own_delta():
     sim, state = initial("record", "poisson", COHORT)
-    account = PrivacyAccounting(sim, state)
+    account = PrivacyAccounting(sim)
     deltas = np.array([1e-6, 1e-5, 1e-7, 1e-5, 1e-9, 1e-6])
     after = [
         [record_epsilon([rounds] * NUM_CLIENTS, delta)[i] for i, delta in enumerate(deltas)]
@@ -353,13 +363,13 @@ def test_each_client_has_its_own_delta():
     assert affordable(np.where(np.arange(NUM_CLIENTS) == 3, 1e-6, deltas)) < 7
     budgets[4] = after[0][4]
     assert affordable(deltas) == 3
-    account.charge(info_of(*[range(NUM_CLIENTS)] * 3))
+    account.charge(record_of(*[range(NUM_CLIENTS)] * 3))
     np.testing.assert_allclose(account.epsilon({"record": deltas})["record"], after[0], rtol=1e-9)
 
 
 def test_each_client_has_its_own_budget():
     sim, state = initial("record", "poisson", COHORT)
-    account = PrivacyAccounting(sim, state)
+    account = PrivacyAccounting(sim)
     after = np.array([record_epsilon([n] * NUM_CLIENTS) for n in range(8)])
     budgets = after[7].copy()
     assert account.affordable_rounds(state, KEY, 7, {"record": budgets}, DELTA, "rdp") == 7
@@ -374,7 +384,7 @@ def test_each_client_has_its_own_budget():
 def test_cyclic_cohorts_are_looked_up(unit):
     """Pairs of six clients: everybody's third turn is in rounds 7 to 9."""
     sim, state = initial(unit, "cyclic", 2)
-    account = PrivacyAccounting(sim, state)
+    account = PrivacyAccounting(sim)
     two_turns = {
         "client": spent(gaussian(CHARGED_NOISE), 2, DELTA["client"]),
         "record": np.array(record_epsilon([2] * NUM_CLIENTS)),
@@ -387,7 +397,7 @@ def test_cyclic_cohorts_are_looked_up(unit):
     assert affordable(0, 20) == 6
     cohorts = [(0, 1), (2, 3), (4, 5)]
     for done in range(1, 7):
-        account.charge(info_of(cohorts[(done - 1) % 3]))
+        account.charge(record_of(cohorts[(done - 1) % 3]))
         assert affordable(done, 20) == 6 - done
         assert affordable(done, 1) == min(1, 6 - done)
 
@@ -397,8 +407,8 @@ def test_cyclic_cohorts_are_looked_up(unit):
 def test_ledgers_survive_as_text(unit, sampler):
     whole, resumed = accounting(unit, sampler, 2), accounting(unit, sampler, 2)
     for cohort in FOUR_ROUNDS:
-        whole.charge(info_of(cohort))
-        resumed.charge(info_of(cohort))
+        whole.charge(record_of(cohort))
+        resumed.charge(record_of(cohort))
         text = resumed.to_json()
         resumed = accounting(unit, sampler, 2)
         resumed.restore(text)
@@ -425,9 +435,34 @@ def test_clients_that_pay_alike_share_an_event():
     joined = participants.participation(sampling.everybody(), 1000)
     algorithm = algorithms.dp_sgd(model, dp_sgd_trainer(model, numbers))
     sim = simulation(algorithm, data, joined, PLAIN)
-    account = PrivacyAccounting(sim, sim.init(KEY))
-    account.charge(info_of(range(1000)))
+    account = PrivacyAccounting(sim)
+    account.charge(record_of(range(1000)))
     found = account.epsilon(DELTA)["record"]
     expected = [spent(poisson(2 / size, 1.0), size // 2, DELTA["record"]) for size in (4, 6)]
     np.testing.assert_allclose(found, expected * 500, rtol=1e-9)
     assert len(account.ledgers["record"].histories()) == 2
+
+
+@pytest.mark.parametrize("fate", [f for f in Fate if f != Fate.EMPTY])
+@pytest.mark.parametrize("sampler", ["poisson", "cyclic"])
+def test_whoever_was_drawn_pays_whatever_became_of_it(sampler, fate):
+    """A client that sent nothing was drawn all the same, and what was sent has left its owner."""
+    whole, other = (accounting("both", sampler, 2) for _ in range(2))
+    record = record_of(*FOUR_ROUNDS)
+    whole.charge(record)
+    changed = np.where(record.fate == Fate.EMPTY, Fate.EMPTY, fate).astype(np.int8)
+    other.charge(record._replace(fate=changed, is_released=np.zeros(4, bool)))
+    assert other.to_json() == whole.to_json()
+
+
+def test_what_is_affordable_follows_the_numbers_of_the_rounds_to_come():
+    sim, state = initial("client", "everybody")
+    numbers = {**sim.hyper.aggregator, "noise_multiplier": np.float32(2 * NOISE)}
+    quiet = sim.hyper._replace(aggregator=numbers)
+    budget = {"client": spent(gaussian(float(np.float32(2 * NOISE))), 5, DELTA["client"])}
+    asked = (state, KEY, 20, budget, DELTA, "rdp")
+    account = PrivacyAccounting(sim)
+    assert account.affordable_rounds(*asked, hyper=quiet) == 5
+    assert account.affordable_rounds(*asked) < 5
+    account.charge(record_of(*[range(NUM_CLIENTS)] * 5), quiet)
+    assert account.epsilon(DELTA)["client"] == pytest.approx(budget["client"], rel=1e-9)

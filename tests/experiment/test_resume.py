@@ -328,7 +328,7 @@ def test_another_model_in_the_folder_is_refused(finished):
 @pytest.mark.slow
 def test_a_resumed_run_may_execute_in_another_way(finished):
     path = finished / "config.toml"
-    config = configuration.load(path, ["--execution.clients_per_chunk=1"])
+    config = configuration.load(path, ["--execution.clients_per_chunk=2"])
     path.write_text(configuration.to_toml(config), encoding="utf-8")
     assert execute(finished, resume=True)[0] == 0
 

@@ -5,6 +5,7 @@ import shutil
 import stat
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from run_folders import (
@@ -146,7 +147,10 @@ def test_a_second_root_never_takes_the_place_of_the_first(finished):
 
 
 def noise_of(multiplier, *words):
-    """What one round of clients who learn nothing adds to the model: its noise alone."""
+    """What one round of clients who learn nothing adds to the model: its noise alone.
+
+    The multiplier is a number of the state, so that all of these run one program.
+    """
     words = (
         *SMALL,
         "--run.rounds=1",
@@ -154,12 +158,16 @@ def noise_of(multiplier, *words):
         "--algorithm.name=dp_fedavg",
         "--training.learning_rate=0",
         "--privacy.client.epsilon=none",
-        f"--privacy.client.noise_multiplier={multiplier}",
+        "--privacy.client.noise_multiplier=1",
+        "--execution.clients_per_chunk=1",
+        "--execution.devices=1",
         *words,
     )
     experiment = assemble_once(configuration.load(None, words))
     root = new_root(experiment.config.run)
     state = first_state(experiment)
+    louder = state.aggregator._replace(noise_multiplier=jnp.float32(multiplier))
+    state = state._replace(aggregator=louder)
     before = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]
     state, _ = experiment.simulation.run(state, root, 1)
     after = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]

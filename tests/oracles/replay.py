@@ -42,9 +42,8 @@ class Replay:
         return sorted(np.asarray(drawn.indices)[np.asarray(drawn.is_real)].tolist())
 
     def server_key(self, round_index):
-        """The key that the server trains with, where its seed is drawn beside the noise."""
-        central = fold(self.key, Purpose.CENTRAL_NOISE, round_index)
-        return jax.random.key(jax.random.bits(fold(central, Purpose.SERVER)))
+        """The key that the server's step draws with."""
+        return fold(self.key, Purpose.SERVER_STEP, round_index)
 
     def _client_key(self, round_index, client):
         return fold(self.key, Purpose.CLIENT, round_index, client)

@@ -1,0 +1,90 @@
+"""A new algorithm: one function and one line of the registry give it keys, sweeps and refusals."""
+
+import pathlib
+
+import pytest
+from run_folders import NOT_PRIVATE, SMALL
+
+from fedjax_dp.algorithms import fedavg
+from fedjax_dp.algorithms.registry import ALGORITHMS, Entry
+from fedjax_dp.cli import main
+from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.experiment import sweep
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.reading import load, to_toml
+from fedjax_dp.experiment.values import ConfigError
+
+seen = []
+
+
+def newcomer(model, trainer, *, num_clients: int, strength: NonNegative = 0.5, brave: bool = True):
+    """Declares nothing new.
+
+    Args:
+      model: what is trained.
+      trainer: local training.
+      num_clients: the population.
+      strength: how strongly clients are pulled
+        to one another, at least 0.
+      brave: whether they dare.
+    """
+    seen.append((num_clients, strength, brave))
+    return fedavg(model, trainer, name="newcomer")
+
+
+WORDS = (*SMALL, *NOT_PRIVATE[:1], "--algorithm.name=newcomer")
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "newcomer", Entry(newcomer, ("none",), ("num_clients",)))
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def test_its_options_are_listed_and_what_the_run_gives_is_none_of_them(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--keys", "algorithm.name=newcomer"])
+    with pytest.raises(SystemExit):
+        main.main()
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines[3:-1]]
+    assert rows == [
+        [
+            "algorithm.options.strength",
+            "a number of at least 0",
+            "0.5",
+            "how strongly clients are pulled to one another, at least 0.",
+        ],
+        ["algorithm.options.brave", "true or false", "true", "whether they dare."],
+    ]
+
+
+def test_it_is_given_its_facts_and_options():
+    seen.clear()
+    experiment = assemble(load(None, (*WORDS, "--algorithm.options.strength=2")))
+    assert experiment.simulation.algorithm.name == "newcomer"
+    assert seen == [(3, 2, True)]
+
+
+def test_it_is_swept(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(to_toml(load(None, WORDS)), encoding="utf-8")
+    axis = {text: (f"--algorithm.options.strength={text}",) for text in ("0", "0.5", "1e3")}
+    study = sweep.Study("study", pathlib.Path(file), {"strength": axis}, "strength", "strength", {})
+    found = [load(file, point.words) for point in sweep.points(study, {}, ())]
+    assert [c.algorithm.options["strength"] for c in found] == [0, 0.5, 1000.0]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("strength=-0.5", "options.strength must be a number of at least 0, got -0.5"),
+        ("strength=true", "options.strength must be a number of at least 0, got True"),
+        ("brave=1", "options.brave must be true or false, got 1"),
+        ("strenght=1", "did you mean 'strength'?"),
+        ("num_clients=3", "there is no option algorithm.options.num_clients of newcomer"),
+    ],
+)
+def test_what_it_cannot_take_is_refused_before_any_work(word, message):
+    with pytest.raises(ConfigError) as error:
+        load(None, (*WORDS, f"--algorithm.options.{word}"))
+    assert str(error.value).startswith("command line: ") and message in str(error.value)
