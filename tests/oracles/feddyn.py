@@ -1,4 +1,4 @@
-"""FedDyn by hand, from the paper, on models of the participants rather than on what they changed."""
+"""FedDyn by hand, from the paper, on models of participants rather than on what they changed."""
 
 import numpy as np
 

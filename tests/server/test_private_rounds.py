@@ -85,7 +85,7 @@ def targets():
 def test_discrete_mean_recovers_the_clipped_mean_as_noise_and_granularity_vanish(targets):
     plan = make_plan(DIMENSION, 1.5, 0.0, num_clients=12, bits=28)
     run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12), clients_per_chunk=5)
-    state, record, info = run.run(run.init(KEY), KEY, 1)
+    state, _record, info = run.run(run.init(KEY), KEY, 1)
     expected = _clipped_mean(targets, 1.5, 12)
     np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
     assert plan.granularity < 1e-5
@@ -341,7 +341,7 @@ def test_a_client_that_is_not_finite_sends_zeros_with_its_share_of_noise(targets
     spoiled[3] = np.nan
     plan = make_plan(DIMENSION, 1.5, 0.0, num_clients=12, bits=28)
     run = _simulation(spoiled, discrete_mean(STRUCTURE, plan, 12))
-    state, record, info = run.run(run.init(KEY), KEY, 1)
+    state, record, _info = run.run(run.init(KEY), KEY, 1)
     expected = _clipped_mean(np.delete(targets, 3, axis=0), 1.5, 12)
     np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
     assert record.count(Fate.NOT_FINITE)[0] == 1
