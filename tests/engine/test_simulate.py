@@ -78,7 +78,7 @@ def test_the_state_that_is_run_is_donated():
 def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
     """Learning rates, clip norms and noise of several runs side by side."""
     ref = reference("dp_both")
-    fed, examples = ref.sim.federation, examples_of(ref.case.data())
+    fed, examples = ref.sim.federation, jax.device_put(examples_of(ref.case.data()))
     state = jax.tree.map(jnp.asarray, ref.initial)
 
     def one_round(config):
