@@ -4,8 +4,15 @@ import sys
 
 import jax
 import numpy as np
-from cases import CASES, KEY, ROUNDS, snapshot
-from fedjax_dp.engine.execution import ExecutionConfig
+from cases import CASES, KEY, ROUNDS
+
+from fedjax_dp.engine.layout import ExecutionConfig
+
+
+def held(state) -> list[int]:
+    """The rows of what clients keep that each device holds, over all arrays on devices."""
+    leaves = [x for x in jax.tree.leaves(state.clients) if isinstance(x, jax.Array)]
+    return [shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards]
 
 
 def main(output: str, *jobs: str) -> None:
@@ -18,15 +25,16 @@ def main(output: str, *jobs: str) -> None:
         )
         sim = CASES[name].simulation(execution)
         key = jax.random.key(KEY)
-        state, info = sim.run(sim.init(key), key, ROUNDS)
+        state, record, _ = sim.run(sim.init(key), key, ROUNDS)
         # From host arrays, as after a checkpoint, the same program must take the state back.
-        _, more = sim.run(snapshot(state), key, 1)
+        _, more, _ = sim.run(sim.portable(state), key, 1)
         arrays[f"{job}/traces"] = np.int32(sim.num_traces())
         arrays[f"{job}/devices"] = np.int32(len(jax.tree.leaves(state.server)[0].devices()))
-        participants = [info["participants"], more["participants"]]
+        participants = [record.clients, more.clients]
         arrays[f"{job}/participants"] = np.concatenate(participants)
-        for part in ("server", "rows"):
-            for i, leaf in enumerate(jax.tree.leaves(getattr(snapshot(state), part))):
+        arrays[f"{job}/held"] = np.array(held(state), np.int32)
+        for part in ("server", "clients"):
+            for i, leaf in enumerate(jax.tree.leaves(getattr(sim.portable(state), part))):
                 arrays[f"{job}/{part}/{i}"] = leaf
     np.savez(output, **arrays)
 

@@ -8,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from cases import CASES, num_slab_sizes, reference
+from cases import CASES, NUM_CLIENTS, num_slab_sizes, reference
 from marks import slow, telling
 
 HERE = pathlib.Path(__file__).parent
@@ -55,9 +55,13 @@ def check(job, results):
     participants = results[f"{job}/participants"]
     shapes = num_slab_sizes(ref.sim, participants) if placement == "host" else 1
     assert results[f"{job}/traces"] == shapes, job
-    counts = np.sum(participants[: len(ref.info["num_participants"])] >= 0, axis=1)
-    np.testing.assert_array_equal(counts, ref.info["num_participants"])
-    for part in ("server", "rows"):
+    counts = np.sum(participants[: len(ref.record.clients)] >= 0, axis=1)
+    np.testing.assert_array_equal(counts, ref.record.num_drawn)
+    if ref.final.clients is not None and placement == "device":
+        # Each device holds the rows of its own clients and no others.
+        held = results[f"{job}/held"]
+        assert len(held) and np.all(held == -(-NUM_CLIENTS // int(devices))), job
+    for part in ("server", "clients"):
         for i, leaf in enumerate(jax.tree.leaves(getattr(ref.final, part))):
             got = results[f"{job}/{part}/{i}"]
             np.testing.assert_allclose(got, leaf, rtol=0, atol=1e-6, err_msg=f"{job} {part} {i}")

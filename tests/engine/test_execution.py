@@ -56,7 +56,7 @@ def test_chunks_are_no_wider_than_the_cohort_that_is_expected(asked, given):
     algorithm = fedavg(model, local_trainer(model, LocalConfig(batch_size=2)))
     participation = participants.participation(sampling.poisson(), NUM_CLIENTS, 3)
     execution = PLAIN._replace(clients_per_chunk=asked)
-    chunk = simulation(algorithm, make_data(), participation, execution).shape.chunk
+    chunk = simulation(algorithm, make_data(), participation, execution).layout.chunk
     assert chunk == given if given else 1 <= chunk <= NUM_CLIENTS
 
 
@@ -162,7 +162,7 @@ def test_padded_work_is_reported():
     participation = participants.participation(sampling.everybody(), 4)
     execution = PLAIN._replace(clients_per_chunk=2)
     sim = simulation(algorithm, make_data(sizes), participation, execution)
-    _, info = sim.run(sim.init(jax.random.key(0)), jax.random.key(0), 1)
+    _, _, info = sim.run(sim.init(jax.random.key(0)), jax.random.key(0), 1)
     # (8, 8) run four steps of two, (2, 1) one step of two: 16 + 4 places for 19 examples.
-    np.testing.assert_allclose(info["padding_share"], 1 - 19 / 20, rtol=1e-5)
-    assert info["num_examples"] == 19
+    np.testing.assert_allclose(info.training.padding_share, 1 - 19 / 20, rtol=1e-5)
+    assert info.training.num_examples == 19

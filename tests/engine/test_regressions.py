@@ -40,9 +40,12 @@ def _trainer(**options):
     ("sampler", "cohort"), [(fdp.cyclic(), 10), (fdp.fixed_size(), 9), (fdp.min_separated(2), 10)]
 )
 def test_shares_of_noise_are_counted_against_the_smallest_cohort(sampler, cohort):
-    structure = {"w": jax.ShapeDtypeStruct((3, 2), jnp.float32)}
     plan = make_plan(6, 1.0, 1.0, num_clients=10, bits=20)
-    algorithm = fdp.fedavg(_model(), _trainer(), aggregator=discrete_mean(structure, plan, 10))
+    algorithm = fdp.fedavg(
+        _model(),
+        _trainer(),
+        aggregator=discrete_mean({"w": jax.ShapeDtypeStruct((3, 2), jnp.float32)}, plan, 10),
+    )
     with pytest.raises(ValueError, match="draw at least 10 clients in every round"):
         fdp.simulation(algorithm, _data(), fdp.participation(sampler, NUM_CLIENTS, cohort))
 
@@ -59,8 +62,8 @@ def test_an_empty_poisson_cohort_is_noised_where_cohorts_are_streamed():
     for placement in ("host", "device"):
         execution = fdp.ExecutionConfig(placement=placement)
         run = fdp.simulation(algorithm, _data(), nobody, execution)
-        state, info = run.run(run.init(KEY), KEY, 2)
-        assert info["num_participants"].tolist() == [0, 0]
+        state, record, _ = run.run(run.init(KEY), KEY, 2)
+        assert record.num_drawn.tolist() == [0, 0]
         states.append(np.asarray(state.server.params["w"]))
     assert np.abs(states[0]).min() > 0
     np.testing.assert_array_equal(states[0], states[1])
@@ -109,19 +112,19 @@ def test_every_kind_of_event_is_asked_for_before_rounds_run():
 )
 def test_scaffold_refuses_steps_that_its_control_variates_do_not_describe(options):
     with pytest.raises(ValueError, match=r"plain steps of `optax\.sgd`"):
-        fdp.scaffold(_model(), _trainer(**options), NUM_CLIENTS)
+        fdp.scaffold(_model(), _trainer(**options), num_clients=NUM_CLIENTS)
 
 
 def test_a_batch_larger_than_the_program_was_built_for_is_refused():
     everybody = fdp.participation(fdp.everybody(), NUM_CLIENTS)
     run = fdp.simulation(fdp.fedavg(_model(), _trainer()), _data(), everybody)
     state = run.init(KEY)
-    larger = state._replace(config=state.config._replace(batch_size=jnp.int32(3)))
+    larger = run.hyper._replace(local=run.hyper.local._replace(batch_size=jnp.int32(3)))
     with pytest.raises(ValueError, match="batch_size must be at most 2"):
-        run.run(larger, KEY, 1)
+        run.run(state, KEY, 1, larger)
 
 
 def test_the_chunk_follows_the_expected_cohort_and_not_the_slots():
     cohorts = fdp.participation(fdp.poisson(), NUM_CLIENTS, 2)
     run = fdp.simulation(fdp.fedavg(_model(), _trainer()), _data(), cohorts)
-    assert run.shape.chunk == 2
+    assert run.layout.chunk == 2

@@ -22,8 +22,9 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.round import RoundShape, run_round
+from fedjax_dp.engine.compile import simulation
+from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.layout import ExecutionConfig
 
 
 def scalar_simulation(**execution):
@@ -37,16 +38,16 @@ def scalar_simulation(**execution):
 
 def test_states_from_host_and_python_numbers_do_not_retrace():
     sim, key = scalar_simulation(), jax.random.key(0)
-    straight, _ = sim.run(sim.init(key), key, 4)
+    straight, _, _ = sim.run(sim.init(key), key, 4)
     straight = snapshot(straight)
-    halfway, _ = sim.run(sim.init(key), key, 2)
-    resumed, _ = sim.run(snapshot(halfway), key, 2)
+    halfway, _, _ = sim.run(sim.init(key), key, 2)
+    resumed, _, _ = sim.run(snapshot(halfway), key, 2)
     assert_same_state(snapshot(resumed), straight, atol=0)
     state = sim.init(key)
     for rate in (0.1, np.float64(0.1), np.float32(0.1), jnp.float32(0.1), np.array(0.1)):
         start = jax.tree.map(jnp.copy, state)
-        start = start._replace(config=start.config._replace(learning_rate=rate))
-        final, _ = sim.run(start, key, 4)
+        hyper = sim.hyper._replace(local=sim.hyper.local._replace(learning_rate=rate))
+        final, _, _ = sim.run(start, key, 4, hyper)
         assert_same_state(snapshot(final), straight, atol=0)
     assert sim.num_traces() == 1
 
@@ -58,11 +59,11 @@ def test_compile_runs_no_round_and_is_the_only_trace(placement):
     compiled = sim.compile(sim.init(key), key)
     assert_same_state(snapshot(compiled), start, atol=0)
     assert sim.num_traces() == 1
-    once, _ = sim.run(compiled, key, 3)
-    again, info = sim.run(start, key, 3)
+    once, _, _ = sim.run(compiled, key, 3)
+    again, record, info = sim.run(start, key, 3)
     assert_same_state(snapshot(once), snapshot(again), atol=0)
     assert sim.num_traces() == 1
-    assert all(len(values) == 3 for values in info.values())
+    assert all(len(values) == 3 for values in jax.tree.leaves((record, info)))
     assert int(once.round) == 3
 
 
@@ -77,19 +78,14 @@ def test_the_state_that_is_run_is_donated():
 def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
     """Learning rates, clip norms and noise of several runs side by side."""
     ref = reference("dp_both")
-    data = ref.case.data()
-    examples = {name: jnp.asarray(array) for name, array in data.examples.items()}
-    ids = jnp.array([0, 2, 4])
-    starts, sizes = (jnp.asarray(a, jnp.int32) for a in (data.offsets[:-1], data.sizes))
-    cohort = Cohort(ids, starts[ids], sizes[ids], ids >= 0, jnp.int32(0))
-    shape = RoundShape(int(data.sizes.max()), 1, None)
+    fed, examples = ref.sim.federation, jax.device_put(examples_of(ref.case.data()))
+    state = jax.tree.map(jnp.asarray, ref.initial)
 
     def one_round(config):
-        state = jax.tree.map(jnp.asarray, ref.initial)._replace(config=config)
-        after, _ = run_round(ref.sim.algorithm, shape, state, examples, cohort, ref.key)
-        return after.server.params
+        hyper = fed.hyper._replace(local=config)
+        return fed.step(state, hyper, examples, ref.key)[0].server.params
 
-    base = jax.tree.map(jnp.asarray, ref.initial.config)
+    base = jax.tree.map(jnp.asarray, fed.hyper.local)
     factors = jnp.array([0.5, 1.0, 2.0])
     swept = base._replace(
         learning_rate=factors[:, None] * base.learning_rate,
@@ -110,11 +106,10 @@ def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
 def test_information_about_a_round():
     ref = reference("fedavg")
     replay = ref.case.run_of(ref.initial, ref.key).replay
-    for r in range(len(ref.info["num_participants"])):
-        slots = ref.info["participants"][r]
+    for r, slots in enumerate(ref.record.clients):
         assert sorted(slots[slots >= 0].tolist()) == replay.cohort(r)
-        assert ref.info["num_participants"][r] == np.sum(slots >= 0)
-    quantiles = ref.info["update_norm_quantiles"]
+        assert ref.record.num_drawn[r] == np.sum(slots >= 0)
+    quantiles = ref.info.training.update_norm_quantiles
     assert np.all(np.diff(quantiles, axis=1) >= 0) and quantiles[:, -1].min() > 0
 
 
@@ -123,11 +118,11 @@ def test_cohorts_that_overflow_are_counted():
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
     chosen = participants.participation(sampling.poisson(capacity=2), NUM_CLIENTS, 4)
     sim, key = simulation(algorithm, make_data(), chosen, PLAIN), jax.random.key(0)
-    _, info = sim.run(sim.init(key), key, 6)
+    _, record, _ = sim.run(sim.init(key), key, 6)
     exact = participants.participation(sampling.poisson(), NUM_CLIENTS, 4)
     counts = [int(exact.draw(fold(key, Purpose.PARTICIPATION), r).is_real.sum()) for r in range(6)]
-    np.testing.assert_array_equal(info["num_overflow"], np.maximum(0, np.array(counts) - 2))
-    np.testing.assert_array_equal(info["num_participants"], np.minimum(2, counts))
+    np.testing.assert_array_equal(record.overflow, np.maximum(0, np.array(counts) - 2))
+    np.testing.assert_array_equal(record.num_drawn, np.minimum(2, counts))
 
 
 @pytest.mark.parametrize(
@@ -172,11 +167,12 @@ def test_64_bit_numbers_are_refused():
 def test_batches_larger_than_the_program_was_built_for_are_refused():
     sim, key = scalar_simulation(), jax.random.key(0)
     state = sim.init(key)
-    smaller = state._replace(config=state.config._replace(batch_size=2.0))
-    state, _ = sim.run(smaller, key, 1)
-    larger = state._replace(config=state.config._replace(batch_size=4.0))
-    with pytest.raises(ValueError, match=r"state.config.batch_size must be at most 3"):
-        sim.run(larger, key, 1)
+    smaller, larger = (
+        sim.hyper._replace(local=sim.hyper.local._replace(batch_size=size)) for size in (2.0, 4.0)
+    )
+    state, _, _ = sim.run(state, key, 1, smaller)
+    with pytest.raises(ValueError, match=r"hyper.local.batch_size must be at most 3"):
+        sim.run(state, key, 1, larger)
     assert sim.num_traces() == 1
 
 

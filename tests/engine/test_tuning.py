@@ -67,7 +67,7 @@ def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(seconds)))
     reference = cases.reference("fedavg")
     sim = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
-    assert sim.shape.chunk == sim.layouts[0].clients_per_chunk
+    assert sim.layout.chunk == sim.layouts[0].clients_per_chunk
     assert {trial.clients_per_chunk for trial in sim.layouts} > {1}
     key = jax.random.key(cases.KEY)
     state, _ = sim.run(reference.initial, key, cases.ROUNDS)
