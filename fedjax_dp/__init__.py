@@ -4,7 +4,10 @@ All clients of a round are one batch dimension of one compiled program. Algorith
 of pure functions; the engine compiles them; a ledger is told what ran and answers ε at δ.
 """
 
+from collections.abc import Callable
+
 from fedjax_dp.algorithms import (
+    ALGORITHMS,
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
@@ -21,7 +24,6 @@ from fedjax_dp.algorithms import (
     fedadam,
     fedavg,
     fedavgm,
-    feddyn,
     fedprox,
     fedyogi,
     ifca,
@@ -136,7 +138,6 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
-    "feddyn",
     "federation",
     "fedprox",
     "fedyogi",
@@ -169,3 +170,10 @@ __all__ = [
     "weiavg",
     "weighted_mean",
 ]
+
+
+def __getattr__(name: str) -> Callable[..., FederatedAlgorithm]:
+    """Finds every registered algorithm by its name, so that a new one needs no line here."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name].factory
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

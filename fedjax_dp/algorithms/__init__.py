@@ -16,7 +16,6 @@ from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
@@ -55,7 +54,6 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
-    "feddyn",
     "fedprox",
     "fedyogi",
     "ifca",
@@ -76,3 +74,6 @@ __all__ = [
     "smallest_budget",
     "weiavg",
 ]
+
+# Every registered algorithm goes by its name here, so that a new one needs no further line.
+globals().update({name: entry.factory for name, entry in ALGORITHMS.items()})

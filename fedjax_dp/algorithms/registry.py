@@ -2,35 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.blur_lus import blur_lus, declared_transforms
-from fedjax_dp.algorithms.centralized import centralized
-from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
-from fedjax_dp.algorithms.dp_sgd import dp_sgd
-from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
-from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.algorithms.feddyn import feddyn
-from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedjax_dp.algorithms.fedprox import fedprox
-from fedjax_dp.algorithms.ifca import ifca
-from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
-from fedjax_dp.algorithms.local_only import local_only
-from fedjax_dp.algorithms.minimum_epsilon import minimum_epsilon, smallest_budget
-from fedjax_dp.algorithms.mr_mtl import mr_mtl
-from fedjax_dp.algorithms.noise_oracle import noise_oracle
-from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
-from fedjax_dp.algorithms.pfa import pfa
-from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
-from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
-from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
-from fedjax_dp.algorithms.robust_hdp import robust_hdp
-from fedjax_dp.algorithms.scaffold import scaffold
-from fedjax_dp.algorithms.weiavg import weiavg
+from fedjax_dp.algorithms.blur_lus import declared_transforms
+from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks
@@ -99,34 +78,40 @@ _MEAN, _CLIENTS = ("aggregator",), ("num_clients",)
 _BOTH_COUNTS = ("num_clients", "num_rounds")
 _BUDGETS: Mapping[str, Any] = {"declared_epsilon": Sequence[Positive] | None}
 
+
+def _load(name: str, module: str | None = None) -> Callable[..., FederatedAlgorithm]:
+    """Finds the function that a name stands for; its file is called so where none is given."""
+    return getattr(import_module(f"{__package__}.{module or name}"), name)
+
+
 ALGORITHMS: Mapping[str, Entry] = {
-    "fedavg": Entry(fedavg, _ANY, _MEAN, for_code=("server_optimizer", "name")),
-    "fedavgm": Entry(fedavgm, _ANY, _MEAN),
-    "fedadam": Entry(fedadam, _ANY, _MEAN),
-    "fedyogi": Entry(fedyogi, _ANY, _MEAN),
-    "fedadagrad": Entry(fedadagrad, _ANY, _MEAN),
-    "fedprox": Entry(fedprox, _ANY, _MEAN),
-    "feddyn": Entry(feddyn, _OPEN, _CLIENTS),
-    "scaffold": Entry(scaffold, _OPEN, _CLIENTS),
-    "ifca": Entry(ifca, ("none",)),
-    "dp_fedavg": Entry(dp_fedavg, ("client", "both"), _MEAN),
-    "blur_lus": Entry(blur_lus, _ANY, _MEAN, transforms=declared_transforms),
-    "ae_dpfl": Entry(ae_dpfl, _ANY, ("public_x", "num_rounds", *_MEAN), sends_model=False),
-    "dp_sgd": Entry(dp_sgd, ("record", "both"), _MEAN, for_code=("weight_of",)),
-    "record_dp_fedavg": Entry(record_dp_fedavg, _RECORD, _CLIENTS),
-    "minimum_epsilon": Entry(minimum_epsilon, _RECORD, _CLIENTS, budgets=smallest_budget),
-    "weiavg": Entry(weiavg, _RECORD, _CLIENTS, _BUDGETS),
-    "pfa": Entry(pfa, _RECORD, _CLIENTS, _BUDGETS),
-    "robust_hdp": Entry(robust_hdp, _RECORD, _CLIENTS),
-    "noise_oracle": Entry(noise_oracle, _RECORD, _CLIENTS),
-    "local_only": Entry(local_only, _OPEN),
-    "r_dpcfl": Entry(r_dpcfl, _RECORD, _BOTH_COUNTS, for_code=("name",)),
-    "rc_dpfl": Entry(rc_dpfl, _RECORD, _BOTH_COUNTS),
-    "f_cdpfl": Entry(f_cdpfl, _RECORD, ("num_rounds",)),
-    "km_cdpfl": Entry(km_cdpfl, _OPEN, _CLIENTS),
-    "o_dpcfl": Entry(o_dpcfl, _OPEN, _CLIENTS),
-    "mr_mtl": Entry(mr_mtl, _OPEN, _CLIENTS),
-    "centralized": Entry(centralized, _OPEN, pools_clients=True),
+    "fedavg": Entry(_load("fedavg"), _ANY, _MEAN, for_code=("server_optimizer", "name")),
+    "fedavgm": Entry(_load("fedavgm", "fedopt"), _ANY, _MEAN),
+    "fedadam": Entry(_load("fedadam", "fedopt"), _ANY, _MEAN),
+    "fedyogi": Entry(_load("fedyogi", "fedopt"), _ANY, _MEAN),
+    "fedadagrad": Entry(_load("fedadagrad", "fedopt"), _ANY, _MEAN),
+    "fedprox": Entry(_load("fedprox"), _ANY, _MEAN),
+    "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
+    "scaffold": Entry(_load("scaffold"), _OPEN, _CLIENTS),
+    "ifca": Entry(_load("ifca"), ("none",)),
+    "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
+    "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),
+    "ae_dpfl": Entry(_load("ae_dpfl"), _ANY, ("public_x", "num_rounds", *_MEAN), sends_model=False),
+    "dp_sgd": Entry(_load("dp_sgd"), ("record", "both"), _MEAN, for_code=("weight_of",)),
+    "record_dp_fedavg": Entry(_load("record_dp_fedavg"), _RECORD, _CLIENTS),
+    "minimum_epsilon": Entry(_load("minimum_epsilon"), _RECORD, _CLIENTS, budgets=smallest_budget),
+    "weiavg": Entry(_load("weiavg"), _RECORD, _CLIENTS, _BUDGETS),
+    "pfa": Entry(_load("pfa"), _RECORD, _CLIENTS, _BUDGETS),
+    "robust_hdp": Entry(_load("robust_hdp"), _RECORD, _CLIENTS),
+    "noise_oracle": Entry(_load("noise_oracle"), _RECORD, _CLIENTS),
+    "local_only": Entry(_load("local_only"), _OPEN),
+    "r_dpcfl": Entry(_load("r_dpcfl"), _RECORD, _BOTH_COUNTS, for_code=("name",)),
+    "rc_dpfl": Entry(_load("rc_dpfl"), _RECORD, _BOTH_COUNTS),
+    "f_cdpfl": Entry(_load("f_cdpfl"), _RECORD, ("num_rounds",)),
+    "km_cdpfl": Entry(_load("km_cdpfl"), _OPEN, _CLIENTS),
+    "o_dpcfl": Entry(_load("o_dpcfl"), _OPEN, _CLIENTS),
+    "mr_mtl": Entry(_load("mr_mtl"), _OPEN, _CLIENTS),
+    "centralized": Entry(_load("centralized"), _OPEN, pools_clients=True),
 }
 
 

@@ -197,6 +197,8 @@ def federation(
         return draw_cohort(algorithm, participation, layout, table, hyper, key, state.round)
 
     def step(state, hyper, examples, key, cohort=None):
+        # Whoever closes over examples on the host may do so.
+        examples = jax.tree.map(jnp.asarray, examples)
         if cohort is None:
             cohort = draw(state, hyper, key)
         return play_round(algorithm, layout, state, hyper, examples, cohort, key)
