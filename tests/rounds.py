@@ -13,6 +13,7 @@ from cases import Reference, reference, snapshot
 
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout, told
+from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.host_steps import after_host_step
 from fedjax_dp.engine.round import play_round
 
@@ -21,7 +22,7 @@ CHUNK = 2
 
 
 class HandRound(NamedTuple):
-    """One round of a case; `run(state, key, examples, cohort)` keeps its arguments."""
+    """One round of a case; `run(state, key, examples, cohort, hyper)` keeps its arguments."""
 
     ref: Reference
     run: Any
@@ -55,13 +56,14 @@ class HandRound(NamedTuple):
         drawn = self.ref.case.participation().draw(key, round_index)
         return np.asarray(drawn.indices)[np.asarray(drawn.is_real)]
 
-    def __call__(self, ids, *, garbage=0.0, state=None, examples=None):
+    def __call__(self, ids, *, garbage=0.0, state=None, examples=None, hyper=None):
         """Runs the first round on the clients given."""
         state, record, info = self.run(
             self.ref.initial if state is None else state,
             self.ref.key,
             self.examples(garbage) if examples is None else examples,
             self.cohort(ids),
+            self.ref.sim.hyper if hyper is None else typed(hyper),
         )
         sim = self.ref.sim
         for step in sim.algorithm.host_steps:
@@ -80,9 +82,9 @@ def hand_round(name: str) -> HandRound:
     places = starts.astype(np.int32), sizes.astype(np.int32)
 
     @jax.jit
-    def run(state, key, arrays, cohort):
+    def run(state, key, arrays, cohort, hyper):
         examples = Examples(arrays, *map(jax.numpy.asarray, places), limit=limit)
-        return play_round(algorithm, layout, state, ref.sim.hyper, examples, cohort, key)
+        return play_round(algorithm, layout, state, hyper, examples, cohort, key)
 
     num_slots = -(-(len(sizes) + 2) // CHUNK) * CHUNK
     return HandRound(ref, run, starts, sizes, num_slots)

@@ -23,12 +23,12 @@ from rounds import after_one_round, flat, hand_round
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
 from fedjax_dp.algorithms.base import ClientOutput
 from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_trainer
-from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
+from fedjax_dp.data import FederatedData, participants, sampling
+from fedjax_dp.engine import Cohort, Fate, Federation, federation, simulation
+from fedjax_dp.engine import examples_of as all_examples
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import draws
-from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
+from fedjax_dp.server import RoundKey, gaussian_mean, uniform_mean, weighted_mean
 
 FEDERATED = [name for name in CASES if not CASES[name].is_pooled]
 CLIENT_LEVEL = ["dp_fedavg", "dp_both", "blur_lus"]
@@ -41,9 +41,20 @@ def params_of(state):
     return flat(state.server.params)
 
 
-def silent(state):
-    """A state without central noise."""
-    return state._replace(aggregator=state.aggregator._replace(noise_multiplier=np.float32(0)))
+def silent(hyper):
+    """Numbers without central noise."""
+    return hyper._replace(aggregator={**hyper.aggregator, "noise_multiplier": 0.0})
+
+
+def everybody(num_clients):
+    """A cohort of all clients, in order."""
+    fate = np.full(num_clients, Fate.CONTRIBUTED, np.int8)
+    return Cohort(np.arange(num_clients, dtype=np.int32), fate, np.int32(0))
+
+
+def bound_to(algorithm, data) -> Federation:
+    joins = participants.participation(sampling.everybody(), data.num_clients)
+    return federation(algorithm, data, joins)
 
 
 def central_noise(hand):
@@ -59,9 +70,9 @@ def central_noise(hand):
 def test_sum_over_clients_is_divided_by_a_public_number():
     """Contributions add up, which a division by the realised count would break."""
     hand = hand_round("dp_fedavg")
-    start = silent(hand.ref.initial)
+    start, hyper = hand.ref.initial, silent(hand.ref.sim.hyper)
     moves = {
-        ids: params_of(hand(ids, state=start)[0]) - params_of(start)
+        ids: params_of(hand(ids, hyper=hyper)[0]) - params_of(start)
         for ids in ((0,), (2,), (3,), (4,), (2, 4), (0, 2, 3, 4), (0, 3))
     }
     np.testing.assert_allclose(moves[2, 4], moves[2,] + moves[4,], atol=1e-6)
@@ -89,16 +100,18 @@ def test_noise_has_the_scale_that_sensitivity_and_multiplier_say(clip_norm, mult
     aggregator = gaussian_mean(clip_norm, multiplier, expected)
     zeros = {"a": jnp.zeros((100, 200)), "b": jnp.zeros(5000)}
     state = aggregator.init(zeros)
-    combine = jax.jit(aggregator.combine)
-    _, aggregate, info = combine(state, (zeros, 0.0), jax.random.key(1))
+    combine, key = jax.jit(aggregator.combine), RoundKey(jax.random.key(0), jax.random.key(1))
+    _, aggregate, info = combine(state, aggregator.numbers, (zeros, 0.0), key)
     stddev = multiplier * clip_norm / expected
     noise = flat(aggregate) / stddev
     # Four standard errors of a standard deviation and of a mean: a scale off by 3 % fails.
     assert abs(noise.std() - 1) < 4 / np.sqrt(2 * noise.size)
     assert abs(noise.mean()) < 4 / np.sqrt(noise.size)
     np.testing.assert_allclose(info["noise_stddev"], stddev, rtol=1e-6)
-    np.testing.assert_allclose(aggregator.sensitivity(state).l2, clip_norm)
-    assert aggregator.event(state).noise_multiplier == pytest.approx(multiplier)
+    np.testing.assert_allclose(
+        aggregator.claim.sensitivity(state, aggregator.numbers).l2, clip_norm
+    )
+    assert aggregator.claim.event(aggregator.numbers).noise_multiplier == pytest.approx(multiplier)
 
 
 @pytest.mark.parametrize("clip_norm, multiplier, batch", [(0.5, 2.0, 10.0), (4.0, 0.3, 2.5)])
@@ -123,7 +136,8 @@ def test_one_client_moves_the_sum_by_at_most_the_sensitivity(per_layer):
     norms = []
     for scale in (1e-3, 0.1, 1.0, 1e4, 1e30):
         update = {"a": scale * rng.normal(size=(5, 4)), "b": scale * rng.normal(size=3)}
-        contribution, _ = aggregator.contribute(state, jax.tree.map(jnp.float32, update), 50.0)
+        update = jax.tree.map(jnp.float32, update)
+        contribution, _ = aggregator.contribute(state, aggregator.numbers, update, 50.0, 0)
         norms.append(np.linalg.norm(flat(contribution)))
     assert max(norms) <= 0.7 * (1 + 1e-6)
     assert max(norms) > 0.6
@@ -133,7 +147,9 @@ def test_weights_do_not_enter_the_private_mean():
     aggregator = gaussian_mean(0.7, 1.0, 3.0)
     state = aggregator.init(None)
     for update in ({"w": jnp.array([0.3, 0.4])}, {"w": jnp.array([30.0, 40.0])}):
-        light, heavy = (aggregator.contribute(state, update, w) for w in (0.1, 1000.0))
+        light, heavy = (
+            aggregator.contribute(state, aggregator.numbers, update, w, 0) for w in (0.1, 1000.0)
+        )
         np.testing.assert_array_equal(flat(light), flat(heavy))
 
 
@@ -232,7 +248,7 @@ def with_bad_client(hand, bad, value, rows=slice(None)):
 
 
 def assert_finite(state, info):
-    for leaf in jax.tree.leaves((state.server, state.aggregator, state.rows)):
+    for leaf in jax.tree.leaves((state.server, state.aggregator, state.clients)):
         assert np.all(np.isfinite(leaf))
     for kind, value in info.items():
         assert np.all(np.isfinite(value)), kind
@@ -252,11 +268,11 @@ def test_client_with_bad_data_contributes_zero_and_is_counted(name, value):
 @pytest.mark.parametrize("name", quick_first(FEDERATED))
 def test_client_with_an_infinite_update_contributes_zero_and_is_counted(name):
     hand = hand_round(name)
-    initial = hand.ref.initial
-    rates = initial.config.learning_rate.copy()
+    hyper = hand.ref.sim.hyper
+    rates = np.array(hyper.local.learning_rate)
     rates[2] = np.inf
-    broken = initial._replace(config=initial.config._replace(learning_rate=rates))
-    state, info = hand([0, 2, 3], state=broken)
+    broken = hyper._replace(local=hyper.local._replace(learning_rate=rates))
+    state, info = hand([0, 2, 3], hyper=broken)
     expected, _ = hand([0, 3])
     assert_same_state(state, expected, atol=1e-6)
     assert info["num_non_finite"] == 1
@@ -280,40 +296,37 @@ def sending(aggregator_name):
     aggregator = {"mean": weighted_mean, "sum": uniform_mean}[aggregator_name]()
     algorithm = fedavg(model, local_trainer(model, LocalConfig()), aggregator=aggregator)
 
-    def client(server, row, client, config, key):
+    def client(server, own, client, hyper, key):
         sent = client.gather(jnp.zeros((), jnp.int32))["x"][0]
         update = jax.tree.map(lambda p: jnp.full_like(p, sent), server.params)
-        return ClientOutput(update, jnp.float32(2), row, {})
+        return ClientOutput(update, jnp.float32(2), own)
 
     algorithm = algorithm._replace(client=client)
-    params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
-    server = algorithm.init(jax.random.key(0))._replace(params=params)
-    state = SimulationState(server, aggregator.init(params), None, algorithm.config, jnp.int32(0))
-    run = jax.jit(functools.partial(run_round, algorithm, RoundShape(1, 1, None)))
 
     def send(values):
-        n = len(values)
-        examples = {"x": np.asarray(values, np.float32)[:, None]}
-        ids = np.arange(n, dtype=np.int32)
-        ones = np.ones(n, np.int32)
-        cohort = Cohort(ids, ids, ones, np.ones(n, bool), np.int32(0))
-        after, info = run(state, examples, cohort, jax.random.key(0))
-        return flat(after.server.params), info
+        data = FederatedData.from_clients([{"x": np.float32([[v]])} for v in values])
+        bound = bound_to(algorithm, data)
+        state = bound.init(jax.random.key(0))
+        zeros = jax.tree.map(jnp.zeros_like, state.server.params)
+        state = state._replace(server=state.server._replace(params=zeros))
+        examples = jax.device_put(all_examples(data))
+        after, record, _ = jax.jit(bound.step)(state, bound.hyper, examples, jax.random.key(0))
+        return flat(after.server.params), record.count(Fate.NOT_FINITE)
 
     return send
 
 
 def test_finite_update_that_overflows_by_its_weight_contributes_zero():
     """2 · 2e38 is beyond float32."""
-    moved, info = sending("mean")([1.0, 2e38, 3.0])
+    moved, num_non_finite = sending("mean")([1.0, 2e38, 3.0])
     np.testing.assert_allclose(moved, 2.0)
-    assert info["num_non_finite"] == 1
+    assert num_non_finite == 1
 
 
 def test_finite_contributions_that_overflow_in_their_sum_leave_the_model_as_it_was():
-    moved, info = sending("sum")([1.0, 2e38, 2e38])
+    moved, num_non_finite = sending("sum")([1.0, 2e38, 2e38])
     np.testing.assert_array_equal(moved, 0.0)
-    assert info["num_non_finite"] == 3
+    assert num_non_finite == 3
 
 
 # 6. Noise once.
@@ -322,9 +335,8 @@ def test_finite_contributions_that_overflow_in_their_sum_leave_the_model_as_it_w
 @pytest.mark.parametrize("name", quick_first(CLIENT_LEVEL))
 def test_noise_is_added_once_however_many_chunks(name):
     hand = hand_round(name)
-    everybody = range(len(SIZES))
-    noised, _ = hand(everybody)
-    quiet, _ = hand(everybody, state=silent(hand.ref.initial))
+    noised, _ = hand(range(len(SIZES)))
+    quiet, _ = hand(range(len(SIZES)), hyper=silent(hand.ref.sim.hyper))
     expected = MULTIPLIER * CLIP_NORM * central_noise(hand) / COHORT
     np.testing.assert_allclose(params_of(noised) - params_of(quiet), expected, atol=1e-6)
 
@@ -337,29 +349,16 @@ def test_state_keeps_its_types_under_a_model_in_bfloat16(name):
     case = CASES[name]
     algorithm = case.make(make_model(jnp.bfloat16))
     data = case.data()
-    num_clients = data.num_clients
+    bound = bound_to(algorithm, data)
 
     def one_round(key):
-        server = algorithm.init(key)
-        rows = None
-        if algorithm.init_row is not None:
-            rows = jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))),
-                algorithm.init_row(server),
-            )
-        aggregator = algorithm.aggregator.init(server)
-        state = SimulationState(server, aggregator, rows, algorithm.config, jnp.int32(0))
-        ids = jnp.arange(num_clients)
-        sizes = jnp.asarray(data.sizes, jnp.int32)
-        cohort = Cohort(ids, ids, sizes, sizes >= 0, jnp.int32(0))
-        shape = RoundShape(int(data.sizes.max()), 1, None)
-        examples = {k: jnp.asarray(v) for k, v in data.examples.items()}
-        after, _ = run_round(algorithm, shape, state, examples, cohort, key)
-        return state, after
+        state = bound.init(key)
+        hyper = jax.tree.map(jnp.asarray, bound.hyper)
+        return state, bound.step(state, hyper, all_examples(data), key)[0]
 
     before, after = jax.eval_shape(one_round, jax.random.key(0))
     kinds = [
-        [(x.shape, x.dtype) for x in jax.tree.leaves((s.server, s.aggregator, s.rows))]
+        [(x.shape, x.dtype) for x in jax.tree.leaves((s.server, s.aggregator, s.clients))]
         for s in (before, after)
     ]
     assert kinds[0] == kinds[1]
@@ -373,8 +372,9 @@ def test_contributions_and_aggregates_are_float32(make):
     aggregator = make()
     update = {"w": jnp.array([1.0, 2.0], jnp.bfloat16)}
     state = aggregator.init(update)
-    contribution = aggregator.contribute(state, update, jnp.float32(3))
-    _, aggregate, _ = aggregator.combine(state, contribution, jax.random.key(0))
+    contribution = aggregator.contribute(state, aggregator.numbers, update, jnp.float32(3), 0)
+    key = RoundKey(jax.random.key(0), jax.random.key(1))
+    _, aggregate, _ = aggregator.combine(state, aggregator.numbers, contribution, key)
     assert contribution[0]["w"].dtype == aggregate["w"].dtype == jnp.float32
 
 
@@ -382,22 +382,23 @@ def test_sum_over_many_clients_does_not_stall_in_bfloat16():
     """In bfloat16, 256 + 1 is 256; a mean of 600 ones would be 0.43."""
     base = gaussian_mean(1e3, 0.0, 600.0)
     # An aggregator that leaves the type to the engine.
-    careless = base._replace(contribute=lambda state, update, weight: (update, jnp.float32(0)))
+    careless = base._replace(
+        contribute=lambda state, numbers, update, weight, sender: (update, jnp.float32(0))
+    )
     model = make_model(jnp.bfloat16)
     algorithm = fedavg(model, local_trainer(model, LocalConfig()), aggregator=careless)
 
-    def client(server, row, client, config, key):
+    def client(server, own, client, hyper, key):
         update = jax.tree.map(jnp.ones_like, server.params)
-        return ClientOutput(update, jnp.float32(1), row, {})
+        return ClientOutput(update, jnp.float32(1), own)
 
-    algorithm = algorithm._replace(client=client)
-    server = algorithm.init(jax.random.key(0))
-    server = server._replace(params=jax.tree.map(jnp.zeros_like, server.params))
-    state = SimulationState(server, base.init(server.params), None, algorithm.config, jnp.int32(0))
-    ids = jnp.zeros(600, jnp.int32)
-    cohort = Cohort(ids, ids, ids + 1, ids == 0, jnp.int32(0))
-    run = jax.jit(functools.partial(run_round, algorithm, RoundShape(1, 1, None)))
-    after, _ = run(state, {"x": jnp.zeros((1, 3))}, cohort, jax.random.key(0))
+    data = FederatedData.from_clients([{"x": np.zeros((1, 3), np.float32)}] * 600)
+    bound = bound_to(algorithm._replace(client=client), data)
+    state = bound.init(jax.random.key(0))
+    zeros = jax.tree.map(jnp.zeros_like, state.server.params)
+    state = state._replace(server=state.server._replace(params=zeros))
+    examples = jax.device_put(all_examples(data))
+    after, *_ = jax.jit(bound.step)(state, bound.hyper, examples, jax.random.key(0))
     np.testing.assert_allclose(flat(after.server.params), 1.0, rtol=1e-2)
 
 
@@ -443,7 +444,7 @@ def test_draws_of_a_client_do_not_depend_on_its_cohort():
     alone, _ = hand([4])
     for cohort in ([0, 4, 5], [5, 4, 3, 2, 1, 0]):
         among, _ = hand(cohort)
-        np.testing.assert_array_equal(flat(among.rows["w"][4]), flat(alone.rows["w"][4]))
+        np.testing.assert_array_equal(flat(among.clients["w"][4]), flat(alone.clients["w"][4]))
 
 
 @telling
@@ -457,19 +458,9 @@ def test_no_key_feeds_two_draws(monkeypatch):
         aggregator=gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0),
     )
     data = make_data((2, 0, 3))
-    server = algorithm.init(jax.random.key(0))
-    state = SimulationState(
-        server, algorithm.aggregator.init(server), None, algorithm.config, jnp.int32(0)
-    )
-    ids = jnp.arange(3)
-    cohort = Cohort(
-        ids,
-        jnp.asarray(data.offsets[:-1], jnp.int32),
-        jnp.asarray(data.sizes, jnp.int32),
-        ids >= 0,
-        jnp.int32(0),
-    )
-    examples = {k: jnp.asarray(v) for k, v in data.examples.items()}
+    bound = bound_to(algorithm, data)
+    state, cohort = bound.init(jax.random.key(0)), everybody(3)
+    examples = jax.device_put(all_examples(data))
     used = {"normal": [], "bits": []}
     for kind, module in (("normal", draws), ("bits", jax.random)):
         original = getattr(module, kind)
@@ -482,9 +473,8 @@ def test_no_key_feeds_two_draws(monkeypatch):
         monkeypatch.setattr(module, kind, recorded)
     with jax.disable_jit():
         for _ in range(2):
-            state, _ = run_round(
-                algorithm, RoundShape(4, 1, None), state, examples, cohort, jax.random.key(5)
-            )
+            key = jax.random.key(5)
+            state, *_ = bound.step(state, bound.hyper, examples, key, cohort)
     # Steps: ceil(2 / 2) + 0 + ceil(3 / 2), a draw for both leaves each; one central noise a round.
     assert len(used["normal"]) == 2 * (3 + 1)
     assert len(used["bits"]) == 2 * 3
