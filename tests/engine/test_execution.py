@@ -13,9 +13,11 @@ from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import execution as execution_module
-from fedjax_dp.engine.cohort import ClientTable, Cohort, draw_cohort
-from fedjax_dp.engine.round import RoundShape, SimulationState, run_round
+from fedjax_dp.engine import layout as layout_module
+from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
+from fedjax_dp.engine.compile import simulation
+from fedjax_dp.engine.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import Cost, cost_of, training_cost
@@ -65,7 +67,7 @@ def test_chunks_are_no_wider_than_the_cohort_that_is_expected(asked, given):
     [(1e3, 1, 100), (1e30, 1, 1), (1e3, 2**62, 1), (1e3, 2**20, None)],
 )
 def test_chunks_follow_operations_and_memory(monkeypatch, operations, largest, expected):
-    monkeypatch.setattr(execution_module, "memory_per_device", lambda: 2.0**30)
+    monkeypatch.setattr(layout_module, "memory_per_device", lambda: 2.0**30)
     chunk = ExecutionConfig().chunk(lambda: Cost(operations, operations, largest), 100)
     # A quarter of 1 GiB holds 32 times 8 values of 1 MiB.
     assert chunk == (expected or 32)
@@ -105,16 +107,17 @@ def temporary_bytes(num_slots, chunk, num_features=20_000):
     )
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 1, 1)))
     server = jax.eval_shape(algorithm.init, jax.random.key(0))
-    state = SimulationState(server, (), None, algorithm.config, jnp.int32(0))
+    state = SimulationState(server, (), None, jnp.int32(0))
     examples = {
         "x": jax.ShapeDtypeStruct((8, num_features), jnp.float32),
         "y": jax.ShapeDtypeStruct((8,), jnp.float32),
     }
     slots = jax.ShapeDtypeStruct((num_slots,), jnp.int32)
-    is_real = jax.ShapeDtypeStruct((num_slots,), bool)
-    cohort = Cohort(slots, slots, slots, is_real, jnp.int32(0))
-    run = jax.jit(functools.partial(run_round, algorithm, RoundShape(1, chunk, None)))
-    compiled = run.lower(state, examples, cohort, jax.random.key(0)).compile()
+    cohort = Cohort(slots, jax.ShapeDtypeStruct((num_slots,), jnp.int8), jnp.int32(0))
+    examples = Examples(examples, slots, slots, is_by_slot=True)
+    run = jax.jit(functools.partial(play_round, algorithm, Layout(chunk)))
+    numbers = typed(algorithm.hyper)
+    compiled = run.lower(state, numbers, examples, cohort, jax.random.key(0)).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 
@@ -131,27 +134,25 @@ def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them(
     model = make_model()
     sizes = np.array([5, 0, 40, 7, 39, 1, 8, 41, 6, 2])
     algorithm = fedavg(model, local_trainer(model, LocalConfig(batch_size=2)))
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    table = ClientTable(jnp.asarray(starts), jnp.asarray(sizes))
     participation = participants.participation(sampling.poisson(), len(sizes), 6)
-    draw = jax.jit(
-        functools.partial(draw_cohort, algorithm, participation, 12, 2, table, algorithm.config)
-    )
+    mesh = jax.sharding.AbstractMesh((2,), ("clients",))
+    layout, table = Layout(mesh=mesh), jnp.asarray(sizes)
+    numbers = typed(algorithm.hyper)
+    draw = jax.jit(functools.partial(draw_cohort, algorithm, participation, layout, table, numbers))
+    per_device = layout.slots_per_device(participation)
     for round_index in range(5):
         cohort = jax.tree.map(np.asarray, draw(jax.random.key(0), round_index))
-        drawn = sorted(cohort.ids[cohort.is_real].tolist())
+        is_real = cohort.fate != 0
+        drawn = cohort.ids[is_real].tolist()
         assert len(set(drawn)) == len(drawn) > 0
-        halves = cohort.is_real.reshape(2, 6)
-        counts = halves.sum(axis=1)
-        assert abs(counts[0] - counts[1]) <= 1
+        halves, steps = is_real.reshape(2, per_device), np.ceil(sizes[cohort.ids] / 2) * is_real
+        counts, loads = halves.sum(axis=1), steps.reshape(2, per_device).sum(axis=1)
+        # Whoever is given last goes to where there is least to do.
+        assert abs(loads[0] - loads[1]) <= steps.max()
         for half in range(2):
-            part = slice(6 * half, 6 * half + counts[half])
             assert halves[half][: counts[half]].all(), "the real ones come first on every device"
-            assert np.all(np.diff(np.ceil(cohort.sizes[part] / 2)) <= 0)
-        np.testing.assert_array_equal(cohort.sizes[~cohort.is_real], 0)
-        real = cohort.is_real
-        np.testing.assert_array_equal(cohort.starts[real], starts[cohort.ids[real]])
-        np.testing.assert_array_equal(cohort.sizes[real], sizes[cohort.ids[real]])
+            part = slice(per_device * half, per_device * half + counts[half])
+            assert np.all(np.diff(steps[part]) <= 0)
 
 
 def test_padded_work_is_reported():

@@ -55,7 +55,7 @@ def trained(name):
     case, rng = CASES[name], np.random.default_rng(2)
     sim = case.simulation(PLAIN)
     state = sim.init(KEY)
-    state = state._replace(server=moved(state.server, rng), rows=moved(state.rows, rng))
+    state = state._replace(server=moved(state.server, rng), clients=moved(state.clients, rng))
     clients = algorithms.pool(HELD_OUT) if case.is_pooled else HELD_OUT
     found = evaluator(sim, make_model(), case.data(), whole=WHOLE, clients=clients)
     return found, state, case
@@ -91,7 +91,7 @@ def test_the_pool_is_one_client():
 def test_local_models_are_evaluated_each_on_its_own_client():
     found, state, _ = trained("local_only")
     assert found.whole is None, "no model stands for the whole population"
-    thetas = theta_of(state.rows)
+    thetas = theta_of(state.clients)
     assert len(np.unique(thetas, axis=0)) > 2
     expected = [by_hand(thetas[i], HELD_OUT.client(i)) for i in range(NUM_CLIENTS)]
     by_client = found.clients(state)
