@@ -36,7 +36,7 @@ def spent(noise_multiplier, size, rounds=ROUNDS):
 
 def test_every_client_spends_its_budget_and_no_more():
     budgets = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
-    noise = calibration.calibrate(declared(), SIZES, budgets, DELTA, ROUNDS).config.noise_multiplier
+    noise = calibration.calibrate(declared(), SIZES, budgets, DELTA, ROUNDS).local.noise_multiplier
     for size, z, budget in zip(SIZES, noise, budgets, strict=True):
         if size > 0:
             assert budget * (1 - 1e-4) < spent(z, size) <= budget
@@ -57,16 +57,16 @@ def test_alike_clients_share_a_search_and_poisson_runs_are_searched_side_by_side
 
     monkeypatch.setattr(calibration, "calibrate_poisson", counted)
     monkeypatch.setattr(calibration, "calibrate_noise_multiplier", never)
-    noise = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).config.noise_multiplier
+    noise = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).local.noise_multiplier
     # Two of the five are alike, and one has no records.
     assert asked == [3] and noise[0] == noise[4] != noise[1]
 
 
 def test_both_ways_of_searching_agree(monkeypatch):
     """With the formula taken away, the search over events finds the same."""
-    quick = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).config.noise_multiplier
+    quick = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).local.noise_multiplier
     monkeypatch.setattr(calibration, "_poisson_steps", lambda event: None)
-    slow = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).config.noise_multiplier
+    slow = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).local.noise_multiplier
     np.testing.assert_allclose(slow, quick, rtol=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_only_plain_runs_of_the_probed_noise_are_taken_for_such():
 
 
 def test_noise_is_rounded_up_and_never_down():
-    noise = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).config.noise_multiplier
+    noise = calibration.calibrate(declared(), SIZES, 4.0, DELTA, ROUNDS).local.noise_multiplier
     assert np.all(spent(noise[0], SIZES[0]) <= 4.0)
     rng = np.random.default_rng(0)
     exact = rng.uniform(0.3, 30.0, 1000)
