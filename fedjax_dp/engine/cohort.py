@@ -1,6 +1,7 @@
 """Cohorts: who takes part in a round, in which slot, on which device."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
 
 import flax.struct
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.base import RANGES, ClientData
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
@@ -188,3 +189,34 @@ def typed(hyper: Hyper) -> Hyper:
         return array if kind is None else array.astype(kind)
 
     return jax.tree.map(of_32_bits, hyper)
+
+
+def traced(algorithm: FederatedAlgorithm, hyper: Hyper) -> Hyper:
+    """Gives numbers that may be fractions the type of fractions, whatever a run starts with.
+
+    Else a number that is built as 1 and swept to 0.5 would be traced twice.
+
+    Args:
+      algorithm: tells the ranges.
+      hyper: typed numbers.
+
+    Returns:
+      The same, in float32 wherever the range is not one of whole numbers.
+    """
+
+    def real(numbers: Any, kinds: Mapping[str, Any]) -> Any:
+        def one(name: str, value: Any) -> Any:
+            kind = kinds.get(name)
+            if isinstance(kind, Mapping):
+                return real(value, kind)
+            if value is None or kind is None or get_args(kind)[0] is int:
+                return value
+            return value.astype(np.float32)
+
+        return {name: one(name, value) for name, value in numbers.items()}
+
+    return hyper._replace(
+        local=hyper.local._replace(**real(hyper.local._asdict(), RANGES)),
+        algorithm=real(hyper.algorithm, algorithm.ranges),
+        aggregator=real(hyper.aggregator, algorithm.aggregator.ranges),
+    )

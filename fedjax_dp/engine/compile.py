@@ -17,7 +17,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine import tuning
-from fedjax_dp.engine.cohort import Cohort, Examples, typed
+from fedjax_dp.engine.cohort import Cohort, Examples, traced, typed
 from fedjax_dp.engine.federation import (
     Federation,
     examples_of,
@@ -190,7 +190,7 @@ def compile_federation(
         rounds_of = _streamed_rounds(laid_out, slabs, everywhere, by_client, count)
 
     init = _initial(laid_out, everywhere, by_client, is_resident)
-    start = jax.device_put(laid_out.hyper, everywhere)
+    start = jax.device_put(traced(federation.algorithm, laid_out.hyper), everywhere)
 
     def run(state, key, num_rounds=1, hyper=None):
         _require_32_bits()
@@ -198,7 +198,7 @@ def compile_federation(
         numbers = start
         if hyper is not None:
             federation.check(hyper)
-            numbers = jax.device_put(_same_structure(typed(hyper), start), everywhere)
+            numbers = jax.device_put(_same_kind(federation.algorithm, hyper, start), everywhere)
         state, left = placed(state), []
         done = int(state.round)
         for block, steps in rounds_and_host_steps(federation.host_steps, done, num_rounds):
@@ -434,11 +434,17 @@ def _work(bound: Federation, execution: ExecutionConfig) -> Hashable:
     )
 
 
-def _same_structure(hyper: Hyper, built: Hyper) -> Hyper:
-    """Requires the numbers that a simulation was built with, so that it is not traced again."""
+def _same_kind(algorithm: FederatedAlgorithm, hyper: Hyper, built: Hyper) -> Hyper:
+    """Gives numbers the types that a simulation was built with, so that it is not traced again."""
     mine, own = str(jax.tree.structure(hyper)), str(jax.tree.structure(built))
     checks.require(mine == own, "hyper", f"hold the numbers {own}", mine)
-    return hyper
+
+    def like(x, b):
+        # Without a range nobody has looked whether a number is whole.
+        is_kept = x.dtype == b.dtype or bool(np.any(np.asarray(x) != np.asarray(x).astype(b.dtype)))
+        return x if is_kept else x.astype(b.dtype)
+
+    return jax.tree.map(like, traced(algorithm, typed(hyper)), built)
 
 
 def _typed(x: Any) -> Any:
