@@ -53,10 +53,10 @@ def test_an_algorithm_is_assembled_from_its_name_alone(name):
     assert (experiment.evaluator.clients is None) == (name == "centralized")
     if unit == "record":
         # Every client has noise of its own budget: of unequal sizes, unequal noise.
-        assert np.shape(algorithm.config.noise_multiplier) == (3,)
-        assert np.all(np.asarray(algorithm.config.noise_multiplier) > 0)
+        assert np.shape(algorithm.hyper.local.noise_multiplier) == (3,)
+        assert np.all(np.asarray(algorithm.hyper.local.noise_multiplier) > 0)
     if unit == "client":
-        assert algorithm.aggregator.event is not None
+        assert algorithm.claims.client is not None
 
 
 @pytest.mark.slow

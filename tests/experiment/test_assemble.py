@@ -27,7 +27,7 @@ def assembled(*words):
 def record_noise(experiment):
     """Noise, sampling rate and steps a round of each client."""
     sizes = experiment.population.train.sizes
-    noise = np.asarray(experiment.simulation.algorithm.config.noise_multiplier)
+    noise = np.asarray(experiment.simulation.hyper.local.noise_multiplier)
     return zip(noise, np.minimum(1, 64 / sizes), np.ceil(sizes / 64), strict=True)
 
 
@@ -51,8 +51,8 @@ def test_clients_that_take_turns_pay_for_their_turns_alone():
     for z, rate, steps in record_noise(assembled(*cyclic)):
         assert spent(z, 3 * steps, rate) == pytest.approx(8, rel=1e-5)
     words = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
-    aggregator = assembled(*cyclic, *words).simulation.algorithm.aggregator
-    event = aggregator.event(aggregator.init(None))
+    simulation = assembled(*cyclic, *words).simulation
+    event = simulation.algorithm.claims.client.event(simulation.hyper.aggregator)
     epsilon = spent(event.noise_multiplier, 3)
     assert epsilon <= 8 and epsilon == pytest.approx(8, rel=1e-5)
 
@@ -61,8 +61,8 @@ def test_cohorts_drawn_by_coins_amplify_for_clients():
     words = ("--participation.sampler=poisson", "--participation.cohort_size=1.5")
     words = (*words, "--privacy.unit=client", "--algorithm.name=dp_fedavg")
     experiment = assembled(*words)
-    aggregator = experiment.simulation.algorithm.aggregator
-    z = aggregator.event(aggregator.init(None)).noise_multiplier
+    simulation = experiment.simulation
+    z = simulation.algorithm.claims.client.event(simulation.hyper.aggregator).noise_multiplier
     epsilon = spent(z, ROUNDS, rate=0.5)
     assert epsilon <= 8 and epsilon == pytest.approx(8, rel=1e-5)
     assert list(experiment.budget) == ["client"] and experiment.client_clip_norm == 1.0
@@ -71,7 +71,7 @@ def test_cohorts_drawn_by_coins_amplify_for_clients():
 def test_given_noise_is_taken_as_it_is():
     words = ("--privacy.record.noise_multiplier=[1.0, 2.0, 3.0]", "--privacy.record.epsilon=none")
     experiment = assembled(*words)
-    noise = experiment.simulation.algorithm.config.noise_multiplier
+    noise = experiment.simulation.hyper.local.noise_multiplier
     assert np.asarray(noise).tolist() == [1.0, 2.0, 3.0] and experiment.budget == {}
 
 

@@ -169,4 +169,4 @@ def test_the_curve_over_cohorts_keeps_the_population():
     parts = prepare(WORKLOADS["users"]._replace(cohort=50, num_clients=60))
     assert parts.data.num_clients == 60 and parts.participation.cohort_size == 50
     assert parts.participation.sampler.name == "poisson"
-    assert parts.algorithm.aggregator.event is not None
+    assert parts.algorithm.claims.client is not None

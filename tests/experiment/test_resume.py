@@ -339,8 +339,9 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
 
     def louder(*args):
         found = calibrated(*args)
-        noise = 2 * found.config.noise_multiplier
-        return found._replace(config=found.config._replace(noise_multiplier=noise))
+        local = found.hyper.local
+        local = local._replace(noise_multiplier=2 * local.noise_multiplier)
+        return found._replace(hyper=found.hyper._replace(local=local))
 
     monkeypatch.setattr(assemble, "calibrated", louder)
     experiment = assemble.assemble(configuration.load(finished / "config.toml"))
@@ -349,8 +350,8 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
     claims = {c["unit"]: c for c in read_json(finished, "privacy.json")["claims"]}
     kept = claims["record"]["noise_multiplier_per_unit"]
     assert int(state.round) == ROUNDS
-    np.testing.assert_array_equal(np.asarray(state.config.noise_multiplier, float), kept)
-    assert np.all(np.asarray(experiment.simulation.algorithm.config.noise_multiplier) > kept)
+    np.testing.assert_array_equal(np.asarray(start.hyper.local.noise_multiplier, float), kept)
+    assert np.all(np.asarray(experiment.simulation.hyper.local.noise_multiplier) > kept)
     spent = start.accounting.epsilon(experiment.dp_delta, "rdp")
     assert {unit: np.max(each) for unit, each in spent.items()} == {
         unit: claim["epsilon"] for unit, claim in claims.items()

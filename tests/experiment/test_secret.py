@@ -5,7 +5,6 @@ import shutil
 import stat
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from run_folders import (
@@ -149,7 +148,7 @@ def test_a_second_root_never_takes_the_place_of_the_first(finished):
 def noise_of(multiplier, *words):
     """What one round of clients who learn nothing adds to the model: its noise alone.
 
-    The multiplier is a number of the state, so that all of these run one program.
+    The multiplier is an argument of the rounds, so that all of these run one program.
     """
     words = (
         *SMALL,
@@ -166,10 +165,11 @@ def noise_of(multiplier, *words):
     experiment = assemble_once(configuration.load(None, words))
     root = new_root(experiment.config.run)
     state = first_state(experiment)
-    louder = state.aggregator._replace(noise_multiplier=jnp.float32(multiplier))
-    state = state._replace(aggregator=louder)
+    hyper = experiment.simulation.hyper
+    louder = {**hyper.aggregator, "noise_multiplier": multiplier}
     before = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]
-    state, _ = experiment.simulation.run(state, root, 1)
+    hyper = hyper._replace(aggregator=louder)
+    state, *_ = experiment.simulation.run(state, root, 1, hyper)
     after = [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.server.params))]
     return np.concatenate(after) - np.concatenate(before), experiment.population
 

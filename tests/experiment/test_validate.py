@@ -8,7 +8,7 @@ from run_folders import NOT_PRIVATE, SMALL, execute
 
 from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
-from fedjax_dp.engine import simulate
+from fedjax_dp.engine import compile as engine
 from fedjax_dp.experiment import assemble, population
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.folder import next_folder
@@ -32,7 +32,7 @@ def no_data(monkeypatch):
 @pytest.fixture
 def no_training(monkeypatch):
     """Lets a simulation be declared, and fails if it is compiled or run."""
-    build = simulate.simulation
+    build = engine.simulation
 
     def touched(*_args, **_kwargs):
         raise TouchedError("rounds were compiled")

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.clustered_dp import grid
 from fedjax_dp.data import datasets
-from fedjax_dp.engine import PrivacyAccounting
+from fedjax_dp.engine import Fate, PrivacyAccounting
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 
@@ -84,13 +84,14 @@ def test_a_cifar10_configuration_runs(name, data_dir, few_images):
         assert experiment.num_parameters == RESNET18
     state = sim.init(key)
     before = floats(state.server)
-    accounting = PrivacyAccounting(sim, state)
-    state, info = sim.run(state, key, 2)
-    accounting.charge(info, state)
+    accounting = PrivacyAccounting(sim)
+    state, record, info = sim.run(state, key, 2)
+    accounting.charge(record)
     after = floats(state.server)
     assert all(np.all(np.isfinite(x)) for x in after)
     assert max(np.abs(a - b).max() for a, b in zip(before, after, strict=True)) > 0
-    assert np.all(info["num_non_finite"] == 0) and np.all(np.isfinite(info["train_loss"]))
+    assert np.all(record.count(Fate.NOT_FINITE) == 0)
+    assert np.all(np.isfinite(info.training.train_loss))
     unit = config.privacy.unit
     spent = accounting.epsilon(experiment.dp_delta, config.privacy.accountant)[unit]
     assert np.all(spent > 0) and np.all(spent <= np.asarray(experiment.budget[unit]) * (1 + 1e-6))
