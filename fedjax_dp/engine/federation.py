@@ -190,7 +190,9 @@ def federation(
                 algorithm.clients.init(server),
             )
         aggregator = algorithm.aggregator.init(update_structure(algorithm, population))
-        return SimulationState(server, aggregator, clients, jnp.int32(0))
+        state = SimulationState(server, aggregator, clients, jnp.int32(0))
+        # A weak type, such as a filled array has, would be another one behind a step.
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
     def draw(state: SimulationState, hyper: Hyper, key: PRNGKey) -> Cohort:
         table = jnp.asarray(sizes)
