@@ -18,7 +18,14 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import PrivacyAccounting, Simulation, SimulationState, simulation
+from fedjax_dp.engine import (
+    ExecutionConfig,
+    PrivacyAccounting,
+    RoundRecord,
+    Simulation,
+    SimulationState,
+    simulation,
+)
 from fedjax_dp.engine.calibration import calibrate, run_event
 from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
@@ -69,13 +76,14 @@ def declared(name, model=None, **options):
     """A method on the hidden clusters, with noise 1 until it is calibrated."""
     model = model or linear_model()
     local, n = trainer(model), len(TRUE)
+    rounds, of_all = {"num_rounds": ROUNDS}, {"num_clients": n}
     return {
-        "r_dpcfl": lambda: algorithms.r_dpcfl(model, local, n, ROUNDS, **options),
-        "rc_dpfl": lambda: algorithms.rc_dpfl(model, local, n, ROUNDS, num_models=4),
-        "f_cdpfl": lambda: algorithms.f_cdpfl(model, local, ROUNDS, num_models=4, **options),
-        "km_cdpfl": lambda: algorithms.km_cdpfl(model, local, n, num_models=4),
-        "o_dpcfl": lambda: algorithms.o_dpcfl(model, local, n, clusters=TRUE.tolist()),
-        "mr_mtl": lambda: algorithms.mr_mtl(model, local, n),
+        "r_dpcfl": lambda: algorithms.r_dpcfl(model, local, **of_all, **rounds, **options),
+        "rc_dpfl": lambda: algorithms.rc_dpfl(model, local, **of_all, **rounds, num_models=4),
+        "f_cdpfl": lambda: algorithms.f_cdpfl(model, local, **rounds, num_models=4, **options),
+        "km_cdpfl": lambda: algorithms.km_cdpfl(model, local, **of_all, num_models=4),
+        "o_dpcfl": lambda: algorithms.o_dpcfl(model, local, **of_all, clusters=TRUE.tolist()),
+        "mr_mtl": lambda: algorithms.mr_mtl(model, local, **of_all),
         "dp_sgd": lambda: algorithms.dp_sgd(model, local),
         "local_only": lambda: algorithms.local_only(model, local),
     }[name]()
@@ -91,25 +99,27 @@ SELECTIONS_ALONE = (0.585, 0.884, 1.188, 1.496, 3.104, 4.825)
 
 
 def multiplier(algorithm, epsilon):
-    numbers = algorithm.config._replace(batch_size=32.0)
+    numbers = algorithm.hyper.local._replace(batch_size=32.0)
     done = calibrate(
-        algorithm._replace(config=numbers),
+        algorithm._replace(hyper=algorithm.hyper._replace(local=numbers)),
         np.array([6600]),
         epsilon,
         1e-4,
         200,
         accountant="rdp-classic-64",
     )
-    return float(done.config.noise_multiplier[0])
+    return float(done.local.noise_multiplier[0])
 
 
 def test_clients_of_one_epsilon_and_different_delta_get_their_own_noise():
     """Against the same clients calibrated alone, each at its one δ."""
     model = linear_model()
-    algorithm = algorithms.r_dpcfl(model, trainer(model), 3, 10, num_models=2)
+    algorithm = algorithms.r_dpcfl(
+        model, trainer(model), num_clients=3, num_rounds=10, num_models=2
+    )
     sizes, deltas = np.array([60, 60, 60]), np.array([1e-4, 1e-6, 1e-4])
-    together = calibrate(algorithm, sizes, 3.0, deltas, 10).config.noise_multiplier
-    alone = [calibrate(algorithm, sizes, 3.0, d, 10).config.noise_multiplier[0] for d in deltas]
+    together = calibrate(algorithm, sizes, 3.0, deltas, 10).local.noise_multiplier
+    alone = [calibrate(algorithm, sizes, 3.0, d, 10).local.noise_multiplier[0] for d in deltas]
     np.testing.assert_array_equal(together, alone)
     assert together[0] < together[1]
     with pytest.raises(ValueError, match="dp_delta must be one number or have one for each of"):
@@ -125,7 +135,9 @@ def test_noise_is_that_of_the_paper_with_a_whole_first_batch_and_with_selections
     local = trainer(model)
 
     def r_dpcfl(**options):
-        return algorithms.r_dpcfl(model, local, 1, 200, num_models=4, **options)
+        return algorithms.r_dpcfl(
+            model, local, num_clients=1, num_rounds=200, num_models=4, **options
+        )
 
     small = multiplier(algorithms.dp_sgd(model, local), epsilon)
     whole = multiplier(r_dpcfl(num_selections=0), epsilon)
@@ -150,9 +162,9 @@ def test_replacing_a_record_is_accounted_jointly_by_distributions(name):
     algorithm = declared(name, num_selections=3, **options)
     sizes = np.full(len(TRUE), SIZE)
     promise = {"accountant": "pld", "relation": "replace_one"}
-    algorithm = calibrate(algorithm, sizes, EPSILON, DELTA, ROUNDS, **promise)
-    z = float(algorithm.config.noise_multiplier[0])
-    row = jax.tree.map(np.asarray, algorithm.config.row(0))
+    hyper = calibrate(algorithm, sizes, EPSILON, DELTA, ROUNDS, **promise)
+    z = float(hyper.local.noise_multiplier[0])
+    row = jax.tree.map(np.asarray, hyper.of_client(0))
     whole = run_event(algorithm, SIZE, row, ROUNDS)
     ledger = Ledger("record", "replace_one")
     ledger.charge(whole)
@@ -184,7 +196,7 @@ def toy():
         [{"x": np.zeros((1, 1), np.float32), "y": np.array([a])} for a in centres]
     )
     participation = participants.participation(sampling.everybody(), 4)
-    return simulation(algorithms.ifca(model, local, 2), data, participation)
+    return simulation(algorithms.ifca(model, local, num_models=2), data, participation)
 
 
 def one_step(sim, models):
@@ -192,8 +204,8 @@ def one_step(sim, models):
     state = sim.init(key)
     start = np.asarray(models, np.float32)
     state = state._replace(server=state.server._replace(models={"t": jnp.asarray(start)}))
-    state, _ = sim.run(state, key)
-    return np.asarray(state.rows), np.asarray(state.server.models["t"]) - start
+    state, *_ = sim.run(state, key)
+    return np.asarray(state.clients), np.asarray(state.server.models["t"]) - start
 
 
 def test_choices_by_loss_are_stuck_from_one_start_and_right_from_another():
@@ -220,11 +232,15 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
     found = []
     for size in (7, 150):
         algorithm = algorithms.r_dpcfl(
-            model, trainer(model, micro_batch_size=size), len(TRUE), ROUNDS, num_models=4
+            model,
+            trainer(model, micro_batch_size=size),
+            num_clients=len(TRUE),
+            num_rounds=ROUNDS,
+            num_models=4,
         )
         sim = simulation(algorithm, data, EVERYBODY)
-        state, info = sim.run(sim.init(key), key)
-        assert info["num_examples"][0] == SIZE * len(TRUE), "one step on everything"
+        state, _, info = sim.run(sim.init(key), key)
+        assert info.training.num_examples[0] == SIZE * len(TRUE), "one step on everything"
         found.append(np.asarray(state.server.similarity.scatter))
     assert np.abs(found[0]).max() > 0.01
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
@@ -233,9 +249,9 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
 def test_updates_of_the_first_round_are_discarded():
     sim, key = run_of("r_dpcfl").sim, jax.random.key(0)
     start = flat(jax.device_get(sim.init(key).server.models))
-    state, _ = sim.run(sim.init(key), key, 1)
+    state, *_ = sim.run(sim.init(key), key, 1)
     np.testing.assert_array_equal(flat(jax.device_get(state.server.models)), start)
-    state, _ = sim.run(state, key, 1)
+    state, *_ = sim.run(state, key, 1)
     assert np.abs(flat(jax.device_get(state.server.models)) - start).max() > 0.01
 
 
@@ -247,24 +263,25 @@ class Run(NamedTuple):
 
     sim: Simulation
     state: SimulationState
-    info: dict
+    record: RoundRecord
     accounting: PrivacyAccounting
     planned: int
 
 
 def calibrated_run(algorithm, seed) -> Run:
     data, key = hidden_clusters(seed), jax.random.key(seed)
-    algorithm = calibrate(algorithm, data.sizes, EPSILON, DELTA, ROUNDS)
+    hyper = calibrate(algorithm, data.sizes, EPSILON, DELTA, ROUNDS)
+    algorithm = algorithm._replace(hyper=hyper)
     sim = simulation(algorithm, data, EVERYBODY, ExecutionConfig(rounds_per_call=ROUNDS))
     state = sim.init(key)
-    accounting = PrivacyAccounting(sim, state)
+    accounting = PrivacyAccounting(sim)
     planned = accounting.affordable_rounds(
         state, key, ROUNDS, {"record": EPSILON}, {"record": DELTA}, "rdp"
     )
-    state, info = sim.run(state, key, ROUNDS)
-    accounting.charge(info, state)
+    state, record, _ = sim.run(state, key, ROUNDS)
+    accounting.charge(record)
     assert sim.num_traces() == 1, "going from one stage to the next compiles nothing"
-    return Run(sim, state, info, accounting, planned)
+    return Run(sim, state, record, accounting, planned)
 
 
 @functools.cache
@@ -274,7 +291,7 @@ def run_of(name) -> Run:
 
 
 @pytest.mark.parametrize(
-    "num_models", [pytest.param(0, marks=telling), pytest.param(4, marks=slow)]
+    "num_models", [pytest.param(None, marks=telling), pytest.param(4, marks=slow)]
 )
 def test_r_dpcfl_finds_hidden_clusters(num_models):
     """With M given and with M found; a private choice of large ε confirms the mixture.
@@ -282,16 +299,16 @@ def test_r_dpcfl_finds_hidden_clusters(num_models):
     Noise decides whether four are found: with 21 of the first 30 seeds they are, and this is one.
     """
     algorithm = declared("r_dpcfl", num_models=num_models, selection_epsilon=0.5)
-    _, state, info, *_ = calibrated_run(algorithm, 2)
+    _, state, record, *_ = calibrated_run(algorithm, 2)
     server = jax.device_get(state.server)
     assert server.num_models == 4 and server.separation > 2
     assert is_partition_found(np.argmax(server.responsibilities, axis=1), TRUE)
-    assert is_partition_found(np.asarray(state.rows), TRUE)
-    assert is_minority_found(np.asarray(state.rows), TRUE)
+    assert is_partition_found(np.asarray(state.clients), TRUE)
+    assert is_minority_found(np.asarray(state.clients), TRUE)
     soft = int(server.soft_rounds)
     assert soft == int((1 - float(server.overlap)) * ROUNDS / 2) and soft >= 3
     expected = [0, *[1] * (soft - 1), 2, *[3] * (ROUNDS - soft - 1)]
-    np.testing.assert_array_equal(info["stage"], expected)
+    np.testing.assert_array_equal(record.stage, expected)
 
 
 METHODS = (
@@ -311,10 +328,10 @@ def test_every_method_of_a_comparison_spends_the_same_budget(name):
 
 def test_rounds_are_charged_as_what_they_were():
     """One whole batch, nine small ones of six steps each, one choice: by hand."""
-    _, state, _, accounting, _ = run_of("r_dpcfl")
+    sim, _, _, accounting, _ = run_of("r_dpcfl")
     [(units, history)] = accounting.ledgers["record"].histories()
     assert len(units) == len(TRUE)
-    z = float(state.config.noise_multiplier[0])
+    z = float(sim.hyper.local.noise_multiplier[0])
     charged = {}
     for event, count in flatten(history):
         charged[event] = charged.get(event, 0) + count
@@ -322,7 +339,7 @@ def test_rounds_are_charged_as_what_they_were():
     assert charged == {
         gaussian: 1,
         dp_accounting.PoissonSampledDpEvent(25 / SIZE, gaussian): 9 * 6,
-        selection_event(0.15): 1,
+        selection_event(np.float32(0.15)): 1,
     }
 
 
@@ -331,15 +348,15 @@ def test_a_ledger_of_single_rounds_equals_that_of_a_block():
     algorithm, data = declared("f_cdpfl", num_selections=3), hidden_clusters(0)
     sim, key = simulation(algorithm, data, EVERYBODY), jax.random.key(0)
     state = sim.init(key)
-    one, many = PrivacyAccounting(sim, state), PrivacyAccounting(sim, state)
-    state, info = sim.run(state, key, 5)
-    many.charge(info, state)
+    one, many = PrivacyAccounting(sim), PrivacyAccounting(sim)
+    state, record, _ = sim.run(state, key, 5)
+    many.charge(record)
     for r in range(5):
-        one.charge({name: value[r : r + 1] for name, value in info.items()}, state)
+        one.charge(jax.tree.map(lambda x, r=r: x[r : r + 1], record))
     assert one.to_json() == many.to_json()
-    np.testing.assert_array_equal(info["stage"], [0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(record.stage, [0, 0, 0, 1, 1])
     composed = Ledger("record")
-    row = jax.tree.map(np.asarray, algorithm.config)
+    row = jax.tree.map(np.asarray, sim.hyper)
     composed.charge(run_event(algorithm, SIZE, row, 5))
     expected = composed.epsilon(DELTA)[0]
     np.testing.assert_allclose(many.epsilon({"record": DELTA})["record"], expected)
@@ -353,7 +370,7 @@ def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
     )
     sim, key = simulation(algorithm, data, EVERYBODY), jax.random.key(0)
     state = sim.init(key)
-    accounting = PrivacyAccounting(sim, state)
+    accounting = PrivacyAccounting(sim)
 
     def allowed(epsilon):
         budget = {"record": epsilon}
@@ -361,7 +378,7 @@ def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
 
     def cost(num_rounds):
         ledger = Ledger("record")
-        row = jax.tree.map(np.asarray, algorithm.config)
+        row = jax.tree.map(np.asarray, sim.hyper)
         ledger.charge(run_event(algorithm, SIZE, row, num_rounds))
         return float(ledger.epsilon(DELTA)[0])
 
@@ -373,20 +390,20 @@ def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
 def test_exact_choices_say_what_they_leave_open():
     for name in ("rc_dpfl", "f_cdpfl"):
         options = {"selection": "exact"} if name == "f_cdpfl" else {}
-        assert "exact loss" in declared(name, **options).not_covered
+        assert "exact loss" in declared(name, **options).claims.not_covered
     for name in ("r_dpcfl", "km_cdpfl", "o_dpcfl", "mr_mtl"):
-        assert declared(name).not_covered is None
+        assert declared(name).claims.not_covered is None
 
 
 def test_public_trainers_are_refused_where_choices_are_accounted():
     model = linear_model()
     plain = local_trainer(model, LocalConfig())
     with pytest.raises(ValueError, match="trainer must clip and noise every record's gradient"):
-        algorithms.r_dpcfl(model, plain, 4, 10)
+        algorithms.r_dpcfl(model, plain, num_clients=4, num_rounds=10)
     with pytest.raises(ValueError, match="trainer must clip and noise every record's gradient"):
-        algorithms.f_cdpfl(model, plain, 10, num_models=2)
+        algorithms.f_cdpfl(model, plain, num_rounds=10, num_models=2)
     with pytest.raises(ValueError, match="clusters must hold a whole number from 0 for each of"):
-        algorithms.o_dpcfl(model, plain, 4, clusters=[0, 1])
+        algorithms.o_dpcfl(model, plain, num_clients=4, clusters=[0, 1])
 
 
 @telling
@@ -394,11 +411,11 @@ def test_without_a_pull_towards_the_mean_clients_train_alone():
     model, data, key = linear_model(), hidden_clusters(0), jax.random.key(0)
     own = []
     for algorithm in (
-        algorithms.mr_mtl(model, trainer(model), len(TRUE), strength=0.0),
+        algorithms.mr_mtl(model, trainer(model), num_clients=len(TRUE), strength=0.0),
         algorithms.local_only(model, trainer(model)),
     ):
         sim = simulation(algorithm, data, EVERYBODY)
-        own.append(flat(jax.device_get(sim.run(sim.init(key), key, 3)[0].rows)))
+        own.append(flat(jax.device_get(sim.run(sim.init(key), key, 3)[0].clients)))
     np.testing.assert_allclose(own[0], own[1], atol=1e-6)
 
 
@@ -412,7 +429,7 @@ def test_the_pull_is_clipped_with_the_examples_or_added_behind(is_pull_clipped):
     algorithm = algorithms.mr_mtl(
         model,
         dp_sgd_trainer(model, config),
-        len(TRUE),
+        num_clients=len(TRUE),
         strength=0.7,
         is_pull_clipped=is_pull_clipped,
     )
@@ -429,8 +446,8 @@ def test_the_pull_is_clipped_with_the_examples_or_added_behind(is_pull_clipped):
             norms = np.linalg.norm(each, axis=1, keepdims=True)
             gradient = (each * np.minimum(1, 0.4 / norms)).mean(axis=0)
             own[i] = own[i] - 0.5 * (gradient if is_pull_clipped else gradient + pull)
-    state, _ = sim.run(state, key, 3)
-    np.testing.assert_allclose(state.rows["w"], own, atol=1e-5)
+    state, *_ = sim.run(state, key, 3)
+    np.testing.assert_allclose(state.clients["w"], own, atol=1e-5)
     np.testing.assert_allclose(state.server.mean["w"], own.mean(axis=0), atol=1e-5)
 
 
@@ -445,30 +462,30 @@ def with_host_step(step, after=2):
 
 @telling
 def test_host_steps_run_where_they_belong_however_rounds_are_called():
-    def halve(server, rows, key):
+    def halve(server, clients, hyper, key):
         shift = np.asarray(jax.random.normal(key, ()))
-        return jax.tree.map(lambda p: np.float32(p / 2 + shift), server), rows
+        return jax.tree.map(lambda p: np.float32(p / 2 + shift), server), clients
 
     finals, key = [], jax.random.key(1)
     sim = simulation(with_host_step(halve), hidden_clusters(0), EVERYBODY)
     for calls in ((4,), (2, 2), (1, 3)):
         state: SimulationState = sim.init(key)
         for count in calls:
-            state, info = sim.run(state, key, count)
-            assert len(info["train_loss"]) == count
+            state, _, info = sim.run(state, key, count)
+            assert len(info.training.train_loss) == count
         finals.append(flat(jax.device_get(state.server)))
     for final in finals[1:]:
         np.testing.assert_array_equal(final, finals[0])
     without = simulation(with_host_step(halve, 5), hidden_clusters(0), EVERYBODY)
-    state, _ = without.run(without.init(key), key, 4)
+    state, *_ = without.run(without.init(key), key, 4)
     assert np.abs(flat(jax.device_get(state.server)) - finals[0]).max() > 0.01
     assert sim.num_traces() == 1
 
 
 @telling
 def test_host_steps_that_change_shapes_are_refused():
-    def widen(server, rows, key):
-        return jax.tree.map(lambda p: np.concatenate([p, p]), server), rows
+    def widen(server, clients, hyper, key):
+        return jax.tree.map(lambda p: np.concatenate([p, p]), server), clients
 
     sim, key = simulation(with_host_step(widen), hidden_clusters(0), EVERYBODY), jax.random.key(0)
     with pytest.raises(ValueError, match="host step after round 2 must keep structure"):
@@ -482,14 +499,14 @@ def test_clients_side_by_side_do_not_pay_for_choices_that_are_not_made(name):
     algorithm, data = case.make(make_model()), case.data()
     examples = {key: jnp.asarray(array) for key, array in data.examples.items()}
 
-    def side_by_side(server, rows, indices, sizes, round_index, key):
-        def one(row, index, size):
+    def side_by_side(server, clients, indices, sizes, stage, key):
+        def one(own, index, size):
             limit = int(data.sizes.max())
-            client = ClientData(examples, index, size, index, limit, "clients", round_index)
-            config = algorithm.config.row(index)
-            return algorithm.client(server, row, client, config, key).update
+            client = ClientData(examples, index, size, index, limit, "clients", stage=stage)
+            hyper = algorithm.hyper.of_client(index)
+            return algorithm.client(server, own, client, hyper, key).update
 
-        return jax.vmap(one, axis_name="clients")(rows, indices, sizes)
+        return jax.vmap(one, axis_name="clients")(clients, indices, sizes)
 
     server = algorithm.init(jax.random.key(0))
     count = jnp.arange(data.num_clients, dtype=jnp.int32)

@@ -27,16 +27,17 @@ from cases import (
 from cases import SETTINGS as NUMBERS
 from marks import later, slow, telling
 
-from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
+from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine import simulation, told
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.correlated_noise import banded_noise
 from fedjax_dp.privacy.distributed import make_plan
-from fedjax_dp.server import gaussian_mean, private
+from fedjax_dp.server import Stacked, gaussian_mean, private
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
 
@@ -79,10 +80,21 @@ def aggregators(model: Model):
     banded = banded_strategy()
     gaussian = private.gaussian_mean(0.5, 1.2, 2.0)
 
-    def combine(state, total, key):
-        stacked, is_real = total
-        summed = jax.tree.map(lambda a: jnp.tensordot(is_real.astype(a.dtype), a, 1), stacked)
-        return gaussian.combine(state, summed, key)
+    def combine(state, numbers, stack, key):
+        is_real = stack.is_real
+        summed = jax.tree.map(
+            lambda a: jnp.tensordot(is_real.astype(a.dtype), a, 1), stack.contributions
+        )
+        return gaussian.combine(state, numbers, summed, key)
+
+    stacked = Stacked(
+        gaussian.init,
+        gaussian.contribute,
+        combine,
+        gaussian.numbers,
+        gaussian.ranges,
+        gaussian.claim,
+    )
 
     return {
         "gaussian": (gaussian, EVERYBODY),
@@ -90,12 +102,13 @@ def aggregators(model: Model):
         "staircase": (private.staircase_mean(structure, 0.5, 1.2, 2.0), EVERYBODY),
         "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), EVERYBODY),
         "discrete": (discrete_mean(structure, plan, NUM_CLIENTS), EVERYBODY),
-        "correlated": (correlated_gaussian_mean(structure, banded, 0.5, 1.2, 2.0), CYCLIC),
-        "realised": (private.by_realised_count(gaussian, 2.0), EVERYBODY),
-        "stacked": (gaussian._replace(combine=combine, is_stacked=True), EVERYBODY),
+        "correlated": (correlated_gaussian_mean(banded, 0.5, 1.2, 2.0), CYCLIC),
+        "realised": (private.by_realised_count(gaussian), EVERYBODY),
+        "stacked": (stacked, EVERYBODY),
     }
 
 
+NOTHING_TO_CHECK = FederatedAlgorithm._field_defaults["check_noised"]
 NOISES = (
     *("adaptive", "correlated", "discrete", "gaussian"),
     *("laplace", "realised", "stacked", "staircase"),
@@ -121,7 +134,7 @@ def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(n
         PLAIN,
     )
     start = snapshot(sim.init(jax.random.key(0)))
-    state, _ = sim.run(start, jax.random.key(1), ROUNDS)
+    state, *_ = sim.run(start, jax.random.key(1), ROUNDS)
     found = [x for x in jax.tree.leaves(state) if x.shape == BASE.shape]
     for base in found:
         np.testing.assert_array_equal(base, BASE)
@@ -136,12 +149,13 @@ def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(n
 def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
     case, plain = CASES[name], reference(name)
     sim = case.simulation(PLAIN, frozen())
-    state, info = sim.run(sim.init(plain.key), plain.key, ROUNDS)
+    state, record, info = sim.run(sim.init(plain.key), plain.key, ROUNDS)
     expected = case.observe(plain.final)
     for part, value in case.observe(state).items():
         np.testing.assert_allclose(value, expected[part], rtol=0, atol=1e-6, err_msg=part)
-    for part, value in info.items():
-        np.testing.assert_allclose(value, plain.info[part], rtol=1e-4, atol=1e-6, err_msg=part)
+    expected = told(plain.record, plain.info)
+    for part, value in told(record, info).items():
+        np.testing.assert_allclose(value, expected[part], rtol=1e-4, atol=1e-6, err_msg=part)
     assert BASE.shape not in [shape[-2:] for shape in shapes_in(state)]
     assert sorted(shapes_in(state)) == sorted(shapes_in(plain.final))
 
@@ -173,7 +187,7 @@ def test_statistics_of_batch_norm_are_averaged_where_nothing_is_noised():
     model = normed()
     sim = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
     start = snapshot(sim.init(jax.random.key(0)))
-    state, _ = sim.run(start, jax.random.key(1), 1)
+    state, *_ = sim.run(start, jax.random.key(1), 1)
     before, after = (s.server.params["batch_stats"]["BatchNorm_0"] for s in (start, state))
     assert np.all(np.asarray(after["var"]) > 0)
     assert np.abs(np.asarray(after["mean"]) - before["mean"]).max() > 0.01
@@ -191,7 +205,7 @@ def test_buffers_that_depend_on_the_key_are_no_constants_and_refused_behind_nois
     plain = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
     state = plain.init(jax.random.key(0))
     base = np.asarray(state.server.params["base"])
-    state, _ = plain.run(state, jax.random.key(1), 2)
+    state, *_ = plain.run(state, jax.random.key(1), 2)
     np.testing.assert_array_equal(state.server.params["base"], base)
     algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
     with pytest.raises(ValueError, match=r"no buffers.*'base'.*Model.freeze"):
@@ -249,8 +263,9 @@ def test_optimizers_that_move_everything_or_nothing_may_be_noised(optimizer):
 @pytest.mark.parametrize("name", [n for n, e in registry.ALGORITHMS.items() if e.sends_model])
 def test_every_algorithm_that_sends_updates_of_a_model_is_checked_before_noise(name):
     algorithm = CASES[name].make(make_model())
-    assert (algorithm.check_noised is not None) == algorithm.sends_updates
-    if not algorithm.sends_updates:
+    asks_nothing = algorithm.check_noised is NOTHING_TO_CHECK
+    assert asks_nothing == (name == "local_only"), "which alone sends nothing"
+    if asks_nothing:
         return
 
     def refuse():
@@ -264,7 +279,7 @@ def test_every_algorithm_that_sends_updates_of_a_model_is_checked_before_noise(n
 
 
 def test_votes_are_no_update_of_a_model():
-    assert CASES["ae_dpfl"].make(normed()).check_noised is None
+    assert CASES["ae_dpfl"].make(normed()).check_noised is NOTHING_TO_CHECK
 
 
 @telling
@@ -283,10 +298,10 @@ def test_record_level_training_leaves_buffers_as_they_were():
         buffer_keys="seen",
     )
     sim = simulation(fedavg(model, private_trainer(model)), make_data(), EVERYBODY, PLAIN)
-    state, _ = sim.run(sim.init(jax.random.key(0)), jax.random.key(1), 2)
+    state, *_ = sim.run(sim.init(jax.random.key(0)), jax.random.key(1), 2)
     assert float(state.server.params["seen"]) == 0
     plain = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
-    state, _ = plain.run(plain.init(jax.random.key(0)), jax.random.key(1), 2)
+    state, *_ = plain.run(plain.init(jax.random.key(0)), jax.random.key(1), 2)
     assert abs(float(state.server.params["seen"])) > 0.1
     both = dp_fedavg(
         model,
@@ -307,9 +322,9 @@ def test_both_units_behind_a_frozen_base_resume_to_the_same_bits():
     )
     sim = simulation(algorithm, make_data(), EVERYBODY, PLAIN)
     key = jax.random.key(4)
-    whole, _ = sim.run(sim.init(key), key, 4)
-    half, _ = sim.run(sim.init(key), key, 2)
-    resumed, _ = sim.run(snapshot(half), key, 2)
+    whole, *_ = sim.run(sim.init(key), key, 4)
+    half, *_ = sim.run(sim.init(key), key, 2)
+    resumed, *_ = sim.run(snapshot(half), key, 2)
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
         np.testing.assert_array_equal(a, b)
     # The start is that of the model before it was frozen.
@@ -321,7 +336,7 @@ def test_both_units_behind_a_frozen_base_resume_to_the_same_bits():
 def test_calibrated_mechanisms_count_what_is_trained_alone():
     one = aggregators(make_model())["staircase"][0]
     other = aggregators(frozen())["staircase"][0]
-    events = [a.event(a.init(None)) for a in (one, other)]
+    events = [a.claim.event(a.numbers) for a in (one, other)]
     assert events[0] == events[1]
     whole = aggregators(with_base())["staircase"][0]
-    assert whole.event(whole.init(None)) != events[0]
+    assert whole.claim.event(whole.numbers) != events[0]
