@@ -4,7 +4,7 @@ All clients of a round are one batch dimension of one compiled program. Algorith
 of pure functions; the engine compiles them; a ledger is told what ran and answers ε at δ.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable as _Callable
 
 from fedjax_dp.algorithms import (
     ALGORITHMS,
@@ -95,6 +95,7 @@ from fedjax_dp.server import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALGORITHMS",
     "Aggregator",
     "ClientOutput",
     "ClientState",
@@ -172,7 +173,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Callable[..., FederatedAlgorithm]:
+def __getattr__(name: str) -> _Callable[..., FederatedAlgorithm]:
     """Finds every registered algorithm by its name, so that a new one needs no line here."""
     if name in ALGORITHMS:
         return ALGORITHMS[name].factory

@@ -142,6 +142,25 @@ def test_the_front_door_opens_nothing_unlisted():
     assert held == {name for name in fedjax_dp.__all__ if not name.startswith("_")}
 
 
+def test_every_algorithm_is_reached_by_its_name():
+    """The string of an algorithm is the function of that name, at the front door too."""
+    for name, entry in fedjax_dp.ALGORITHMS.items():
+        assert getattr(fedjax_dp, name) is entry.factory, name
+        assert entry.factory.__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'fedavgg'"):
+        _ = fedjax_dp.fedavgg
+
+
+def test_what_a_study_needs_is_reached_from_the_front_door():
+    """Ledger, calibration, samplers; audits and experiments by their packages."""
+    for name in ("Ledger", "PrivacyAccounting", "calibrate", "federation", "simulation", "told"):
+        assert name in fedjax_dp.__all__, name
+    for name in ("poisson", "fixed_size", "everybody", "cyclic", "min_separated", "shuffled"):
+        assert name in fedjax_dp.__all__, name
+    audits = importlib.import_module("fedjax_dp.audit")
+    assert {"run_audit", "audit", "plant_clients", "plant_records"} <= set(audits.__all__)
+
+
 def test_the_package_is_typed():
     assert (pathlib.Path(fedjax_dp.__file__).parent / "py.typed").is_file()
 

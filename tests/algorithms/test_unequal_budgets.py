@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from marks import later, telling
 
-from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine import PrivacyAccounting, told
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.values import ConfigError
@@ -42,12 +42,13 @@ class Run:
         self.experiment = assemble(config)
         simulation, key = self.experiment.simulation, jax.random.key(config.run.seed)
         state = simulation.init(key)
-        accounting = PrivacyAccounting(simulation, state)
-        state, self.info = simulation.run(state, key, ROUNDS)
-        accounting.charge(self.info, state)
+        accounting = PrivacyAccounting(simulation)
+        state, record, info = simulation.run(state, key, ROUNDS)
+        self.info = told(record, info)
+        accounting.charge(record)
         accountant = config.privacy.accountant
         self.epsilon = accounting.epsilon({"record": DELTA}, accountant)["record"]
-        self.config = simulation.algorithm.config
+        self.config = simulation.hyper.local
         self.model = np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.server)])
 
 
@@ -81,7 +82,7 @@ def sizes_of(experiment):
 @telling
 def test_weights_are_those_of_the_methods():
     experiment = run("--algorithm.name=weiavg").experiment
-    sizes, config = sizes_of(experiment), experiment.simulation.algorithm.config
+    sizes, config = sizes_of(experiment), experiment.simulation.hyper.local
     step = noise_levels.clipped_gradient_variance(
         config.noise_multiplier, config.batch_size, clip_norm=1.0, num_parameters=1
     )
@@ -232,8 +233,8 @@ def paper_round(data_dir):
     words = (f"--data.data_dir={data_dir}", f"--training.learning_rate={LEARNING_RATE}")
     experiment = assemble(configuration.load(None, (*PAPER, *words)))
     simulation, key = experiment.simulation, jax.random.key(0)
-    _, info = simulation.run(simulation.init(key), key, 1)
-    return experiment, {name: value[0] for name, value in info.items()}
+    _, record, info = simulation.run(simulation.init(key), key, 1)
+    return experiment, {name: value[0] for name, value in told(record, info).items()}
 
 
 @pytest.mark.slow
@@ -241,7 +242,7 @@ def paper_round(data_dir):
 def test_weights_of_robust_hdp_are_those_of_the_oracle(data_dir):
     """Dist2, 20 clients: every weight within a tenth of the optimum of (3.5)."""
     experiment, info = paper_round(data_dir)
-    config = experiment.simulation.algorithm.config
+    config = experiment.simulation.hyper.local
     assert np.all(sizes_of(experiment) == 2400) and experiment.num_parameters == 28_938
     gradient = noise_levels.clipped_gradient_variance(
         config.noise_multiplier, config.batch_size, clip_norm=3.0, num_parameters=28_938
@@ -259,7 +260,7 @@ def test_weights_of_robust_hdp_are_those_of_the_oracle(data_dir):
 @pytest.mark.needs_data("mnist")
 def test_clients_of_unequal_batches_share_a_round_with_little_padding(data_dir):
     experiment, info = paper_round(data_dir)
-    assert experiment.simulation.shape.chunk == 1
+    assert experiment.simulation.layout.chunk == 1
     assert info["num_examples"] == pytest.approx(48_000, rel=0.02)
     assert info["padding_share"] < 0.15
 

@@ -22,10 +22,11 @@ from fedjax_dp.clients import (
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine import PrivacyAccounting, simulation, told
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.server import by_realised_count, gaussian_mean, laplace_mean, uniform_mean
+from fedjax_dp.privacy.claims import UnclaimedNoise
+from fedjax_dp.server import RoundKey, by_realised_count, gaussian_mean, laplace_mean, uniform_mean
 
 KEY = jax.random.key(5)
 
@@ -34,8 +35,21 @@ def run(algorithm, rounds=2, data=None, sampler=None, cohort=None):
     data = make_data() if data is None else data
     chosen = participants.participation(sampler or sampling.everybody(), data.num_clients, cohort)
     sim = simulation(algorithm, data, chosen, PLAIN)
-    state, info = sim.run(sim.init(KEY), KEY, rounds)
-    return snapshot(state), info, sim
+    state, record, info = sim.run(sim.init(KEY), KEY, rounds)
+    return snapshot(state), record, told(record, info), sim
+
+
+def released(aggregator, total, key, numbers=None):
+    """What a round releases of a total, and its info."""
+    numbers = aggregator.numbers if numbers is None else numbers
+    _, aggregate, info = aggregator.combine(
+        aggregator.init(None), numbers, total, RoundKey(KEY, key)
+    )
+    return aggregate, info
+
+
+def contributed(aggregator, update):
+    return aggregator.contribute(aggregator.init(None), aggregator.numbers, update, 1.0, 0)
 
 
 def flat(tree):
@@ -50,8 +64,7 @@ def test_noise_of_the_clients_is_noise_of_the_server():
     share = add_client_noise(clip_norm * multiplier / math.sqrt(clients))
     central = gaussian_mean(clip_norm, multiplier, clients)
 
-    state = mean.init(None)
-    clipped = jax.vmap(lambda d: mean.contribute(state, d, 1.0)[0])(deltas)
+    clipped = jax.vmap(lambda d: contributed(mean, d)[0])(deltas)
     exact = jnp.sum(clipped, axis=0) / clients
 
     client = PublicClient(jnp.int32(1), jnp.int32(0), limit=1)
@@ -63,8 +76,8 @@ def test_noise_of_the_clients_is_noise_of_the_server():
     @jax.vmap
     def both(key):
         noised = jnp.sum(jax.vmap(one)(clipped, jax.random.split(key, clients)), axis=0)
-        _, released, _ = central.combine(central.init(None), (clients * exact, 0.0), key)
-        return noised / clients - exact, released - exact
+        mean_of_server, _ = released(central, (clients * exact, 0.0), key)
+        return noised / clients - exact, mean_of_server - exact
 
     for error in both(jax.random.split(KEY, 400)):
         # 200,000 draws know a deviation to 0.16 %.
@@ -82,7 +95,7 @@ def test_without_clipping_and_noise_it_is_fedavg_with_equal_weights():
         ),
     )
     plain = fedavg(model, plain_trainer(model), aggregator=uniform_mean())
-    ours, info, _ = run(private)
+    ours, _, info, _ = run(private)
     np.testing.assert_allclose(
         flat(ours.server.params), flat(run(plain)[0].server.params), atol=1e-6
     )
@@ -96,15 +109,15 @@ def test_without_clipping_and_noise_it_is_fedavg_with_equal_weights():
 def test_the_realised_denominator_divides_by_who_came_and_claims_nothing():
     model = make_model()
     mean = gaussian_mean(0.2, 0.0, 3.0)
-    realised = by_realised_count(mean, 3.0)
-    assert realised.event is None and realised.sensitivity is None
+    realised = by_realised_count(mean)
+    assert isinstance(realised.claim, UnclaimedNoise)
     sampler = sampling.poisson()
     by = {}
     for name, aggregator in (("expected", mean), ("realised", realised)):
         algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
-        state, info, sim = run(algorithm, 1, sampler=sampler, cohort=3)
+        state, _, info, sim = run(algorithm, 1, sampler=sampler, cohort=3)
         by[name] = flat(state.server.params) - flat(sim.init(KEY).server.params)
-        accounting = PrivacyAccounting(sim, sim.init(KEY))
+        accounting = PrivacyAccounting(sim)
         assert list(accounting.ledgers) == (["client"] if name == "expected" else [])
     count = info["num_participants"][0]
     assert count != 3
@@ -112,13 +125,13 @@ def test_the_realised_denominator_divides_by_who_came_and_claims_nothing():
 
 
 def test_a_round_without_anybody_is_skipped_by_the_realised_denominator():
-    aggregator = by_realised_count(gaussian_mean(0.2, 5.0, 3.0), 3.0)
+    aggregator = by_realised_count(gaussian_mean(0.2, 5.0, 3.0))
     zeros = (({"w": jnp.zeros(4)}, jnp.float32(0)), jnp.float32(0))
-    _, aggregate, info = aggregator.combine(aggregator.init(None), zeros, KEY)
+    aggregate, info = released(aggregator, zeros, KEY)
     np.testing.assert_array_equal(aggregate["w"], 0)
     assert info["noise_stddev"] == 0
     ones = (({"w": jnp.zeros(4)}, jnp.float32(0)), jnp.float32(6))
-    _, aggregate, info = aggregator.combine(aggregator.init(None), ones, KEY)
+    aggregate, info = released(aggregator, ones, KEY)
     assert np.all(aggregate["w"] != 0)
     assert info["noise_stddev"] == pytest.approx(0.2 * 5.0 / 6)
 
@@ -128,13 +141,13 @@ def test_server_optimisers_are_post_processing_of_the_same_private_mean(make):
     """DP-FedAvgM and DP-FedAdam: same aggregate, same account, another step."""
     model = make_model()
     aggregator = gaussian_mean(0.2, 0.8, NUM_CLIENTS)
-    state, info, sim = run(make(model, plain_trainer(model), aggregator=aggregator))
-    plain, _, plain_sim = run(fedavg(model, plain_trainer(model), aggregator=aggregator))
+    state, record, _, sim = run(make(model, plain_trainer(model), aggregator=aggregator))
+    plain, _, _, plain_sim = run(fedavg(model, plain_trainer(model), aggregator=aggregator))
     assert np.abs(flat(state.server.params) - flat(plain.server.params)).max() > 1e-3
     spent = []
     for each in (sim, plain_sim):
-        accounting = PrivacyAccounting(each, each.init(KEY))
-        accounting.charge(info)
+        accounting = PrivacyAccounting(each)
+        accounting.charge(record)
         spent.append(accounting.epsilon({"client": 1e-5})["client"][0])
     assert spent[0] == spent[1]
 
@@ -168,12 +181,19 @@ def poll(noise_multiplier=None, *, clip_norm=1.0, num_rounds=1, **options):
     aggregator = None
     if noise_multiplier is not None:
         aggregator = gaussian_mean(clip_norm, noise_multiplier, len(VOTES))
-    return ae_dpfl(model, trainer, QUERIES, num_rounds=num_rounds, aggregator=aggregator, **options)
+    return ae_dpfl(
+        model,
+        trainer,
+        public_x=QUERIES,
+        num_rounds=num_rounds,
+        aggregator=aggregator,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("multiplier", later([None, 0.0, 1e-3], but=[1e-3], mark=telling))
 def test_votes_without_noise_name_the_plurality(multiplier):
-    state, info, _ = run(poll(multiplier), 1, voters())
+    state, _, info, _ = run(poll(multiplier), 1, voters())
     np.testing.assert_array_equal(state.server.labels, [2, 1, 2])
     assert info["num_participants"][0] == len(VOTES)
     # The server learnt what was answered: class 2 twice, class 1 where the input says so.
@@ -182,15 +202,15 @@ def test_votes_without_noise_name_the_plurality(multiplier):
 
 @telling
 def test_blocks_of_queries_are_answered_round_by_round():
-    state, _, sim = run(poll(0.0, num_rounds=3), 1, voters())
+    state, _, _, sim = run(poll(0.0, num_rounds=3), 1, voters())
     np.testing.assert_array_equal(state.server.labels, [2, -1, -1])
-    state, _ = sim.run(state, KEY, 2)
+    state, *_ = sim.run(state, KEY, 2)
     np.testing.assert_array_equal(state.server.labels, [2, 1, 2])
 
 
 @telling
 def test_nothing_is_answered_where_nobody_votes():
-    state, _, _ = run(poll(), 1, voters(), sampler=sampling.poisson(), cohort=1e-6)
+    state, *_ = run(poll(), 1, voters(), sampler=sampling.poisson(), cohort=1e-6)
     np.testing.assert_array_equal(state.server.labels, -1)
     np.testing.assert_array_equal(state.server.params["w"], 0)
 
@@ -200,12 +220,11 @@ def test_noise_on_counts_of_votes_is_the_multiplier_times_the_root_of_the_querie
     multiplier = 0.7
     algorithm = poll(multiplier, clip_norm=clip_norm)
     aggregator = algorithm.aggregator
-    state = aggregator.init(None)
 
     @jax.jit
     @jax.vmap
     def zeros(key):
-        return aggregator.combine(state, (jnp.zeros((3, 3)), 0.0), key)[1].votes
+        return released(aggregator, (jnp.zeros((3, 3)), 0.0), key)[0]
 
     noise = np.asarray(zeros(jax.random.split(KEY, 4000)))
     # One vote, as it is sent, in the units of the release.
@@ -215,8 +234,8 @@ def test_noise_on_counts_of_votes_is_the_multiplier_times_the_root_of_the_querie
         {k: jnp.asarray(v) for k, v in data.examples.items()},
         jnp.int32(0), jnp.int32(1), jnp.int32(0), limit=1,
     )  # fmt: skip
-    vote = algorithm.client(server, None, client, algorithm.config, KEY).update
-    sent, _ = aggregator.contribute(state, vote, 1.0)
+    vote = algorithm.client(server, None, client, algorithm.hyper, KEY).update
+    sent, _ = contributed(aggregator, vote)
     assert float(trees.l2_norm(sent)) == pytest.approx(clip_norm, rel=1e-5)
     one = float(jnp.max(sent)) / len(VOTES)
     assert noise.std() / one == pytest.approx(multiplier * math.sqrt(3), rel=0.02)
@@ -227,18 +246,17 @@ def test_laplace_noise_on_counts_of_votes_is_the_multiplier_times_the_queries():
     model, multiplier = three_class_model(), 0.7
     trainer = local_trainer(model, LocalConfig(1.0, 1, 3))
     aggregator = laplace_mean(2.0, multiplier, len(VOTES))
-    algorithm = ae_dpfl(model, trainer, QUERIES, aggregator=aggregator)
-    state = aggregator.init(None)
+    algorithm = ae_dpfl(model, trainer, public_x=QUERIES, aggregator=aggregator)
 
     @jax.jit
     @jax.vmap
     def zeros(key):
-        return aggregator.combine(state, (jnp.zeros((3, 3)), 0.0), key)[1]
+        return released(aggregator, (jnp.zeros((3, 3)), 0.0), key)[0]
 
     noise = np.asarray(zeros(jax.random.split(KEY, 4000)))
-    _, info, _ = run(algorithm, 1, voters())
+    _, _, info, _ = run(algorithm, 1, voters())
     votes = jnp.zeros((3, 3)).at[:, 0].set(2.0 / math.sqrt(3))
-    sent, was_clipped = aggregator.contribute(state, votes, 1.0)
+    sent, was_clipped = contributed(aggregator, votes)
     assert was_clipped == 1 and info["num_clipped"][0] == len(VOTES)
     one = float(jnp.max(sent)) / len(VOTES)
     # A Laplace variable of scale b has a mean absolute value of b.
@@ -248,7 +266,7 @@ def test_laplace_noise_on_counts_of_votes_is_the_multiplier_times_the_queries():
 @pytest.mark.parametrize("clip_norm", later([0.5, 2.0], mark=telling))
 def test_the_norms_that_are_logged_are_those_of_the_votes(clip_norm):
     """Votes have the norm of the bound; the clients' models have moved by something else."""
-    _, info, _ = run(poll(0.0, clip_norm=clip_norm), 1, voters())
+    _, _, info, _ = run(poll(0.0, clip_norm=clip_norm), 1, voters())
     np.testing.assert_allclose(info["update_norm_quantiles"][0], clip_norm, rtol=1e-5)
     assert info["num_clipped"][0] == 0
 
@@ -259,7 +277,7 @@ def test_many_queries_cost_one_gaussian_with_less_noise(num_queries, sigma):
     multiplier = sigma / math.sqrt(num_queries)
     ledger = Ledger("client", "add_remove")
     mean = gaussian_mean(1.0, multiplier, 1.0)
-    ledger.charge(mean.event(mean.init(None)))
+    ledger.charge(mean.claim.event(mean.numbers))
     each = dp_accounting.rdp.RdpAccountant()
     each.compose(dp_accounting.GaussianDpEvent(sigma), num_queries)
     spent = float(ledger.epsilon(1e-5, "rdp")[0])
@@ -274,9 +292,9 @@ def test_many_queries_cost_one_gaussian_with_less_noise(num_queries, sigma):
 @telling
 def test_votes_of_sampled_clients_are_charged_as_sampled():
     algorithm = poll(0.9)
-    _, info, sim = run(algorithm, 1, voters(), sampler=sampling.poisson(), cohort=3)
-    accounting = PrivacyAccounting(sim, sim.init(KEY))
-    accounting.charge(info)
+    _, record, _, sim = run(algorithm, 1, voters(), sampler=sampling.poisson(), cohort=3)
+    accounting = PrivacyAccounting(sim)
+    accounting.charge(record)
     reference = dp_accounting.rdp.RdpAccountant()
     event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(0.9))
     reference.compose(event)
@@ -290,6 +308,6 @@ def test_outputs_without_classes_are_refused():
     )
     trainer = local_trainer(model, LocalConfig())
     with pytest.raises(ValueError, match="model must have logits"):
-        ae_dpfl(model, trainer, QUERIES)
+        ae_dpfl(model, trainer, public_x=QUERIES)
     with pytest.raises(ValueError, match="num_rounds must be an integer of at least 1"):
         poll(num_rounds=0)
