@@ -12,9 +12,10 @@ def memory_per_device() -> float:
     Returns:
       Bytes; infinity where nothing tells.
     """
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         return float(limit)
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) / jax.device_count()
+        bytes_of_all = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return float(bytes_of_all) / jax.local_device_count()
     return math.inf
