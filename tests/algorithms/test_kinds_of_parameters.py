@@ -153,6 +153,8 @@ def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
     expected = case.observe(plain.final)
     for part, value in case.observe(state).items():
         np.testing.assert_allclose(value, expected[part], rtol=0, atol=1e-6, err_msg=part)
+    np.testing.assert_array_equal(record.clients, plain.record.clients)
+    np.testing.assert_array_equal(record.fate, plain.record.fate)
     expected = told(plain.record, plain.info)
     for part, value in told(record, info).items():
         np.testing.assert_allclose(value, expected[part], rtol=1e-4, atol=1e-6, err_msg=part)
