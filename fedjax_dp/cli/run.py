@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedjax_dp.cli.progress import Progress
@@ -92,7 +92,7 @@ def shown(config: Config, start: Callable[[Watcher], Outcome], console: Console)
 
 def _show_keys(console: Console, parts: list[str]) -> None:
     rows = [row for part in parts for row in describe_choice(part)] if parts else describe()
-    table = Table("key", "may be", "default", "meaning")
+    table = Table(Column("key", overflow="fold"), "may be", "default", "meaning")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
