@@ -244,6 +244,8 @@ class _Training:
         gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
         updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
+        # Traced numbers are float32, and would widen the state of a narrow model.
+        opt_state = trees.cast_like(opt_state, local.optimizer)
         params = optax.apply_updates(summed.params, _of_weights(self.model, updates))
         read = TrainingMetrics(
             loss_sum=summed.loss,

@@ -143,6 +143,19 @@ def num_parameters(tree: PyTree) -> int:
     return int(sum(np.prod(x.shape, dtype=np.int64) for x in jax.tree.leaves(tree)))
 
 
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """Gives a tree the types of another, such as a state those that it had before a step.
+
+    Args:
+      tree: a tree of arrays.
+      like: a tree of the same structure.
+
+    Returns:
+      The tree, each array in the type of its counterpart.
+    """
+    return jax.tree.map(lambda x, old: jnp.asarray(x, jnp.result_type(old)), tree, like)
+
+
 def take(tree: PyTree, index: jax.typing.ArrayLike) -> PyTree:
     """Reads rows of every leaf.
 

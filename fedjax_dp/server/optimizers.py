@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import optax
 
+from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 
 
@@ -31,7 +32,9 @@ def apply_aggregate(
     Source: Reddi and others 2021, algorithm 1.
     """
     gradient = jax.tree.map(lambda a, p: (-a).astype(p.dtype), aggregate, params)
-    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    updates, after = optimizer.update(gradient, opt_state, params)
+    # Traced numbers are float32, and would widen the state of a narrow model.
+    opt_state = trees.cast_like(after, opt_state)
     if is_buffer is not None:
         updates = jax.tree.map(lambda u, g, plain: -g if plain else u, updates, gradient, is_buffer)
     return opt_state, optax.apply_updates(params, updates)
