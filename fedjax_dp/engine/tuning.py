@@ -75,7 +75,7 @@ def _try(simulation: Any, chunk: int, tick: Callable[[], float]) -> Trial:
     seconds = float("inf")
     for _ in range(2):
         before = tick()
-        state, _ = simulation.run(state, run_key, 1)
+        state, *_ = simulation.run(state, run_key, 1)
         jax.block_until_ready(state)
         seconds = min(seconds, tick() - before)
     return Trial(chunk, seconds, compiled - started)

@@ -77,11 +77,10 @@ def test_accounts_read_the_numbers_that_ran():
         aggregator=fdp.gaussian_mean(clip_norm=1.0, noise_multiplier=2.0, expected_cohort_size=5),
     )
     run = fdp.simulation(algorithm, _data(), fdp.participation(fdp.everybody(), NUM_CLIENTS))
-    state = run.init(KEY)
-    account = fdp.PrivacyAccounting(run, state)
-    quieter = state.aggregator._replace(noise_multiplier=jnp.float32(0.5))
-    state, info = run.run(state._replace(aggregator=quieter), KEY, 1)
-    account.charge(info, state)
+    account = fdp.PrivacyAccounting(run)
+    quieter = run.hyper._replace(aggregator={**run.hyper.aggregator, "noise_multiplier": 0.5})
+    _, record, _ = run.run(run.init(KEY), KEY, 1, quieter)
+    account.charge(record, quieter)
     reference = dp_accounting.rdp.RdpAccountant()
     reference.compose(dp_accounting.GaussianDpEvent(0.5))
     spent = account.epsilon({"client": 1e-5})["client"][0]
@@ -99,7 +98,7 @@ def test_every_kind_of_event_is_asked_for_before_rounds_run():
     algorithm = fdp.dp_sgd(_model(), fdp.dp_sgd_trainer(_model(), config))
     run = fdp.simulation(algorithm, data, fdp.participation(fdp.everybody(), 3))
     with pytest.raises(ValueError, match="replace"):
-        fdp.PrivacyAccounting(run, run.init(KEY), "replace_one", "rdp")
+        fdp.PrivacyAccounting(run, "replace_one", "rdp")
 
 
 @pytest.mark.parametrize(

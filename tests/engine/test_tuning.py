@@ -37,7 +37,7 @@ class Fake:
 
     def run(self, state, key, num_rounds):
         self.clock[0] += self.seconds.pop(0)
-        return state, {}
+        return state, None, None
 
 
 def test_the_fastest_of_two_rounds_is_taken_and_never_tried_again():
@@ -70,7 +70,7 @@ def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
     assert sim.layout.chunk == sim.layouts[0].clients_per_chunk
     assert {trial.clients_per_chunk for trial in sim.layouts} > {1}
     key = jax.random.key(cases.KEY)
-    state, _ = sim.run(reference.initial, key, cases.ROUNDS)
+    state, _, _ = sim.run(reference.initial, key, cases.ROUNDS)
     cases.assert_same_state(cases.snapshot(state), reference.final, 1e-6)
     again = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
     assert again.layouts is sim.layouts
