@@ -1,14 +1,22 @@
-"""Pages whose code is run, as one program each, and whose code is that of the package."""
+"""The code of every page is run, as one program each, and every command line is one that exists."""
 
 import contextlib
 import io
 import pathlib
 import re
+import shlex
 import textwrap
 
 import pytest
+import typer
+from marks import telling
+
+from fedjax_dp.cli.main import app
+from fedjax_dp.experiment import reading, validate
+from fedjax_dp.experiment.budgets import with_named_lists
 
 ROOT = pathlib.Path(__file__).parents[1]
+PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
 # The pages that show a file of the package.
 FILES = {
     "write-an-algorithm.md": "fedjax_dp/algorithms/feddyn.py",
@@ -22,9 +30,25 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
     return [code for kind, code in found if kind == language]
 
 
+# What a page takes as given. The names that the README's round makes are among it.
+ROUND = blocks(ROOT / "README.md", "python")[0]
+GIVEN = {
+    "auditing.md": ROUND + "participation = cohorts",
+    "privacy.md": ROUND
+    + """
+from fedjax_dp.privacy.statement import statement as state_what_ran
+statement = state_what_ran(privacy.ledgers["client"], 1e-3)
+""",
+    "quickstart.md": ROUND + "test = client_test = data",
+    "user_level_dp.md": "import fedjax_dp, jax",
+}
+OWN = [page for page in PAGES if blocks(page, "python") and page.name not in FILES]
+
+
 def run(page: pathlib.Path) -> str:
     """Runs all Python of a page, one block after the other; gives what it prints."""
     names: dict = {"__name__": page.stem}
+    exec(GIVEN.get(page.name, ""), names)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for number, code in enumerate(blocks(page, "python")):
             exec(compile(code, f"{page.name}, block {number}", "exec"), names)
@@ -40,6 +64,33 @@ def test_the_round_of_the_readme_runs():
 def test_a_page_that_writes_a_part_runs_and_prints_what_it_says(page):
     printed = run(ROOT / "docs" / page)
     assert printed.splitlines() == blocks(ROOT / "docs" / page, "")[-1].splitlines()
+
+
+@telling
+@pytest.mark.parametrize("page", [p for p in OWN if p.name != "README.md"], ids=lambda p: p.stem)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(page)
+
+
+def command_lines(page: pathlib.Path) -> list[list[str]]:
+    """The words after `fedjax-dp` in a page's blocks; what stands in brackets is a form, no line."""
+    lines = "\n".join(blocks(page, "")).replace("\\\n", " ").splitlines()
+    found = [re.search(r"^\S*fedjax-dp (.*)", line.split("&& ")[-1]) for line in lines]
+    return [shlex.split(one[1], comments=True) for one in found if one and "[--" not in one[1]]
+
+
+LINES = [(page.stem, words) for page in PAGES for words in command_lines(page)]
+
+
+@pytest.mark.parametrize(("page", "words"), LINES, ids=[" ".join(words) for _, words in LINES])
+def test_a_command_line_of_a_page_is_one_that_exists(page, words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    command, *rest = words
+    assert command in typer.main.get_command(app).commands
+    if command == "run" and not {"--keys", "--resume"} & set(rest):
+        path = rest.pop(0) if rest and not rest[0].startswith("--") else None
+        validate.validate(with_named_lists(reading.load(path, rest)))
 
 
 @pytest.mark.parametrize("page", FILES)

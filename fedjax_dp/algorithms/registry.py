@@ -24,7 +24,8 @@ class Problem(NamedTuple):
     Attributes:
       num_clients: the population.
       num_rounds: rounds of the whole run.
-      aggregator: the private mean, where clients are protected.
+      aggregator: how updates are combined: the private mean where clients are protected, else what
+        was asked for; the algorithm's own where it is None.
       declared_epsilon: the budgets that clients declare, `[num_clients]`, where records are
         protected to some.
       public_x: public inputs without labels, `[queries, ...]`, where there are some.
@@ -70,6 +71,11 @@ class Entry(NamedTuple):
     def asks_public_inputs(self) -> bool:
         """Tells whether the algorithm asks clients about public inputs."""
         return "public_x" in self.given
+
+    @property
+    def takes_aggregator(self) -> bool:
+        """Tells whether updates may be combined by any aggregator."""
+        return "aggregator" in self.given and self.sends_model
 
 
 _ANY = ("none", "record", "client", "both")

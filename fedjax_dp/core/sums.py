@@ -129,13 +129,24 @@ def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return high, (a - (high - of_b)) + (b - of_b)
 
 
+def _halved(x: jax.Array) -> jax.Array:
+    """Sums over the first axis, half onto half: many times faster on a CPU than XLA's reduction."""
+    odd = []
+    while len(x) > 1:
+        half = len(x) // 2
+        odd.append(x[2 * half :])
+        x = x[:half] + x[half : 2 * half]
+    return sum((one[0] for one in odd if len(one)), x[0])
+
+
 def _over_first_axis(x):
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.sum(x, axis=0)
     whole = len(x) // _FEW * _FEW
-    blocks = jnp.sum(x[:whole].reshape(-1, _FEW, *x.shape[1:]), axis=1)
+    parts = [] if whole == 0 else [_halved(x[:whole].reshape(_FEW, -1, *x.shape[1:]))]
     if whole < len(x):
-        blocks = jnp.concatenate([blocks, jnp.sum(x[whole:], axis=0, keepdims=True)])
+        parts.append(_halved(x[whole:, None]))
+    blocks = jnp.concatenate(parts)
     total = Sum(blocks, jnp.zeros_like(blocks))
     while len(total.high) > 1:
         half = len(total.high) // 2

@@ -78,7 +78,7 @@ def assemble(config: Config) -> Experiment:
     participation = participation_of(config.participation, train.num_clients)
     trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
     setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
-    problem = build_problem(privacy, setting, population)
+    problem = build_problem(config.algorithm, privacy, setting, population)
     algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
     if "record" in privacy.units and privacy.record.noise_multiplier is None:
         algorithm = calibrated(

@@ -120,7 +120,7 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
         trainer = build_trainer(config.training, level, model, population.train.sizes)
         setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
         asked = population if public_x is None else population._replace(public_x=public_x)
-        problem = build_problem(privacy, setting, asked)
+        problem = build_problem(config.algorithm, privacy, setting, asked)
         algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
         # The noise that was calibrated for the experiment is what is audited.
         return algorithm._replace(hyper=experiment.simulation.hyper)

@@ -27,6 +27,8 @@ from fedjax_dp.experiment.population import Population
 from fedjax_dp.experiment.validate import check_one_for_each
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.registry import AGGREGATORS
 
 
 def build_model(section: ModelSection, population: Population, seed: int) -> Model:
@@ -108,10 +110,13 @@ def _numbers(value: Any) -> Any:
     return np.asarray(value, dtype=np.float32) if value is not None else None
 
 
-def build_problem(privacy: PrivacySection, setting: Setting, population: Population) -> Problem:
+def build_problem(
+    section: AlgorithmSection, privacy: PrivacySection, setting: Setting, population: Population
+) -> Problem:
     """Gathers the facts that algorithms can be given.
 
     Args:
+      section: the algorithm, and how updates are combined where clients are not protected.
       privacy: what is protected.
       setting: participation, model and length of the run.
       population: the data of the clients.
@@ -127,10 +132,15 @@ def build_problem(privacy: PrivacySection, setting: Setting, population: Populat
     declared = None
     if epsilon is not None:
         declared = np.broadcast_to(np.asarray(epsilon, dtype=np.float64), num_clients)
+    aggregator: Aggregator | None = None
+    if "client" in units:
+        aggregator = client_aggregator(privacy.client, setting)
+    elif section.aggregator is not None:
+        aggregator = AGGREGATORS[section.aggregator](**section.aggregator_options)
     return Problem(
         num_clients=num_clients,
         num_rounds=setting.num_rounds,
-        aggregator=client_aggregator(privacy.client, setting) if "client" in units else None,
+        aggregator=aggregator,
         declared_epsilon=declared,
         public_x=population.public_x,
     )

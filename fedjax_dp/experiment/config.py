@@ -89,6 +89,12 @@ class AlgorithmSection(Section):
 
     name: str = _setting("dp_sgd", "an algorithm")
     options: Options = _table("options of the algorithm; `run --keys algorithm.name=NAME`")
+    aggregator: str | None = _setting(
+        None, "how updates are combined; the algorithm's own, or clients' mechanism, if not given"
+    )
+    aggregator_options: Options = _table(
+        "options of the aggregator; `run --keys algorithm.aggregator=NAME`"
+    )
 
 
 class TrainingSection(Section):

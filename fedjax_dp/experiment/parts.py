@@ -13,6 +13,7 @@ from fedjax_dp.experiment.options import options_model, read_options
 from fedjax_dp.experiment.partitions import PARTITIONS
 from fedjax_dp.experiment.values import ConfigError, Section
 from fedjax_dp.models import registry as models
+from fedjax_dp.server.registry import AGGREGATORS
 
 
 class Choice(NamedTuple):
@@ -48,6 +49,10 @@ def _algorithm(name: str) -> type[Section]:
     return options_model(name, entry.factory, given=given, kinds=entry.stand_in)
 
 
+def _aggregator(name: str) -> type[Section]:
+    return options_model(name, AGGREGATORS[name])
+
+
 def _optimizer(name: str) -> type[Section]:
     return options_model(name, OPTIMIZERS[name], given=("learning_rate",))
 
@@ -58,6 +63,9 @@ CHOICES = {
     "model.name": Choice("model.options", models.FACTORIES, functools.cache(_model)),
     "algorithm.name": Choice(
         "algorithm.options", algorithms.ALGORITHMS, functools.cache(_algorithm)
+    ),
+    "algorithm.aggregator": Choice(
+        "algorithm.aggregator_options", AGGREGATORS, functools.cache(_aggregator)
     ),
     "training.optimizer": Choice(
         "training.optimizer_options", OPTIMIZERS, functools.cache(_optimizer)
@@ -80,6 +88,11 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
     """
     for key, choice in CHOICES.items():
         name, options = (_at(config, k) for k in (key, choice.options))
+        if name is None:
+            if options:
+                rule = f"{choice.options} must be empty where no {key} is given, got {options!r}"
+                raise ConfigError(f"{origin(choice.options)}: {rule}")
+            continue
         try:
             checks.one_of(key, name, choice.names)
         except ValueError as error:

@@ -10,6 +10,7 @@ from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks
 from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.experiment.config import (
+    AlgorithmSection,
     ClientLevel,
     Config,
     FullParticipation,
@@ -39,6 +40,7 @@ def validate(config: Config) -> None:
     num_clients = _num_clients(config, entry)
     _check_public_examples(name, entry, config.data.public_examples)
     _check_unit(name, entry, privacy)
+    _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
     transforms = entry.transforms(options)
     declared("algorithm.options", transforms, is_private="record" in privacy.units)
@@ -89,6 +91,17 @@ def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
         noise = privacy.record.noise_multiplier
         rule = f"be none for {name}, which calibrates the noise itself"
         checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
+
+
+def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:
+    is_client = "client" in privacy.units
+    if is_client:
+        rule = "be none where clients are protected, whose mechanism combines their updates"
+    else:
+        rule = f"be none for {section.name}, which combines updates in a way of its own"
+    is_open = entry.takes_aggregator and not is_client
+    fits = section.aggregator is None or is_open
+    checks.require(fits, "algorithm.aggregator", rule, section.aggregator)
 
 
 def _check_lists(section: TrainingSection, num_clients: int | None) -> None:

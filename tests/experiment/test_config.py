@@ -44,6 +44,7 @@ CHOSEN = {
     "data.options": ("--data.name=kddcup99",),
     "model.options": ("--model.name=mlp",),
     "algorithm.options": ("--algorithm.name=fedprox",),
+    "algorithm.aggregator_options": ("--algorithm.aggregator=trimmed_mean",),
     "training.optimizer_options": ("--training.optimizer=adam",),
     "participation.cohort_size": ("--participation.sampler=poisson",),
     "participation.capacity": ("--participation.sampler=poisson",),
@@ -73,6 +74,8 @@ CHANGED = {
     "model.frozen": ["params/Conv_0/*", "params/Dense_0"],
     "algorithm.name": "fedprox",
     "algorithm.options": {"mu": 0.5},
+    "algorithm.aggregator": "trimmed_mean",
+    "algorithm.aggregator_options": {"trimmed_share": 0.25},
     "training.optimizer": "adam",
     "training.optimizer_options": {"b1": 0.5},
     "training.learning_rate": [0.5, 0.25],
@@ -345,6 +348,13 @@ def test_an_error_names_where_the_value_came_from(tmp_path):
         (["--data.options.seed=-1"], "a whole number of at least 0, got -1"),
         (["--model.name=mlp", "--model.options.hidden_sizes=[-3]"], "a whole number of at least 1"),
         (["--model.name=mlp", "--model.options.dropout=-0.1"], "a number in [0, 1), got -0.1"),
+        (
+            [
+                "--algorithm.aggregator=trimmed_mean",
+                "--algorithm.aggregator_options.trimmed_share=-0.1",
+            ],
+            "a number in [0, 0.5), got -0.1",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused_with_key_rule_and_value(words, message):

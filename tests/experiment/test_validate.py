@@ -60,6 +60,7 @@ UNKNOWN = [
     ("data.partition_options.alhpa", "0.5", "alpha"),
     ("model.name", "logistic_regresion", "logistic_regression"),
     ("algorithm.name", "dp_sdg", "dp_sgd"),
+    ("algorithm.aggregator", "trimed_mean", "trimmed_mean"),
     ("training.optimizer", "sdg", "sgd"),
     ("training.optimizer_options.momentun", "0.9", "momentum"),
 ]
@@ -151,6 +152,22 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         (
             ("--data.options.test_fraction=most",),
             "data.options.test_fraction must be a number in (0, 1)",
+        ),
+        (
+            (*DP_FEDAVG, "--algorithm.aggregator=trimmed_mean"),
+            "algorithm.aggregator must be none where clients are protected",
+        ),
+        (
+            (
+                "--privacy.unit=none",
+                "--algorithm.name=scaffold",
+                "--algorithm.aggregator=weighted_mean",
+            ),
+            "algorithm.aggregator must be none for scaffold, which combines updates in a way of its own",
+        ),
+        (
+            (*FEDAVG, "--algorithm.aggregator_options.trimmed_share=0.1"),
+            "algorithm.aggregator_options must be empty where no algorithm.aggregator is given",
         ),
         (("--run.rounds=0",), "run.rounds must be a whole number of at least 1, got 0"),
         (("--run.evaluate_every=0",), "run.evaluate_every must be a whole number of at least 1"),

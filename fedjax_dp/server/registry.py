@@ -1,0 +1,16 @@
+"""Aggregators by name, for configurations: those that claim no privacy.
+
+Where clients are protected, the mechanism of `privacy.client` is the aggregator.
+"""
+
+from collections.abc import Callable, Mapping
+
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.mean import uniform_mean, weighted_mean
+from fedjax_dp.server.trimmed_mean import trimmed_mean
+
+AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
+    "weighted_mean": weighted_mean,
+    "uniform_mean": uniform_mean,
+    "trimmed_mean": trimmed_mean,
+}
