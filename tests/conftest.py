@@ -59,11 +59,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what is telling as slow, and keeps together what shares references and runs.
 
+    A case of a telling test that is marked as slow itself is left to the slow suite.
+
     That is the tests of one algorithm, and else those of one file. Groups are of use with several
     processes and `--dist loadgroup`, which reads them after this.
     """
     for item in items:
-        if item.get_closest_marker("telling"):
+        if item.get_closest_marker("slow"):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "telling"]
+        elif item.get_closest_marker("telling"):
             item.add_marker(pytest.mark.slow)
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")
         shares = item.path.parent.name in ("algorithms", "audit", "engine")

@@ -74,7 +74,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def command_lines(page: pathlib.Path) -> list[list[str]]:
-    """The words after `fedjax-dp` in a page's blocks; what stands in brackets is a form, no line."""
+    """The words after `fedjax-dp` in a page; what stands in brackets is a form, no line."""
     lines = "\n".join(blocks(page, "")).replace("\\\n", " ").splitlines()
     found = [re.search(r"^\S*fedjax-dp (.*)", line.split("&& ")[-1]) for line in lines]
     return [shlex.split(one[1], comments=True) for one in found if one and "[--" not in one[1]]

@@ -4,6 +4,7 @@ import ast
 import pathlib
 
 import pytest
+from marks import telling
 
 import fedjax_dp
 
@@ -152,6 +153,7 @@ def calls_and_imports(path: pathlib.Path) -> set[str]:
     return named | {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
 
 
+@telling
 def test_the_engine_never_touches_disk():
     disk = {"open", "pathlib", "os", "io", "shutil", "np.save", "np.load", "np.savez"}
     for path in sorted((ROOT / "engine").glob("*.py")):

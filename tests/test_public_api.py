@@ -170,6 +170,35 @@ def test_what_a_study_needs_is_reached_from_the_front_door():
     assert {"run_audit", "audit", "plant_clients", "plant_records"} <= set(audits.__all__)
 
 
+def functions():
+    """Every function of the package that is not private, reached by its module."""
+    for found in pkgutil.walk_packages(fedjax_dp.__path__, "fedjax_dp."):
+        module = importlib.import_module(found.name)
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and value.__module__ == found.name and name[0] != "_":
+                yield f"{found.name}.{name}", value
+
+
+def has_random_key_in_place(function):
+    """A draw takes its key first, as `jax.random` does; whatever else takes one takes it last.
+
+    What has a default, or goes by its name alone, may follow.
+    """
+    needed = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+    ]
+    return "key" not in needed or "key" in (needed[0], needed[-1])
+
+
+def test_random_keys_have_one_position():
+    hints = ((name, f, f.__annotations__.get("key")) for name, f in functions())
+    wrong = [name for name, f, kind in hints if kind is not str and not has_random_key_in_place(f)]
+    assert not wrong
+    assert not has_random_key_in_place(lambda state, key, data: None)
+
+
 def test_the_package_is_typed():
     assert (pathlib.Path(fedjax_dp.__file__).parent / "py.typed").is_file()
 

@@ -56,7 +56,7 @@ def check_client(
         # A stage in which the client chooses too releases more than steps: see `check_choice`.
         if len(parts) == 1 and parts[0][1] == 1 and stated_multiplier(parts[0][0]):
             send = _sender(planted, hyper, owner, stage)
-            noise = measure_noise(send, (state, True), key, num_draws)
+            noise = measure_noise(send, (state, True), key, num_draws=num_draws)
             sent = send(state, True, key), send(state, False, key)
             results += noise.compare_parts("what a client sends", *sent, parts[0][0])
     return results

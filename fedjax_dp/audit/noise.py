@@ -185,7 +185,7 @@ def stated_multiplier(event: DpEvent) -> float | None:
 
 
 def measure_noise(
-    release: Callable[..., PyTree], arguments: tuple[Any, ...], key: PRNGKey, num_draws: int
+    release: Callable[..., PyTree], arguments: tuple[Any, ...], key: PRNGKey, *, num_draws: int
 ) -> ReleaseNoise:
     """Measures the noise of a release from releases of the same value under different keys.
 
@@ -213,7 +213,7 @@ def measure_noise(
 
 
 def mean_release(
-    release: Callable[..., PyTree], arguments: tuple[Any, ...], key: PRNGKey, num_draws: int
+    release: Callable[..., PyTree], arguments: tuple[Any, ...], key: PRNGKey, *, num_draws: int
 ) -> PyTree:
     """Averages releases of the same value under different keys.
 

@@ -80,9 +80,9 @@ class AuditResult(NamedTuple):
 def run_audit(
     planted: Planted,
     key: PRNGKey,
+    *,
     num_runs: int,
     num_rounds: int,
-    *,
     runs_at_once: int = 1,
     execution: ExecutionConfig = ExecutionConfig(),
 ) -> AuditRuns:

@@ -108,7 +108,7 @@ def check_gradient_rule(
         StepCheck("sum with a record in the padding", padded, 0.0),
         check_records(rule, params, batch, config, key, num_records=_RECORDS),
     ]
-    noise = measure_noise(release, (farthest, size), key, num_draws)
+    noise = measure_noise(release, (farthest, size), key, num_draws=num_draws)
     released = release(farthest, size, key)
     neighbour = release(without, size - 1, key)
     results.append(noise.compare("step with and without a record", released, neighbour, event))
@@ -171,8 +171,8 @@ def check_cohort(
     not_finite = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan).astype(s.dtype), structure)
     reaches = _reaching_leaves(algorithm, state, contribution_of(ordinary, 1.0), key)
     without = release(state, not_finite, 1.0, True, key)
-    noise = measure_noise(release, (state, ordinary, 1.0, True), key, num_draws)
-    quiet = measure_noise(release, (state, not_finite, 1.0, True), key, num_draws)
+    noise = measure_noise(release, (state, ordinary, 1.0, True), key, num_draws=num_draws)
+    quiet = measure_noise(release, (state, not_finite, 1.0, True), key, num_draws=num_draws)
     rounds = []
 
     def length_of(update: PyTree, weight: float) -> float:
@@ -196,8 +196,8 @@ def check_cohort(
     if rounds:
         _, farthest = max(rounds, key=lambda pair: pair[0])
         no_update = (state, not_finite, 1.0, True)
-        released = mean_release(release, farthest, key, num_draws)
-        neighbour = mean_release(release, no_update, key, num_draws)
+        released = mean_release(release, farthest, key, num_draws=num_draws)
+        neighbour = mean_release(release, no_update, key, num_draws=num_draws)
         check = noise.compare(_ROUND, released, neighbour, event)
         assert check is not None
         results.append(check)

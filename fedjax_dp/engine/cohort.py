@@ -93,8 +93,8 @@ def draw_cohort(
     layout: Layout,
     sizes: jax.Array,
     hyper: Hyper,
-    key: PRNGKey,
     round_index: jax.typing.ArrayLike,
+    key: PRNGKey,
 ) -> Cohort:
     """Draws the cohort of a round and orders its slots.
 
@@ -109,8 +109,8 @@ def draw_cohort(
       layout: slots and devices.
       sizes: examples of each client, `[num_clients]`.
       hyper: the numbers of the run.
-      key: the root key of the run.
       round_index: the round, from 0.
+      key: the root key of the run.
 
     Returns:
       The cohort.

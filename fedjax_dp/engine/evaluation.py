@@ -1,6 +1,7 @@
 """Evaluates the state of a simulation: the shared model, or every client's own."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,11 +10,16 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.compile import Simulation
 from fedjax_dp.engine.federation import Federation, examples_of
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.stream import power_of_two
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.models.base import Model
+
+# Training examples that are on the device together while personal models look at them.
+_PART_BYTES = 2**28
 
 
 class Evaluator(NamedTuple):
@@ -80,24 +86,45 @@ def _of_personal(
 ) -> Callable[[SimulationState], Evaluation]:
     """Evaluates the model of every client, which may look at the client's training data.
 
-    Only a model that does look brings them to the device; a population that streams is never put
-    there for models that do not.
+    Only a model that does look brings them to the device: at once where they are few, and kept
+    there; else so many clients at a time as fit.
     """
     examples = examples_of(train)
 
     def params_of(index, state, held):
         return personal(state, held.client(index))
 
+    everybody = np.arange(train.num_clients, dtype=np.int32)
     placed: list[Any] = []
 
-    def on_clients(state: SimulationState) -> Evaluation:
-        if not placed:
-            is_read = _reads(params_of, state, examples)
-            placed.append(jax.device_put(examples if is_read else _without_records(examples)))
-        return own(state, placed[0])
+    def in_parts(state: SimulationState) -> Iterator[tuple[np.ndarray, Any]]:
+        is_read = _reads(params_of, state, examples)
+        if is_read and train.num_bytes > _PART_BYTES:
+            count = min(train.num_clients, -(-train.num_bytes // _PART_BYTES))
+            for few in np.array_split(everybody, count):
+                yield few, (state, _part(train, examples, few))
+        else:
+            if not placed:
+                placed.append(jax.device_put(examples if is_read else _without_records(examples)))
+            yield everybody, (state, placed[0])
 
-    own = personal_evaluator(model, clients, params_of)
-    return on_clients
+    return personal_evaluator(model, clients, params_of, in_parts=in_parts)
+
+
+def _part(train: FederatedData, examples: Examples, clients: np.ndarray) -> Examples:
+    """Copies the examples of neighbouring clients, in few sizes, so that few programs are made."""
+    first, last = train.offsets[clients[0]], train.offsets[clients[-1] + 1]
+    room = power_of_two(last - first)
+
+    def rows(array: np.ndarray) -> np.ndarray:
+        part = np.zeros((room, *array.shape[1:]), array.dtype)
+        part[: last - first] = array[first:last]
+        return part
+
+    arrays = {name: rows(array) for name, array in examples.arrays.items()}
+    return dataclasses.replace(
+        examples, arrays=arrays, starts=(train.offsets[:-1] - first).astype(np.int32)
+    )
 
 
 def _reads(params_of: Any, state: Any, examples: Any) -> bool:

@@ -196,7 +196,7 @@ def federation(
 
     def draw(state: SimulationState, hyper: Hyper, key: PRNGKey) -> Cohort:
         table = jnp.asarray(sizes)
-        return draw_cohort(algorithm, participation, layout, table, hyper, key, state.round)
+        return draw_cohort(algorithm, participation, layout, table, hyper, state.round, key)
 
     def step(state, hyper, examples, key, cohort=None):
         # Whoever closes over examples on the host may do so.

@@ -36,7 +36,7 @@ class Slabs:
         largest = np.sort(data.sizes)[::-1][: participation.capacity]
         self._most_rows = max(1, int(largest.sum()))
         expected = participation.cohort_size * data.num_examples / data.num_clients
-        self._usual_rows = min(self._most_rows, _power_of_two(2 * expected))
+        self._usual_rows = min(self._most_rows, power_of_two(2 * expected))
         self._validation = None
         if validation is not None:
             self._validation = Slabs(validation, participation, placement)
@@ -61,7 +61,7 @@ class Slabs:
         ids = np.asarray(cohort.ids)[is_drawn]
         sizes = self._data.sizes[ids]
         num_rows = int(sizes.sum())
-        slab_rows = max(self._usual_rows, min(self._most_rows, _power_of_two(num_rows)))
+        slab_rows = max(self._usual_rows, min(self._most_rows, power_of_two(num_rows)))
         starts, sizes_by_slot = np.zeros((2, len(is_drawn)), np.int32)
         starts[is_drawn], sizes_by_slot[is_drawn] = np.cumsum(sizes) - sizes, sizes
         part = self._data.select(ids).examples if len(ids) else {}
@@ -115,5 +115,6 @@ class ClientStates:
             array[ids] = np.asarray(new)[is_drawn]
 
 
-def _power_of_two(rows: float) -> int:
+def power_of_two(rows: float) -> int:
+    """Rounds a number of rows up to a power of two, at least 1."""
     return 1 << max(int(np.ceil(rows)) - 1, 0).bit_length()

@@ -1,6 +1,6 @@
 """Exact loss and accuracy of one model, or of everybody's own, in compiled batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -125,6 +125,7 @@ def personal_evaluator(
     params_of: Callable[..., PyTree],
     *,
     block_size: int = 128,
+    in_parts: Callable[..., Iterable[tuple[np.ndarray, tuple[Any, ...]]]] | None = None,
 ) -> Callable[..., Evaluation]:
     """Compiles the evaluation of each client's own model on its own data.
 
@@ -133,6 +134,9 @@ def personal_evaluator(
       data: held-out examples by client.
       params_of: `(client_index, *arguments) -> params`, the model that a client would use.
       block_size: examples that are computed at once; bounds memory, changes nothing else.
+      in_parts: `(*arguments) -> (clients, arguments) …`, which clients are evaluated together and
+        what `params_of` is handed for them, each client at least once; all together with the
+        arguments themselves where it is None.
 
     Returns:
       `(*arguments) -> Evaluation`, the arguments being handed to `params_of`.
@@ -144,7 +148,7 @@ def personal_evaluator(
     sizes = jax.device_put(data.sizes.astype(np.int32))
 
     @jax.jit
-    def sums_of(examples, starts, sizes, *arguments):
+    def sums_of(examples, starts, sizes, clients, *arguments):
         def one_client(index):
             params = params_of(index, *arguments)
 
@@ -158,9 +162,14 @@ def personal_evaluator(
             zeros = _PerExample(*(jnp.float32(0),) * 3)
             return jax.lax.fori_loop(0, -(-sizes[index] // block), body, zeros)
 
-        return jax.lax.map(one_client, jnp.arange(data.num_clients))
+        return jax.lax.map(one_client, clients)
+
+    everybody = np.arange(data.num_clients, dtype=np.int32)
 
     def evaluate(*arguments: Any) -> Evaluation:
-        return _result(sums_of(examples, starts, sizes, *arguments), data.sizes)
+        sums = np.zeros((3, data.num_clients), np.float32)
+        for clients, own in [(everybody, arguments)] if in_parts is None else in_parts(*arguments):
+            sums[:, clients] = np.stack(sums_of(examples, starts, sizes, clients, *own))
+        return _result(_PerExample(*sums), data.sizes)
 
     return evaluate

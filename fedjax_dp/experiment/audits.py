@@ -98,7 +98,9 @@ def audit_experiment(
         unit_key = jax.random.fold_in(key, len(steps))
         planted = _plant(experiment, unit, num_canaries)
         steps[unit] = _check_steps(experiment, unit, planted, unit_key)
-        seen = run_audit(planted, unit_key, num_runs, num_rounds, execution=execution)
+        seen = run_audit(
+            planted, unit_key, num_runs=num_runs, num_rounds=num_rounds, execution=execution
+        )
         bounds += audit(
             seen,
             # Where clients chose their own, the δ at which most can be proven.

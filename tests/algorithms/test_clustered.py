@@ -111,6 +111,7 @@ def multiplier(algorithm, epsilon):
     return float(done.local.noise_multiplier[0])
 
 
+@telling
 def test_clients_of_one_epsilon_and_different_delta_get_their_own_noise():
     """Against the same clients calibrated alone, each at its one δ."""
     model = linear_model()
@@ -208,6 +209,7 @@ def one_step(sim, models):
     return np.asarray(state.clients), np.asarray(state.server.models["t"]) - start
 
 
+@telling
 def test_choices_by_loss_are_stuck_from_one_start_and_right_from_another():
     """The paper starts from -11, where f of the first client is 100 and not above 144, its value at
     0. From any start below -12 all four choose the other model, and there their pulls cancel."""
@@ -246,6 +248,7 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
 
 
+@telling
 def test_updates_of_the_first_round_are_discarded():
     sim, key = run_of("r_dpcfl").sim, jax.random.key(0)
     start = flat(jax.device_get(sim.init(key).server.models))
@@ -317,6 +320,7 @@ METHODS = (
 )
 
 
+@telling
 @pytest.mark.parametrize("name", later(METHODS, but=["r_dpcfl"]))
 def test_every_method_of_a_comparison_spends_the_same_budget(name):
     run = run_of(name)
@@ -326,6 +330,7 @@ def test_every_method_of_a_comparison_spends_the_same_budget(name):
     assert np.all((spent <= EPSILON) & (spent > EPSILON * (1 - 1e-4)))
 
 
+@telling
 def test_rounds_are_charged_as_what_they_were():
     """One whole batch, nine small ones of six steps each, one choice: by hand."""
     sim, _, _, accounting, _ = run_of("r_dpcfl")
@@ -362,6 +367,7 @@ def test_a_ledger_of_single_rounds_equals_that_of_a_block():
     np.testing.assert_allclose(many.epsilon({"record": DELTA})["record"], expected)
 
 
+@telling
 def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
     """Choices of ε 4 each: the first is affordable, the second is not."""
     algorithm, data = (

@@ -365,6 +365,7 @@ def test_state_keeps_its_types_under_a_model_in_bfloat16(name):
     assert jnp.dtype(jnp.bfloat16) in {dtype for _, dtype in kinds[0]}
 
 
+@telling
 @pytest.mark.parametrize(
     "make", [weighted_mean, uniform_mean, lambda: gaussian_mean(9.0, 0.0, 1.0)]
 )
@@ -378,6 +379,7 @@ def test_contributions_and_aggregates_are_float32(make):
     assert contribution[0]["w"].dtype == aggregate["w"].dtype == jnp.float32
 
 
+@telling
 def test_sum_over_many_clients_does_not_stall_in_bfloat16():
     """In bfloat16, 256 + 1 is 256; a mean of 600 ones would be 0.43."""
     base = gaussian_mean(1e3, 0.0, 600.0)
@@ -402,6 +404,7 @@ def test_sum_over_many_clients_does_not_stall_in_bfloat16():
     np.testing.assert_allclose(flat(after.server.params), 1.0, rtol=1e-2)
 
 
+@telling
 def test_gradient_sums_are_float32_under_a_model_in_bfloat16():
     """512 examples with equal gradients: their sum stalls in bfloat16."""
     model = make_model(jnp.bfloat16)
@@ -482,6 +485,7 @@ def test_no_key_feeds_two_draws(monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
+@telling
 def test_two_noises_of_one_client_differ():
     """Two transforms that add noise draw from two keys."""
     from fedjax_dp.clients import add_client_noise

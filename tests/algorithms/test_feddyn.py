@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.algorithms import Round, fedavg, feddyn
 from fedjax_dp.clients import LocalConfig, local_trainer
@@ -33,6 +34,7 @@ def _pulling(make, **options):
     return float(state.server.params["w"])
 
 
+@telling
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 def test_it_finds_the_minimum_of_the_whole_where_averaging_does_not(alpha):
     minimum = np.sum(CURVATURES * TARGETS) / np.sum(CURVATURES)

@@ -123,6 +123,7 @@ def shapes_in(state):
     return [x.shape for x in jax.tree.leaves(state)]
 
 
+@telling
 @pytest.mark.parametrize("noise", later(NOISES, but=["gaussian"], mark=telling))
 def test_a_base_declared_a_buffer_is_not_sent_not_noised_and_stays_bit_for_bit(noise):
     model = with_base(buffer_keys=("base",))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from cases import CASES, ROUNDS, SIZES, Reference, quick_first, reference, snapshot
+from marks import telling
 
 import fedjax_dp.algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
@@ -32,6 +33,7 @@ def test_three_rounds_agree_with_numpy(name):
     assert max(np.abs(observed[k] - start[k]).max() for k in start) > 0.02
 
 
+@telling
 def test_the_problem_holds_what_makes_it_hard():
     replay = run_of(reference("fedavg")).replay
     cohorts = [replay.cohort(r) for r in range(ROUNDS)]

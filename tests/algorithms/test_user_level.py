@@ -56,6 +56,7 @@ def flat(tree):
     return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)])
 
 
+@telling
 def test_noise_of_the_clients_is_noise_of_the_server():
     """N clients with S²σ²/N each: their mean has a deviation of Sσ/N by coordinate, as printed."""
     clip_norm, multiplier, clients, size = 0.3, 1.4, 40, 500
@@ -124,6 +125,7 @@ def test_the_realised_denominator_divides_by_who_came_and_claims_nothing():
     np.testing.assert_allclose(by["realised"], by["expected"] * 3 / count, atol=1e-6)
 
 
+@telling
 def test_a_round_without_anybody_is_skipped_by_the_realised_denominator():
     aggregator = by_realised_count(gaussian_mean(0.2, 5.0, 3.0))
     zeros = (({"w": jnp.zeros(4)}, jnp.float32(0)), jnp.float32(0))
@@ -191,6 +193,7 @@ def poll(noise_multiplier=None, *, clip_norm=1.0, num_rounds=1, **options):
     )
 
 
+@telling
 @pytest.mark.parametrize("multiplier", later([None, 0.0, 1e-3], but=[1e-3], mark=telling))
 def test_votes_without_noise_name_the_plurality(multiplier):
     state, _, info, _ = run(poll(multiplier), 1, voters())
@@ -215,6 +218,7 @@ def test_nothing_is_answered_where_nobody_votes():
     np.testing.assert_array_equal(state.server.params["w"], 0)
 
 
+@telling
 @pytest.mark.parametrize("clip_norm", later([0.01, 1.0, 50.0], but=[50.0]))
 def test_noise_on_counts_of_votes_is_the_multiplier_times_the_root_of_the_queries(clip_norm):
     multiplier = 0.7
@@ -241,6 +245,7 @@ def test_noise_on_counts_of_votes_is_the_multiplier_times_the_root_of_the_querie
     assert noise.std() / one == pytest.approx(multiplier * math.sqrt(3), rel=0.02)
 
 
+@telling
 def test_laplace_noise_on_counts_of_votes_is_the_multiplier_times_the_queries():
     """Votes of three queries are clipped to an L1 norm of the bound: a third of it for each."""
     model, multiplier = three_class_model(), 0.7

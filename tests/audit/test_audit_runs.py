@@ -40,7 +40,12 @@ SMALL = [
 
 def run(planted, num_runs, num_rounds=NUM_ROUNDS, key=0, **options):
     return run_audit(
-        planted, jax.random.key(key), num_runs, num_rounds, execution=cases.EXECUTION, **options
+        planted,
+        jax.random.key(key),
+        num_runs=num_runs,
+        num_rounds=num_rounds,
+        execution=cases.EXECUTION,
+        **options,
     )
 
 
@@ -139,6 +144,7 @@ def test_half_the_noise_on_updates_is_found(make):
     assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
 
 
+@telling
 @pytest.mark.parametrize("make", [half_the_noise, honest])
 def test_half_the_noise_on_gradients_is_found(make):
     numbers = cases.NUMBERS._replace(noise_multiplier=2.0)
@@ -173,6 +179,7 @@ def test_half_the_noise_on_gradients_is_found_through_votes(make):
     assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
 
 
+@telling
 def test_everybody_drawn_where_poisson_sampling_is_accounted_is_found():
     # A mechanism that is told a rate of 1/4 and is given everybody.
     swapped = cases.POISSON._replace(draw=sampling.everybody().draw)
@@ -410,7 +417,9 @@ def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
             "num_rounds must be such that a round asks 83 inputs",
         ),
         (
-            lambda: run_audit(cases.plant("dp_sgd", "record", 1), jax.random.key(0), 0, 1),
+            lambda: run_audit(
+                cases.plant("dp_sgd", "record", 1), jax.random.key(0), num_runs=0, num_rounds=1
+            ),
             "num_runs must be an integer",
         ),
     ],

@@ -56,6 +56,7 @@ RULES = {
 }
 
 
+@telling
 @pytest.mark.parametrize("name", later(RULES, but=["gaussian"], mark=telling))
 def test_gradient_rules_hold_what_they_state(name):
     results = check_rule(RULES[name](cases.model()))
@@ -140,6 +141,7 @@ def careless(rule, model):
     return rule._replace(micro_batch=micro_batch)
 
 
+@telling
 @pytest.mark.parametrize(
     ("breakage", "found"),
     [
@@ -160,6 +162,7 @@ def test_each_broken_gradient_rule_is_found(breakage, found):
     assert broken_names(check_rule(rule)) >= found
 
 
+@telling
 def test_half_the_noise_of_a_step_is_found():
     rule = gradients.clipped(cases.model(), make_mechanism=half_the_noise)
     assert broken_names(check_rule(rule)) == {
@@ -286,6 +289,7 @@ def half_noise(mean):
     return private.private_mean(half_the_noise, 0.5, 1.2, 2.0)
 
 
+@telling
 @pytest.mark.parametrize(
     ("breakage", "found"),
     [
@@ -343,6 +347,7 @@ def check_one_client(name, **parts):
     return planted, state, check_client(planted, state, KEY, num_draws=128)
 
 
+@telling
 @pytest.mark.parametrize("name", later(RECORD_ALGORITHMS, but=["dp_sgd"], mark=telling))
 def test_what_a_client_sends_hides_its_records(name):
     planted, _, results = check_one_client(name)
@@ -374,7 +379,7 @@ def test_noise_is_measured_beside_values_of_any_size(scale):
     def release(value, key):
         return {"a": value + scale * jax.random.normal(key, (200,)), "b": value}
 
-    noise = measure_noise(release, (jnp.float32(1e4 * scale),), KEY, 500)
+    noise = measure_noise(release, (jnp.float32(1e4 * scale),), KEY, num_draws=500)
     assert noise.stddevs[0] == pytest.approx(scale, rel=5 / np.sqrt(2 * 200 * 499))
     assert noise.stddevs[1] == 0
     assert noise.counts == (200 * 499, 499)

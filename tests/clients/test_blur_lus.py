@@ -133,6 +133,7 @@ DELTA = {
 }
 
 
+@telling
 @pytest.mark.parametrize("sparsity", later([0.1, 0.3, 0.5, 0.7, 0.9], but=[0.3]))
 def test_lus_keeps_the_costliest_of_every_layer_and_exactly_so_many(sparsity):
     sparse = lus(quadratic(), sparsity)(DELTA, context())
@@ -150,6 +151,7 @@ def test_lus_keeps_the_costliest_of_every_layer_and_exactly_so_many(sparsity):
     assert float(trees.l2_norm(sparse)) <= float(trees.l2_norm(DELTA))
 
 
+@telling
 def test_lus_by_the_last_step_and_by_magnitude_are_other_choices():
     kept = {s: np.asarray(lus(quadratic(), 0.7, score=s)(DELTA, context())["v"]) for s in SCORES}
     # |g · Δ| is (0.3, 3, 0.4) by the last step's gradient (3, 1, 2), and (0.1, 3, 0.2) otherwise.
@@ -197,6 +199,7 @@ def test_lus_leaves_buffers_alone():
     assert np.count_nonzero(sparse["w"]) == 4
 
 
+@telling
 @pytest.mark.parametrize("size", later([1, 5, 7], but=[5]))
 def test_mean_gradient_reads_all_of_the_client_and_nothing_else(size):
     model = make_model()
@@ -228,6 +231,7 @@ def training(optimizer, is_private=False):
     return model, trainer
 
 
+@telling
 @pytest.mark.parametrize("optimizer", [optax.sgd, optax.adam], ids=["sgd", "adam"])
 @pytest.mark.parametrize("is_private", later([False, True], but=[False], mark=telling))
 def test_both_go_with_any_optimiser_and_either_level_of_privacy(optimizer, is_private):
@@ -248,6 +252,7 @@ def test_both_go_with_any_optimiser_and_either_level_of_privacy(optimizer, is_pr
     assert float(near.metrics.update_norm) == pytest.approx(float(trees.l2_norm(near.delta)))
 
 
+@telling
 def test_the_last_step_of_a_trainer_is_what_transforms_are_shown():
     model, trainer = training(optax.sgd)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)

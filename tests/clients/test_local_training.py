@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from cases import make_model, theta_of
-from marks import later, slow
+from marks import later, slow, telling
 from oracles import logistic
 from oracles.replay import Replay
 
@@ -112,6 +112,7 @@ def test_full_batches_are_gradient_descent():
     np.testing.assert_allclose(theta_of(result.params), expected, atol=1e-5)
 
 
+@telling
 @pytest.mark.parametrize(
     "sampler",
     [sampling.shuffled(), sampling.poisson(), pytest.param(sampling.fixed_size(), marks=slow)],
@@ -134,6 +135,7 @@ def test_micro_batches_change_nothing(sampler, is_private):
         assert other.metrics.num_read == results[0].metrics.num_read
 
 
+@telling
 def test_clients_side_by_side_train_as_one_by_one():
     """Sizes, batches, epochs and rates differ; one vectorised call does them all."""
     model = make_model()
@@ -233,6 +235,7 @@ def test_event_is_what_runs():
     assert isinstance(whole.event, dp_accounting.GaussianDpEvent)
 
 
+@telling
 def test_no_noise_and_no_bound_are_the_plain_sum_over_the_public_size():
     """A clip norm of infinity with a multiplier of zero is the reference without privacy."""
     config = LocalConfig(0.3, 4, 1, clip_norm=np.inf, noise_multiplier=0.0)
@@ -246,6 +249,7 @@ def test_no_noise_and_no_bound_are_the_plain_sum_over_the_public_size():
     np.testing.assert_allclose(theta_of(result.params), theta, atol=1e-5)
 
 
+@telling
 def test_truncated_batches_count_what_found_no_slot():
     config = LocalConfig(0.1, 8, 4, clip_norm=1.0, noise_multiplier=1.0)
     trainer = dp_sgd_trainer(make_model(), config, sampler=sampling.poisson(capacity=6))

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from dp_accounting import NoOpDpEvent
+from marks import telling
 
 from fedjax_dp import clients
 from fedjax_dp.clients import (
@@ -44,6 +45,7 @@ def test_clip_update_bounds_the_norm():
     assert all(np.all(x == 0) for x in jax.tree.leaves(clip_update(1.0)(bad, CONTEXT)))
 
 
+@telling
 def test_client_noise_has_its_scale():
     zeros = {"a": jnp.zeros((100, 100)), "b": jnp.zeros(7)}
     noise = np.asarray(add_client_noise(0.3)(zeros, CONTEXT)["a"]) / 0.3
@@ -154,6 +156,7 @@ def test_a_declaration_is_what_other_records_change(name):
     assert differs == transform.reads_records == (name in READERS)
 
 
+@telling
 def test_what_promises_to_read_none_is_handed_none():
     def lying(delta, context):
         context.client.gather(jnp.arange(2))
@@ -231,6 +234,7 @@ def test_what_reads_records_behind_their_noise_is_refused_wherever_it_is_given(t
     train(local_trainer(MODEL, PLAIN, update_transforms=quiet), transform)
 
 
+@telling
 def test_what_reads_none_goes_behind_their_noise():
     quiet = [make() for name, make in BUILT_IN.items() if name not in READERS]
     trainer = private_trainer(MODEL, update_transforms=quiet)
@@ -239,6 +243,7 @@ def test_what_reads_none_goes_behind_their_noise():
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(delta))
 
 
+@telling
 def test_the_support_of_an_update_would_tell_whether_a_record_is_there():
     """Why the cost by raw records is refused: ε is 0.2, and every guess is right.
 
@@ -285,6 +290,7 @@ def test_the_support_of_an_update_would_tell_whether_a_record_is_there():
         dp_sgd_trainer(model, numbers, update_transforms=[sparsify(model, 0.9)])
 
 
+@telling
 def test_optimisers_and_penalties_are_handed_no_records():
     """By their signature: gradient, state, parameters; nothing besides."""
     seen = []

@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.catalog import CATALOG
@@ -46,6 +47,7 @@ def test_files_have_the_digests_of_the_table(data_dir, name):
         pytest.skip(f"no published file of {name} is here")
 
 
+@telling
 @pytest.mark.needs_data("mnist")
 def test_mnist(data_dir):
     mnist = datasets.load("mnist", data_dir)
@@ -70,6 +72,7 @@ def test_mnist(data_dir):
     assert seven[6:12].sum() > 1.3 * seven[16:22].sum()
 
 
+@telling
 @pytest.mark.needs_data("mnist")
 def test_uint8_is_the_same_images(data_dir):
     as_bytes = datasets.load("mnist", data_dir, dtype="uint8").test["x"]
@@ -90,6 +93,7 @@ def test_fashion_mnist(data_dir):
     assert np.sum(trousers.sum(axis=1) > 1) > np.sum(trousers.sum(axis=0) > 1)
 
 
+@telling
 @pytest.mark.needs_data("mnist_by_writer")
 def test_mnist_by_writer(data_dir):
     written = datasets.load("mnist_by_writer", data_dir, dtype="uint8")
@@ -271,6 +275,7 @@ def test_tiny_shakespeare(data_dir):
     assert len(np.unique(tiny.train["x"])) <= 65
 
 
+@telling
 @pytest.mark.needs_data("kddcup99")
 def test_kddcup99(data_dir):
     kdd = datasets.load("kddcup99", data_dir)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from scipy import stats
 
 from fedjax_dp.data import sampling
@@ -258,6 +259,7 @@ SAMPLERS = {
 }
 
 
+@telling
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_one_call_draws_for_clients_of_different_sizes(name):
     sampler, limit = SAMPLERS[name], 9
@@ -292,6 +294,7 @@ def test_one_call_draws_for_clients_of_different_sizes(name):
                 np.testing.assert_array_equal(single.is_real, drawn.is_real[i])
 
 
+@telling
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_larger_limit_changes_no_draw(name):
     """Padding: room for larger clients beside this one changes nothing."""

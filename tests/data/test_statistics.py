@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats
+from marks import telling
 
 from fedjax_dp.data import partition, statistics
 from fedjax_dp.data.federated import FederatedData
@@ -94,6 +95,7 @@ def test_drawing_without_labels():
     assert [bar.get_height() for bar in figure.axes[0].patches] == [4, 2, 2, 0]
 
 
+@telling
 def test_drawing_touches_no_global_state():
     code = (
         "import sys, numpy as np; from fedjax_dp.data import statistics as s;"

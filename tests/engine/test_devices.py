@@ -68,6 +68,7 @@ def check(job, results):
 
 
 # One process for many jobs: starting it and compiling is most of the work.
+@telling
 @pytest.mark.parametrize(
     "jobs",
     [

@@ -141,7 +141,7 @@ def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them(
     draw = jax.jit(functools.partial(draw_cohort, algorithm, participation, layout, table, numbers))
     per_device = layout.slots_per_device(participation)
     for round_index in range(5):
-        cohort = jax.tree.map(np.asarray, draw(jax.random.key(0), round_index))
+        cohort = jax.tree.map(np.asarray, draw(round_index, jax.random.key(0)))
         is_real = cohort.fate != 0
         drawn = cohort.ids[is_real].tolist()
         assert len(set(drawn)) == len(drawn) > 0
@@ -155,6 +155,7 @@ def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them(
             assert np.all(np.diff(steps[part]) <= 0)
 
 
+@telling
 def test_padded_work_is_reported():
     """Four clients in chunks of two, grouped by steps: the share can be counted by hand."""
     model = make_model()

@@ -94,6 +94,7 @@ def chosen(choice):
     return look
 
 
+@telling
 @pytest.mark.parametrize(
     "look", later([first_input, stored_input, loss_there], but=[first_input], mark=telling)
 )

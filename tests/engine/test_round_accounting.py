@@ -182,6 +182,7 @@ def test_numbers_that_take_the_place_of_none_are_read_anew():
     assert account.to_json() == expected.to_json()
 
 
+@telling
 def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
     sim = simulate("record", sampling.poisson(), COHORT)
     state = sim.init(KEY)
@@ -216,6 +217,7 @@ def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_t
     np.testing.assert_allclose(account.epsilon(DELTA)["record"], record_epsilon(times), rtol=1e-9)
 
 
+@telling
 def test_replacing_a_record_moves_a_sum_twice_as_far():
     model = make_model()
     numbers = LocalConfig(
@@ -345,6 +347,7 @@ def test_accounts_of_another_kind_are_not_taken(fact, value):
     assert fresh.to_json() == account.to_json()
 
 
+@telling
 def test_each_client_has_its_own_delta():
     sim, state = initial("record", "poisson", COHORT)
     account = PrivacyAccounting(sim)
@@ -367,6 +370,7 @@ def test_each_client_has_its_own_delta():
     np.testing.assert_allclose(account.epsilon({"record": deltas})["record"], after[0], rtol=1e-9)
 
 
+@telling
 def test_each_client_has_its_own_budget():
     sim, state = initial("record", "poisson", COHORT)
     account = PrivacyAccounting(sim)

@@ -36,6 +36,7 @@ def scalar_simulation(**execution):
     return simulation(algorithm, make_data(), participation, PLAIN._replace(**execution))
 
 
+@telling
 def test_states_from_host_and_python_numbers_do_not_retrace():
     sim, key = scalar_simulation(), jax.random.key(0)
     straight, _, _ = sim.run(sim.init(key), key, 4)
@@ -52,6 +53,7 @@ def test_states_from_host_and_python_numbers_do_not_retrace():
     assert sim.num_traces() == 1
 
 
+@telling
 @pytest.mark.parametrize("placement", later(["device", "host"], but=["host"], mark=telling))
 def test_compile_runs_no_round_and_is_the_only_trace(placement):
     sim, key = scalar_simulation(placement=placement), jax.random.key(0)
@@ -67,6 +69,7 @@ def test_compile_runs_no_round_and_is_the_only_trace(placement):
     assert int(once.round) == 3
 
 
+@telling
 def test_the_state_that_is_run_is_donated():
     sim, key = scalar_simulation(), jax.random.key(0)
     state = sim.init(key)
@@ -113,6 +116,7 @@ def test_information_about_a_round():
     assert np.all(np.diff(quantiles, axis=1) >= 0) and quantiles[:, -1].min() > 0
 
 
+@telling
 def test_cohorts_that_overflow_are_counted():
     model = make_model()
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
@@ -164,6 +168,7 @@ def test_64_bit_numbers_are_refused():
             sim.run(state, jax.random.key(0))
 
 
+@telling
 def test_batches_larger_than_the_program_was_built_for_are_refused():
     sim, key = scalar_simulation(), jax.random.key(0)
     state = sim.init(key)

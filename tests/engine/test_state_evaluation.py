@@ -20,7 +20,8 @@ from marks import later, telling
 from fedjax_dp import algorithms
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import evaluator, simulation
+from fedjax_dp.engine import evaluation, evaluator, simulation
+from fedjax_dp.engine.cohort import Examples
 
 KEY = jax.random.key(5)
 # Held-out clients of other sizes than the training ones, one of them without any example.
@@ -113,6 +114,29 @@ def test_a_client_of_a_cluster_uses_the_model_that_fits_its_training_data():
         measured = by_client.client_loss[i], by_client.client_accuracy[i]
         np.testing.assert_allclose(measured, expected, rtol=1e-5)
     assert len(set(chosen)) > 1, "or the test sees no choice"
+
+
+def test_training_data_that_are_read_come_to_the_device_a_few_clients_at_a_time(monkeypatch):
+    found, state, case = trained("ifca")
+    at_once, largest = found.clients(state), []
+    part, train = evaluation._part, case.data()
+
+    def watched(*arguments):
+        few = part(*arguments)
+        largest.append(max(len(array) for array in few.arrays.values()))
+        return few
+
+    monkeypatch.setattr(evaluation, "_part", watched)
+    monkeypatch.setattr(evaluation, "_PART_BYTES", train.num_bytes // 3)
+    sim = case.simulation(PLAIN)
+    streamed = evaluation._of_personal(sim.federation.personal, make_model(), train, HELD_OUT)
+    placed, put = [], jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda x, *where: placed.append(x) or put(x, *where))
+    again = streamed(state)
+    assert not any(isinstance(x, Examples) for x in placed)
+    assert len(largest) > 2 and max(largest) < train.num_examples
+    np.testing.assert_allclose(again.client_loss, at_once.client_loss, rtol=1e-6)
+    np.testing.assert_array_equal(again.client_accuracy, at_once.client_accuracy)
 
 
 def test_a_state_may_be_evaluated_again_and_again():

@@ -4,6 +4,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import rdp
+from marks import telling
 from run_folders import SMALL, assemble_once
 
 from fedjax_dp.experiment.reading import load
@@ -45,6 +46,7 @@ def test_every_client_has_the_noise_of_its_own_budget(unit):
         assert epsilon <= budget and epsilon == pytest.approx(budget, rel=1e-5)
 
 
+@telling
 def test_clients_that_take_turns_pay_for_their_turns_alone():
     """Two of three clients a round: the cycle has two rounds, so that 5 rounds cost at most 3."""
     cyclic = ("--participation.sampler=cyclic", "--participation.cohort_size=2")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from marks import telling
 from run_folders import SMALL, execute, metrics, read_json
 
 from fedjax_dp.experiment import timing
@@ -42,6 +43,7 @@ VARIANTS = {
 QUICK = ("blur + lus with ddgauss",)
 
 
+@telling
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in VARIANTS]
 )

@@ -11,6 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from marks import telling
 from run_folders import (
     DRAWN,
     ENTRY,
@@ -153,6 +154,7 @@ def test_a_checkpoint_that_was_half_written_is_ignored(uninterrupted, tmp_path, 
     assert all(path.name.isdigit() for path in (folder / "checkpoint").iterdir())
 
 
+@telling
 def test_ctrl_c_stops_after_the_rounds_under_way(uninterrupted, tmp_path, monkeypatch):
     folder, write = tmp_path / "run", Logbook.write
 
@@ -195,6 +197,7 @@ def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
     assert_same_run(folder, uninterrupted)
 
 
+@telling
 @pytest.mark.parametrize("rounds_done", [7, *slowly(1, 3, 4, 6, 8)])
 def test_a_run_that_dies_at_any_round_resumes_to_the_same_bits(
     uninterrupted, tmp_path, monkeypatch, rounds_done
@@ -333,6 +336,7 @@ def test_a_resumed_run_may_execute_in_another_way(finished):
     assert execute(finished, resume=True)[0] == 0
 
 
+@telling
 def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
     """Calibration may change between versions; the run goes on with the noise it started with."""
     calibrated = assemble.calibrated

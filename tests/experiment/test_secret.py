@@ -7,6 +7,7 @@ import stat
 import jax
 import numpy as np
 import pytest
+from marks import telling
 from run_folders import (
     DRAWN,
     SMALL,
@@ -88,6 +89,7 @@ def test_the_statement_says_where_the_root_is_and_what_must_stay_hidden(uninterr
     assert "run.seed" not in text
 
 
+@telling
 @pytest.mark.parametrize("rounds_done", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_secret_run_resumes_to_the_same_bits(
     uninterrupted, tmp_path, known_root, monkeypatch, rounds_done
@@ -174,6 +176,7 @@ def noise_of(multiplier, *words):
     return np.concatenate(after) - np.concatenate(before), experiment.population
 
 
+@telling
 def test_runs_of_one_seed_share_their_noise_and_secret_runs_do_not():
     """Publishing two of them cancels it; the seed still gives data and initial model."""
     (one, mine), (two, _) = (noise_of(z) for z in (1, 2))

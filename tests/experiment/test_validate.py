@@ -163,7 +163,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
                 "--algorithm.name=scaffold",
                 "--algorithm.aggregator=weighted_mean",
             ),
-            "algorithm.aggregator must be none for scaffold, which combines updates in a way of its own",
+            "algorithm.aggregator must be none for scaffold, which combines updates in a way of",
         ),
         (
             (*FEDAVG, "--algorithm.aggregator_options.trimmed_share=0.1"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from marks import telling
 
 from experiments.clustered_dp import figures
 from fedjax_dp.io import plots
@@ -12,6 +13,7 @@ def at(first, later):
     return figures.FIRST_BATCHES.index(first), figures.LATER_BATCHES.index(later)
 
 
+@telling
 def test_multipliers_over_both_batch_sizes():
     """clustered_dp §11.1 at ε = 5: 1.444 with a full first batch, 1.165 with batches of 32."""
     z = figures.multipliers()
@@ -28,6 +30,7 @@ def test_multipliers_over_both_batch_sizes():
     assert np.all(np.diff(z[:-1], axis=0) > 0)
 
 
+@telling
 def test_variances_over_both_batch_sizes():
     """Lemma 4.1, K N η² p c² z²/b³, with the multipliers of §11.1."""
     first, later = figures.variances(figures.multipliers())
@@ -41,6 +44,7 @@ def test_variances_over_both_batch_sizes():
     assert later[at(6600, 32)] / later[at(32, 32)] < 2
 
 
+@telling
 def test_the_command_draws_what_was_computed(monkeypatch, tmp_path):
     shown = {}
     monkeypatch.setattr(plots, "save", lambda figure, path: shown.__setitem__(path.name, figure))

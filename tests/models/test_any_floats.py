@@ -166,6 +166,7 @@ def test_squares_that_vanish_are_no_way_around_the_bound():
     assert _moved("one row, large", record) <= 1 + _MARGIN
 
 
+@telling
 @pytest.mark.parametrize("per_layer", later([False, True], but=[True]))
 def test_linear_regression_of_the_zoo_keeps_its_bound(per_layer):
     shapes = {"x": jax.ShapeDtypeStruct((10_000,), jnp.float32)}

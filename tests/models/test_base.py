@@ -148,6 +148,7 @@ def test_without_buffers_the_parameters_come_back_as_the_same_object(model):
         assert model.apply(params, X, is_training=is_training)[1] is params
 
 
+@telling
 @pytest.mark.parametrize("model", NORMS)
 def test_batch_norm_is_flagged_and_its_buffers_are_refreshed_without_gradient(model):
     assert model.mixes_examples
@@ -167,6 +168,7 @@ def test_batch_norm_is_flagged_and_its_buffers_are_refreshed_without_gradient(mo
     assert not any(jax.tree.leaves(flags["params"]))
 
 
+@telling
 @pytest.mark.parametrize("model", NORMS)
 def test_evaluation_gives_buffers_no_gradient_either(model):
     params = model.init(jax.random.key(1))
@@ -174,6 +176,7 @@ def test_evaluation_gives_buffers_no_gradient_either(model):
     assert all(np.all(g == 0) for g in jax.tree.leaves(gradient["batch_stats"]))
 
 
+@telling
 @pytest.mark.parametrize("model", NORMS)
 @pytest.mark.parametrize("filler", later([0.0, 1e6, np.nan, np.inf], but=[1e6]))
 def test_batch_norm_with_a_mask_equals_batch_norm_on_the_real_rows(model, filler):
@@ -191,6 +194,7 @@ def test_batch_norm_with_a_mask_equals_batch_norm_on_the_real_rows(model, filler
     assert_trees_close(gradient, expected[2], rtol=1e-4, atol=1e-6)
 
 
+@telling
 @pytest.mark.parametrize("model", NORMS)
 def test_a_batch_of_padding_alone_keeps_the_buffers_and_stays_finite(model):
     params = model.init(jax.random.key(1))
@@ -223,6 +227,7 @@ def test_an_nnx_module_whose_batch_norm_gets_no_mask_is_an_error():
         from_nnx(Deaf)
 
 
+@telling
 @pytest.mark.parametrize("model", DROPOUTS)
 def test_dropout_follows_its_key_and_is_off_in_evaluation(model):
     params = model.init(jax.random.key(1))
@@ -242,6 +247,7 @@ def test_dropout_follows_its_key_and_is_off_in_evaluation(model):
         outputs(None)
 
 
+@telling
 @pytest.mark.parametrize("model", DROPOUTS)
 def test_padding_after_the_real_rows_does_not_change_what_dropout_draws(model):
     params = model.init(jax.random.key(1))
@@ -302,6 +308,7 @@ def test_init_neither_allocates_nor_runs_on_an_example():
     assert trees.num_parameters(model.init(jax.random.key(0))) == (FEATURES + 1) * CLASSES
 
 
+@telling
 def test_no_convolution_or_window_is_left_unless_asked_for():
     class Conv(nn.Module):
         @nn.compact

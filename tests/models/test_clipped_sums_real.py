@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
@@ -11,6 +12,7 @@ from fedjax_dp.data.datasets import load
 from fedjax_dp.models import registry
 
 
+@telling
 @pytest.mark.needs_data("mnist")
 @pytest.mark.parametrize("clip_norm", [3.0, 1e6])
 def test_clipped_sums_of_images_agree_with_float64(clip_norm, data_dir):

@@ -86,6 +86,7 @@ def by_rank(path, leaf):
     return leaf.ndim == 1
 
 
+@telling
 @pytest.mark.parametrize("where", [BODY, pytest.param(HEAD, marks=slow), by_rank])
 @pytest.mark.parametrize("name", later(WHOLE, but=["linen"], mark=telling))
 def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
@@ -113,6 +114,7 @@ def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
     )
 
 
+@telling
 def test_another_key_starts_what_is_trained_anew_and_leaves_what_is_frozen():
     whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
@@ -124,6 +126,7 @@ def test_another_key_starts_what_is_trained_anew_and_leaves_what_is_frozen():
         jax.tree.map(np.testing.assert_array_equal, other[part], full["params"][part])
 
 
+@telling
 def test_what_is_frozen_in_steps_is_frozen_together():
     whole = whole_model("linen")
     full = whole.init(jax.random.key(0))
@@ -178,6 +181,7 @@ def test_values_that_are_missing_or_of_another_shape_are_refused():
         model.freeze(BODY, full).predict(full, IMAGES)
 
 
+@telling
 @pytest.mark.parametrize(
     "where", [*(pytest.param(w, marks=telling) for w in (BODY, HEAD)), "params/middle"]
 )
@@ -228,6 +232,7 @@ def test_what_is_frozen_makes_no_site_and_leaves_those_of_the_rest():
     assert len(leaves) == 2 and len(plan.sites) == 2 and plan.direct == ()
 
 
+@telling
 def test_a_base_with_frozen_statistics_is_read_as_in_evaluation():
     whole = linen(normed=True)
     full = whole.init(jax.random.key(0))
@@ -244,6 +249,7 @@ def test_a_base_with_frozen_statistics_is_read_as_in_evaluation():
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
+@telling
 def test_statistics_that_stay_buffers_are_refreshed_beside_what_is_frozen():
     whole = linen(normed=True)
     full = whole.init(jax.random.key(0))

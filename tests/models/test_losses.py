@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.models import losses
 
@@ -37,6 +38,7 @@ def binary_oracle(logits, labels):
     return np.array(result)
 
 
+@telling
 def test_cross_entropy_equals_numpy_for_classes_and_for_sequences():
     logits = RNG.normal(size=(6, 5)).astype(np.float32) * 4
     labels = RNG.integers(5, size=6)
@@ -88,6 +90,7 @@ def test_losses_of_narrow_outputs_are_computed_in_single_precision(dtype):
     np.testing.assert_allclose(squares, oracle, rtol=1e-6)
 
 
+@telling
 def test_binary_cross_entropy_equals_numpy():
     logits = RNG.normal(size=(9, 1)).astype(np.float32) * 3
     labels = RNG.integers(2, size=9)

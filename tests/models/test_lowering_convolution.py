@@ -80,6 +80,7 @@ def check_convolution(case):
     assert_close(*run(both, args, cotangent))
 
 
+@telling
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(convolutions())
 def test_any_convolution_matches_the_primitive_in_value_and_gradients(case):
@@ -219,6 +220,7 @@ def test_narrow_inputs_are_accumulated_in_float32(dtype):
     assert_close(wide, exact)
 
 
+@telling
 @pytest.mark.parametrize("groups", [1, 4])
 def test_narrow_gradients_keep_their_type_and_match(groups):
     x, w = normal(0, (2, 6, 6, 8)), normal(1, (3, 3, 8 // groups, 8))
@@ -235,6 +237,7 @@ def test_narrow_gradients_keep_their_type_and_match(groups):
         assert np.all(abs(a.astype(np.float32) - e) <= 2 * 2**-8 * magnitude)
 
 
+@telling
 @pytest.mark.parametrize("groups", [1, 2])
 def test_sums_over_the_kernel_are_taken_in_float32(groups):
     # Sixteen times a number of eight bits: exact, unless partial sums are rounded to eight bits.
@@ -255,6 +258,7 @@ def test_integers_are_convolved_exactly():
     np.testing.assert_array_equal(lower(conv)(x, w), conv(x, w))
 
 
+@telling
 @pytest.mark.parametrize(
     "name",
     later(
@@ -285,6 +289,7 @@ def test_tiles_are_as_exact_as_patches_and_multiply_less():
     assert np.abs(compiled(x, w) - exact).max() < 4 * rounding
 
 
+@telling
 def test_gradients_by_large_tiles_multiply_less_and_round_little_more():
     x, w = normal(0, (4, 16, 16, 64)), normal(1, (3, 3, 64, 64))
     cotangent, plain = normal(2, x.shape), functools.partial(conv, padding="SAME")

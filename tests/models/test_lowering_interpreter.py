@@ -181,6 +181,7 @@ def test_functions_that_hold_nothing_to_replace_keep_their_structure():
     assert str(jax.make_jaxpr(lower(plain))(X)) == str(jax.make_jaxpr(plain)(X))
 
 
+@telling
 def test_custom_rules_survive_where_autodiff_would_fail():
     # The derivative of relu at 0 is 0 by its rule; that of a norm at 0 is finite by ours.
     @jax.custom_jvp
@@ -201,6 +202,7 @@ def test_custom_rules_survive_where_autodiff_would_fail():
         np.testing.assert_array_equal(gradient, 0)
 
 
+@telling
 def test_composition_of_grad_vmap_scan_jit_and_remat():
     xs = normal(2, (3, *X.shape))
 
@@ -225,6 +227,7 @@ def test_composition_of_grad_vmap_scan_jit_and_remat():
     assert not REPLACED & primitives(lower(functools.partial(train, conv)), xs, W)
 
 
+@telling
 def test_an_outer_gradient_and_an_outer_batch_reach_closed_over_arrays():
     def loss(w, x):
         return jnp.sum(jnp.sin(lower(lambda x: conv(x, w))(x)))
@@ -280,6 +283,7 @@ class Unprepared(nn.Module):
         return nn.Dense(3)(x.reshape(x.shape[0], -1))
 
 
+@telling
 def test_a_linen_model_trains_per_example_without_windows():
     model, x = Unprepared(), normal(0, (3, 12, 12, 2))
     params = run(model.init, jax.random.key(0), x)
@@ -294,6 +298,7 @@ def test_a_linen_model_trains_per_example_without_windows():
     assert not REPLACED & primitives(per_example[0], params, x)
 
 
+@telling
 def test_an_nnx_model_matches():
     class Net(nnx.Module):
         def __init__(self, rngs):

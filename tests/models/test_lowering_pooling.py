@@ -61,6 +61,7 @@ def check_pool(case, kind, has_ties):
 ANY_POOL = (windows(), st.sampled_from(list(REDUCTIONS)), st.booleans())
 
 
+@telling
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(*ANY_POOL)
 def test_any_pool_matches_the_primitive_in_value_and_gradient(case, kind, has_ties):
@@ -135,6 +136,7 @@ def test_a_value_that_is_not_a_number_reaches_the_pool_even_when_differentiated(
 PAIRS = {"window_dimensions": (2,), "window_strides": (2,), "padding": "VALID"}
 
 
+@telling
 def test_sums_of_narrow_numbers_are_taken_in_float32():
     x = jnp.full((16,), 1.0 + 2**-7, jnp.bfloat16)
     params = {"window_dimensions": (16,), "window_strides": (1,), "padding": "VALID"}
@@ -152,6 +154,7 @@ LAYERS = {
 }
 
 
+@telling
 @pytest.mark.parametrize("name", later(LAYERS, but=["max, overlapping"], mark=telling))
 def test_layers_match_and_leave_no_window_primitive(name):
     layer = LAYERS[name]
@@ -170,6 +173,7 @@ def test_layers_match_and_leave_no_window_primitive(name):
     assert_close(actual, expected)
 
 
+@telling
 def test_derivatives_taken_before_the_rewrite_are_replaced_too():
     x, tangent = normal(0, (1, 6, 6, 2)), normal(1, (1, 6, 6, 2))
     layer = LAYERS["max, overlapping"]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.models import outer_products
 
@@ -95,6 +96,7 @@ def test_blocks_keep_the_order_of_a_sum_within_a_thousandth(num_rows, largest):
     assert error(largest) <= 8.7e-4 < error(largest + 1)
 
 
+@telling
 def test_a_total_of_many_examples_is_rounded_once():
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(3000, 1, 30)).astype(np.float32)
@@ -112,6 +114,7 @@ def test_gram_matrices_of_the_factors_would_not_do():
     assert np.any(naive < 0.99 * expected)
 
 
+@telling
 def test_factors_under_vmap_inside_a_loop():
     rows, columns = factors(16, 30, 40)
 
@@ -131,6 +134,7 @@ def test_factors_under_vmap_inside_a_loop():
         np.testing.assert_allclose(total, expected, atol=1e-5 * lengths(left, right).sum())
 
 
+@telling
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_has_no_finite_norm(bad):
     rows, columns = factors(16, 30, 40)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later
+from marks import later, telling
 
 from fedjax_dp.models import lower, registry
 from fedjax_dp.models.per_example import _plan, per_example
@@ -76,6 +76,7 @@ def test_models_of_the_zoo(name, shape, num_classes, tokens):
     _assert_same(loss_fn, params, examples, 5, rtol=2e-5)
 
 
+@telling
 def test_convolutions_and_dense_layers_are_sites():
     loss_fn, params, examples = _model_case("thesis_cnn", (28, 28, 1), 10, 2)
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
@@ -150,6 +151,7 @@ def test_convolutions_by_every_form(kernel, shape, features, options):
     _assert_same(loss_fn, params, x, 4)
 
 
+@telling
 def test_the_transpose_of_a_tiled_convolution():
     kernel = jax.random.normal(jax.random.key(0), (3, 3, 32, 32)) / 17
     x = jax.random.normal(jax.random.key(1), (4, 12, 12, 32))
@@ -210,6 +212,7 @@ def _of_parameters_alone(p, x):
     return jnp.sum(p["w"] ** 3) * jnp.sum(x) + jnp.sum(p["b"])
 
 
+@telling
 @pytest.mark.parametrize(
     "loss_fn",
     later(
@@ -241,6 +244,7 @@ def test_inside_vmap_over_parameters_and_a_loop():
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
 
 
+@telling
 @pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_an_example_of_weight_zero_adds_nothing_whatever_it_holds(bad):
     loss_fn, params, examples = _model_case("mlp", (12,), 5, 4)
@@ -257,6 +261,7 @@ def test_an_example_of_weight_zero_adds_nothing_whatever_it_holds(bad):
         np.testing.assert_array_equal(a, b)
 
 
+@telling
 def test_norms_and_sums_of_a_bfloat16_model_are_float32():
     def loss_fn(p, x):
         hidden = x.astype(jnp.bfloat16) @ p["w"].astype(jnp.bfloat16)
@@ -309,6 +314,7 @@ def test_a_parameter_that_is_compared_with_data():
     _assert_same(loss_fn, _PARAMS, _X, 7)
 
 
+@telling
 @pytest.mark.parametrize(
     ("num_rows", "inputs"), later([(1, 8), (3, 8), (30, 600), (3, 600)], but=[(3, 8)])
 )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from scipy import special
 
 from fedjax_dp import models
@@ -18,6 +19,7 @@ SMALL = {
 TOKENS = np.random.default_rng(0).integers(9, size=(2, 6)).astype(np.int32)
 
 
+@telling
 @pytest.mark.parametrize("name", SMALL)
 def test_a_later_token_never_changes_an_earlier_output(name):
     model = SMALL[name]()
@@ -34,6 +36,7 @@ def test_a_later_token_never_changes_an_earlier_output(name):
         assert np.all(np.any(after[0, position:] != before[0, position:], axis=-1))
 
 
+@telling
 @pytest.mark.parametrize("name", SMALL)
 def test_tokens_outside_the_vocabulary_have_a_defined_output(name):
     model = SMALL[name]()
@@ -43,6 +46,7 @@ def test_tokens_outside_the_vocabulary_have_a_defined_output(name):
     np.testing.assert_array_equal(wild, tame)
 
 
+@telling
 def test_lstm_equals_numpy():
     model = models.char_lstm(WORDS, 9, embedding_size=3, num_units=4, num_layers=2)
     params = model.init(jax.random.key(3))
@@ -63,6 +67,7 @@ def test_lstm_equals_numpy():
     np.testing.assert_allclose(model.predict(params, TOKENS), oracle, rtol=1e-5, atol=1e-6)
 
 
+@telling
 def test_transformer_equals_numpy():
     model = SMALL["char_transformer"]()
     params = model.init(jax.random.key(4))
@@ -94,6 +99,7 @@ def test_transformer_equals_numpy():
     np.testing.assert_allclose(model.predict(params, TOKENS), oracle, rtol=1e-4, atol=1e-5)
 
 
+@telling
 def test_a_sequence_longer_than_the_transformer_has_positions_is_an_error():
     model = SMALL["char_transformer"]()
     params = model.init(jax.random.key(0))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from scipy import signal
 
 from fedjax_dp import models
@@ -52,6 +53,7 @@ def test_parameter_counts(name, example, num_classes, options, count):
     assert trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))) == count
 
 
+@telling
 def test_thesis_cnn_equals_scipy():
     model = models.thesis_cnn(SMALL_IMAGE, 4)
     params = model.init(jax.random.key(5))
@@ -90,6 +92,7 @@ def test_resnet_sizes_of_feature_maps(stem, sizes):
         assert output.shape == (1, size, size, width)
 
 
+@telling
 def test_lenet5_pads_small_images_to_32_pixels_on_all_sides():
     model = models.lenet5(SMALL_IMAGE, 4)
     params = model.init(jax.random.key(0))
@@ -99,6 +102,7 @@ def test_lenet5_pads_small_images_to_32_pixels_on_all_sides():
     assert np.any(outputs[0] != outputs[1])
 
 
+@telling
 def test_bytes_are_scaled_and_floats_are_not():
     x = IMAGES
     for model in (models.thesis_cnn(SMALL_IMAGE, 4), models.mlp(SMALL_IMAGE, 4)):
@@ -115,6 +119,7 @@ def test_bytes_are_scaled_and_floats_are_not():
     )
 
 
+@telling
 @pytest.mark.parametrize("name", ["mlp", "emnist_cnn", "char_transformer"])
 def test_dropout_is_an_option_that_acts_in_training_only(name):
     example, x, chosen = {

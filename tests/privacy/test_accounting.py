@@ -98,6 +98,7 @@ def test_random_settings_match_dp_accounting(name, num):
         np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=f"{q} {z} {count} {dp_delta}")
 
 
+@telling
 @pytest.mark.parametrize("num", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_random_fixed_size_settings_match_dp_accounting(num):
     rng = np.random.default_rng(2)

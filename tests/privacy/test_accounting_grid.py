@@ -13,7 +13,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting import pld as dpa_pld
-from marks import later
+from marks import later, telling
 
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.calibration import calibrate_poisson
@@ -151,6 +151,7 @@ def test_many_sampled_steps_never_cost_less_than_what_a_test_can_tell(accountant
             assert composed_delta(q, z, count, mp.mpf(got)) <= dp_delta, (q, z, count, dp_delta)
 
 
+@telling
 def test_steps_that_cost_little_are_not_free():
     # Losses of 1e-17 a step were read as none. A test of the sum tells as much as this at least.
     for q, z, count, exact in [(0.01, 851_460.0, 10**6, 1e-5), (1e-9, 0.8, 10**12, 3e-3)]:
@@ -201,6 +202,7 @@ def test_two_sampled_steps_cost_what_the_integral_says(q, z, dp_delta):
         assert stated(poisson(q, z), 2, dp_delta, "rdp") >= got * (1 - 1e-3)
 
 
+@telling
 @pytest.mark.parametrize("relation", later(["add_remove", "replace_one"], but=["add_remove"]))
 def test_composition_is_within_a_thousandth_of_a_ten_times_finer_lattice(relation):
     # The main job's client of 120 records, and one like it under the other relation.

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later
+from marks import later, telling
 from scipy import stats
 
 from fedjax_dp.privacy import adaptive_clipping as ac
@@ -53,6 +53,7 @@ def test_no_input_moves_the_count_by_more_than_a_half():
     assert rule.contribution(jnp.float32(np.inf), 1.0) == -0.5
 
 
+@telling
 def test_the_count_is_noised_with_the_stated_deviation():
     rule = ac.make_adaptive_clipping(50.0, count_stddev=3.0)
     keys = jax.random.split(jax.random.key(0), 400_000)

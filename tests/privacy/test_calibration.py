@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import pld as dpa_pld
 from dp_accounting import rdp as dpa_rdp
+from marks import telling
 
 from fedjax_dp.privacy import calibration as cal
 from fedjax_dp.privacy import epsilon_of_poisson
@@ -97,6 +98,7 @@ def test_selections_are_cheaper_in_one_joint_conversion(epsilon):
     assert got == pytest.approx(joint, abs=6e-4)
 
 
+@telling
 def test_user_level_multipliers_are_the_published_ones():
     # user_level_dp.md §10 (1).
     got = cal.calibrate_poisson([2, 4, 6, 8], 1 / 3400, 0.04, 1000)
@@ -177,6 +179,7 @@ def test_calibration_agrees_with_dp_accounting(accountant, relation):
     np.testing.assert_allclose([general, vectorised], expected, **tolerance)
 
 
+@telling
 def test_a_thousand_clients_meet_their_budgets_and_waste_nothing():
     rng = np.random.default_rng(0)
     n = 200

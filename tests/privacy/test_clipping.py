@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.privacy import clipping as c
 
@@ -116,6 +117,7 @@ def test_per_layer_clipping_matches_float64_and_bounds_the_whole(clip_norm):
     assert norm64(clipped) <= clip_norm * (1 + 1e-6)
 
 
+@telling
 def test_clipping_under_vmap_clips_each_row_alone():
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
     rows = rows.at[2].set(jnp.nan)

@@ -54,6 +54,7 @@ def test_more_bands_have_less_error_and_one_is_independent_noise():
     assert np.all(np.diff(errors) < 0) and errors[-1] < errors[0] / 4
 
 
+@telling
 @pytest.mark.parametrize("bands", later([1, 3, 5], but=[3]))
 def test_noise_is_white_after_the_strategy(bands):
     n, width = 12, 20_000
@@ -92,6 +93,7 @@ def test_no_pattern_of_participation_exceeds_the_sensitivity(n, bands, separatio
     assert worst > 0.8 * noise.sensitivity
 
 
+@telling
 def test_a_resumed_run_adds_the_noise_of_the_uninterrupted_one():
     # Known failure elsewhere: the mechanism's state lost on resume.
     noise = cn.banded_noise(6, 3, min_separation=3)
@@ -113,6 +115,7 @@ def test_a_resumed_run_adds_the_noise_of_the_uninterrupted_one():
     assert np.abs(forgetful[0] - whole[3]).max() > 0.05
 
 
+@telling
 def test_a_traced_deviation_that_is_none_releases_zeros():
     noise = cn.banded_noise(4, 2, min_separation=2)
     tree = {"a": jnp.ones(5)}
@@ -121,6 +124,7 @@ def test_a_traced_deviation_that_is_none_releases_zeros():
         np.testing.assert_array_equal(step(stddev)["a"], 0)
 
 
+@telling
 def test_the_whole_run_is_one_gaussian_release():
     noise = cn.banded_noise(100, 5, min_separation=10)
     ledger = Ledger()

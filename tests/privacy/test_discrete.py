@@ -43,6 +43,7 @@ def test_table_agrees_with_sums_in_high_precision():
             assert error < Decimal(2) ** -124
 
 
+@telling
 def test_search_reads_all_127_bits():
     law = discrete.discrete_gaussian(7.3)
     exact = thresholds(law)[:60]
@@ -151,6 +152,7 @@ def canonne_kamath_steinke(sigma, rng):
             return -x if is_negative else x
 
 
+@telling
 @pytest.mark.parametrize("sigma", later([Fraction(3, 2), Fraction(5)], but=[Fraction(3, 2)]))
 def test_draws_agree_with_the_exact_rejection_sampler(sigma):
     rng = random.Random(0)
@@ -162,6 +164,7 @@ def test_draws_agree_with_the_exact_rejection_sampler(sigma):
     assert stats.chi2_contingency(np.array(table)).pvalue > 1e-3
 
 
+@telling
 def test_shares_of_skellam_noise_add_up():
     share = discrete.skellam(2.5)
     keys = jax.random.split(jax.random.key(4), 8)
@@ -175,6 +178,7 @@ def test_no_noise_is_no_noise():
         assert not np.any(DRAW(jax.random.key(0), (1000,), law))
 
 
+@telling
 def test_another_scale_does_not_recompile():
     traces = []
 

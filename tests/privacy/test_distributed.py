@@ -56,6 +56,7 @@ def test_rotation_is_the_signed_hadamard_matrix(d):
     np.testing.assert_allclose(np.linalg.norm(rotated), np.linalg.norm(x), rtol=1e-6)
 
 
+@telling
 def test_rotation_spreads_a_spike_and_rotations_add_up():
     key = jax.random.key(1)
     spike = jnp.zeros(1024).at[5].set(32.0)
@@ -72,6 +73,7 @@ def test_trees_survive_the_way_through_a_vector():
     jax.tree.map(np.testing.assert_array_equal, back, tree)
 
 
+@telling
 def test_stochastic_rounding_is_unbiased_and_stays_within_its_bound():
     x = jnp.asarray(np.random.default_rng(0).normal(size=64) * 3, jnp.float32)
     norm = float(jnp.linalg.norm(x))
@@ -90,12 +92,14 @@ def test_stochastic_rounding_is_unbiased_and_stays_within_its_bound():
         assert not np.any(np.all(rounded == np.trunc(x), axis=1))
 
 
+@telling
 def test_rounding_gives_up_towards_zero_where_nothing_else_is_short_enough():
     x = jnp.full(16, 0.5)
     rounded = dist.round_conditionally(jax.random.key(0), x, 0.0)
     np.testing.assert_array_equal(rounded, 0)
 
 
+@telling
 @pytest.mark.parametrize("num_shares", later([1, None], but=[None]))
 def test_without_noise_and_on_a_fine_lattice_the_sum_comes_back(num_shares):
     plan = dist.make_plan(187, 1.0, 0.0, num_clients=10, num_shares=num_shares, bits=28)
@@ -117,6 +121,7 @@ def test_a_modular_sum_is_the_sum_where_that_is_small_enough():
     assert wrapped[1] == -512
 
 
+@telling
 def test_messages_are_integers_below_the_modulus():
     plan = dist.make_plan(187, 1.0, 2.0, num_clients=4, bits=9)
     _, messages = total_of(dist.discrete_mechanism(TREE, plan), updates(4, 1.0))
@@ -126,6 +131,7 @@ def test_messages_are_integers_below_the_modulus():
     assert len(np.unique(np.stack(messages))) > 100
 
 
+@telling
 @pytest.mark.parametrize("noise", later(["gaussian", "skellam"], but=["gaussian"], mark=telling))
 @pytest.mark.parametrize("num_shares", later([1, None], but=[None], mark=telling))
 def test_noise_on_the_decoded_sum_has_the_planned_deviation(noise, num_shares):
@@ -168,6 +174,7 @@ def test_bits_that_are_out_of_reach_are_refused():
         dist.choose_bits(10, 1.0, 1.0, num_clients=5, tolerance=1e-20)
 
 
+@telling
 def test_no_update_makes_a_contribution_longer_than_the_plan_says():
     plan = dist.make_plan(187, 1.0, 0.0, num_clients=3, bits=14)
     mechanism = dist.discrete_mechanism(TREE, plan)
@@ -358,6 +365,7 @@ def test_a_central_release_costs_what_its_longest_contribution_costs():
     assert np.all(np.isinf(dist.make_central_plan(187, 0.7, 0.0).event().rdp(orders, "add_remove")))
 
 
+@telling
 def test_central_noise_is_discrete_gaussian_on_the_lattice():
     plan = dist.make_central_plan(187, 0.5, 2.0, tolerance=1.0)
     mechanism = dist.discrete_mechanism(TREE, plan)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
+from marks import telling
 from scipy import special, stats
 
 from fedjax_dp.privacy import draws
@@ -89,6 +90,7 @@ def test_the_outermost_cell_goes_on_with_the_conditional_tail():
             assert outermost(further) == pytest.approx(expected, rel=1e-6)
 
 
+@telling
 def test_law_in_the_outermost_cell_is_that_of_the_normal_tail():
     further = np.random.default_rng(1).integers(0, 2**32, (50_000, 8)).astype(np.uint32)
     ends = jax.vmap(draws.normal_of, (None, None, 0))(jnp.uint32(2**31), jnp.uint32(0), further)
@@ -134,6 +136,7 @@ def test_the_mass_beyond_all_draws_of_a_long_run_is_negligible(monkeypatch):
     assert 10_000 * 1e9 * beyond * (1 + math.exp(12)) < 1e-10
 
 
+@telling
 def test_a_draw_is_the_same_in_and_out_of_jit_vmap_and_loops():
     key, shape = jax.random.key(5), (33, 7)
     expected = np.asarray(jax.jit(draws.normal, static_argnums=1)(key, shape))
@@ -169,6 +172,7 @@ def test_words_are_those_of_the_threefry_cipher(size, seed):
     np.testing.assert_array_equal(jnp.concatenate(draws.blocks(key, (size,))), expected)
 
 
+@telling
 def test_draws_for_many_arrays_have_their_shapes_and_nothing_is_drawn_twice():
     # Two large enough to be drawn on their own, of the same shape, and some that share a draw.
     shapes = [(3, 4), (), (301, 501), (0, 2), (5,), (301, 501), (2048, 100)]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from scipy import integrate, stats
 
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
@@ -110,6 +111,7 @@ def test_variance_of_updates_and_its_first_round():
     assert first == pytest.approx(k * eta**2 * p * CLIP**2 * z**2 / 20**2)
 
 
+@telling
 @pytest.mark.parametrize("z, batch_size, epochs", [(1.5, 4, 1), (0.4, 2, 2)])
 def test_variance_of_simulated_updates_of_a_linear_loss(z, batch_size, epochs):
     """With a gradient that is the same everywhere the formula is exact; 40,000 coordinates."""

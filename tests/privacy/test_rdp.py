@@ -4,6 +4,7 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting import rdp as dpa_rdp
+from marks import telling
 from scipy import integrate, stats
 
 from fedjax_dp.privacy import rdp
@@ -59,6 +60,7 @@ def test_published_table_of_dp_fedavg(num_users, clients_per_round):
     np.testing.assert_allclose(got, DP_FEDAVG[num_users, clients_per_round], atol=0.0051)
 
 
+@telling
 def test_curves_match_dp_accounting_on_random_settings():
     rng = np.random.default_rng(0)
     q, z = 10 ** rng.uniform(-4, 0, 50), 10 ** rng.uniform(-0.5, 1.2, 50)

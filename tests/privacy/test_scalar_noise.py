@@ -36,6 +36,7 @@ def bounded_laplace_cdf(x, scale, largest):
     return 0.5 + np.sign(x) * half / 2
 
 
+@telling
 @pytest.mark.parametrize(
     "epsilon,flatness",
     later([(1.0, None), (5.0, None), (0.5, 0.3)], but=[(0.5, 0.3)], mark=telling),
@@ -62,6 +63,7 @@ def test_staircase_beats_laplace_by_the_published_error(epsilon, expected):
     assert np.abs(draws).mean() < 1 / epsilon
 
 
+@telling
 def test_bounded_laplace_law_accepts_the_right_scale_and_rejects_three_percent_off():
     epsilon, dp_delta, sensitivity = 0.8, 1e-3, 1.5
     largest = sensitivity / epsilon * np.log(1 + (np.exp(epsilon) - 1) / (2 * dp_delta))
@@ -228,6 +230,7 @@ def bounded(multiplier=0.5, num_entries=3, entry_delta=1e-4, **options):
     )
 
 
+@telling
 def test_bounded_laplace_hides_an_entry_at_the_bound_and_never_leaves_its_range():
     mechanism = bounded(num_entries=ZEROS.size, entry_delta=1e-3)
     noise = np.asarray(mechanism.add_noise(jax.random.key(7), ZEROS), np.float64)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from scipy.special import erfc
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
@@ -181,6 +182,7 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn(seed):
     np.testing.assert_array_equal(nearest, labels)
 
 
+@telling
 def test_kmeans_sees_real_points_only_and_survives_too_few():
     points = np.concatenate([updates(3), np.full((4, 40), 1e6)])
     gram = jnp.asarray(points @ points.T, jnp.float32)
@@ -193,6 +195,7 @@ def test_kmeans_sees_real_points_only_and_survives_too_few():
     assert two.assignment[0] != two.assignment[1]
 
 
+@telling
 def test_means_per_cluster_leave_out_whoever_has_no_weight():
     deltas, models = updates(4), np.arange(21) % 3
     weight = np.where(np.arange(21) % 4 == 0, 0.0, 1.0 + np.arange(21))

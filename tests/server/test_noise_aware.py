@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from oracles import noise_aware
 
 from fedjax_dp.algorithms import public_clients
@@ -92,6 +93,7 @@ def test_weights_are_inverse_to_levels():
         np.testing.assert_allclose(inverse_noise_weights(levels, counts), [1, 0, 0, 0], atol=1e-8)
 
 
+@telling
 def test_the_mean_uses_the_weights_that_it_reports():
     aggregator, deltas = aware(), updates_of(range(NUM_CLIENTS))
     state, aggregate, info = combine(aggregator, aggregator.init(None), range(NUM_CLIENTS), deltas)
@@ -106,6 +108,7 @@ def test_the_mean_uses_the_weights_that_it_reports():
     assert 1 <= info["rpca_rank"] <= NUM_CLIENTS
 
 
+@telling
 def test_equal_updates_get_equal_weights():
     aggregator = aware()
     deltas = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), updates_of(range(6)))
@@ -285,6 +288,7 @@ def test_bad_choices_are_refused(call, message):
         call()
 
 
+@telling
 def test_an_update_of_zeros_has_no_weight():
     clients = range(NUM_CLIENTS)
     deltas = jax.tree.map(lambda x: x.at[2].set(0.0), updates_of(clients))

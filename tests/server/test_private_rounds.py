@@ -82,6 +82,7 @@ def targets():
     return np.random.default_rng(0).normal(size=(12, DIMENSION))
 
 
+@telling
 def test_discrete_mean_recovers_the_clipped_mean_as_noise_and_granularity_vanish(targets):
     plan = make_plan(DIMENSION, 1.5, 0.0, num_clients=12, bits=28)
     run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12), clients_per_chunk=5)
@@ -118,6 +119,7 @@ def _filled_mean(clip_norm, multiplier, cohort, *, shares, bits=20):
     return discrete_mean(STRUCTURE, plan, cohort, varies=True), plan
 
 
+@telling
 @pytest.mark.parametrize("count", later([0, 1, 3, 7, 20, 21, 30], but=[0, 21], mark=telling))
 def test_filled_noise_has_one_law_whatever_the_cohort(count):
     """One share each and the server what is missing: also of nobody, also of more than shares."""
@@ -143,6 +145,7 @@ def test_filled_noise_has_one_law_whatever_the_cohort(count):
     assert np.all(np.asarray(lost) == (count > 20))
 
 
+@telling
 def test_a_round_of_more_clients_than_shares_releases_nothing_of_them(targets):
     aggregator, _ = _filled_mean(1.5, 0.0, 3.0, shares=3, bits=28)
     run = _simulation(targets, aggregator, sampling.poisson(), 8)
@@ -151,6 +154,7 @@ def test_a_round_of_more_clients_than_shares_releases_nothing_of_them(targets):
     assert not np.any(state.server.params["w"])
 
 
+@telling
 def test_filled_noise_inside_the_compiled_round(targets):
     """Poisson cohorts of any size: the mean comes back."""
     aggregator, plan = _filled_mean(1.5, 0.0, 6.0, shares=12, bits=28)
@@ -265,6 +269,7 @@ def test_shares_are_so_many_that_a_round_in_ten_thousand_is_lost(num_clients, co
         assert f"{stated} %" in (DOCS / "user_level_dp.md").read_text("utf-8")
 
 
+@telling
 def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
     aggregator, plan = _filled_mean(1.0, 1.5, 3.0, shares=12)
     run = _simulation(targets, aggregator, sampling.poisson(), 3)
@@ -282,6 +287,7 @@ def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
     assert sampled.get_epsilon(1e-3) <= spent <= bare.get_epsilon(1e-3)
 
 
+@telling
 @pytest.mark.parametrize(
     ("sampler", "cohort"),
     [pytest.param(None, None, marks=telling), (sampling.poisson(), 6.5)],
@@ -297,6 +303,7 @@ def test_central_discrete_noise_needs_no_fixed_cohort(targets, sampler, cohort):
     assert info.aggregator["num_clipped"][0] == np.sum(norms > 1.5)
 
 
+@telling
 def test_a_central_release_lies_on_its_lattice_and_a_client_moves_it_by_whole_steps(targets):
     plan = make_central_plan(DIMENSION, 1.5, 2.0)
     aggregator = central_discrete_mean(STRUCTURE, 1.5, 2.0, 1.0)
@@ -313,6 +320,7 @@ def test_a_central_release_lies_on_its_lattice_and_a_client_moves_it_by_whole_st
     assert bound == pytest.approx(plan.l2_norm * plan.granularity) and bound <= 1.5 * 1.0101
 
 
+@telling
 def test_central_discrete_noise_is_charged_with_the_amplification_of_its_sampler(targets):
     aggregator = central_discrete_mean(STRUCTURE, 1.0, 1.5, 3.0)
     run = _simulation(targets, aggregator, sampling.poisson(), 3)
@@ -336,6 +344,7 @@ def test_one_share_each_needs_a_fixed_cohort(targets):
         _simulation(targets, discrete_mean(STRUCTURE, plan, 6), sampling.poisson(), 6)
 
 
+@telling
 def test_a_client_that_is_not_finite_sends_zeros_with_its_share_of_noise(targets):
     spoiled = np.array(targets)
     spoiled[3] = np.nan
@@ -358,6 +367,7 @@ def test_correlated_noise_is_refused_behind_cohorts_that_repeat_too_soon(targets
     _simulation(targets, aggregator, sampling.min_separated(3), 4)
 
 
+@telling
 def test_correlated_noise_of_a_run_costs_one_release_for_each_participation(targets):
     banded = banded_noise(9, 3, min_separation=3)
     aggregator = correlated_gaussian_mean(banded, 1.0, 1.3, 4)
@@ -375,6 +385,7 @@ def test_correlated_noise_of_a_run_costs_one_release_for_each_participation(targ
     assert spent.max() == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
 
 
+@telling
 def test_correlated_noise_follows_its_strategy():
     """C · (noise of the rounds) is white: the released noises solve the banded recursion."""
     banded = banded_noise(6, 3, min_separation=3)
@@ -423,6 +434,7 @@ def test_adaptive_clipping_moves_towards_the_quantile_of_norms():
     assert 1.8 < float(jnp.mean(history[-30:])) < 3.2
 
 
+@telling
 def test_adaptive_clipping_is_charged_for_updates_and_count_together(targets):
     rule = make_adaptive_clipping(6, count_stddev=1.0)
     run = _simulation(targets, adaptive_gaussian_mean(rule, 0.9), sampling.poisson(), 6)
@@ -440,6 +452,7 @@ def test_adaptive_clipping_is_charged_for_updates_and_count_together(targets):
     assert update_share + (2 * rule.count_stddev) ** -2 == pytest.approx(0.9**-2, rel=1e-5)
 
 
+@telling
 def test_laplace_mean_clips_in_l1_norm(targets):
     run = _simulation(targets, laplace_mean(1.0, 0.0, 12))
     state, *_ = run.run(run.init(KEY), KEY, 1)

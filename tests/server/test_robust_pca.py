@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from oracles import noise_aware
 
 from fedjax_dp import server
@@ -92,6 +93,7 @@ def low_rank_and_sparse(size=200, rank=5, share=0.05):
     return low_rank, np.where(is_hit, 10 * rng.choice([-1.0, 1.0], size=(size, size)), 0.0)
 
 
+@telling
 @pytest.mark.parametrize("mode, most", [("fixed", 40), ("inexact", 25)])
 def test_low_rank_and_sparse_parts_are_recovered(mode, most):
     """heterogeneous_dp §8 (4): relative errors of 1.4e-7 and 7e-8 in 23 iterations, in float64."""
@@ -127,6 +129,7 @@ def test_iterations_agree_with_full_singular_values(mode, shape):
         np.testing.assert_allclose(found.sparse, sparse.T, atol=2e-5)
 
 
+@telling
 def test_empty_slots_count_for_nothing():
     updates, _ = noisy_updates()
     is_real = np.ones(CLIENTS, bool)
@@ -154,6 +157,7 @@ def test_nothing_gives_zeros():
     assert not np.any(found.noise_levels)
 
 
+@telling
 def test_blocks_read_neighbouring_parameters_across_leaves():
     """Three blocks of 4 in 13 parameters; the last parameter is in none."""
     rng = np.random.default_rng(4)
@@ -174,6 +178,7 @@ def test_blocks_read_neighbouring_parameters_across_leaves():
         np.testing.assert_allclose(found.noise_levels, expected, rtol=1e-4)
 
 
+@telling
 def test_more_parameters_tell_more():
     """Precision grows with p', as in the paper's figure 3.7."""
     updates, variance = noisy_updates()
@@ -185,6 +190,7 @@ def test_more_parameters_tell_more():
     assert errors[0] > errors[1] > errors[2] and errors[2] < 0.1
 
 
+@telling
 def test_memory_of_eleven_million_parameters_and_sixty_clients():
     """Compiled and not run: the updates, and little beside them; 8 GiB are enough."""
     leaves = {
