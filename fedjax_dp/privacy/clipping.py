@@ -11,8 +11,8 @@ import numpy as np
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.materialize import materialize
+from fedjax_dp.core.trees import PyTree
 
-PyTree = Any
 Scalar = jax.typing.ArrayLike
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")

@@ -1,7 +1,7 @@
 """Noise that is correlated over rounds: banded matrix factorisation, for cohorts nobody samples."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting as dpa
 import jax
@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike
 from scipy import signal
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.noise import release
-
-PyTree = Any
 
 
 class BandedNoise(NamedTuple):

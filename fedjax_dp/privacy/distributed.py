@@ -11,10 +11,9 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, discrete, rotation
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
-
-PyTree = Any
 
 _MAX_TRIES = 64
 # Norms of rounded vectors are summed in float32, with an error below 2^-18 for up to 2^30 entries;

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting as dpa
 import jax
@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise, scalar_noise
 from fedjax_dp.privacy.clipping import Scalar, Sensitivity
 from fedjax_dp.privacy.events import DpEvent
-
-PyTree = Any
 
 
 class Mechanism(NamedTuple):

@@ -1,7 +1,6 @@
 """Continuous noise on trees of parameters: Gaussian and Laplace."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,9 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import draws
 
-PyTree = Any
 Scalar = jax.typing.ArrayLike
 Sampler = Callable[..., jax.Array]
 

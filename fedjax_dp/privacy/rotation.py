@@ -9,8 +9,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import trees
-
-PyTree = Any
+from fedjax_dp.core.trees import PyTree
 
 
 class Layout(NamedTuple):

@@ -10,10 +10,10 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import CurveDpEvent
 
-PyTree = Any
 Scalar = jax.typing.ArrayLike
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.keys import fold
@@ -14,6 +13,7 @@ from fedjax_dp.core.ranges import NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
+from fedjax_dp.privacy.calibration import rounded_up
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 from fedjax_dp.privacy.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms import Mechanism
@@ -268,7 +268,7 @@ def adaptive_gaussian_mean(
     """
     exact = update_noise_multiplier(noise_multiplier, rule.count_stddev)
     # The state holds float32: rounded up, so that the event read off it is never the dearer one.
-    multiplier = float(np.nextafter(np.float32(exact), np.float32(np.inf)))
+    multiplier = float(rounded_up(exact))
     mean = gaussian_mean(
         rule.initial_clip_norm, multiplier, rule.expected_cohort_size, per_layer=per_layer
     )
