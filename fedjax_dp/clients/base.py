@@ -32,7 +32,9 @@ class LocalConfig(NamedTuple):
 
     Attributes:
       learning_rate: step size, at least 0; given to the optimiser factory.
-      batch_size: examples a step (the expected number under Poisson sampling), at least 1.
+      batch_size: examples a step (the expected number under Poisson sampling), at least 1; where a
+        sampler draws a fixed number, a fraction is refused when training is built, and rounded down
+        where it is swept.
       num_epochs: passes over the client's data, at least 0; used where `num_steps` is None.
       num_steps: local steps a round, at least 0, whatever the client's size.
       clip_norm: bound on each example's gradient under record-level privacy, above 0.
