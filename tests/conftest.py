@@ -8,6 +8,7 @@ import gc
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -37,15 +38,26 @@ _MOST_MAPS = 30_000
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Between two files, drops the programs of a process that has compiled thousands."""
+    """Between two files, drops the programs of a process that has compiled thousands.
+
+    What tests share is dropped with them: a run whose programs are gone would be traced again.
+    """
     maps = pathlib.Path("/proc/self/maps")
     if nextitem is None or nextitem.path == item.path or not maps.exists():
         return
     if maps.read_bytes().count(b"\n") > _MOST_MAPS:
         import jax
 
+        own = [m for m in list(sys.modules.values()) if _is_below(m, item.config.rootpath)]
+        for shared in (value for module in own for value in vars(module).values()):
+            if hasattr(shared, "cache_clear"):
+                shared.cache_clear()
         jax.clear_caches()
         gc.collect()
+
+
+def _is_below(module: object, root: pathlib.Path) -> bool:
+    return str(getattr(module, "__file__", None) or "").startswith(str(root / "tests"))
 
 
 def _data_dir() -> pathlib.Path:
