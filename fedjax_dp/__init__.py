@@ -2,179 +2,26 @@
 
 All clients of a round are one batch dimension of one compiled program. Algorithms are declarations
 of pure functions; the engine compiles them; a ledger is told what ran and answers ε at δ.
+
+The public names are those of `__init__.pyi`, each imported when it is asked for.
 """
 
-from collections.abc import Callable as _Callable
+from typing import Any as _Any
 
-from fedjax_dp.algorithms import (
-    ALGORITHMS,
-    ClientOutput,
-    ClientState,
-    FederatedAlgorithm,
-    Hyper,
-    Round,
-    SharedModel,
-    ae_dpfl,
-    blur_lus,
-    centralized,
-    dp_fedavg,
-    dp_sgd,
-    f_cdpfl,
-    fedadagrad,
-    fedadam,
-    fedavg,
-    fedavgm,
-    fedprox,
-    fedyogi,
-    ifca,
-    km_cdpfl,
-    local_only,
-    minimum_epsilon,
-    mr_mtl,
-    noise_oracle,
-    o_dpcfl,
-    pfa,
-    pool,
-    r_dpcfl,
-    rc_dpfl,
-    record_dp_fedavg,
-    robust_hdp,
-    scaffold,
-    weiavg,
-)
-from fedjax_dp.clients import (
-    LocalConfig,
-    LocalTrainer,
-    dp_sgd_trainer,
-    local_trainer,
-    update_transform,
-)
-from fedjax_dp.core.keys import secret_key
-from fedjax_dp.data import (
-    FederatedData,
-    Participation,
-    Sampler,
-    cyclic,
-    everybody,
-    fixed_size,
-    min_separated,
-    participation,
-    poisson,
-    shuffled,
-)
-from fedjax_dp.engine import (
-    ExecutionConfig,
-    Fate,
-    Federation,
-    Layout,
-    PrivacyAccounting,
-    RoundInfo,
-    RoundRecord,
-    Simulation,
-    SimulationState,
-    calibrate,
-    compile_federation,
-    evaluator,
-    federation,
-    run_event,
-    simulation,
-    told,
-)
-from fedjax_dp.models import Model
-from fedjax_dp.privacy import Ledger
-from fedjax_dp.server import (
-    Aggregator,
-    RoundKey,
-    Stack,
-    Stacked,
-    Summed,
-    gaussian_mean,
-    weighted_mean,
-)
+import lazy_loader as _lazy
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ALGORITHMS",
-    "Aggregator",
-    "ClientOutput",
-    "ClientState",
-    "ExecutionConfig",
-    "Fate",
-    "FederatedAlgorithm",
-    "FederatedData",
-    "Federation",
-    "Hyper",
-    "Layout",
-    "Ledger",
-    "LocalConfig",
-    "LocalTrainer",
-    "Model",
-    "Participation",
-    "PrivacyAccounting",
-    "Round",
-    "RoundInfo",
-    "RoundKey",
-    "RoundRecord",
-    "Sampler",
-    "SharedModel",
-    "Simulation",
-    "SimulationState",
-    "Stack",
-    "Stacked",
-    "Summed",
-    "ae_dpfl",
-    "blur_lus",
-    "calibrate",
-    "centralized",
-    "compile_federation",
-    "cyclic",
-    "dp_fedavg",
-    "dp_sgd",
-    "dp_sgd_trainer",
-    "evaluator",
-    "everybody",
-    "f_cdpfl",
-    "fedadagrad",
-    "fedadam",
-    "fedavg",
-    "fedavgm",
-    "federation",
-    "fedprox",
-    "fedyogi",
-    "fixed_size",
-    "gaussian_mean",
-    "ifca",
-    "km_cdpfl",
-    "local_only",
-    "local_trainer",
-    "min_separated",
-    "minimum_epsilon",
-    "mr_mtl",
-    "noise_oracle",
-    "o_dpcfl",
-    "participation",
-    "pfa",
-    "poisson",
-    "pool",
-    "r_dpcfl",
-    "rc_dpfl",
-    "record_dp_fedavg",
-    "robust_hdp",
-    "run_event",
-    "scaffold",
-    "secret_key",
-    "shuffled",
-    "simulation",
-    "told",
-    "update_transform",
-    "weiavg",
-    "weighted_mean",
-]
+_listed, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
 
 
-def __getattr__(name: str) -> _Callable[..., FederatedAlgorithm]:
-    """Finds every registered algorithm by its name, so that a new one needs no line here."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name].factory
+def __getattr__(name: str) -> _Any:
+    """Finds a listed name, or an algorithm by its name, so that a new one needs no line here."""
+    if name in __all__:
+        return _listed(name)
+    if not name.startswith("_"):
+        from fedjax_dp.algorithms import ALGORITHMS
+
+        if name in ALGORITHMS:
+            return ALGORITHMS[name].factory
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.registry import Registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 
@@ -90,35 +91,50 @@ def _load(name: str, module: str | None = None) -> Callable[..., FederatedAlgori
     return getattr(import_module(f"{__package__}.{module or name}"), name)
 
 
-ALGORITHMS: Mapping[str, Entry] = {
-    "fedavg": Entry(_load("fedavg"), _ANY, _MEAN, for_code=("server_optimizer", "name")),
-    "fedavgm": Entry(_load("fedavgm", "fedopt"), _ANY, _MEAN),
-    "fedadam": Entry(_load("fedadam", "fedopt"), _ANY, _MEAN),
-    "fedyogi": Entry(_load("fedyogi", "fedopt"), _ANY, _MEAN),
-    "fedadagrad": Entry(_load("fedadagrad", "fedopt"), _ANY, _MEAN),
-    "fedprox": Entry(_load("fedprox"), _ANY, _MEAN),
-    "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
-    "scaffold": Entry(_load("scaffold"), _OPEN, _CLIENTS),
-    "ifca": Entry(_load("ifca"), ("none",)),
-    "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
-    "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),
-    "ae_dpfl": Entry(_load("ae_dpfl"), _ANY, ("public_x", "num_rounds", *_MEAN), sends_model=False),
-    "dp_sgd": Entry(_load("dp_sgd"), ("record", "both"), _MEAN, for_code=("weight_of",)),
-    "record_dp_fedavg": Entry(_load("record_dp_fedavg"), _RECORD, _CLIENTS),
-    "minimum_epsilon": Entry(_load("minimum_epsilon"), _RECORD, _CLIENTS, budgets=smallest_budget),
-    "weiavg": Entry(_load("weiavg"), _RECORD, _CLIENTS, _BUDGETS),
-    "pfa": Entry(_load("pfa"), _RECORD, _CLIENTS, _BUDGETS),
-    "robust_hdp": Entry(_load("robust_hdp"), _RECORD, _CLIENTS),
-    "noise_oracle": Entry(_load("noise_oracle"), _RECORD, _CLIENTS),
-    "local_only": Entry(_load("local_only"), _OPEN),
-    "r_dpcfl": Entry(_load("r_dpcfl"), _RECORD, _BOTH_COUNTS, for_code=("name",)),
-    "rc_dpfl": Entry(_load("rc_dpfl"), _RECORD, _BOTH_COUNTS),
-    "f_cdpfl": Entry(_load("f_cdpfl"), _RECORD, ("num_rounds",)),
-    "km_cdpfl": Entry(_load("km_cdpfl"), _OPEN, _CLIENTS),
-    "o_dpcfl": Entry(_load("o_dpcfl"), _OPEN, _CLIENTS),
-    "mr_mtl": Entry(_load("mr_mtl"), _OPEN, _CLIENTS),
-    "centralized": Entry(_load("centralized"), _OPEN, pools_clients=True),
-}
+def _adopted(own: Any) -> Entry:
+    """Takes somebody's own algorithm: an `Entry`, or a function that needs no facts."""
+    if isinstance(own, Entry):
+        return own
+    checks.require(callable(own), "algorithm.name", "name a function or an Entry", own)
+    return Entry(own, _OPEN)
+
+
+ALGORITHMS: Registry[Entry] = Registry(
+    {
+        "fedavg": Entry(_load("fedavg"), _ANY, _MEAN, for_code=("server_optimizer", "name")),
+        "fedavgm": Entry(_load("fedavgm", "fedopt"), _ANY, _MEAN),
+        "fedadam": Entry(_load("fedadam", "fedopt"), _ANY, _MEAN),
+        "fedyogi": Entry(_load("fedyogi", "fedopt"), _ANY, _MEAN),
+        "fedadagrad": Entry(_load("fedadagrad", "fedopt"), _ANY, _MEAN),
+        "fedprox": Entry(_load("fedprox"), _ANY, _MEAN),
+        "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
+        "scaffold": Entry(_load("scaffold"), _OPEN, _CLIENTS),
+        "ifca": Entry(_load("ifca"), ("none",)),
+        "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
+        "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),
+        "ae_dpfl": Entry(
+            _load("ae_dpfl"), _ANY, ("public_x", "num_rounds", *_MEAN), sends_model=False
+        ),
+        "dp_sgd": Entry(_load("dp_sgd"), ("record", "both"), _MEAN, for_code=("weight_of",)),
+        "record_dp_fedavg": Entry(_load("record_dp_fedavg"), _RECORD, _CLIENTS),
+        "minimum_epsilon": Entry(
+            _load("minimum_epsilon"), _RECORD, _CLIENTS, budgets=smallest_budget
+        ),
+        "weiavg": Entry(_load("weiavg"), _RECORD, _CLIENTS, _BUDGETS),
+        "pfa": Entry(_load("pfa"), _RECORD, _CLIENTS, _BUDGETS),
+        "robust_hdp": Entry(_load("robust_hdp"), _RECORD, _CLIENTS),
+        "noise_oracle": Entry(_load("noise_oracle"), _RECORD, _CLIENTS),
+        "local_only": Entry(_load("local_only"), _OPEN),
+        "r_dpcfl": Entry(_load("r_dpcfl"), _RECORD, _BOTH_COUNTS, for_code=("name",)),
+        "rc_dpfl": Entry(_load("rc_dpfl"), _RECORD, _BOTH_COUNTS),
+        "f_cdpfl": Entry(_load("f_cdpfl"), _RECORD, ("num_rounds",)),
+        "km_cdpfl": Entry(_load("km_cdpfl"), _OPEN, _CLIENTS),
+        "o_dpcfl": Entry(_load("o_dpcfl"), _OPEN, _CLIENTS),
+        "mr_mtl": Entry(_load("mr_mtl"), _OPEN, _CLIENTS),
+        "centralized": Entry(_load("centralized"), _OPEN, pools_clients=True),
+    },
+    _adopted,
+)
 
 
 def options_of(name: str) -> dict[str, Any]:

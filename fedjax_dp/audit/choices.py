@@ -61,7 +61,9 @@ def check_choice(
 
     @jax.jit
     def frequencies(examples, size, key):
-        held = Examples(examples, jnp.zeros(1, jnp.int32), size[None], limit=len(batch["x"]))
+        held = Examples(
+            examples, jnp.zeros(1, jnp.int32), size[None], limit=len(jax.tree.leaves(batch)[0])
+        )
         client = held.client(0)
 
         def one(key):

@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import flat, nested
 from fedjax_dp.models.base import Model
 
 _FALSE_POSITIVE_RATE = 0.01
@@ -102,10 +103,11 @@ def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -
         outputs = model.predict(params, batch["x"])
         return outputs, model.loss_fn(outputs, batch)
 
+    examples = flat(examples)
     size = len(next(iter(examples.values())))
     parts = []
     for first in range(0, size, _BLOCK):
-        batch = {k: np.asarray(v[first : first + _BLOCK]) for k, v in examples.items()}
+        batch = nested({k: np.asarray(v[first : first + _BLOCK]) for k, v in examples.items()})
         outputs, losses = (np.asarray(part, float) for part in of_block(params, batch))
         losses = np.nan_to_num(losses.reshape(-1, 1))
         columns = [losses, np.log(np.abs(losses) + _SMALLEST_LOSS)]

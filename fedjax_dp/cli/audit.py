@@ -15,7 +15,10 @@ from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.audits import AuditReport, audit_experiment
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def command(
     context: typer.Context,
     canaries: Annotated[int, typer.Option(help="Canaries of a run, at least 1.")] = 100,

@@ -12,7 +12,10 @@ from fedjax_dp.experiment.devices import offer_devices
 from fedjax_dp.experiment.timing import measure, settings
 from fedjax_dp.experiment.workloads import WORKLOADS
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command()
 def command(
     name: Annotated[str, typer.Argument(help="A workload, or `list`.")],
     rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 5,

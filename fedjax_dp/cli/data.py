@@ -10,7 +10,9 @@ from rich.table import Table
 
 from fedjax_dp.data import datasets
 
-app = typer.Typer(help="Data sets: list them, fetch them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Data sets: list them, fetch them.", no_args_is_help=True, add_completion=False
+)
 
 _DataDir = Annotated[
     pathlib.Path | None,

@@ -1,25 +1,80 @@
 """The command `fedjax-dp`."""
 
 import sys
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from fedjax_dp.cli import audit, bench, data, privacy, run
+# The first line of each command's own help: to list them, none is imported.
+COMMANDS = {
+    "run": "Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.",
+    "evaluate": "Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.",
+    "predict": "Write what a run's model says: `fedjax-dp predict DIR --output FILE.npz`.",
+    "export": "Write a run's parameters: `fedjax-dp export DIR --output FILE.safetensors`.",
+    "data": "Data sets: list them, fetch them.",
+    "privacy": "Accounting: ε, calibration, reports, comparisons.",
+    "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
+    "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",
+}
+
+
+class _Commands(TyperGroup):
+    """The commands, each imported when it is called; until then a stand-in is listed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Gives name, command and what follows."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and command(str(name)), rest
+
+
+def command(name: str) -> Any:
+    """Imports a command.
+
+    Args:
+      name: a key of `COMMANDS`.
+
+    Returns:
+      The command.
+    """
+    return get_command(import_module(f"fedjax_dp.cli.{name}").app)
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Federated learning under differential privacy, simulated in JAX.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-_ANY_OPTION = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app.command("run", context_settings=_ANY_OPTION)(run.command)
-app.add_typer(data.app, name="data")
-app.add_typer(privacy.app, name="privacy")
-app.command("bench")(bench.command)
-app.command("audit", context_settings=_ANY_OPTION)(audit.command)
+def _versions(is_asked: bool) -> None:
+    if is_asked:
+        from fedjax_dp.core.versions import libraries
+
+        typer.echo("\n".join(f"{name} {version}" for name, version in libraries().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_versions, is_eager=True, help="Show all versions."),
+    ] = False,
+) -> None:
+    """Federated learning under differential privacy, simulated in JAX."""
+
+
+def _stand_in() -> None:
+    """Is listed for a command that has not been imported."""
+
+
+for _name, _about in COMMANDS.items():
+    app.command(_name, help=_about)(_stand_in)
 
 
 def main() -> None:

@@ -15,7 +15,11 @@ from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.calibration import calibrate_poisson
 from fedjax_dp.privacy.poisson import bound_of_poisson
 
-app = typer.Typer(help="Accounting: ε, calibration, reports, comparisons.", no_args_is_help=True)
+app = typer.Typer(
+    help="Accounting: ε, calibration, reports, comparisons.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 _Rate = Annotated[
     float, typer.Option("--sampling-rate", help="Chance of a unit to be drawn, in (0, 1].")

@@ -65,3 +65,11 @@ class Progress:
         self._bar.update(self._task, completed=rounds, description=text)
         if row and not self._console.is_terminal:
             self._console.print(text)
+
+    def warn(self, text: str) -> None:
+        """Shows a warning above the bar.
+
+        Args:
+          text: the warning.
+        """
+        self._console.print(f"warning: {text}", soft_wrap=True, markup=False, style="yellow")

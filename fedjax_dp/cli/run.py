@@ -2,7 +2,7 @@
 
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -20,14 +20,18 @@ from fedjax_dp.experiment.folder import CONFIG_FILE, require_free
 from fedjax_dp.experiment.keys import describe, describe_choice
 from fedjax_dp.experiment.run import Outcome, Watcher
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def command(
     context: typer.Context,
     output: Annotated[
         pathlib.Path | None, typer.Option(help="Run folder; the next free one under runs/.")
     ] = None,
     resume: Annotated[
-        pathlib.Path | None, typer.Option(help="Go on with the interrupted run in this folder.")
+        pathlib.Path | None,
+        typer.Option(help="Go on with the run in this folder; with --run.rounds for longer."),
     ] = None,
     keys: Annotated[
         bool,
@@ -45,13 +49,14 @@ def command(
     words = list(context.args)
     file = words.pop(0) if words and not words[0].startswith("--") else None
     if resume is not None:
-        others = [str(word) for word in (file, *words, output) if word is not None]
-        rule = "stand alone, since a run goes on with the configuration that it has"
+        others = [str(word) for word in (file, output) if word is not None]
+        rule = "stand without a file or --output, since a run goes on with what it has"
         checks.require(not others, "--resume", rule, others)
         found = (resume / CONFIG_FILE).is_file()
         rule = f"name a run folder with a {CONFIG_FILE}"
         checks.require(found, "--resume", rule, str(resume))
-        config, start = configuration.load(resume / CONFIG_FILE), _resuming(resume)
+        config = configuration.load(resume / CONFIG_FILE, words)
+        start = _resuming(resume, words)
     else:
         config = configuration.load(file, words)
         if output is not None:
@@ -69,8 +74,8 @@ def _starting(config: Config, folder: pathlib.Path | None) -> Callable[[Watcher]
     return lambda watcher: running.run(config, folder, watcher)
 
 
-def _resuming(folder: pathlib.Path) -> Callable[[Watcher], Outcome]:
-    return lambda watcher: running.resume(folder, watcher)
+def _resuming(folder: pathlib.Path, words: Sequence[str]) -> Callable[[Watcher], Outcome]:
+    return lambda watcher: running.resume(folder, watcher, words=words)
 
 
 def shown(config: Config, start: Callable[[Watcher], Outcome], console: Console) -> int:
@@ -82,12 +87,15 @@ def shown(config: Config, start: Callable[[Watcher], Outcome], console: Console)
       console: where words go.
 
     Returns:
-      The exit status: 0 at the end, 130 after an interruption.
+      The exit status: 0 at the end, 130 after an interruption, 3 if no client's work came into the
+      model.
     """
     with Progress(console, config.run.rounds) as progress:
         outcome = start(progress)
     _report(console, outcome)
-    return 130 if outcome.is_interrupted else 0
+    if outcome.is_interrupted:
+        return 130
+    return 3 if outcome.is_futile else 0
 
 
 def _show_keys(console: Console, parts: list[str]) -> None:
@@ -105,6 +113,8 @@ def _report(console: Console, outcome: Outcome) -> None:
             f"interrupted after round {summary['rounds']}; nothing is lost: "
             f"fedjax-dp run --resume {folder}"
         )
+    if outcome.stopped_by is not None:
+        console.print(f"stopped after round {summary['rounds']} by {outcome.stopped_by}")
     if outcome.is_over_budget:
         console.print(f"stopped after round {summary['rounds']}: one more would exceed the budget")
     parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
@@ -121,4 +131,8 @@ def _report(console: Console, outcome: Outcome) -> None:
     else:
         parts.append("no privacy is claimed")
     console.print(", ".join(parts))
+    for text in summary["warnings"]:
+        console.print(f"warning: {text}", soft_wrap=True, markup=False)
+    if outcome.is_futile:
+        console.print("the run went wrong: no round brought any client's work into the model")
     console.print(f"run folder: {folder}", soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ def whole(argument: str, value: Any, *, at_least: int = 1) -> None:
     )
 
 
-def one_of(argument: str, value: str, choices: Iterable[str]) -> None:
+def one_of(argument: str, value: str, choices: Collection[str]) -> None:
     """Requires one of the named choices and suggests the nearest one.
 
     Args:
@@ -120,8 +120,8 @@ def one_of(argument: str, value: str, choices: Iterable[str]) -> None:
     Raises:
       ValueError: if `value` is not a choice; the message holds the nearest valid one.
     """
-    known = sorted(choices)
-    if value not in known:
+    if value not in choices:
+        known = sorted(choices)
         hint = nearest(str(value), known)
         raise ValueError(
             f"{argument} must be one of {', '.join(known)}, got {value!r}"

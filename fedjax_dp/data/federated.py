@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
 _NAMES = "client_names.txt"
@@ -24,7 +25,8 @@ class FederatedData:
 
     Attributes:
       examples: named host arrays, each `[num_examples, ...]`; by convention `x` are inputs and `y`
-        are targets.
+        are targets. Inputs of several arrays may be given as a tree, such as {"x": {"ids": …,
+        "mask": …}}; they are kept under their paths, such as "x/ids", and models see the tree.
       offsets: first row of each client and, last, the number of rows; `[num_clients + 1]`, int64.
       client_names: a label for each client, or an empty tuple where they have none.
     """
@@ -36,6 +38,7 @@ class FederatedData:
     def __post_init__(self) -> None:
         """Checks that offsets, arrays and names agree."""
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)
+        object.__setattr__(self, "examples", flat(self.examples))
         offsets = np.asarray(self.offsets, dtype=np.int64)
         object.__setattr__(self, "offsets", offsets)
         checks.require(
@@ -86,14 +89,14 @@ class FederatedData:
         """Counts the bytes of all examples."""
         return int(sum(array.nbytes for array in self.examples.values()))
 
-    def client(self, index: int) -> dict[str, np.ndarray]:
+    def client(self, index: int) -> dict[str, Any]:
         """Reads the examples of one client.
 
         Args:
           index: which client, from 0 to `num_clients - 1`.
 
         Returns:
-          Named arrays, each `[client size, ...]`.
+          Named arrays, each `[client size, ...]`, nested as a model sees them.
 
         Raises:
           ValueError: if there is no such client.
@@ -102,7 +105,7 @@ class FederatedData:
             0 <= index < self.num_clients, "index", f"lie in [0, {self.num_clients})", index
         )
         rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
-        return {name: array[rows] for name, array in self.examples.items()}
+        return nested({name: array[rows] for name, array in self.examples.items()})
 
     def select(self, clients: Sequence[int] | np.ndarray) -> "FederatedData":
         """Copies some clients, in the order given, into a store of their own.
@@ -162,10 +165,11 @@ class FederatedData:
         directory.mkdir(parents=True, exist_ok=True)
         own = {f"{name}.npy" for name in self.examples}
         checks.require(_OFFSETS not in own, "examples", "name no array 'offsets'", [*self.examples])
-        others = {path.name for path in directory.glob("*.npy")} - own - {_OFFSETS}
+        others = {file for _, file in _files(directory)} - own - {_OFFSETS}
         checks.require(not others, "directory", "hold no other .npy files", sorted(others))
         (directory / _NAMES).unlink(missing_ok=True)
         for name, array in self.examples.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             np.save(directory / f"{name}.npy", array)
         np.save(directory / _OFFSETS, self.offsets)
         if self.client_names:
@@ -177,7 +181,7 @@ class FederatedData:
 
         Args:
           directory: a folder written by `save`, or by anything that writes `.npy` files: one for
-            each array, named `NAME.npy`, and `offsets.npy`.
+            each array, named `NAME.npy`, in folders where names are nested, and `offsets.npy`.
 
         Returns:
           A store whose arrays are read from disk when they are indexed.
@@ -193,9 +197,9 @@ class FederatedData:
             str(directory),
         )
         arrays = {
-            path.stem: np.load(path, mmap_mode="r")
-            for path in sorted(directory.glob("*.npy"))
-            if path.name != _OFFSETS
+            file.removesuffix(".npy"): np.load(path, mmap_mode="r")
+            for path, file in _files(directory)
+            if file != _OFFSETS
         }
         names_file = directory / _NAMES
         names = names_file.read_text(encoding="utf-8").splitlines() if names_file.is_file() else []
@@ -218,6 +222,7 @@ class FederatedData:
           ValueError: if there are no clients, or their array names or lengths disagree.
         """
         checks.require(len(clients) > 0, "clients", "hold at least one client", len(clients))
+        clients = [flat(client) for client in clients]
         names = list(clients[0])
         sizes = []
         for i, client in enumerate(clients):
@@ -251,7 +256,7 @@ class FederatedData:
         Raises:
           ValueError: if the number of ids is not the number of examples.
         """
-        client_ids = np.asarray(client_ids)
+        client_ids, examples = np.asarray(client_ids), flat(examples)
         names, first, index = np.unique(client_ids, return_index=True, return_inverse=True)
         if keep_order:
             rank = np.argsort(np.argsort(first))
@@ -287,13 +292,12 @@ class FederatedData:
         """
         rows = [np.asarray(client, dtype=np.int64) for client in clients]
         checks.require(len(rows) > 0, "clients", "hold at least one client", len(rows))
-        flat = np.concatenate(rows)
+        all_rows, examples = np.concatenate(rows), flat(examples)
         size = len(next(iter(examples.values())))
-        checks.require(
-            bool(np.all((flat >= 0) & (flat < size))), "clients", f"name rows in [0, {size})", flat
-        )
+        is_inside = bool(np.all((all_rows >= 0) & (all_rows < size)))
+        checks.require(is_inside, "clients", f"name rows in [0, {size})", all_rows)
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-        arrays = {name: np.asarray(array)[flat] for name, array in examples.items()}
+        arrays = {name: np.asarray(array)[all_rows] for name, array in examples.items()}
         return cls(arrays, offsets, tuple(client_names))
 
     @classmethod
@@ -309,19 +313,19 @@ class FederatedData:
             their own names where it is None.
 
         Returns:
-          The store, in memory.
+          The store, in memory; whole numbers are int64 and others float32.
 
         Raises:
-          ValueError: if a column does not exist.
+          ValueError: if a column does not exist, holds nulls, or lists of unequal lengths.
         """
         known = list(table.column_names)
         checks.one_of("client_column", client_column, known)
         columns = columns or {name: name for name in known if name != client_column}
         for column in columns.values():
             checks.one_of("columns", column, known)
-        numpy_table = table.with_format("numpy")
-        examples = {name: np.stack(list(numpy_table[column])) for name, column in columns.items()}
-        return cls.from_client_ids(examples, np.asarray(table[client_column]), keep_order=True)
+        examples = {name: column_of(table, column) for name, column in columns.items()}
+        ids = column_of(table, client_column)
+        return cls.from_client_ids(examples, ids, keep_order=True)
 
 
 def example_structure(data: FederatedData) -> Any:
@@ -333,7 +337,57 @@ def example_structure(data: FederatedData) -> Any:
     Returns:
       For each array a `jax.ShapeDtypeStruct` without the example axis.
     """
-    return {
-        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
-        for name, array in data.examples.items()
-    }
+    return nested(
+        {
+            name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+            for name, array in data.examples.items()
+        }
+    )
+
+
+def flat(examples: Mapping[str, Any]) -> dict[str, Any]:
+    """Names the arrays of a tree by their paths.
+
+    Args:
+      examples: named arrays, or trees of dicts of them.
+
+    Returns:
+      The arrays, such as "x/ids"; those that were not nested keep their names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in examples.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}/{rest}": array for rest, array in flat(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the tree that models see of arrays that are named by paths.
+
+    Args:
+      arrays: arrays, or anything, by path.
+
+    Returns:
+      Dicts of dicts, such as {"x": {"ids": …}} for "x/ids".
+
+    Raises:
+      ValueError: if a name is an array and a folder of arrays.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in arrays.items():
+        *folders, last = name.split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+            checks.require(isinstance(inner, dict), "examples", f"nest nothing in {folder!r}", name)
+        checks.require(last not in inner, "examples", "name each array once", name)
+        inner[last] = value
+    return tree
+
+
+def _files(directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+    """Lists the `.npy` files of a store with the names of their arrays, as paths."""
+    found = sorted(directory.rglob("*.npy"))
+    return [(path, path.relative_to(directory).as_posix()) for path in found]

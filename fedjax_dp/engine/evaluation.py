@@ -1,7 +1,7 @@
 """Evaluates the state of a simulation: the shared model, or every client's own."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from fedjax_dp.engine.federation import Federation, examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.stream import power_of_two
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
+from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model
 
 # Training examples that are on the device together while personal models look at them.
@@ -42,6 +43,7 @@ def evaluator(
     *,
     whole: FederatedData | None = None,
     clients: FederatedData | None = None,
+    metrics: Mapping[str, Metric] = {},
 ) -> Evaluator:
     """Compiles what can be evaluated of a simulation.
 
@@ -51,6 +53,7 @@ def evaluator(
       train: the clients' training data, which some algorithms read to choose a personal model.
       whole: held-out data for the shared model, clients not told apart.
       clients: held-out data of each client, as many clients as `train` has.
+      metrics: figures beside loss and accuracy, by name.
 
     Returns:
       The evaluator.
@@ -62,7 +65,7 @@ def evaluator(
     shared, personal = federation.shared, federation.personal
     on_whole = on_clients = None
     if whole is not None and shared is not None:
-        on_whole = _of_shared(shared, shared_evaluator(model, whole))
+        on_whole = _of_shared(shared, shared_evaluator(model, whole, metrics=metrics))
     if clients is not None:
         checks.require(
             clients.num_clients == train.num_clients,
@@ -71,9 +74,9 @@ def evaluator(
             clients.num_clients,
         )
         if personal is not None:
-            on_clients = _of_personal(personal, model, train, clients)
+            on_clients = _of_personal(personal, model, train, clients, metrics)
         elif shared is not None:
-            on_clients = _of_shared(shared, shared_evaluator(model, clients))
+            on_clients = _of_shared(shared, shared_evaluator(model, clients, metrics=metrics))
     return Evaluator(on_whole, on_clients)
 
 
@@ -82,7 +85,11 @@ def _of_shared(shared: Any, run: Any) -> Callable[[SimulationState], Evaluation]
 
 
 def _of_personal(
-    personal: Any, model: Model, train: FederatedData, clients: FederatedData
+    personal: Any,
+    model: Model,
+    train: FederatedData,
+    clients: FederatedData,
+    metrics: Mapping[str, Metric],
 ) -> Callable[[SimulationState], Evaluation]:
     """Evaluates the model of every client, which may look at the client's training data.
 
@@ -108,7 +115,7 @@ def _of_personal(
                 placed.append(jax.device_put(examples if is_read else _without_records(examples)))
             yield everybody, (state, placed[0])
 
-    return personal_evaluator(model, clients, params_of, in_parts=in_parts)
+    return personal_evaluator(model, clients, params_of, in_parts=in_parts, metrics=metrics)
 
 
 def _part(train: FederatedData, examples: Examples, clients: np.ndarray) -> Examples:
@@ -121,7 +128,7 @@ def _part(train: FederatedData, examples: Examples, clients: np.ndarray) -> Exam
         part[: last - first] = array[first:last]
         return part
 
-    arrays = {name: rows(array) for name, array in examples.arrays.items()}
+    arrays = jax.tree.map(rows, examples.arrays)
     return dataclasses.replace(
         examples, arrays=arrays, starts=(train.offsets[:-1] - first).astype(np.int32)
     )
@@ -148,4 +155,4 @@ def _reads(params_of: Any, state: Any, examples: Any) -> bool:
 
 def _without_records(examples: Any) -> Any:
     """Leaves one row of each array."""
-    return examples.replace(arrays={k: np.asarray(v[:1]) for k, v in examples.arrays.items()})
+    return examples.replace(arrays=jax.tree.map(lambda v: np.asarray(v[:1]), examples.arrays))

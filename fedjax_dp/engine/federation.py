@@ -1,5 +1,6 @@
 """A federation as a value: algorithm, population and participation, bound to one pure step."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
 from fedjax_dp.engine.layout import Layout
@@ -23,6 +24,9 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.base import Stacked
+
+# A public divisor that is off by more than this is pointed out.
+_DIVISOR_FACTOR = 2.0
 
 
 class Population(NamedTuple):
@@ -60,14 +64,14 @@ def population_of(data: FederatedData, validation: FederatedData | None = None) 
     num_examples = data.num_examples
     rule = "hold at least one and fewer than 2**31 examples"
     checks.require(0 < num_examples < 2**31, "data", rule, num_examples)
-    structure = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
+    shapes = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
     second = None
     if validation is not None:
         rule = f"hold a second split of the {data.num_clients} clients"
         same = validation.num_clients == data.num_clients
         checks.require(same, "validation", rule, validation.num_clients)
         second = population_of(validation)
-    return Population(data.sizes.astype(np.int32), structure, second)
+    return Population(data.sizes.astype(np.int32), nested(shapes), second)
 
 
 def examples_of(data: FederatedData, validation: FederatedData | None = None) -> Examples:
@@ -81,7 +85,7 @@ def examples_of(data: FederatedData, validation: FederatedData | None = None) ->
       The examples on the host; `jax.device_put` brings them to a device.
     """
     return Examples(
-        {name: np.asarray(array) for name, array in data.examples.items()},
+        nested({name: np.asarray(array) for name, array in data.examples.items()}),
         data.offsets[:-1].astype(np.int32),
         data.sizes.astype(np.int32),
         None if validation is None else examples_of(validation),
@@ -320,6 +324,22 @@ def _check_claims(
         "of the noise; the nearest valid choices are everybody() and fixed_size()",
         f"{participation.sampler.name}, which may draw {participation.min_drawn}",
     )
+    if claim.divisor is not None:
+        _warn_of_divisor(claim.divisor(hyper.aggregator), participation.cohort_size)
+
+
+def _warn_of_divisor(divisor: Any, cohort_size: float) -> None:
+    """Warns of a public divisor that makes steps longer or shorter than anybody will have meant."""
+    if isinstance(divisor, jax.core.Tracer):
+        return
+    factor = cohort_size / float(np.max(divisor))
+    if not 1 / _DIVISOR_FACTOR <= factor <= _DIVISOR_FACTOR:
+        warnings.warn(
+            f"the public divisor should be near {cohort_size:g}, the clients that a round draws, "
+            f"and is {cohort_size / factor:g}: steps are {factor:.3g} times as long as those of a "
+            "mean",
+            stacklevel=4,
+        )
 
 
 def _check_host_steps(algorithm: FederatedAlgorithm) -> None:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.record import Fate
@@ -71,7 +71,7 @@ class Slabs:
             if len(ids):
                 slab[name][:num_rows] = part[name]
         second = None if self._validation is None else self._validation._on_host(cohort)
-        return Examples(slab, starts, sizes_by_slot, second, self._limit, is_by_slot=True)
+        return Examples(nested(slab), starts, sizes_by_slot, second, self._limit, is_by_slot=True)
 
 
 class ClientStates:

@@ -1,6 +1,6 @@
 """Exact loss and accuracy of one model, or of everybody's own, in compiled batches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,8 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, nested
+from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model
 
 
@@ -22,6 +23,8 @@ class Evaluation(NamedTuple):
       client_loss: mean loss of each client, `[num_clients]`; NaN for a client without examples.
       client_accuracy: accuracy of each client, `[num_clients]`; NaN likewise.
       client_sizes: examples of each client, `[num_clients]`.
+      metrics: other figures over all examples, by name.
+      client_metrics: the same of each client, `[num_clients]`, by name.
     """
 
     loss: float
@@ -29,26 +32,39 @@ class Evaluation(NamedTuple):
     client_loss: np.ndarray
     client_accuracy: np.ndarray
     client_sizes: np.ndarray
+    metrics: Mapping[str, float] = {}
+    client_metrics: Mapping[str, np.ndarray] = {}
 
 
 class _PerExample(NamedTuple):
-    """Losses, correct predictions and weights of predictions, of each example or summed."""
+    """Losses, correct predictions, weights, what metrics add; of each example or summed."""
 
     loss: Any
     correct: Any
     weight: Any
+    more: Mapping[str, Any] = {}
 
 
-def _per_example(model: Model, params: PyTree, batch: Any, is_real: Any) -> _PerExample:
+def _per_example(
+    model: Model, metrics: Mapping[str, Metric], params: PyTree, batch: Any, is_real: Any
+) -> _PerExample:
     outputs, _ = model.apply(params, batch["x"])
     losses = model.loss_fn(outputs, batch)
     if model.correct_fn is None:
         correct = weight = jnp.zeros_like(losses)
     else:
         correct, weight = model.correct_fn(outputs, batch)
-    return _PerExample(
-        *(jnp.where(is_real, v, 0.0).astype(jnp.float32) for v in (losses, correct, weight))
-    )
+    more = {name: metric.contribute(outputs, batch) for name, metric in metrics.items()}
+    for name, each in more.items():
+        fits = each.ndim == 2 and each.shape[0] == losses.shape[0]
+        rule = f"have a row for each of {losses.shape[0]} examples"
+        checks.require(fits, f"what metric {name} adds", rule, each.shape)
+
+    def real(value):
+        flags = jnp.reshape(is_real, jnp.shape(is_real) + (1,) * (value.ndim - jnp.ndim(is_real)))
+        return jnp.where(flags, value, 0.0).astype(jnp.float32)
+
+    return jax.tree.map(real, _PerExample(losses, correct, weight, more))
 
 
 def _num_rows(data: FederatedData) -> int:
@@ -59,12 +75,12 @@ def _examples(data: FederatedData) -> Any:
     """Puts the examples on the device; a store without any gets a row that nobody owns."""
     if data.num_examples == 0:
         empty = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in data.examples.items()}
-        return jax.device_put(empty)
-    return jax.device_put({k: np.asarray(v) for k, v in data.examples.items()})
+        return jax.device_put(nested(empty))
+    return jax.device_put(nested({k: np.asarray(v) for k, v in data.examples.items()}))
 
 
-def _result(sums: _PerExample, sizes: np.ndarray) -> Evaluation:
-    loss, correct, weight = (np.asarray(s, dtype=np.float64) for s in sums)
+def _result(sums: _PerExample, sizes: np.ndarray, metrics: Mapping[str, Metric]) -> Evaluation:
+    loss, correct, weight, more = jax.tree.map(lambda s: np.asarray(s, dtype=np.float64), sums)
 
     def ratio(numerator, denominator):
         return np.where(denominator > 0, numerator / np.maximum(denominator, 1e-30), np.nan)
@@ -75,11 +91,17 @@ def _result(sums: _PerExample, sizes: np.ndarray) -> Evaluation:
         client_loss=ratio(loss, sizes),
         client_accuracy=ratio(correct, weight),
         client_sizes=sizes,
+        metrics={n: float(metrics[n].finish(each.sum(axis=0))) for n, each in more.items()},
+        client_metrics={n: metrics[n].finish(each) for n, each in more.items()},
     )
 
 
 def shared_evaluator(
-    model: Model, data: FederatedData, *, block_size: int = 512
+    model: Model,
+    data: FederatedData,
+    *,
+    block_size: int = 512,
+    metrics: Mapping[str, Metric] = {},
 ) -> Callable[[PyTree], Evaluation]:
     """Compiles the evaluation of one model on the data of every client.
 
@@ -87,6 +109,7 @@ def shared_evaluator(
       model: the model.
       data: held-out examples by client; a store of one client evaluates on a whole.
       block_size: examples that are computed at once; bounds memory, changes nothing else.
+      metrics: figures beside loss and accuracy, by name.
 
     Returns:
       `(params) -> Evaluation`.
@@ -98,23 +121,36 @@ def shared_evaluator(
 
     @jax.jit
     def values_of(params, examples):
+        def values_at(first):
+            batch = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, block), examples)
+            return _per_example(model, metrics, params, batch, True)
+
         def body(i, values):
             # The last block starts early enough to be full; what it sees again stays the same.
             first = jnp.minimum(i * block, _num_rows(data) - block)
-            batch = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, block), examples)
-            each = _per_example(model, params, batch, True)
             return jax.tree.map(
-                lambda all_, v: jax.lax.dynamic_update_slice_in_dim(all_, v, first, 0), values, each
+                lambda all_, v: jax.lax.dynamic_update_slice_in_dim(all_, v, first, 0),
+                values,
+                values_at(first),
             )
 
-        zeros = _PerExample(*(jnp.zeros(_num_rows(data), jnp.float32),) * 3)
+        zeros = jax.tree.map(
+            lambda v: jnp.zeros((_num_rows(data), *v.shape[1:]), v.dtype),
+            jax.eval_shape(values_at, jnp.int32(0)),
+        )
         return jax.lax.fori_loop(0, num_blocks, body, zeros)
+
+    def by_client(values):
+        values = np.asarray(values)[: data.num_examples]
+        shape = values.shape[1:]
+        columns = values.reshape(len(values), int(np.prod(shape))).T
+        sums = [np.bincount(client_of_example, c, data.num_clients) for c in columns]
+        return np.stack(sums, axis=-1).reshape(data.num_clients, *shape)
 
     def evaluate(params: PyTree) -> Evaluation:
         # Summed on the host in float64: a float32 sum over a large client would lose examples.
-        values = (np.asarray(v)[: data.num_examples] for v in values_of(params, examples))
-        sums = (np.bincount(client_of_example, v, data.num_clients) for v in values)
-        return _result(_PerExample(*sums), data.sizes)
+        sums = jax.tree.map(by_client, values_of(params, examples))
+        return _result(sums, data.sizes, metrics)
 
     return evaluate
 
@@ -126,6 +162,7 @@ def personal_evaluator(
     *,
     block_size: int = 128,
     in_parts: Callable[..., Iterable[tuple[np.ndarray, tuple[Any, ...]]]] | None = None,
+    metrics: Mapping[str, Metric] = {},
 ) -> Callable[..., Evaluation]:
     """Compiles the evaluation of each client's own model on its own data.
 
@@ -137,6 +174,7 @@ def personal_evaluator(
       in_parts: `(*arguments) -> (clients, arguments) …`, which clients are evaluated together and
         what `params_of` is handed for them, each client at least once; all together with the
         arguments themselves where it is None.
+      metrics: figures beside loss and accuracy, by name.
 
     Returns:
       `(*arguments) -> Evaluation`, the arguments being handed to `params_of`.
@@ -152,14 +190,18 @@ def personal_evaluator(
         def one_client(index):
             params = params_of(index, *arguments)
 
-            def body(i, total):
+            def sums_at(i):
                 rows = i * block + jnp.arange(block)
                 where = jnp.clip(starts[index] + rows, 0, _num_rows(data) - 1)
                 batch = jax.tree.map(lambda a: a[where], examples)
-                each = _per_example(model, params, batch, rows < sizes[index])
-                return jax.tree.map(lambda t, v: t + jnp.sum(v), total, each)
+                each = _per_example(model, metrics, params, batch, rows < sizes[index])
+                return jax.tree.map(lambda v: jnp.sum(v, axis=0), each)
 
-            zeros = _PerExample(*(jnp.float32(0),) * 3)
+            def body(i, total):
+                return jax.tree.map(jnp.add, total, sums_at(i))
+
+            shapes = jax.eval_shape(sums_at, jnp.int32(0))
+            zeros = jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), shapes)
             return jax.lax.fori_loop(0, -(-sizes[index] // block), body, zeros)
 
         return jax.lax.map(one_client, clients)
@@ -167,9 +209,15 @@ def personal_evaluator(
     everybody = np.arange(data.num_clients, dtype=np.int32)
 
     def evaluate(*arguments: Any) -> Evaluation:
-        sums = np.zeros((3, data.num_clients), np.float32)
+        whole: Any = None
         for clients, own in [(everybody, arguments)] if in_parts is None else in_parts(*arguments):
-            sums[:, clients] = np.stack(sums_of(examples, starts, sizes, clients, *own))
-        return _result(_PerExample(*sums), data.sizes)
+            sums = jax.tree.map(np.asarray, sums_of(examples, starts, sizes, clients, *own))
+            if whole is None:
+                whole = jax.tree.map(
+                    lambda s: np.zeros((data.num_clients, *s.shape[1:]), np.float32), sums
+                )
+            for array, part in zip(jax.tree.leaves(whole), jax.tree.leaves(sums), strict=True):
+                array[clients] = part
+        return _result(whole, data.sizes, metrics)
 
     return evaluate

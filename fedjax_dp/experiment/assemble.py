@@ -1,5 +1,6 @@
 """Builds the parts of an experiment from its configuration, checking all of it before any work."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
@@ -7,6 +8,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.engine.compile import Simulation, simulation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.evaluation.metrics import METRICS, Metric
 from fedjax_dp.experiment.analysis import Asked, require_analysis
 from fedjax_dp.experiment.budgets import with_named_lists
 from fedjax_dp.experiment.build import (
@@ -86,7 +88,8 @@ def assemble(config: Config) -> Experiment:
         )
     compiled = simulation(algorithm, train, participation, execution)
     share = config.data.client_test_share
-    evaluations = _evaluator(compiled, model, population, share)
+    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
+    evaluations = _evaluator(compiled, model, population, share, metrics)
     levels = {u: getattr(privacy, u) for u in privacy.units}
     return Experiment(
         config=config.model_copy(update={"execution": _settled(config.execution, compiled)}),
@@ -143,7 +146,11 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
 
 
 def _evaluator(
-    compiled: Simulation, model: Model, population: Population, client_test_share: float
+    compiled: Simulation,
+    model: Model,
+    population: Population,
+    client_test_share: float,
+    metrics: Mapping[str, Metric],
 ) -> Evaluator:
     name, has_server_model = compiled.algorithm.name, compiled.algorithm.shared is not None
     checks.require(
@@ -153,7 +160,12 @@ def _evaluator(
         client_test_share,
     )
     return evaluator(
-        compiled, model, population.train, whole=population.test, clients=population.client_test
+        compiled,
+        model,
+        population.train,
+        whole=population.test,
+        clients=population.client_test,
+        metrics=metrics,
     )
 
 

@@ -155,11 +155,11 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
         state = simulation.init(key)
         return check_cohort(simulation.algorithm, train, state, key)
     owner = int(np.argmax(train.sizes))
-    batch = {name: array[:_BATCH] for name, array in train.client(owner).items()}
+    batch = jax.tree.map(lambda array: array[:_BATCH], train.client(owner))
     row = jax.tree.map(np.asarray, simulation.hyper.local.row(owner))
     rule = clipped(experiment.model, per_layer=config.privacy.record.per_layer)
     results = []
-    if len(batch["x"]) > 1:
+    if len(jax.tree.leaves(batch)[0]) > 1:
         results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
         models = jax.vmap(experiment.model.init)(jax.random.split(key, 2))
         choice, numbers = simulation.algorithm.choice, simulation.hyper.algorithm

@@ -25,6 +25,7 @@ from fedjax_dp.experiment.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.participation import batches_of
 from fedjax_dp.experiment.population import Population
 from fedjax_dp.experiment.validate import check_one_for_each
+from fedjax_dp.io.params import read_params
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
@@ -43,10 +44,12 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
       The model of what is trained; what is frozen has the values that the run would start with.
 
     Raises:
-      ValueError: for patterns that freeze nothing or all.
+      ValueError: for patterns that freeze nothing or all, or pretrained parameters that do not fit.
     """
     example = example_structure(population.train)
     model = models.build(section.name, example, population.num_classes, **section.options)
+    if section.pretrained is not None:
+        model = model.with_params(read_params(section.pretrained))
     if not section.frozen:
         return model
     start = jax.jit(model.init)(init_key(jax.random.key(seed)))

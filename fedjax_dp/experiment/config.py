@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Le, Lt, MinLen
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from fedjax_dp.core.ranges import (
     Count,
@@ -27,6 +27,8 @@ Each = Annotated[list[_T], MinLen(1)]
 Positives = Positive | Each[Positive]
 NonNegatives = NonNegative | Each[NonNegative]
 Size = Annotated[float, Ge(1)]
+# Names a folder too, and never leads out of its own.
+Name = Annotated[str, StringConstraints(pattern=r"^\w[\w .,=+-]*$")]
 Options = dict[str, Any]
 
 
@@ -41,7 +43,9 @@ def _table(about: str) -> Any:
 class RunSection(Section):
     """How long a run is, and how often it is evaluated and kept."""
 
-    name: str = _setting("digits", "name of the run, used in titles")
+    name: Name | None = _setting(
+        None, "name of the run, for titles and its folder; that of the data if not given"
+    )
     # A key holds 32 bits of its seed: beyond them two seeds would share all noise.
     seed: Annotated[int, Ge(0), Lt(2**32)] = _setting(
         0, "root of all random draws, of the partition too"
@@ -52,6 +56,15 @@ class RunSection(Section):
     rounds: Count = _setting(30, "number of rounds")
     evaluate_every: Count = _setting(1, "rounds between two evaluations")
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
+    metrics: list[str] = Field(
+        default_factory=list,
+        description="figures beside loss and accuracy: perplexity, f1, calibration_error, or one's "
+        "own as package.module:name",
+    )
+    callbacks: Options = _table(
+        "what is called at evaluations, by name, with its options: early_stopping, or one's own as "
+        "package.module:name"
+    )
 
 
 class DataSection(Section):
@@ -77,6 +90,9 @@ class ModelSection(Section):
 
     name: str = _setting("logistic_regression", "a model of the zoo")
     options: Options = _table("options of the model; `run --keys model.name=NAME`")
+    pretrained: str | None = _setting(
+        None, "file that parameters start from, .safetensors or .npz with paths such as params/w"
+    )
     frozen: list[str] = Field(
         default_factory=list,
         description="paths or patterns, such as params/Conv_0/*, of parameters that stay as they "
@@ -298,7 +314,9 @@ class ExecutionSection(Section):
         "auto", "devices that share a cohort; a CPU's cores"
     )
     placement: Literal["auto", "device", "host"] = _setting("auto", "where examples are kept")
-    compilation_cache: str | None = _setting(None, "folder that keeps compiled programs")
+    compilation_cache: str | None = _setting(
+        "auto", "folder that keeps compiled programs; auto is the user's cache"
+    )
 
 
 class Config(Section):
@@ -323,3 +341,8 @@ class Config(Section):
     participation: ParticipationSection = Field(default_factory=FullParticipation)
     privacy: PrivacySection = Field(default_factory=PrivacySection)
     execution: ExecutionSection = Field(default_factory=ExecutionSection)
+
+    @property
+    def title(self) -> str:
+        """Names the run, by its data where it has no name of its own."""
+        return self.run.name or self.data.name.rpartition(":")[2]

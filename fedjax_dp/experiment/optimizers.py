@@ -7,6 +7,7 @@ from typing import Any
 import optax
 
 from fedjax_dp.core.ranges import Decay, NonNegative, Positive
+from fedjax_dp.core.registry import Registry
 
 
 def sgd(
@@ -150,9 +151,10 @@ def yogi(
     return optax.yogi(learning_rate, b1, b2, eps)
 
 
-OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
-    factory.__name__: factory for factory in (sgd, adam, adamw, adagrad, rmsprop, yogi)
-}
+# Somebody's own is a function `(learning_rate, *, options…) -> GradientTransformation` as well.
+OPTIMIZERS: Registry[Callable[..., optax.GradientTransformation]] = Registry(
+    {factory.__name__: factory for factory in (sgd, adam, adamw, adagrad, rmsprop, yogi)}
+)
 
 
 def local_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:

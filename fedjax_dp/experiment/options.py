@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, ValidationError, create_model
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.registry import is_own
 from fedjax_dp.experiment.values import (
     ConfigError,
     Section,
@@ -44,23 +45,26 @@ def options_model(
       The model; an option without a default has none here either.
 
     Raises:
-      TypeError: for an option without an annotation or a description, or of a kind that no
-        configuration file can hold.
+      TypeError: for an option without an annotation, of a kind that no configuration file can hold,
+        or, in this package, without a description.
     """
     hints = typing.get_type_hints(factory, include_extras=True) | dict(kinds)
     about = described(factory)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(factory).parameters.values():
         option = parameter.name
-        if option in given or parameter.kind is parameter.VAR_KEYWORD:
+        if option in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         if option not in hints or not is_plain(hints[option]):
-            raise TypeError(f"option {option} of {name} must have a kind that a file can hold")
-        if option not in about:
+            raise TypeError(
+                f"option {option} of {name} must be annotated with a kind that a file can hold, "
+                "such as float"
+            )
+        if option not in about and not is_own(name):
             raise TypeError(f"option {option} of {name} must have a line in the docstring")
         default = defaults.get(option, parameter.default)
         needed = default is parameter.empty
-        field = Field(... if needed else default, description=about[option])
+        field = Field(... if needed else default, description=about.get(option))
         fields[option] = (hints[option], field)
     return create_model(f"options of {name}", __base__=Section, __doc__=None, **fields)
 

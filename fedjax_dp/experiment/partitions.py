@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.registry import Registry
 from fedjax_dp.data import clusters, mixtures, partition
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData
@@ -138,16 +139,28 @@ def shifted_clusters(
 _COUNTED = ("num_examples", "num_clients", "rng")
 _LABELLED = ("labels", "num_clients", "rng")
 
-PARTITIONS: Mapping[str, Partition] = {
-    "iid": Partition(partition.iid, _COUNTED),
-    "dirichlet": Partition(partition.dirichlet, _LABELLED, {"alpha": 0.5}),
-    "shards": Partition(partition.shards, _LABELLED),
-    "quantity_skew": Partition(partition.quantity_skew, _COUNTED),
-    "label_and_quantity_skew": Partition(
-        mixtures.label_and_size_skew, _LABELLED, {"alpha": 0.5, "exponent": 0.5}
-    ),
-    "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
-    "shifted_clusters": Partition(
-        shifted_clusters, ("pool", "seed"), counts_clients=False, changes_examples=True
-    ),
-}
+
+def _adopted(own: Any) -> Partition:
+    """Takes somebody's own: a `Partition`, or a function of pool, number and generator."""
+    if isinstance(own, Partition):
+        return own
+    checks.require(callable(own), "data.partition", "name a function or a Partition", own)
+    return Partition(own, ("pool", "num_clients", "rng"))
+
+
+PARTITIONS: Registry[Partition] = Registry(
+    {
+        "iid": Partition(partition.iid, _COUNTED),
+        "dirichlet": Partition(partition.dirichlet, _LABELLED, {"alpha": 0.5}),
+        "shards": Partition(partition.shards, _LABELLED),
+        "quantity_skew": Partition(partition.quantity_skew, _COUNTED),
+        "label_and_quantity_skew": Partition(
+            mixtures.label_and_size_skew, _LABELLED, {"alpha": 0.5, "exponent": 0.5}
+        ),
+        "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
+        "shifted_clusters": Partition(
+            shifted_clusters, ("pool", "seed"), counts_clients=False, changes_examples=True
+        ),
+    },
+    _adopted,
+)

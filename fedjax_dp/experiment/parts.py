@@ -1,12 +1,15 @@
 """The parts that a configuration names, and the options of each."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.core import checks
+from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import datasets
+from fedjax_dp.evaluation.metrics import METRICS
+from fedjax_dp.experiment.callbacks import CALLBACKS
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.optimizers import OPTIMIZERS
 from fedjax_dp.experiment.options import options_model, read_options
@@ -21,12 +24,12 @@ class Choice(NamedTuple):
 
     Attributes:
       options: the key of the part's options.
-      names: what there is.
+      names: what there is, and whatever can be imported.
       model: `(name) -> options of that part`.
     """
 
     options: str
-    names: Iterable[str]
+    names: Collection[str]
     model: Callable[[str], type[Section]]
 
 
@@ -57,8 +60,12 @@ def _optimizer(name: str) -> type[Section]:
     return options_model(name, OPTIMIZERS[name], given=("learning_rate",))
 
 
+def _callback(name: str) -> type[Section]:
+    return options_model(name, CALLBACKS[name])
+
+
 CHOICES = {
-    "data.name": Choice("data.options", datasets.available(), functools.cache(_data)),
+    "data.name": Choice("data.options", datasets.LOADERS, functools.cache(_data)),
     "data.partition": Choice("data.partition_options", PARTITIONS, functools.cache(_partition)),
     "model.name": Choice("model.options", models.FACTORIES, functools.cache(_model)),
     "algorithm.name": Choice(
@@ -71,6 +78,9 @@ CHOICES = {
         "training.optimizer_options", OPTIMIZERS, functools.cache(_optimizer)
     ),
 }
+
+
+_CALLBACK = Choice("run.callbacks", CALLBACKS, functools.cache(_callback))
 
 
 def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
@@ -93,15 +103,40 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
                 rule = f"{choice.options} must be empty where no {key} is given, got {options!r}"
                 raise ConfigError(f"{origin(choice.options)}: {rule}")
             continue
-        try:
-            checks.one_of(key, name, choice.names)
-        except ValueError as error:
-            raise ConfigError(f"{origin(key)}: {error}") from None
-        ready = read_options(choice.model(name), name, choice.options, options, origin)
+        model = _model_of(choice, key, name, origin)
+        ready = read_options(model, name, choice.options, options, origin)
         section, _, table = choice.options.partition(".")
         changed = getattr(config, section).model_copy(update={table: ready})
         config = config.model_copy(update={section: changed})
-    return config
+    for name in config.run.metrics:
+        _require_known("run.metrics", name, METRICS, origin)
+    callbacks = {}
+    for name, options in config.run.callbacks.items():
+        key = f"run.callbacks.{name}"
+        model = _model_of(_CALLBACK, "run.callbacks", name, origin)
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{origin(key)}: {key} must be a table of options, got {options!r}")
+        callbacks[name] = read_options(model, name, key, options, origin)
+    return config.model_copy(update={"run": config.run.model_copy(update={"callbacks": callbacks})})
+
+
+def _require_known(
+    key: str, name: str, names: Collection[str], origin: Callable[[str], str]
+) -> None:
+    try:
+        checks.one_of(key, name, names)
+    except ValueError as error:
+        raise ConfigError(f"{origin(key)}: {error}") from None
+
+
+def _model_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]) -> type[Section]:
+    _require_known(key, name, choice.names, origin)
+    try:
+        return choice.model(name)
+    except (TypeError, NameError) as error:
+        if not is_own(name):
+            raise
+        raise ConfigError(f"{origin(key)}: {key} = {name!r}: {error}") from None
 
 
 def _at(config: Config, key: str) -> Any:

@@ -3,14 +3,16 @@
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_dp.algorithms.centralized import pool
 from fedjax_dp.core import checks
 from fedjax_dp.data import datasets, partition, statistics
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.config import DataSection
 from fedjax_dp.experiment.partitions import PARTITIONS, Facts
+from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
 _SPLIT, _PUBLIC = 1, 3
@@ -63,9 +65,11 @@ def build_population(section: DataSection, seed: int) -> Population:
       The population, on the host.
 
     Raises:
-      ValueError: for a partition that does not fit the data, or data that are not finite.
+      ValueError: for a partition that does not fit the data, labels that no class has, or data that
+        are not finite.
     """
     data = datasets.load(section.name, section.data_dir, **section.options)
+    _check_labels(data)
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
     entry = PARTITIONS[section.partition]
@@ -87,6 +91,24 @@ def build_population(section: DataSection, seed: int) -> Population:
     return Population(train, client_test, test, public_x, data.num_classes, is_labelled)
 
 
+def _check_labels(data: datasets.Dataset) -> None:
+    """Requires labels that are classes, or the mark of what is no target."""
+    if data.task == "regression":
+        return
+    for part, examples in (("train", data.train), ("test", data.test)):
+        labels = np.asarray(examples["y"])
+        rule = f"be whole numbers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
+        what = f"the labels of {data.name}, {part} part,"
+        checks.require(labels.dtype.kind in "iu", what, rule, labels.dtype)
+        wrong = np.flatnonzero((labels < IGNORE_LABEL) | (labels >= data.num_classes))
+        if len(wrong):
+            row = int(wrong[0] // max(1, labels[0].size))
+            value = int(labels.ravel()[wrong[0]])
+            checks.require(False, what, rule, f"{value} in row {row}, {len(wrong)} such in all")
+        rule = "not all be marked as no targets"
+        checks.require(not labels.size or bool(np.any(labels >= 0)), what, rule, IGNORE_LABEL)
+
+
 def _hold_out_public(
     data: datasets.Dataset, count: int, seed: int
 ) -> tuple[datasets.Dataset, np.ndarray | None]:
@@ -98,10 +120,11 @@ def _hold_out_public(
     checks.require(count < size, "data.public_examples", rule, count)
     order = np.random.default_rng([seed, _PUBLIC]).permutation(size)
     kept = np.sort(order[count:])
-    train = {name: array[kept] for name, array in data.train.items()}
+    train = {name: np.asarray(array)[kept] for name, array in flat(data.train).items()}
     clients = None if data.train_clients is None else np.asarray(data.train_clients)[kept]
     rest = dataclasses.replace(data, train=train, train_clients=clients)
-    return rest, np.asarray(data.train["x"][order[:count]])
+    inputs = jax.tree.map(lambda x: np.asarray(x)[order[:count]], data.train["x"])
+    return rest, inputs
 
 
 def _split(

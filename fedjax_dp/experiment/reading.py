@@ -16,6 +16,7 @@ from fedjax_dp.experiment.values import (
     ConfigError,
     Section,
     annotation_of,
+    bare,
     kinds_of,
     may_be_none,
     refusal,
@@ -79,7 +80,12 @@ def to_toml(config: Config) -> str:
     Returns:
       TOML text that `load` reads back to an equal configuration.
     """
-    return tomli_w.dumps(_tables(config))
+    tables, privacy = _tables(config), config.privacy
+    for unit in {"record", "client"} - set(privacy.units):
+        # Of a mechanism that does not run only what was said is repeated.
+        if unit not in privacy.model_fields_set:
+            del tables["privacy"][unit]
+    return tomli_w.dumps(tables)
 
 
 def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
@@ -177,7 +183,7 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     # A name such as 2024-05-01 is a text where a text belongs, quoted or not.
-    is_text = any(str in kinds_of(field.annotation) for field in fields)
+    is_text = any(str in map(bare, kinds_of(field.annotation)) for field in fields)
     table[last] = text if is_text and not isinstance(value, str) else value
 
 

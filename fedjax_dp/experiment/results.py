@@ -1,11 +1,13 @@
 """What a run leaves behind: its summary, its privacy statement, its pictures."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import draw as draw_partition
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import Evaluator
@@ -19,6 +21,9 @@ from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.logbook import read_metrics, write_json, write_text
 from fedjax_dp.io.statement import write_statement
+
+# The libraries that a privacy statement names.
+_STATED = (PACKAGE, "jax", "dp-accounting")
 
 
 def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
@@ -38,9 +43,12 @@ def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
         row |= summarize(by_client)
         row["test_accuracy"] = by_client.accuracy
         row["test_loss"] = by_client.loss
+        row |= {f"client_test_{name}": value for name, value in by_client.metrics.items()}
+        row |= {f"test_{name}": value for name, value in by_client.metrics.items()}
     if evaluator.whole is not None:
         whole = evaluator.whole(state)
         row |= {"test_loss": whole.loss, "test_accuracy": whole.accuracy}
+        row |= {f"test_{name}": value for name, value in whole.metrics.items()}
     return row
 
 
@@ -49,6 +57,9 @@ def write_results(
     state: SimulationState,
     start: Start,
     timing: dict[str, float],
+    warnings: Sequence[str],
+    stopped_by: str | None = None,
+    also_not_private: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Writes summary, statement and pictures of a run into its folder.
 
@@ -57,6 +68,9 @@ def write_results(
       state: the last state.
       start: where it began, with the ledgers of all rounds since.
       timing: seconds by name.
+      warnings: what was not as it should be.
+      stopped_by: the callback that ended the run early, or None.
+      also_not_private: what else no ε covers, in words.
 
     Returns:
       The summary.
@@ -64,10 +78,11 @@ def write_results(
     folder, accounting = start.folder, start.accounting
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
     summary = _summary(experiment, state, accounting, rows) | timing
+    summary |= {"stopped_by": stopped_by, "warnings": list(warnings)}
     # JSON has no infinity, and null would read as if nothing were claimed.
     infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
     write_json(folder / "summary.json", summary | infinite)
-    facts = _facts(experiment, start.hyper)
+    facts = _facts(experiment, start.hyper, also_not_private)
     write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, facts)
     _draw(experiment, state, rows, folder / "plots")
     write_text(folder / "partition.txt", f"{experiment.population.statistics()}\n")
@@ -85,7 +100,7 @@ def _summary(
     evaluated = evaluate(experiment.evaluator, state)
     algorithm = experiment.simulation.algorithm
     summary = {
-        "name": experiment.config.run.name,
+        "name": experiment.config.title,
         "algorithm": algorithm.name,
         **evaluated,
         "epsilon": max((float(np.max(each)) for each in spent.values()), default=None),
@@ -124,7 +139,7 @@ def _draw(
     rows: list[dict[str, Any]],
     folder: pathlib.Path,
 ) -> None:
-    title = f"{experiment.config.run.name}: {experiment.simulation.algorithm.name}"
+    title = f"{experiment.config.title}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
     if any("update_norm_quantiles" in row for row in rows):
         clip_norm = experiment.client_clip_norm
@@ -139,7 +154,9 @@ def _draw(
     plots.save(draw_partition(experiment.population.statistics()), folder / "partition.png")
 
 
-def _facts(experiment: Experiment, hyper: Hyper) -> dict[str, dict[str, Any]]:
+def _facts(
+    experiment: Experiment, hyper: Hyper, also_not_private: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """Reads off the numbers what ran, whatever calibration would give today."""
     num_clients = experiment.population.train.num_clients
 
@@ -149,17 +166,24 @@ def _facts(experiment: Experiment, hyper: Hyper) -> dict[str, dict[str, Any]]:
     level = experiment.config.privacy.client
     is_adaptive = isinstance(level, GaussianLevel) and level.adaptive_clipping
     name = "initial_clip_norm" if is_adaptive else "clip_norm"
-    root: dict[str, Any] = {"noise_root": "seed"}
+    common: dict[str, Any] = {
+        "noise_root": "seed",
+        "seed": experiment.config.run.seed,
+        "versions": {n: v for n, v in libraries().items() if n in _STATED},
+        "also_not_private": also_not_private,
+    }
     if experiment.config.run.secret:
-        root = {"noise_root": "secret", "noise_root_file": f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"}
-    facts = {"client": {name: experiment.client_clip_norm} | root, "record": root}
+        file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
+        common |= {"noise_root": "secret", "noise_root_file": file}
+    facts = {"client": {name: experiment.client_clip_norm} | common, "record": common}
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; no server sees a single contribution.
         facts["client"]["trust"] = "secure_aggregation"
     if hyper.local.clip_norm is not None:
-        facts["record"] = root | {
+        facts["record"] = common | {
             "not_covered": experiment.simulation.algorithm.claims.not_covered,
             "clip_norm_per_unit": by_client(hyper.local.clip_norm),
             "noise_multiplier_per_unit": by_client(hyper.local.noise_multiplier),
+            "batch_size_per_unit": by_client(hyper.local.batch_size),
         }
     return facts

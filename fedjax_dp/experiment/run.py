@@ -3,7 +3,7 @@
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -14,11 +14,19 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord, told
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment, assemble
+from fedjax_dp.experiment.callbacks import Callback, Look, callbacks_of
 from fedjax_dp.experiment.config import Config
-from fedjax_dp.experiment.folder import CONFIG_FILE
+from fedjax_dp.experiment.environment import environment, keep_programs
+from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE
+from fedjax_dp.experiment.health import Health
 from fedjax_dp.experiment.results import evaluate, write_results
 from fedjax_dp.experiment.start import Start, fresh, restored
-from fedjax_dp.io.logbook import Logbook
+from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
+
+# What a terminal, and what a scheduler sends to end a run.
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+# What ends a run before its last round, beside the names of callbacks.
+_INTERRUPTED, _OVER_BUDGET = "an interruption", "the budget"
 
 
 class Watcher(Protocol):
@@ -30,6 +38,9 @@ class Watcher(Protocol):
     def done(self, rounds: int, row: Mapping[str, Any]) -> None:
         """Is told how many rounds are done, and the newest metrics."""
 
+    def warn(self, text: str) -> None:
+        """Is told of something that is not as it should be."""
+
 
 class Nobody:
     """Watches nothing."""
@@ -40,6 +51,9 @@ class Nobody:
     def done(self, rounds: int, row: Mapping[str, Any]) -> None:
         """Ignores rounds."""
 
+    def warn(self, text: str) -> None:
+        """Ignores warnings; the summary has them."""
+
 
 class Outcome(NamedTuple):
     """What became of a run.
@@ -49,16 +63,23 @@ class Outcome(NamedTuple):
       summary: what `summary.json` holds.
       is_interrupted: whether it was asked to stop before its last round.
       is_over_budget: whether one more round would have exceeded the budget.
+      is_futile: whether no round brought any client's work into the model.
+      stopped_by: the callback that ended the run early, or None.
     """
 
     folder: pathlib.Path
     summary: dict[str, Any]
     is_interrupted: bool
     is_over_budget: bool
+    is_futile: bool
+    stopped_by: str | None = None
 
 
 def run(
-    config: Config, folder: pathlib.Path | None = None, watcher: Watcher | None = None
+    config: Config,
+    folder: pathlib.Path | None = None,
+    watcher: Watcher | None = None,
+    callbacks: Mapping[str, Callback] = {},
 ) -> Outcome:
     """Runs an experiment to its end, its budget or an interruption, and writes its folder.
 
@@ -66,6 +87,7 @@ def run(
       config: the experiment.
       folder: the run folder; the next free one under `runs/` where it is None.
       watcher: is told how far the run is.
+      callbacks: what is called after each evaluation, by name, beside those of the configuration.
 
     Returns:
       What became of it.
@@ -73,15 +95,28 @@ def run(
     Raises:
       ValueError: for what `assemble` refuses, or a privacy that cannot be accounted.
     """
-    return _run(config, lambda experiment: fresh(experiment, folder), watcher or Nobody())
+    return _run(
+        config,
+        lambda experiment, warn: fresh(experiment, folder),
+        watcher or Nobody(),
+        callbacks,
+    )
 
 
-def resume(folder: pathlib.Path, watcher: Watcher | None = None) -> Outcome:
+def resume(
+    folder: pathlib.Path,
+    watcher: Watcher | None = None,
+    callbacks: Mapping[str, Callback] = {},
+    words: Sequence[str] = (),
+) -> Outcome:
     """Goes on with an interrupted run from its newest checkpoint, to the bits of one that was not.
 
     Args:
       folder: the run folder.
       watcher: is told how far the run is.
+      callbacks: as for `run`; those that it was started with.
+      words: overrides as words of a command line, of how it executes, and of the number of rounds:
+        a run may go on for longer than was planned.
 
     Returns:
       What became of it.
@@ -89,22 +124,47 @@ def resume(folder: pathlib.Path, watcher: Watcher | None = None) -> Outcome:
     Raises:
       ValueError: as `run`, or for a folder whose configuration is another than when it started.
     """
-    config = configuration.load(folder / CONFIG_FILE)
-    return _run(config, lambda experiment: restored(experiment, folder), watcher or Nobody())
+    config = configuration.load(folder / CONFIG_FILE, words)
+    return _run(
+        config,
+        lambda experiment, warn: restored(experiment, folder, warn),
+        watcher or Nobody(),
+        callbacks,
+    )
 
 
 def _run(
     config: Config,
-    begin: Callable[[Experiment], tuple[SimulationState, Start]],
+    begin: Callable[[Experiment, Callable[[str], None]], tuple[SimulationState, Start]],
     watcher: Watcher,
+    callbacks: Mapping[str, Callback],
 ) -> Outcome:
     started = time.perf_counter()
-    if config.execution.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", config.execution.compilation_cache)
+    keep_programs(config.execution.compilation_cache)
     watcher.phase("reading data and calibrating noise")
     experiment = assemble(config)
-    state, start = begin(experiment)
+    callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
+    health = Health(watcher.warn)
+    state, start = begin(experiment, health.warn)
+    try:
+        return _from(experiment, state, start, callbacks, health, watcher, started)
+    finally:
+        start.lock.release()
+
+
+def _from(
+    experiment: Experiment,
+    state: SimulationState,
+    start: Start,
+    callbacks: Mapping[str, Callback],
+    health: Health,
+    watcher: Watcher,
+    started: float,
+) -> Outcome:
+    section = experiment.config.run
     logbook = Logbook(start.folder, from_round=int(state.round))
+    write_json(start.folder / ENVIRONMENT_FILE, environment())
+    health.note(read_metrics(start.folder))
 
     watcher.phase("compiling")
     compiling = time.perf_counter()
@@ -119,21 +179,33 @@ def _run(
         extra = {"ledgers": start.accounting.to_json(), "seconds": seconds(), "config": text}
         start.checkpoints.save(experiment.simulation.portable(state), start.hyper, extra)
 
-    if config.run.secret:
+    if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
         save(state)
     with _interruptions() as is_interrupted:
-        state, is_over_budget = _rounds(
-            experiment, state, start, logbook, watcher, save, is_interrupted
+        state, end = _rounds(
+            experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
         )
-        interrupted = is_interrupted() and int(state.round) < config.run.rounds
     save(state)
     logbook.close()
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
     timing = {"seconds": seconds(), **timing}
-    summary = write_results(experiment, state, start, timing)
-    return Outcome(start.folder, summary, interrupted, is_over_budget)
+    stopped_by = end if end in callbacks else None
+    not_covered = []
+    if stopped_by is not None and not callbacks[stopped_by].is_private:
+        not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
+    summary = write_results(
+        experiment, state, start, timing, health.warnings, stopped_by, not_covered
+    )
+    return Outcome(
+        start.folder,
+        summary,
+        is_interrupted=end == _INTERRUPTED,
+        is_over_budget=end == _OVER_BUDGET,
+        is_futile=health.is_futile,
+        stopped_by=stopped_by,
+    )
 
 
 def _rounds(
@@ -141,12 +213,15 @@ def _rounds(
     state: SimulationState,
     start: Start,
     logbook: Logbook,
+    callbacks: Mapping[str, Callback],
+    health: Health,
     watcher: Watcher,
     save: Callable[[SimulationState], None],
     is_interrupted: Callable[[], bool],
-) -> tuple[SimulationState, bool]:
-    """Runs blocks of rounds up to the next callback, until the end or the budget."""
+) -> tuple[SimulationState, str]:
+    """Runs blocks of rounds up to the next look; gives the state, and what ended the run."""
     section = experiment.config.run
+    history = read_metrics(start.folder) if callbacks else []
     done, total = int(state.round), section.rounds
 
     def affordable() -> int:
@@ -160,12 +235,19 @@ def _rounds(
             start.hyper,
         )
 
+    def stopping(state: SimulationState) -> str | None:
+        look = Look(history, state, experiment, start.folder)
+        return next((name for name, each in callbacks.items() if each.call(look)), None)
+
     # Asked again only where it is used up: if not everybody was drawn, there is more.
     allowed = affordable()
     watcher.done(done, {})
+    # Whatever ended the run before ends it again.
+    if history and done % section.evaluate_every == 0 and (name := stopping(state)):
+        return state, name
     while done < total and not is_interrupted():
         if allowed == 0:
-            return state, True
+            return state, _OVER_BUDGET
         stops = (section.evaluate_every, section.checkpoint_every)
         block = min(allowed, *(every - done % every for every in stops))
         state, record, info = experiment.simulation.run(state, start.key, block, start.hyper)
@@ -175,12 +257,16 @@ def _rounds(
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
             rows[-1] |= evaluate(experiment.evaluator, state)
+        health.note(rows)
         for row in rows:
             logbook.write(row)
         watcher.done(done, rows[-1])
+        history += [to_json(row) for row in rows] if callbacks else []
         if done % section.checkpoint_every == 0:
             save(state)
-    return state, False
+        if done % section.evaluate_every == 0 and (name := stopping(state)):
+            return state, name
+    return state, _INTERRUPTED if done < total else ""
 
 
 def _rows(
@@ -211,7 +297,7 @@ def _rows(
 
 @contextmanager
 def _interruptions() -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C into a wish to stop after the rounds under way."""
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the rounds under way."""
     seen = 0
 
     def note(signum: int, frame: Any) -> None:
@@ -221,11 +307,12 @@ def _interruptions() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
 
     try:
-        before = signal.signal(signal.SIGINT, note)
+        before = {number: signal.signal(number, note) for number in _STOPS}
     except ValueError:  # Not the main thread: nobody presses Ctrl-C here.
         yield lambda: False
         return
     try:
         yield lambda: seen > 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

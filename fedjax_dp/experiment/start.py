@@ -2,21 +2,30 @@
 
 import pathlib
 import tomllib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
+from filelock import BaseFileLock
 
 from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment
-from fedjax_dp.experiment.config import Config, RunSection
-from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, CONFIG_FILE, next_folder
+from fedjax_dp.experiment.config import Config, CorrelatedGaussianLevel, RunSection
+from fedjax_dp.experiment.folder import (
+    CHECKPOINT_FOLDER,
+    CONFIG_FILE,
+    locked,
+    next_folder,
+    require_free,
+)
 from fedjax_dp.io.checkpoint import ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import write_text
 
@@ -26,6 +35,7 @@ class Start(NamedTuple):
 
     Attributes:
       folder: the run folder.
+      lock: keeps other processes out of it until it is released.
       key: the root of cohorts, batches and noise.
       hyper: the numbers that rounds run with.
       accounting: the ledgers of the rounds so far.
@@ -34,6 +44,7 @@ class Start(NamedTuple):
     """
 
     folder: pathlib.Path
+    lock: BaseFileLock
     key: PRNGKey
     hyper: Hyper
     accounting: PrivacyAccounting
@@ -96,47 +107,79 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
       that is secret.
 
     Raises:
-      ValueError: for a privacy that cannot be accounted, or a root that is there already.
+      ValueError: for a privacy that cannot be accounted, a budget that has no room for one round,
+        or a folder where another run is.
     """
     section = experiment.config.run
     state, hyper = first_state(experiment), experiment.simulation.hyper
     accounting = accounting_of(experiment, hyper)
-    folder = next_folder(section.name) if folder is None else folder
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
     key = new_root(section)
+    _require_one_round(experiment, state, key, accounting)
+    folder = next_folder(experiment.config.title) if folder is None else folder
+    lock = locked(folder)
+    require_free(folder)
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
     if section.secret:
         # On the disk before the first round, so that no round is released with two noises.
         checkpoints.keep_root(jax.random.key_data(key))
     write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
-    return state, Start(folder, key, hyper, accounting, checkpoints, 0.0)
+    return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0)
 
 
-def restored(experiment: Experiment, folder: pathlib.Path) -> tuple[SimulationState, Start]:
+def restored(
+    experiment: Experiment, folder: pathlib.Path, warn: Callable[[str], None]
+) -> tuple[SimulationState, Start]:
     """Goes on with a run that was interrupted.
 
     Args:
       experiment: what runs.
       folder: the run folder.
+      warn: is told of checkpoints that were damaged.
 
     Returns:
-      State and start of the newest checkpoint, or of the seed where there is none yet.
+      State and start of the newest intact checkpoint, or of the seed where there is none.
 
     Raises:
-      ValueError: for a run that was started with another configuration, or that has lost its root.
+      ValueError: for a run that was started with another configuration, that has lost its root, or
+        that another process goes on with.
     """
     config, seconds, ledgers = experiment.config, 0.0, None
+    lock = locked(folder)
+    _require_same(config, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _kept_root(config.run, checkpoints)
     state, hyper = first_state(experiment), experiment.simulation.hyper
-    if checkpoints.latest_round() is not None:
-        state, hyper, extra = checkpoints.restore(experiment.simulation.portable(state), hyper)
+    step, damaged = checkpoints.newest_intact()
+    for rounds, wrong in damaged.items():
+        warn(f"the checkpoint of round {rounds} is damaged ({wrong}), and is not used")
+    checkpoints.set_aside(damaged)
+    if step is not None:
+        like = experiment.simulation.portable(state)
+        state, hyper, extra = checkpoints.restore(like, hyper, step)
         _require_same(config, extra["config"])
         ledgers, seconds = extra["ledgers"], extra["seconds"]
     # What runs is the noise that is accounted: after a restart, the saved one.
     accounting = accounting_of(experiment, hyper)
     if ledgers is not None:
         accounting.restore(ledgers)
-    return state, Start(folder, key, hyper, accounting, checkpoints, seconds)
+    write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
+    return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds)
+
+
+def _require_one_round(
+    experiment: Experiment, state: SimulationState, key: PRNGKey, accounting: PrivacyAccounting
+) -> None:
+    """Requires a budget that has room for the first round."""
+    budget, deltas = experiment.budget, experiment.dp_delta
+    accountant, hyper = experiment.config.privacy.accountant, experiment.simulation.hyper
+    for unit, epsilon in budget.items():
+        only = {unit: epsilon}
+        fits = accounting.affordable_rounds(state, key, 1, only, deltas, accountant, hyper)
+        rule = (
+            "have room for one round with this noise; nearest valid choice: a larger "
+            f"privacy.{unit}.noise_multiplier, or none, so that it is calibrated"
+        )
+        checks.require(fits == 1, f"privacy.{unit}.epsilon", rule, epsilon)
 
 
 def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
@@ -156,13 +199,33 @@ def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
 
 
 def _require_same(config: Config, saved: str) -> None:
-    """Requires the configuration that a checkpoint was written under, but for how it executes."""
+    """Requires the configuration that a checkpoint was written under, but for how it executes.
+
+    More rounds are possible where nothing was made for their number.
+    """
     now, then = (tomllib.loads(text) for text in (configuration.to_toml(config), saved))
     for tables in (now, then):
         tables.pop("execution")
+    if now["run"]["rounds"] > then["run"]["rounds"]:
+        _require_extensible(config, then["run"]["rounds"])
+        then["run"]["rounds"] = now["run"]["rounds"]
     checks.require(
         now == then,
         CONFIG_FILE,
-        "be as it was when the run started; only [execution] may change",
+        "be as it was when the run started; only [execution] may change, and run.rounds grow",
         {name: table for name, table in now.items() if table != then.get(name)},
     )
+
+
+def _require_extensible(config: Config, planned: int) -> None:
+    """Requires that neither noise nor algorithm was made for a number of rounds."""
+    privacy, name = config.privacy, config.algorithm.name
+    for unit in privacy.units:
+        level = getattr(privacy, unit)
+        is_free = level.noise_multiplier is not None
+        is_free &= not isinstance(level, CorrelatedGaussianLevel)
+        rule = f"be {planned}: the noise was made for so many, and spends privacy.{unit}.epsilon"
+        checks.require(is_free, "run.rounds", rule, config.run.rounds)
+    rule = f"be {planned}, which {name} was planned for"
+    is_planned = "num_rounds" in ALGORITHMS[name].given
+    checks.require(not is_planned, "run.rounds", rule, config.run.rounds)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
-from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, CONFIG_FILE
+from fedjax_dp.experiment.folder import CONFIG_FILE
 from fedjax_dp.experiment.settings import require_same, tables_of
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
@@ -132,10 +132,8 @@ def run_points(
         if time.perf_counter() - started > seconds:
             tell(f"{label}: left for another time")
             continue
-        kept = folder / CHECKPOINT_FOLDER
-        resume = kept.is_dir() and any(kept.iterdir())
-        # A secret run never starts over: where it has lost its root, going on with it is refused.
-        resume |= config.run.secret and (folder / CONFIG_FILE).is_file()
+        # A run never starts over: where a secret one has lost its root, going on is refused.
+        resume = (folder / CONFIG_FILE).is_file()
         begun = time.perf_counter()
         outcome = running.resume(folder) if resume else running.run(config, folder)
         if outcome.is_interrupted:

@@ -40,6 +40,7 @@ def validate(config: Config) -> None:
     num_clients = _num_clients(config, entry)
     _check_public_examples(name, entry, config.data.public_examples)
     _check_unit(name, entry, privacy)
+    _check_inactive(privacy)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
     transforms = entry.transforms(options)
@@ -91,6 +92,17 @@ def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
         noise = privacy.record.noise_multiplier
         rule = f"be none for {name}, which calibrates the noise itself"
         checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
+
+
+def _check_inactive(privacy: PrivacySection) -> None:
+    """Refuses settings of a mechanism that does not run beside one that does."""
+    for unit in ("record", "client"):
+        if privacy.units and unit not in privacy.units and unit in privacy.model_fields_set:
+            given = getattr(privacy, unit)
+            fields = sorted(given.model_fields_set) or ["mechanism"]
+            rule = f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit}"
+            key = f"privacy.{unit}.{fields[0]}"
+            raise ValueError(f"{key} must {rule}, got {getattr(given, fields[0])!r}")
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:

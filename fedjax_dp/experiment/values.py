@@ -35,6 +35,18 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if is_union else (kind,)
 
 
+def bare(kind: Any) -> Any:
+    """Takes the range off an annotation.
+
+    Args:
+      kind: an annotation.
+
+    Returns:
+      The kind alone.
+    """
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
+
+
 def annotation_of(field: FieldInfo) -> Any:
     """Gives the whole annotation of a field, its range with it.
 
@@ -87,8 +99,8 @@ def rule_of(kind: Any) -> str:
     kinds = kinds_of(kind)
     words = []
     for one in kinds:
-        bare = typing.get_args(one)[0] if typing.get_origin(one) is Annotated else one
-        is_list = typing.get_origin(bare) is list and typing.get_args(bare)[0] in kinds
+        plain = bare(one)
+        is_list = typing.get_origin(plain) is list and typing.get_args(plain)[0] in kinds
         words.append("a list of such, one for each client" if is_list else _rule(one))
     return " or ".join(words)
 
@@ -121,8 +133,7 @@ def is_plain(kind: Any) -> bool:
     Returns:
       Whether it is made of texts, numbers, truth values, lists and tables of them, and None.
     """
-    if typing.get_origin(kind) is Annotated:
-        return is_plain(typing.get_args(kind)[0])
+    kind = bare(kind)
     if len(kinds_of(kind)) > 1:
         return all(map(is_plain, kinds_of(kind)))
     origin = typing.get_origin(kind)
@@ -156,6 +167,8 @@ def _rule(kind: Any) -> str:
         return f"a list, each entry {rule_of(*typing.get_args(kind))}"
     if origin in (dict, Mapping):
         return "a table"
+    if kind is str and limits:
+        return "a plain name of letters, digits, spaces and .,=+-_, the first a letter or digit"
     bounds = _bounds(limits)
     if not bounds:
         return _NAMES[kind]

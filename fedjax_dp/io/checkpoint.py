@@ -3,7 +3,8 @@
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,9 +17,12 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.io.digests import damage, digest_of, write_digests
 
 # Holds the root of a secret run, beside the checkpoints.
 ROOT_FILE = "root.key"
+# Holds the digests of each checkpoint, by its round.
+_DIGESTS = "digests"
 
 
 class Checkpoints:
@@ -28,7 +32,14 @@ class Checkpoints:
       directory: where they are kept.
     """
 
-    def __init__(self, directory: str | pathlib.Path, *, keep: int = 2, is_secret: bool = False):
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        keep: int = 2,
+        is_secret: bool = False,
+        is_read_only: bool = False,
+    ):
         """Opens a folder of checkpoints.
 
         Args:
@@ -36,19 +47,21 @@ class Checkpoints:
           keep: how many of the newest checkpoints stay, at least 1.
           is_secret: whether nobody but the owner may enter the folder, where the system has such
             permissions.
+          is_read_only: whether nothing in the folder is touched, as beside a run that goes on.
         """
         checks.whole("keep", keep)
         self.directory = pathlib.Path(directory).absolute()
-        if is_secret:
+        if is_secret and not is_read_only:
             # Before anything lies in it; what is made in it later cannot be reached either.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.directory.chmod(0o700)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            create=True,
+            max_to_keep=None if is_read_only else keep,
+            create=not is_read_only,
+            read_only=is_read_only,
             enable_async_checkpointing=False,
             # What an interrupted write left behind is in nobody's way, but takes room.
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not is_read_only,
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -73,6 +86,14 @@ class Checkpoints:
             ),
         )
         self._manager.wait_until_finished()
+        # Last: a checkpoint without its digests was cut off.
+        write_digests(self.directory / str(step), self._record(step))
+        for old in self._record(step).parent.iterdir():
+            if not (self.directory / old.stem).exists():
+                old.unlink()
+
+    def _record(self, step: int) -> pathlib.Path:
+        return self.directory / _DIGESTS / f"{step}.json"
 
     def keep_root(self, root: ArrayLike) -> None:
         """Writes the secret root of a run, for its owner alone to read.
@@ -87,9 +108,11 @@ class Checkpoints:
         checks.require(
             not path.exists(), ROOT_FILE, "not be there when a run starts", str(self.directory)
         )
+        words = np.asarray(root).tolist()
+        content = {"root": words, "digest": digest_of(json.dumps(words).encode())}
         # Made with its permissions, and on the disk before anything is drawn from it.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(np.asarray(root).tolist(), file)
+            json.dump(content, file)
             file.flush()
             os.fsync(file.fileno())
 
@@ -98,38 +121,75 @@ class Checkpoints:
 
         Returns:
           What `keep_root` was given, or None where there is none.
+
+        Raises:
+          ValueError: if the file has changed since.
         """
         path = self.directory / ROOT_FILE
         if not path.exists():
             return None
-        return np.array(json.loads(path.read_text(encoding="utf-8")), np.uint32)
+        try:
+            content = json.loads(path.read_bytes())
+            words = content["root"]
+            is_whole = content["digest"] == digest_of(json.dumps(words).encode())
+        except (ValueError, TypeError, LookupError):
+            is_whole = False
+        if not is_whole:
+            raise ValueError(
+                f"{path} must be as it was written: it has changed, and another root would draw "
+                "other noise for rounds that were released; nearest valid choice: a copy of it"
+            )
+        return np.array(words, np.uint32)
 
-    def latest_round(self) -> int | None:
-        """Finds the newest checkpoint.
+    def newest_intact(self) -> tuple[int | None, dict[int, str]]:
+        """Finds the newest checkpoint that is as it was written.
 
         Returns:
-          The number of rounds done in it, or None where there is none.
+          The number of rounds done in it, None where there is none; and of each newer one, by its
+          rounds, what is wrong with it.
         """
-        return self._manager.latest_step()
+        damaged: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            wrong = damage(self.directory / str(step), self._record(step))
+            if wrong is None:
+                return step, damaged
+            damaged[step] = wrong
+        return None, damaged
+
+    def set_aside(self, rounds: Iterable[int]) -> None:
+        """Renames damaged checkpoints, so that their rounds can be saved again.
+
+        Args:
+          rounds: the rounds done in them.
+        """
+        for step in rounds:
+            folder = self.directory / f"damaged-{step}"
+            if folder.exists():
+                shutil.rmtree(folder)
+            (self.directory / str(step)).rename(folder)
+            self._record(step).unlink(missing_ok=True)
+        self._manager.reload()
 
     def restore(
-        self, like: SimulationState, hyper: Hyper
+        self, like: SimulationState, hyper: Hyper, step: int | None = None
     ) -> tuple[SimulationState, Hyper, dict[str, Any]]:
-        """Reads the newest checkpoint.
+        """Reads a checkpoint.
 
         Args:
           like: a state of the same simulation, as `Simulation.portable` gives it, for its structure
             and shapes.
           hyper: numbers of the same simulation, for the same.
+          step: the rounds done in it; the newest that is intact where it is None.
 
         Returns:
           The saved state and the saved numbers, on the host, and what was saved beside them.
 
         Raises:
-          ValueError: if there is no checkpoint, or it belongs to another simulation.
+          ValueError: if there is no such checkpoint, or it belongs to another simulation.
         """
-        step = self.latest_round()
-        checks.require(step is not None, "checkpoint", "exist", str(self.directory))
+        if step is None:
+            step, _ = self.newest_intact()
+            checks.require(step is not None, "checkpoint", "exist", str(self.directory))
         # Asked for without a target: given one, Orbax would cast to its types.
         as_saved = ocp.args.StandardRestore()
         saved = self._manager.restore(
@@ -146,16 +206,19 @@ class Checkpoints:
 
 
 def _named(tree: PyTree) -> dict[str, np.ndarray]:
-    """Numbers the leaves of a tree, on the host."""
-    return {f"{i:05d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
+    """Numbers the leaves of a tree, on the host, those apart that hold nothing."""
+    return {f"{i:05d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree)) if np.size(x)}
 
 
 def _like(like: PyTree, saved: Mapping[str, Any] | None, what: str) -> PyTree:
     """Puts saved arrays into the structure of a tree whose shapes and types they have."""
-    arrays = [np.asarray(array) for _, array in sorted((saved or {}).items())]
     leaves, structure = jax.tree.flatten(like)
-    rule = f"hold {len(leaves)} arrays as this simulation's {what} does"
-    checks.require(len(arrays) == len(leaves), "checkpoint", rule, len(arrays))
+    names = list(_named(like))
+    rule = f"hold {len(names)} arrays as this simulation's {what} does"
+    checks.require(sorted(saved or {}) == names, "checkpoint", rule, len(saved or {}))
+    arrays = [np.zeros(np.shape(leaf), leaf.dtype) for leaf in leaves]
+    for name, array in (saved or {}).items():
+        arrays[int(name)] = np.asarray(array)
     for path, array, leaf in zip(trees.paths(like), arrays, leaves, strict=True):
         checks.require(
             array.shape == leaf.shape and array.dtype == leaf.dtype,

@@ -86,17 +86,19 @@ def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
       directory: the run folder.
 
     Returns:
-      One dict for each round; a last line that was cut off by an interruption is left out.
+      One dict for each round; a line that was damaged or cut off is left out.
     """
     path = pathlib.Path(directory) / "metrics.jsonl"
     if not path.is_file():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("round"), int):
+            rows.append(row)
     return rows
 
 
@@ -119,5 +121,8 @@ def write_text(path: str | pathlib.Path, text: str) -> None:
     """
     path = pathlib.Path(path)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)

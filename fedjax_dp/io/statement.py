@@ -10,6 +10,14 @@ from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.statement import in_words, statement
 
+# Columns that a table has where clients differ.
+_BY_UNIT = {
+    "δ": "dp_delta_per_unit",
+    "noise multiplier": "noise_multiplier_per_unit",
+    "clip norm": "clip_norm_per_unit",
+    "batch": "batch_size_per_unit",
+}
+
 
 def write_statement(
     folder: str | pathlib.Path,
@@ -51,8 +59,10 @@ def _table(claim: Mapping[str, Any]) -> str:
         "ε": [f"{float(epsilon):.4f}" for epsilon in claim["epsilon_per_unit"]],
         "releases": claim["num_compositions"],
     }
-    if len(set(claim["dp_delta_per_unit"])) > 1:
-        columns["δ"] = [f"{delta:g}" for delta in claim["dp_delta_per_unit"]]
+    for title, name in _BY_UNIT.items():
+        values = claim.get(name) or []
+        if len(set(values)) > 1:
+            columns[title] = [f"{value:.4g}" for value in values]
     rows = [columns, *zip(*columns.values(), strict=True)]
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(columns))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import adapters, kinds, lowering
 from fedjax_dp.models.kinds import Where
@@ -155,6 +156,40 @@ class Model(NamedTuple):
             buffer_keys=self.buffer_keys if any(left) else (),
             full_params=lambda params: self.full_params(held.within(params)),
         )
+
+    def with_params(self, params: PyTree) -> "Model":
+        """Lets training start from given parameters, such as pretrained ones.
+
+        Args:
+          params: a tree of arrays, or arrays by path, such as "params/Dense_0/kernel", as
+            `io.read_params` reads them from a file; what it does not hold starts as before.
+
+        Returns:
+          The model; its `init` draws only what is not given.
+
+        Raises:
+          ValueError: for a path that the model does not have, naming the nearest, or an array of
+            another shape.
+        """
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        of_model = dict(zip(trees.paths(shapes), jax.tree.leaves(shapes), strict=True))
+        given = dict(zip(trees.paths(params), jax.tree.leaves(params), strict=True))
+        checks.require(bool(given), "params", "hold at least one array", params)
+        for path, value in given.items():
+            checks.one_of("params", path, of_model)
+            shape = of_model[path].shape
+            rule = f"have shape {list(shape)} as in {self.name}"
+            checks.require(np.shape(value) == shape, f"params {path}", rule, list(np.shape(value)))
+
+        def init(key: PRNGKey) -> PyTree:
+            leaves, structure = jax.tree.flatten(self.init(key))
+            put = [
+                jnp.asarray(given[path], leaf.dtype) if path in given else leaf
+                for path, leaf in zip(of_model, leaves, strict=True)
+            ]
+            return jax.tree.unflatten(structure, put)
+
+        return self._replace(init=init)
 
     @classmethod
     def from_flax(

@@ -127,10 +127,12 @@ def resolve(
       for `squared_error` and for a function without a count of its own.
 
     Raises:
-      ValueError: if `loss` is a name that does not exist.
+      ValueError: if `loss` is a name that does not exist; from the functions themselves, when they
+        are traced, if what a function returns is not one number for each example.
     """
+    own_correct_fn = None if correct_fn is None else _checked_counts(correct_fn)
     if callable(loss):
-        return loss, correct_fn
+        return _checked_loss(loss), own_correct_fn
     checks.one_of("loss", loss, NAMES)
     values, counts = _NAMED[loss]
 
@@ -141,7 +143,35 @@ def resolve(
         assert counts is not None
         return counts(outputs, batch["y"])
 
-    return loss_fn, correct_fn or (named_correct_fn if counts else None)
+    return loss_fn, own_correct_fn or (named_correct_fn if counts else None)
+
+
+def _checked_loss(loss: LossFn) -> LossFn:
+    def loss_fn(outputs: Any, batch: Batch) -> jax.Array:
+        values = loss(outputs, batch)
+        _require_by_example("the result of loss", values, batch)
+        return values
+
+    return loss_fn
+
+
+def _checked_counts(correct_fn: CorrectFn) -> CorrectFn:
+    def checked(outputs: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        correct, weight = correct_fn(outputs, batch)
+        _require_by_example("the first result of correct_fn", correct, batch)
+        _require_by_example("the second result of correct_fn", weight, batch)
+        return correct, weight
+
+    return checked
+
+
+def _require_by_example(what: str, values: Any, batch: Batch) -> None:
+    """Requires one real number for each example: another shape would broadcast without a word."""
+    count = jnp.shape(jax.tree.leaves(batch)[0])[0]
+    kind = jnp.result_type(values)
+    fits = jnp.shape(values) == (count,) and not jnp.issubdtype(kind, jnp.complexfloating)
+    rule = f"be one real number for each example, [{count}]"
+    checks.require(fits, what, rule, f"{kind}{list(jnp.shape(values))}")
 
 
 def _widen(x: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.registry import Registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
 from fedjax_dp.models.lenet import lenet5
@@ -16,22 +17,26 @@ from fedjax_dp.models.mlp import mlp
 from fedjax_dp.models.resnet import resnet18, resnet34
 from fedjax_dp.models.transformer import char_transformer
 
-FACTORIES: dict[str, Callable[..., Model]] = {
-    factory.__name__: factory
-    for factory in (
-        logistic_regression,
-        linear_regression,
-        mlp,
-        thesis_cnn,
-        fedavg_cnn,
-        lenet5,
-        emnist_cnn,
-        resnet18,
-        resnet34,
-        char_lstm,
-        char_transformer,
-    )
-}
+# Somebody's own is a function `(example_x, num_classes, *, options…) -> Model` as well, or one
+# without `num_classes`.
+FACTORIES: Registry[Callable[..., Model]] = Registry(
+    {
+        factory.__name__: factory
+        for factory in (
+            logistic_regression,
+            linear_regression,
+            mlp,
+            thesis_cnn,
+            fedavg_cnn,
+            lenet5,
+            emnist_cnn,
+            resnet18,
+            resnet34,
+            char_lstm,
+            char_transformer,
+        )
+    }
+)
 
 # What the data tell a model; all other parameters are options.
 GIVEN = ("example_x", "num_classes")
@@ -81,6 +86,8 @@ def build(
         checks.require(bool(known), option, f"be left out: {name} has no options", chosen[option])
         checks.one_of(f"option of {name}", option, known)
     factory = FACTORIES[name]
-    if "num_classes" in inspect.signature(factory).parameters:
-        return factory(example["x"], num_classes, **chosen)
-    return factory(example["x"], **chosen)
+    takes_classes = "num_classes" in inspect.signature(factory).parameters
+    given = (example["x"], num_classes) if takes_classes else (example["x"],)
+    model = factory(*given, **chosen)
+    checks.require(isinstance(model, Model), f"what {name} gives", "be a Model", type(model))
+    return model

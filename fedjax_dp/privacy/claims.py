@@ -24,12 +24,15 @@ class ClientClaim(NamedTuple):
         next; 1 for noise that is drawn afresh each round.
       min_participants: how many clients must take part in every round, since each adds its share
         of the noise.
+      divisor: `(numbers) -> count`, the public number that the noised sum is divided by; None where
+        it is not divided.
     """
 
     sensitivity: Callable[[Any, Any], Sensitivity]
     event: Callable[[Any], DpEvent]
     min_separation: int = 1
     min_participants: int = 0
+    divisor: Callable[[Any], Any] | None = None
 
 
 class UnclaimedNoise(NamedTuple):

@@ -1,5 +1,6 @@
 """The privacy statement of a run, read off its ledger: as data and in words."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting as dpa
@@ -150,6 +151,7 @@ def statement(
     trust: str | None = None,
     not_covered: str | None = None,
     noise_root: str = "seed",
+    also_not_private: Sequence[str] = (),
     **facts: Any,
 ) -> dict[str, Any]:
     """Collects what a ledger's run may claim, as plain data.
@@ -166,10 +168,13 @@ def statement(
       not_covered: what left the units without any protection, in words; None for nothing.
       noise_root: what noise and sampling were drawn from: "seed", a number that is written down, or
         "secret", see `fedjax_dp.secret_key`.
-      **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers.
+      also_not_private: what else no ε covers, in words.
+      **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers. In words are
+        told `clip_norm`, `clip_norm_per_unit`, `batch_size_per_unit`, `seed` and `versions`.
 
     Returns:
-      A dictionary that `json` can write: `unit`, `relation`, `samplers`, `mechanisms`,
+      A dictionary that `json` can write: `unit`, `relation`, `samplers`, `sampling_rate` (the
+      smallest and the largest of a draw; None where nothing is sampled), `mechanisms`,
       `noise_multiplier` of Gaussian noise, `laplace_scale` over the bound on the L1 norm and
       `entry_stddev` over the bound on an entry (each the smallest and the largest; None where there
       is none), `dp_delta` and `epsilon` (the largest), `dp_delta_per_unit`, `epsilon_per_unit`,
@@ -194,7 +199,7 @@ def statement(
     histories = ledger.histories()
     samplers: set[str] = set()
     mechanisms: set[str] = set()
-    noise: dict[str, list[float]] = {name: [] for name in _NOISE}
+    noise: dict[str, list[float]] = {name: [] for name in (*_NOISE, "sampling_rate")}
     for _, history in histories:
         for part, _ in ev.flatten(history):
             _describe(part, samplers, mechanisms, noise)
@@ -218,7 +223,7 @@ def statement(
         "must_stay_hidden": sorted(
             {what for s in samplers for what in _HIDDEN.get(s, ())}, reverse=True
         ),
-        "not_private": list(_NOT_PRIVATE),
+        "not_private": [*_NOT_PRIVATE, *also_not_private],
     }
     if mechanisms - _NOT_CONTINUOUS:
         data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
@@ -231,6 +236,9 @@ def _describe(
     event: DpEvent, samplers: set[str], mechanisms: set[str], noise: dict[str, list[float]]
 ) -> None:
     samplers.add(_SAMPLERS.get(type(event), "everybody who takes part"))
+    rate = _rate(event)
+    if rate is not None:
+        noise["sampling_rate"].append(rate)
     inner = [event]
     if isinstance(event, dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent):
         inner = [part for part, _ in ev.flatten(event.event)]
@@ -243,6 +251,14 @@ def _describe(
             noise["laplace_scale"].append(float(part.noise_multiplier))
         elif hasattr(part, "noise_multiplier"):
             noise["noise_multiplier"].append(float(part.noise_multiplier))
+
+
+def _rate(event: DpEvent) -> float | None:
+    """Gives the chance of a unit to be drawn, where a draw hides it."""
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return event.sample_size / event.source_dataset_size
+    rate = getattr(event, "sampling_probability", None)
+    return None if rate is None else float(rate)
 
 
 def _plain(value: Any) -> Any:
@@ -286,16 +302,44 @@ def in_words(data: dict[str, Any]) -> str:
     parts = [
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
         f"(`{data['relation']}`).",
-        f"Mechanism: {', '.join(data['mechanisms'])}; drawn: {', '.join(data['samplers'])}. "
+        f"Mechanism: {', '.join(data['mechanisms'])}; drawn: {', '.join(data['samplers'])}"
+        + (f", at a rate of {_range(data['sampling_rate'])}" if data["sampling_rate"] else "")
+        + ". "
         + "".join(noise)
+        + _settings(data)
         + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
         _ROOTS[data["noise_root"]] + _kept(data.get("noise_root_file")),
         *([data["floating_point"]] if "floating_point" in data else []),
         "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
+        *_computed(data),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _settings(data: dict[str, Any]) -> str:
+    """Tells bound and batch, where they are known."""
+    text = ""
+    clip = data.get("clip_norm_per_unit", data.get("clip_norm"))
+    if clip is not None:
+        text += f"The bound on one contribution is {_range(_listed(clip))}. "
+    if data.get("initial_clip_norm") is not None:
+        text += f"The bound starts at {data['initial_clip_norm']:.4g} and adapts. "
+    if data.get("batch_size_per_unit") is not None:
+        text += f"A step reads {_range(_listed(data['batch_size_per_unit']))} records. "
+    return text
+
+
+def _listed(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def _computed(data: dict[str, Any]) -> list[str]:
+    """Tells seed and versions, where they are known."""
+    words = [f"seed {data['seed']}"] if data.get("seed") is not None else []
+    words += [f"{name} {version}" for name, version in data.get("versions", {}).items()]
+    return [f"Computed with {', '.join(words)}."] if words else []
 
 
 def _hidden(what: list[str]) -> str:

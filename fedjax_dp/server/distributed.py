@@ -118,5 +118,6 @@ def discrete_mean(
         sensitivity=lambda state, numbers: sensitivity_of_sum(plan.l2_norm * plan.granularity),
         event=lambda numbers: mechanism.event(),
         min_participants=plan.num_shares if plan.num_shares > 1 and not varies else 0,
+        divisor=lambda numbers: expected_cohort_size,
     )
     return Summed(stateless, contribute, combine, encoders=(encode,), claim=claim)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.mixture import GaussianMixture
 
 from fedjax_dp.core import checks
 from fedjax_dp.privacy.noise_levels import overlap, separation_scores
@@ -109,6 +108,8 @@ def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
         f"hold at least {max(2, num_clusters)} clients",
         features.shape,
     )
+    from sklearn.mixture import GaussianMixture
+
     model = GaussianMixture(
         num_clusters,
         covariance_type="spherical",

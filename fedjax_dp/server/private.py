@@ -76,6 +76,7 @@ def private_mean(
     claim = ClientClaim(
         sensitivity=lambda state, numbers: mechanism_of(numbers).sensitivity,
         event=lambda numbers: mechanism_of(numbers).event(),
+        divisor=lambda numbers: numbers["expected_cohort_size"],
     )
     return Summed(stateless, contribute, combine, numbers=start, ranges=RANGES, claim=claim)
 
@@ -304,6 +305,7 @@ def adaptive_gaussian_mean(
             (), with_clip(clip_norm, numbers)
         ),
         event=lambda numbers: mechanisms.gaussian(1.0, of_round(numbers)).event(),
+        divisor=of_mean.divisor,
     )
     return mean._replace(
         init=lambda structure: jnp.float32(rule.initial_clip_norm),

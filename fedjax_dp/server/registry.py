@@ -3,14 +3,18 @@
 Where clients are protected, the mechanism of `privacy.client` is the aggregator.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from fedjax_dp.core.registry import Registry
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.mean import uniform_mean, weighted_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
-AGGREGATORS: Mapping[str, Callable[..., Aggregator]] = {
-    "weighted_mean": weighted_mean,
-    "uniform_mean": uniform_mean,
-    "trimmed_mean": trimmed_mean,
-}
+# Somebody's own is a function `(*, options…) -> Aggregator` as well.
+AGGREGATORS: Registry[Callable[..., Aggregator]] = Registry(
+    {
+        "weighted_mean": weighted_mean,
+        "uniform_mean": uniform_mean,
+        "trimmed_mean": trimmed_mean,
+    }
+)

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import typer
 from run_folders import NOT_PRIVATE, SMALL
 from typer.testing import CliRunner
 
@@ -13,11 +12,6 @@ from fedjax_dp.audit.runs import AuditResult
 from fedjax_dp.cli import audit
 from fedjax_dp.experiment.audits import AuditReport
 from fedjax_dp.privacy import mechanisms
-
-app = typer.Typer()
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    audit.command
-)
 
 FAST = (*SMALL, "--training.num_steps=1", "--execution.clients_per_chunk=1")
 CLIENTS = (
@@ -30,7 +24,7 @@ CLIENTS = (
 
 
 def invoke(*words):
-    return CliRunner().invoke(app, [*FAST, *words], catch_exceptions=False)
+    return CliRunner().invoke(audit.app, [*FAST, *words], catch_exceptions=False)
 
 
 def reported(monkeypatch, *, measured):

@@ -37,7 +37,8 @@ def test_every_client_has_the_noise_of_its_own_budget(unit):
     """Own ε and own δ; whether clients are protected too changes nothing for their records."""
     budgets, deltas = [1.0, 4.0, 8.0], [1e-3, 1e-7, 1e-5]
     words = (f"--privacy.record.epsilon={budgets}", f"--privacy.record.dp_delta={deltas}")
-    words = (*words, f"--privacy.unit={unit}", "--privacy.client.epsilon=3")
+    words = (*words, f"--privacy.unit={unit}")
+    words = (*words, "--privacy.client.epsilon=3") if unit == "both" else words
     experiment = assembled(*words)
     assert experiment.budget["record"] == budgets and experiment.dp_delta["record"] == deltas
     facts = record_noise(experiment)

@@ -75,14 +75,14 @@ def test_exact_choices_are_told_apart_from_what_is_private(tmp_path):
 def test_a_run_that_was_cut_off_after_its_clustering_ends_with_the_same_bits(tmp_path):
     experiment = assemble(configuration.load(None, (*CLUSTERS, *R_DPCFL)))
     sim, key = experiment.simulation, jax.random.key(0)
-    whole, _ = sim.run(sim.init(key), key, 4)
-    first, _ = sim.run(sim.init(key), key, 1)
+    whole, *_ = sim.run(sim.init(key), key, 4)
+    first, *_ = sim.run(sim.init(key), key, 1)
     assert int(first.server.soft_rounds) > 0, "the step on the host is behind this state"
     checkpoints = Checkpoints(tmp_path / "checkpoint")
-    checkpoints.save(first, {})
-    restored, _ = checkpoints.restore(sim.init(key))
+    checkpoints.save(sim.portable(first), sim.hyper, {})
+    restored, *_ = checkpoints.restore(sim.portable(sim.init(key)), sim.hyper)
     checkpoints.close()
-    resumed, _ = sim.run(restored, key, 3)
+    resumed, *_ = sim.run(restored, key, 3)
     for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert sim.num_traces() == 1

@@ -60,6 +60,8 @@ CHANGED = {
     "run.rounds": 7,
     "run.evaluate_every": 2,
     "run.checkpoint_every": 3,
+    "run.metrics": ["f1"],
+    "run.callbacks": {"early_stopping": {"patience": 2}},
     "data.name": "mnist",
     "data.data_dir": "some/where",
     "data.options": {"seed": 3, "distinct": True, "target": "kind"},
@@ -70,6 +72,7 @@ CHANGED = {
     "data.public_examples": 5,
     "data.check_finite": False,
     "model.name": "mlp",
+    "model.pretrained": "some/where.npz",
     "model.options": {"hidden_sizes": [8, 4]},
     "model.frozen": ["params/Conv_0/*", "params/Dense_0"],
     "algorithm.name": "fedprox",
@@ -275,7 +278,7 @@ def test_wrong_values_name_key_rule_and_value(tmp_path, key, text, rule):
 def test_a_text_key_takes_any_word_but_no_other_kind_from_a_file(tmp_path):
     assert configuration.load(None, ["--run.name=12"]).run.name == "12"
     assert configuration.load(None, ['--run.name="12"']).run.name == "12"
-    with pytest.raises(ConfigError, match=r"run\.name must be a text, got 12"):
+    with pytest.raises(ConfigError, match=r"run\.name must be a plain name .* or none, got 12"):
         configuration.load(written(tmp_path, "[run]\nname = 12"))
 
 
@@ -392,8 +395,12 @@ def test_an_option_that_a_file_cannot_hold_is_found():
     def silent(model, *, strength: float = 1.0):
         """Does nothing."""
 
-    for factory, fault in ((bare, "a kind"), (called, "a kind"), (silent, "a line in the docstr")):
-        with pytest.raises(TypeError, match=f"must have {fault}"):
+    for factory, fault in (
+        (bare, "be annotated with a kind"),
+        (called, "be annotated with a kind"),
+        (silent, "have a line in the docstr"),
+    ):
+        with pytest.raises(TypeError, match=f"must {fault}"):
             options_model("a part", factory, given=("model",))
     assert not options_model("a part", called, given=("model", "weigh")).model_fields
 

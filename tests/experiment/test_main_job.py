@@ -136,7 +136,7 @@ def test_the_last_checkpoint_is_the_end(folder):
     assert any(array.shape == (64, 10) for array in arrays.values())
     assert all(np.isfinite(array).all() for array in arrays.values())
     assert "record" in extra["ledgers"]
-    assert sorted(int(p.name) for p in (folder / "checkpoint").iterdir()) == [20, 30]
+    assert {p.name for p in (folder / "checkpoint").iterdir()} == {"20", "30", "digests"}
 
 
 def png_size(path):

@@ -373,4 +373,4 @@ def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             execute(tmp_path / "run", *DRAWN)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert Checkpoints(tmp_path / "run" / "checkpoint").latest_round() is None
+    assert Checkpoints(tmp_path / "run" / "checkpoint").newest_intact()[0] is None

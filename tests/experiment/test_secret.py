@@ -63,7 +63,7 @@ def root_file(folder):
 
 def test_the_root_lies_in_the_checkpoint_for_its_owner_alone(uninterrupted):
     words = np.frombuffer(ROOT, np.uint32)
-    assert json.loads(root_file(uninterrupted).read_text("utf-8")) == words.tolist()
+    assert json.loads(root_file(uninterrupted).read_text("utf-8"))["root"] == words.tolist()
     assert stat.S_IMODE(root_file(uninterrupted).stat().st_mode) == 0o600
     assert stat.S_IMODE(root_file(uninterrupted).parent.stat().st_mode) == 0o700
     shapes = [ROOT, ROOT[::-1], ROOT.hex().encode(), words.byteswap().tobytes()]
@@ -143,8 +143,10 @@ def test_a_run_does_not_become_secret_nor_cease_to_be(finished, tmp_path):
 
 
 def test_a_second_root_never_takes_the_place_of_the_first(finished):
-    with pytest.raises(ValueError, match=r"root\.key must not be there when a run starts"):
+    before = root_file(finished).read_bytes()
+    with pytest.raises(ValueError, match="must be a new or an empty folder"):
         execute(finished, *SECRET)
+    assert root_file(finished).read_bytes() == before
 
 
 def noise_of(multiplier, *words):

@@ -62,7 +62,7 @@ def calls(monkeypatch):
 
     def outcome(word, folder):
         asked[folder.name] = word
-        return Outcome(folder, {"accuracy": 0.5}, False, False)
+        return Outcome(folder, {"accuracy": 0.5}, False, False, False)
 
     monkeypatch.setattr(sweep.running, "run", lambda config, folder: outcome("run", folder))
     monkeypatch.setattr(sweep.running, "resume", lambda folder: outcome("resume", folder))
@@ -72,22 +72,17 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("is_secret", [False, True])
-def test_what_has_a_checkpoint_goes_on_and_a_secret_run_never_starts_over(
-    tmp_path, calls, is_secret
-):
-    """Both runs have written their configuration; the first has a checkpoint too."""
+def test_what_was_started_goes_on_and_never_starts_over(tmp_path, calls, is_secret):
+    """The first run has written its configuration, and perhaps no checkpoint yet."""
     words = (f"--run.secret={str(is_secret).lower()}",)
     grid = sweep.points(STUDY, {}, words)
-    for point in grid:
-        folder = tmp_path / point.name
-        folder.mkdir()
-        config = configuration.load(FILE, ("--run.name=study", *point.words))
-        (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
-    (tmp_path / grid[0].name / "checkpoint" / "3").mkdir(parents=True)
+    config = configuration.load(FILE, ("--run.name=study", *grid[0].words))
+    (tmp_path / grid[0].name).mkdir()
+    file = tmp_path / grid[0].name / "config.toml"
+    file.write_text(configuration.to_toml(config), encoding="utf-8")
     shown = []
     sweep.run_points(STUDY, grid, tmp_path, shown.append)
-    after = "resume" if is_secret else "run"
-    assert calls == {grid[0].name: "resume", grid[1].name: after}
+    assert calls == {grid[0].name: "resume", grid[1].name: "run"}
     assert len(shown) == 2 and all("accuracy 0.5000 in" in line for line in shown)
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, the newest two, and of this simulation only."""
 
+import shutil
 import stat
 
 import jax
@@ -70,26 +71,32 @@ def test_a_root_is_for_its_owner_alone_and_never_replaced(tmp_path):
     assert stat.S_IMODE((folder / "root.key").stat().st_mode) == 0o600
     again = Checkpoints(folder, is_secret=True)
     np.testing.assert_array_equal(again.root(), root)
-    assert again.root().dtype == np.uint32 and again.latest_round() == 3
+    assert again.root().dtype == np.uint32 and again.newest_intact()[0] == 3
     with pytest.raises(ValueError, match=r"root\.key must not be there when a run starts") as error:
         again.keep_root(root + 1)
     assert str(0xFFFFFFFF) not in str(error.value)
     np.testing.assert_array_equal(again.root(), root)
 
 
+def kept(folder):
+    """What lies in a folder of checkpoints, beside the folder of their digests."""
+    return {path.name for path in folder.iterdir()} - {"digests"}
+
+
 def test_the_newest_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path / "two")
     for rounds in (1, 5, 9, 20):
         checkpoints.save(state_of(rounds), HYPER, {"rounds": rounds})
-        assert checkpoints.latest_round() == rounds
-    assert sorted(int(path.name) for path in (tmp_path / "two").iterdir()) == [9, 20]
+        assert checkpoints.newest_intact()[0] == rounds
+    assert sorted(kept(tmp_path / "two")) == ["20", "9"]
+    assert kept(tmp_path / "two" / "digests") == {"9.json", "20.json"}
     restored, _, extra = checkpoints.restore(state_of(0), HYPER)
     assert_equal(restored, state_of(20))
     assert extra == {"rounds": 20}
     three = Checkpoints(tmp_path / "three", keep=3)
     for rounds in range(5):
         three.save(state_of(rounds), HYPER, {})
-    assert sorted(int(path.name) for path in (tmp_path / "three").iterdir()) == [2, 3, 4]
+    assert kept(tmp_path / "three") == {"2", "3", "4"}
 
 
 def test_a_round_that_is_there_is_not_rewritten(tmp_path):
@@ -107,7 +114,7 @@ def test_at_least_one_is_kept(tmp_path, keep):
 
 def test_there_must_be_one(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest_round() is None
+    assert checkpoints.newest_intact()[0] is None
     with pytest.raises(ValueError, match="checkpoint must exist"):
         checkpoints.restore(state_of(0), HYPER)
 
@@ -183,11 +190,98 @@ def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path, monkeypatch
         patched.setattr(atomicity.AtomicRenameTemporaryPath, "finalize", fails)
         with pytest.raises(PowerCut):
             checkpoints.save(state_of(2), HYPER, {"rounds": 2})
-    left = {path.name for path in tmp_path.iterdir()}
+    left = kept(tmp_path)
     assert "1" in left and "2" not in left and len(left) == 2
     again = Checkpoints(tmp_path)
-    assert again.latest_round() == 1
+    assert again.newest_intact()[0] == 1
     assert_equal(again.restore(state_of(0), HYPER)[0], state_of(1))
     again.save(state_of(2), HYPER, {"rounds": 2})
     assert_equal(Checkpoints(tmp_path).restore(state_of(0), HYPER)[0], state_of(2))
-    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+    assert kept(tmp_path) == {"1", "2"}
+
+
+def flip(path, place=None):
+    """Flips one bit of a file, in its middle if no place is given."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def files_of(folder):
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size)
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "add"])
+def test_whatever_is_harmed_in_the_newest_the_one_before_is_taken(tmp_path, harm):
+    origin = tmp_path / "whole"
+    checkpoints = Checkpoints(origin)
+    for rounds in (1, 2):
+        checkpoints.save(state_of(rounds), HYPER, {"rounds": rounds})
+    checkpoints.close()
+    names = [path.relative_to(origin) for path in files_of(origin / "2")]
+    assert len(names) > 3
+    for i, name in enumerate(names):
+        folder = tmp_path / f"{harm}{i}"
+        shutil.copytree(origin, folder)
+        if harm == "flip":
+            flip(folder / name)
+        elif harm == "truncate":
+            (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+        elif harm == "delete":
+            (folder / name).unlink()
+        else:
+            (folder / name).with_name("stranger").write_text("")
+        found = Checkpoints(folder)
+        step, damaged = found.newest_intact()
+        assert step == 1 and list(damaged) == [2]
+        what = "stranger" if harm == "add" else name.name
+        assert what in damaged[2]
+        state, _, extra = found.restore(state_of(0), HYPER)
+        assert_equal(state, state_of(1))
+        assert extra == {"rounds": 1}
+        found.set_aside(damaged)
+        found.save(state_of(2), HYPER, {"rounds": 2})
+        assert found.newest_intact() == (2, {})
+        found.close()
+
+
+@pytest.mark.parametrize("harm", [lambda p: p.unlink(), flip, lambda p: p.write_text("[]")])
+def test_a_checkpoint_whose_digests_are_harmed_is_not_trusted(tmp_path, harm):
+    checkpoints = Checkpoints(tmp_path)
+    for rounds in (1, 2):
+        checkpoints.save(state_of(rounds), HYPER, {})
+    harm(tmp_path / "digests" / "2.json")
+    step, damaged = checkpoints.newest_intact()
+    assert step == 1 and list(damaged) == [2]
+
+
+@pytest.mark.parametrize("place", range(0, 120, 7))
+def test_a_root_with_a_flipped_bit_is_refused(tmp_path, place):
+    checkpoints = Checkpoints(tmp_path, is_secret=True)
+    checkpoints.keep_root(np.array([0xFFFFFFFF, 1], np.uint32))
+    path = tmp_path / "root.key"
+    before, root = path.read_bytes(), checkpoints.root()
+    if place < len(before):
+        flip(path, place)
+        with pytest.raises(ValueError, match=r"root\.key must be as it was written"):
+            checkpoints.root()
+        path.write_bytes(before)
+    np.testing.assert_array_equal(checkpoints.root(), root)
+
+
+def test_arrays_that_hold_nothing_are_saved_and_come_back(tmp_path):
+    state = state_of(3, more={"empty": jnp.zeros((0, 3)), "none": jnp.zeros(0, jnp.int32)})
+    Checkpoints(tmp_path).save(state, HYPER, {})
+    like = state_of(0, more={"empty": jnp.zeros((0, 3)), "none": jnp.zeros(0, jnp.int32)})
+    assert_equal(Checkpoints(tmp_path).restore(like, HYPER)[0], state)
+
+
+def test_reading_alone_touches_nothing(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state_of(3), HYPER, {})
+    (tmp_path / "7.orbax-checkpoint-tmp").mkdir()
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    reader = Checkpoints(tmp_path, is_read_only=True)
+    assert_equal(reader.restore(state_of(0), HYPER)[0], state_of(3))
+    reader.close()
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before

@@ -44,7 +44,7 @@ def test_every_unit_has_its_claim(tmp_path, ledgers):
     assert text.index("## Client level") < text.index("## Record level")
     spent = ledgers["record"].epsilon(1e-5)
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    assert rows == [f"| {i} | {spent[i]:.4f} | {n} |" for i, n in enumerate((3, 0, 5))]
+    assert rows == [f"| {i} | {spent[i]:.4f} | {n} | {i + 1} |" for i, n in enumerate((3, 0, 5))]
     assert spent[1] == 0.0 < spent[0] < spent[2]
 
 
@@ -56,9 +56,9 @@ def test_units_that_chose_their_own_delta_have_it_in_their_row(tmp_path, ledgers
     assert record["dp_delta_per_unit"] == deltas
     spent = [ledgers["record"].epsilon(delta)[i] for i, delta in enumerate(deltas)]
     rows = [row for row in (tmp_path / "privacy.md").read_text().splitlines() if row[:2] == "| "]
-    assert rows[0] == "| client | ε | releases | δ |"
+    assert rows[0] == "| client | ε | releases | δ | clip norm |"
     assert rows[1:] == [
-        f"| {i} | {spent[i]:.4f} | {n} | {delta:g} |"
+        f"| {i} | {spent[i]:.4f} | {n} | {delta:g} | {i + 1} |"
         for i, (n, delta) in enumerate(zip((3, 0, 5), deltas, strict=True))
     ]
 
@@ -66,8 +66,24 @@ def test_units_that_chose_their_own_delta_have_it_in_their_row(tmp_path, ledgers
 def test_an_infinite_epsilon_is_written_and_told(tmp_path):
     record = Ledger("record", num_units=2)
     record.charge(dp_accounting.GaussianDpEvent(0.0), units=[1])
-    write_statement(tmp_path, {"record": record}, DELTA, "rdp", FACTS)
+    write_statement(tmp_path, {"record": record}, DELTA, "rdp", {"record": {"clip_norm": 1.0}})
     claim = json.loads((tmp_path / "privacy.json").read_text())["claims"][0]
     assert claim["epsilon"] == "inf" and claim["epsilon_per_unit"] == [0.0, "inf"]
     text = (tmp_path / "privacy.md").read_text()
     assert "not differentially private" in text and "| 1 | inf | 1 |" in text
+
+
+def test_a_statement_says_what_a_paper_needs(tmp_path, ledgers):
+    common = {"seed": 3, "versions": {"jax": "0.9"}, "also_not_private": ["when it ended"]}
+    facts = {
+        "client": FACTS["client"] | common,
+        "record": FACTS["record"] | common | {"batch_size_per_unit": np.array([8.0, 8.0, 16.0])},
+    }
+    write_statement(tmp_path, ledgers, DELTA, "rdp", facts)
+    of_clients, of_records = (tmp_path / "privacy.md").read_text().split("## Record level")
+    assert "at a rate of 0.1. " in of_clients and "at a rate" not in of_records
+    assert "The bound on one contribution is 0.5." in of_clients
+    assert "The bound on one contribution is 1 to 3. A step reads 8 to 16 records." in of_records
+    for text in (of_clients, of_records):
+        assert "Computed with seed 3, jax 0.9." in text and "when it ended." in text
+    assert "| client | ε | releases | clip norm | batch |" in of_records

@@ -143,6 +143,29 @@ def test_resolve_names_the_nearest_loss_and_keeps_functions():
     def own(outputs, batch):
         return outputs - batch["target"]
 
-    assert losses.resolve(own) == (own, None)
+    loss_fn, correct_fn = losses.resolve(own)
+    batch = {"target": np.array([1.0, 2.0])}
+    assert loss_fn(np.zeros(2), batch).tolist() == [-1.0, -2.0] and correct_fn is None
     assert losses.resolve("squared_error")[1] is None
-    assert losses.resolve("squared_error", own)[1] is own
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
+        (lambda x: jnp.mean(x), r"float32\[\]"),
+        (lambda x: x[:, None] - x, r"float32\[3, 3\]"),
+        (lambda x: x[:, None], r"float32\[3, 1\]"),
+        (lambda x: x * 1j, r"complex64\[3\]"),
+    ],
+)
+def test_a_loss_of_another_shape_than_one_number_for_each_example_is_refused(value, shape):
+    """A mean, or what broadcasting made of a column and a row, would train to another model."""
+    outputs, batch = jnp.ones(3), {"y": jnp.zeros(3)}
+    loss_fn, _ = losses.resolve(lambda outputs, batch: value(outputs))
+    with pytest.raises(ValueError, match=rf"one real number for each example, \[3\], got '{shape}"):
+        jax.eval_shape(loss_fn, outputs, batch)
+    _, correct_fn = losses.resolve(
+        "squared_error", lambda outputs, batch: (value(outputs), jnp.ones(3))
+    )
+    with pytest.raises(ValueError, match="the first result of correct_fn"):
+        jax.eval_shape(correct_fn, outputs, batch)

@@ -4,6 +4,7 @@ from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.fetch import FetchError, fetch
 from fedjax_dp.data.datasets.files import MissingDataError, resolve_data_dir
 from fedjax_dp.data.datasets.registry import (
+    LOADERS,
     DatasetStatus,
     available,
     info,
@@ -14,6 +15,7 @@ from fedjax_dp.data.datasets.registry import (
 )
 
 __all__ = [
+    "LOADERS",
     "Dataset",
     "DatasetStatus",
     "FetchError",

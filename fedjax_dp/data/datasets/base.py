@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.data.federated import flat
 
 Task = Literal["classification", "next_token", "regression"]
 
@@ -20,7 +21,8 @@ class Dataset:
 
     Attributes:
       name: the name that `load` knows it by.
-      train: named arrays `[train examples, ...]`; `x` are inputs and `y` are targets.
+      train: named arrays `[train examples, ...]`; `x` are inputs, one array or a dict of them, and
+        `y` are targets.
       test: the same for the test part.
       num_classes: how many classes or tokens `y` counts; 0 for regression.
       task: what `y` means: one class an example, the next token at each position (-1 marks
@@ -34,8 +36,8 @@ class Dataset:
     """
 
     name: str
-    train: Mapping[str, np.ndarray]
-    test: Mapping[str, np.ndarray]
+    train: Mapping[str, Any]
+    test: Mapping[str, Any]
     num_classes: int
     task: Task
     train_clients: np.ndarray | None = None
@@ -50,7 +52,7 @@ class Dataset:
             ("train", self.train, self.train_clients),
             ("test", self.test, self.test_clients),
         ):
-            lengths = {len(array) for array in arrays.values()}
+            lengths = {len(array) for array in flat(arrays).values()}
             if clients is not None:
                 lengths.add(len(clients))
             checks.require(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.registry import Registry, is_own
 from fedjax_dp.data.datasets import (
     adult,
     cifar,
@@ -23,20 +24,23 @@ from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import DatasetInfo, explain_missing, find, resolve_data_dir
 
-_LOADERS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits.load,
-    "mnist": mnist.load_mnist,
-    "fashion_mnist": mnist.load_fashion_mnist,
-    "mnist_by_writer": mnist.load_mnist_by_writer,
-    "cifar10": cifar.load,
-    "emnist": emnist.load,
-    "femnist": femnist.load,
-    "adult": adult.load,
-    "heart_disease": heart_disease.load,
-    "shakespeare": shakespeare.load,
-    "tiny_shakespeare": shakespeare.load_tiny,
-    "kddcup99": kddcup99.load,
-}
+# Somebody's own is a function `(data_dir, *, options…) -> Dataset` as well.
+LOADERS: Registry[Callable[..., Dataset]] = Registry(
+    {
+        "digits": digits.load,
+        "mnist": mnist.load_mnist,
+        "fashion_mnist": mnist.load_fashion_mnist,
+        "mnist_by_writer": mnist.load_mnist_by_writer,
+        "cifar10": cifar.load,
+        "emnist": emnist.load,
+        "femnist": femnist.load,
+        "adult": adult.load,
+        "heart_disease": heart_disease.load,
+        "shakespeare": shakespeare.load,
+        "tiny_shakespeare": shakespeare.load_tiny,
+        "kddcup99": kddcup99.load,
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,7 @@ def available() -> tuple[str, ...]:
     Returns:
       The names, in the order of the documentation.
     """
-    return tuple(_LOADERS)
+    return tuple(LOADERS)
 
 
 def info(name: str) -> DatasetInfo:
@@ -119,7 +123,9 @@ def loader(name: str) -> Callable[..., Dataset]:
     Raises:
       ValueError: if there is no such data set.
     """
-    return _LOADERS[info(name).name]
+    if not is_own(name):
+        checks.one_of("name", name, CATALOG)
+    return LOADERS[name]
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: Any) -> Dataset:
@@ -143,7 +149,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: A
     known = options(name)
     for key in choices:
         checks.one_of(f"option of data set {name!r}", key, known)
-    return _LOADERS[name](resolve_data_dir(data_dir), **choices)
+    data = LOADERS[name](resolve_data_dir(data_dir), **choices)
+    checks.require(isinstance(data, Dataset), f"what {name} gives", "be a Dataset", type(data))
+    return data
 
 
 def status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DatasetStatus:

@@ -1,0 +1,144 @@
+"""Parts by name: those of the package, and whatever somebody brings along as `module:function`."""
+
+import difflib
+import importlib
+import importlib.util
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Registry(MutableMapping[str, _T], Generic[_T]):
+    """Parts by name. A name with a colon, `package.module:name` or `file.py:name`, is imported.
+
+    Listed are the package's parts, and what was put in; whatever can be imported is there too.
+    """
+
+    def __init__(self, parts: Mapping[str, _T], adopt: Callable[[Any], _T] | None = None):
+        """Takes the parts of the package.
+
+        Args:
+          parts: parts by name.
+          adopt: makes a part of what was imported; raises a ValueError for what cannot be one.
+            Where it is None, parts are functions.
+        """
+        self._parts, self._adopt = dict(parts), adopt
+        self._own: dict[str, _T] = {}
+
+    def __getitem__(self, name: str) -> _T:
+        """Gives a part; raises a ValueError for an own one that cannot be imported."""
+        if not is_own(name):
+            return self._parts[name]
+        if name not in self._own:
+            found = imported(name)
+            if self._adopt is None and not callable(found):
+                raise ValueError(f"{name!r} must name a function, got {type(found).__name__}")
+            self._own[name] = found if self._adopt is None else self._adopt(found)
+        return self._own[name]
+
+    def __setitem__(self, name: str, part: _T) -> None:
+        """Gives a part a name."""
+        self._parts[name] = part
+
+    def __delitem__(self, name: str) -> None:
+        """Takes a name away."""
+        del self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names what is listed."""
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        """Counts what is listed."""
+        return len(self._parts)
+
+
+def is_own(name: str) -> bool:
+    """Tells whether a name is one that has to be imported.
+
+    Args:
+      name: the name of a part.
+
+    Returns:
+      Whether it holds a colon.
+    """
+    return ":" in name
+
+
+def imported(name: str) -> Any:
+    """Imports what somebody brings along.
+
+    Modules are looked for as Python does, and then in the current folder.
+
+    Args:
+      name: `package.module:name`, or `file.py:name` with a path to the file.
+
+    Returns:
+      What has that name.
+
+    Raises:
+      ValueError: if there is no such module or name, or the import fails, with the place.
+    """
+    place, _, attribute = name.rpartition(":")
+    is_named = bool(place) and attribute.isidentifier()
+    if not is_named:
+        raise ValueError(f"{name!r} must have the form package.module:name or file.py:name")
+    module = _of_file(pathlib.Path(place), name) if place.endswith(".py") else _module(place, name)
+    if not hasattr(module, attribute):
+        known = [n for n in vars(module) if not n.startswith("_")]
+        hint = difflib.get_close_matches(attribute, known, 1)
+        raise ValueError(
+            f"{name!r} must name something in {place}, which has no {attribute!r}"
+            + (f"; did you mean {place}:{hint[0]}?" if hint else "")
+        )
+    return getattr(module, attribute)
+
+
+def _module(place: str, name: str) -> ModuleType:
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{place}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{name!r} must name a module that can be imported, and there is no module "
+                f"{error.name!r}"
+            ) from None
+        raise _failed(name, error) from error
+    except Exception as error:
+        raise _failed(name, error) from error
+
+
+def _of_file(path: pathlib.Path, name: str) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"{name!r} must name a file that is there, and {str(path)!r} is not")
+    path = path.resolve()
+    known = f"fedjax_dp_own_{path.stem}_{abs(hash(str(path))):x}"
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[known] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[known]
+        raise _failed(name, error) from error
+    return module
+
+
+def _failed(name: str, error: Exception) -> ValueError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return ValueError(
+        f"{name!r} must be a module that can be imported; {last.filename}, line {last.lineno}: "
+        f"{type(error).__name__}: {error}"
+    )

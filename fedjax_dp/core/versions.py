@@ -1,0 +1,33 @@
+"""Which libraries a result was computed with."""
+
+import re
+from importlib import metadata
+
+PACKAGE = "fedjax-dp"
+
+
+def libraries() -> dict[str, str]:
+    """Lists the package and what it depends on, with the versions that are installed.
+
+    Returns:
+      The version of each by name, the package first; what is not installed is left out.
+    """
+    found = {}
+    for name in (PACKAGE, *_needed()):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _needed() -> list[str]:
+    """Names the direct dependencies, those of extras too, and the compiler behind JAX."""
+    tools = re.compile(r"extra == .(tests|docs)")
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    used = [line for line in lines if not tools.search(line)]
+    names = [found[0] for line in used if (found := re.match(r"[A-Za-z0-9._-]+", line))]
+    return [n for n in dict.fromkeys(["jax", "jaxlib", *names]) if n != PACKAGE]

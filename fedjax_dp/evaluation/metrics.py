@@ -1,0 +1,125 @@
+"""Figures of held-out data beside loss and accuracy: sums over examples, and what they come to."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.registry import Registry
+from fedjax_dp.models.losses import Batch
+
+_NUM_BINS = 15
+
+
+class Metric(NamedTuple):
+    """A figure that sums over examples decide.
+
+    Attributes:
+      contribute: `(outputs, batch) -> [examples, k]`, what each example adds, float32.
+      finish: `(sums [..., k]) -> values [...]`, NumPy in float64; NaN where nothing was added.
+    """
+
+    contribute: Callable[[Any, Batch], jax.Array]
+    finish: Callable[[np.ndarray], np.ndarray]
+
+
+def perplexity() -> Metric:
+    """Computes the exponential of the mean cross entropy of all tokens, or of all examples.
+
+    Returns:
+      The metric, for models whose outputs are logits `[examples, ..., classes]` and whose targets
+      `y` are classes; targets outside of these are left out.
+    """
+
+    def contribute(outputs, batch):
+        logits, labels = trees.at_least_float32(jnp.asarray(outputs)), batch["y"]
+        valid = _is_class(logits, labels)
+        safe = jnp.where(valid, labels, 0)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, safe)
+        return _by_example(jnp.where(valid, losses, 0.0)[..., None], valid[..., None])
+
+    return Metric(contribute, lambda sums: np.exp(_ratio(sums[..., 0], sums[..., 1])))
+
+
+def f1() -> Metric:
+    """Computes the harmonic mean of precision and recall, averaged over the classes that occur.
+
+    Returns:
+      The metric, for models whose outputs are logits `[examples, ..., classes]`; a class occurs
+      where it is a target or a prediction.
+
+    Source: macro-averaged F1, as in scikit-learn's `f1_score(average="macro")`.
+    """
+
+    def contribute(outputs, batch):
+        labels = batch["y"]
+        valid = _is_class(outputs, labels)[..., None]
+        is_true = jax.nn.one_hot(labels, outputs.shape[-1]) * valid
+        is_said = jax.nn.one_hot(jnp.argmax(outputs, axis=-1), outputs.shape[-1]) * valid
+        return _by_example(is_true * is_said, is_true, is_said)
+
+    def finish(sums):
+        hits, true, said = np.split(sums, 3, axis=-1)
+        each = _ratio(2 * hits, true + said)
+        return _ratio(np.nansum(each, axis=-1), np.sum(~np.isnan(each), axis=-1))
+
+    return Metric(contribute, finish)
+
+
+def calibration_error() -> Metric:
+    """Computes how far confidence is from accuracy, over 15 bins of confidence.
+
+    Returns:
+      The metric, for models whose outputs are logits `[examples, ..., classes]`: the mean distance
+      between the largest probability and the share of correct predictions, by bin.
+
+    Source: Guo and others 2017, expected calibration error.
+    """
+
+    def contribute(outputs, batch):
+        logits, labels = trees.at_least_float32(jnp.asarray(outputs)), batch["y"]
+        valid = _is_class(logits, labels)
+        sure = jnp.max(jax.nn.softmax(logits), axis=-1)
+        is_right = jnp.argmax(logits, axis=-1) == labels
+        place = jnp.clip(jnp.ceil(sure * _NUM_BINS) - 1, 0, _NUM_BINS - 1).astype(jnp.int32)
+        is_in = jax.nn.one_hot(place, _NUM_BINS) * valid[..., None]
+        return _by_example(is_in * sure[..., None], is_in * is_right[..., None], is_in)
+
+    def finish(sums):
+        sure, right, count = np.split(sums, 3, axis=-1)
+        return _ratio(np.sum(np.abs(sure - right), axis=-1), np.sum(count, axis=-1))
+
+    return Metric(contribute, finish)
+
+
+def _adopted(own: Any) -> Callable[[], Metric]:
+    """Takes somebody's own metric: a `Metric`, or a function that gives one."""
+    made = own() if callable(own) and not isinstance(own, Metric) else own
+    checks.require(isinstance(made, Metric), "metric", "be a Metric, or a function of none", own)
+    return lambda: made
+
+
+METRICS: Registry[Callable[[], Metric]] = Registry(
+    {metric.__name__: metric for metric in (perplexity, f1, calibration_error)}, _adopted
+)
+
+
+def _is_class(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    rule = f"have shape {logits.shape[:-1]} for this metric, as classes of logits do"
+    checks.require(labels.shape == logits.shape[:-1], "targets", rule, labels.shape)
+    return (labels >= 0) & (labels < logits.shape[-1])
+
+
+def _by_example(*parts: jax.Array) -> jax.Array:
+    """Adds up what lies between the axis of examples and the last, and puts parts side by side."""
+    rows = [part.reshape(part.shape[0], -1, part.shape[-1]) for part in parts]
+    return jnp.concatenate([jnp.sum(r, axis=1, dtype=jnp.float32) for r in rows], axis=-1)
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    safe = np.where(denominator > 0, denominator, 1.0)
+    return np.where(denominator > 0, numerator / safe, np.nan)
