@@ -31,10 +31,12 @@ from run_folders import (
 from fedjax_dp.cli import main
 from fedjax_dp.experiment import assemble
 from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.folder import locked
+from fedjax_dp.experiment.loading import load_run
 from fedjax_dp.experiment.start import restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
-from fedjax_dp.io.logbook import Logbook
+from fedjax_dp.io.logbook import Logbook, read_metrics
 
 # Most are compared with one run.
 pytestmark = [
@@ -44,7 +46,7 @@ pytestmark = [
 # The process stops for good after some row of metrics, and waits there to be killed.
 _STALL = """
 import time
-from fedjax_dp.io.logbook import Logbook
+from fedjax_dp.io.logbook import Logbook, read_metrics
 write = Logbook.write
 def stalling(self, row):
     write(self, row)
@@ -145,23 +147,27 @@ def test_a_checkpoint_that_was_half_written_is_ignored(uninterrupted, tmp_path, 
     process = start(folder, 2 * EVERY, compilation_cache, _HALF_WRITTEN)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    names = {path.name for path in (folder / "checkpoint").iterdir()}
+    names = {path.name for path in (folder / "checkpoint").iterdir()} - {"digests"}
     assert str(EVERY) in names and str(2 * EVERY) not in names and len(names) == 2
     assert saved_arrays(folder)[0] == EVERY
     status, _ = execute(folder, resume=True)
     assert status == 0
     assert_same_run(folder, uninterrupted)
-    assert all(path.name.isdigit() for path in (folder / "checkpoint").iterdir())
+    names = {path.name for path in (folder / "checkpoint").iterdir()} - {"digests"}
+    assert all(name.isdigit() for name in names)
 
 
 @telling
-def test_ctrl_c_stops_after_the_rounds_under_way(uninterrupted, tmp_path, monkeypatch):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_ends_a_run_after_the_rounds_under_way(
+    uninterrupted, tmp_path, monkeypatch, signum
+):
     folder, write = tmp_path / "run", Logbook.write
 
     def pressing(self, row):
         write(self, row)
         if row["round"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signum)
 
     with monkeypatch.context() as patched, answering_the_keyboard():
         patched.setattr(Logbook, "write", pressing)
@@ -349,8 +355,9 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
 
     monkeypatch.setattr(assemble, "calibrated", louder)
     experiment = assemble.assemble(configuration.load(finished / "config.toml"))
-    state, start = restored(experiment, finished)
+    state, start = restored(experiment, finished, pytest.fail)
     start.checkpoints.close()
+    start.lock.release()
     claims = {c["unit"]: c for c in read_json(finished, "privacy.json")["claims"]}
     kept = claims["record"]["noise_multiplier_per_unit"]
     assert int(state.round) == ROUNDS
@@ -374,3 +381,113 @@ def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
             execute(tmp_path / "run", *DRAWN)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert Checkpoints(tmp_path / "run" / "checkpoint").newest_intact()[0] is None
+
+
+@pytest.fixture
+def interrupted(uninterrupted, tmp_path, monkeypatch):
+    """A run that died in round 7, with checkpoints of rounds 3 and 6."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        kill_after(patched, 7)
+        with pytest.raises(Killed):
+            execute(folder, *DRAWN)
+    return folder
+
+
+def harmed(folder, rng):
+    """Flips a bit of some file, cuts it short or deletes it; gives the file and what was done."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    path = files[rng.integers(len(files))]
+    how = ["flip", "truncate", "delete"][rng.integers(3)]
+    data = bytearray(path.read_bytes())
+    if how == "delete" or not data:
+        path.unlink()
+    elif how == "truncate":
+        path.write_bytes(bytes(data[: rng.integers(len(data))]))
+    else:
+        data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bytes(data))
+    return path.relative_to(folder), how
+
+
+@telling
+@pytest.mark.parametrize("seed", [0, *slowly(*range(1, 30))])
+def test_a_harmed_folder_resumes_to_the_same_bits_or_is_refused(uninterrupted, interrupted, seed):
+    rng = np.random.default_rng(seed)
+    path, how = harmed(interrupted, rng)
+    try:
+        status, text = execute(interrupted, resume=True)
+    except (ValueError, OSError) as error:
+        # Nothing but the configuration is needed beside checkpoints.
+        assert path.name == "config.toml", (path, how, error)
+        return
+    assert status == 0
+    was_newest = path.parts[:2] == ("checkpoint", "6") or path.name == "6.json"
+    assert ("the checkpoint of round 6 is damaged" in text) == was_newest, (path, how, text)
+    assert_same_run(interrupted, uninterrupted, besides=("metrics.jsonl", "warnings"))
+    rounds = [row["round"] for row in read_metrics(interrupted)]
+    lost = set(range(1, ROUNDS + 1)) - set(rounds)
+    # A line that was damaged is lost alone.
+    assert sorted(set(rounds)) == rounds and (not lost or path.name == "metrics.jsonl")
+    assert how != "flip" or len(lost) <= 2
+
+
+@telling
+def test_where_no_checkpoint_is_whole_a_run_starts_from_its_seed(uninterrupted, interrupted):
+    shutil.rmtree(interrupted / "checkpoint" / "digests")
+    status, text = execute(interrupted, resume=True)
+    assert status == 0
+    for rounds in (3, 6):
+        assert f"the checkpoint of round {rounds} is damaged ({rounds}.json is missing)" in text
+    assert_same_run(interrupted, uninterrupted, besides=("warnings",))
+    warned = read_json(interrupted, "summary.json")["warnings"]
+    assert len(warned) == 2 and all("is damaged" in text for text in warned)
+
+
+def test_a_folder_is_written_by_one_process_at_a_time(finished):
+    lock = locked(finished)
+    try:
+        with pytest.raises(ValueError, match="written by one process at a time"):
+            execute(finished, resume=True)
+        assert not load_run(finished).state.round < ROUNDS, "reading needs no lock"
+    finally:
+        lock.release()
+    assert execute(finished, resume=True)[0] == 0
+
+
+def test_a_folder_that_is_being_started_is_not_started_twice(tmp_path):
+    lock = locked(tmp_path / "run")
+    try:
+        with pytest.raises(ValueError, match="written by one process at a time"):
+            execute(tmp_path / "run", *DRAWN)
+    finally:
+        lock.release()
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+@telling
+def test_a_run_may_go_on_for_longer_than_was_planned(tmp_path):
+    fixed = ("--privacy.record.noise_multiplier=1", "--privacy.client.noise_multiplier=1")
+    free = ("--privacy.record.epsilon=none", "--privacy.client.epsilon=none")
+    words = (*DRAWN, *fixed, *free)
+    assert execute(tmp_path / "whole", *words)[0] == 0
+    assert execute(tmp_path / "short", *words, "--run.rounds=5")[0] == 0
+    assert execute(tmp_path / "short", f"--run.rounds={ROUNDS}", resume=True)[0] == 0
+    # The figures of round 5 were computed when it was the last one.
+    assert_same_run(tmp_path / "short", tmp_path / "whole", besides=("metrics.jsonl",))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--run.rounds=9", "run.rounds must be 8: the noise was made for so many"),
+        ("--run.rounds=7", "config.toml must be as it was when the run started"),
+        ("--run.seed=1", "config.toml must be as it was when the run started"),
+        ("--training.learning_rate=1", "config.toml must be as it was when the run started"),
+    ],
+)
+def test_a_run_goes_on_as_what_it_is(finished, word, message):
+    before = (finished / "config.toml").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        execute(finished, word, resume=True)
+    assert (finished / "config.toml").read_bytes() == before
