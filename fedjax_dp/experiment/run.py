@@ -236,7 +236,7 @@ def _rounds(
         )
 
     def stopping(state: SimulationState) -> str | None:
-        look = Look(history, state, experiment, start.folder)
+        look = Look(list(history), state, experiment, start.folder)
         return next((name for name, each in callbacks.items() if each.call(look)), None)
 
     # Asked again only where it is used up: if not everybody was drawn, there is more.

@@ -58,7 +58,6 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if is_read_only else keep,
             create=not is_read_only,
-            read_only=is_read_only,
             enable_async_checkpointing=False,
             # What an interrupted write left behind is in nobody's way, but takes room.
             cleanup_tmp_directories=not is_read_only,
