@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from fedjax_dp.data.federated import FederatedData, example_structure
+from fedjax_dp.data.federated import FederatedData, example_structure, nested
 
 
 def make_clients(sizes=(3, 0, 5, 1)):
@@ -298,3 +298,69 @@ def test_a_million_clients_on_disk(tmp_path):
     assert measured["examples"] == [20 * n for n in measured["participants"]]
     assert measured["loss"][-1] < measured["loss"][0]
     assert measured["rows_follow_cohorts"] and measured["traces"] == 1
+
+
+def hf_table(columns):
+    return pytest.importorskip("datasets").Dataset.from_dict(columns)
+
+
+def test_huggingface_columns_become_arrays_of_their_shape():
+    rng = np.random.default_rng(0)
+    cells = rng.normal(size=(5, 2, 3))
+    columns = {
+        "who": ["b", "a", "b", "a", "c"],
+        "grid": cells.tolist(),
+        "count": [1, 2, 3, 4, 5],
+        "is_new": [True, False, True, True, False],
+    }
+    table = hf_table(columns)
+    data = FederatedData.from_huggingface(table, "who")
+    order = [0, 2, 1, 3, 4]
+    assert data.client_names == ("b", "a", "c")
+    np.testing.assert_array_equal(data.examples["grid"], cells[order].astype(np.float32))
+    assert data.examples["grid"].dtype == np.float32 and data.examples["count"].dtype == np.int64
+    assert data.examples["is_new"].tolist() == [True, True, False, True, False]
+    # Rows that a table picks or mixes are those that are read.
+    some = FederatedData.from_huggingface(table.select([4, 1]), "who")
+    assert some.client_names == ("c", "a") and some.examples["count"].tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([1.0, None, 3.0], "column 'x' must hold no nulls, got 1, the first in row 1"),
+        ([[1.0, 2.0], [3.0], [4.0, 5.0]], "lists of one length, got 2 in the first and 1 in row 1"),
+        ([[1.0], [2.0], [None]], "column 'x' must hold no nulls, got 1, the first in row 2"),
+        ([[[1], [2]], [[1], [2]], [[1], [2, 3]]], "got 1 in the first and 2 in row 2"),
+    ],
+)
+def test_huggingface_columns_with_holes_are_named(column, message):
+    table = hf_table({"who": [0, 1, 1], "x": column})
+    with pytest.raises(ValueError, match=message):
+        FederatedData.from_huggingface(table, "who")
+    with pytest.raises(ValueError, match="column 'who' must hold no nulls"):
+        FederatedData.from_huggingface(hf_table({"who": [0, None], "x": [1, 2]}), "who")
+
+
+def test_inputs_of_several_arrays_are_kept_under_their_paths(tmp_path):
+    ids, mask = np.arange(12).reshape(6, 2), np.ones((6, 2), np.int8)
+    examples = {"x": {"ids": ids, "deep": {"mask": mask}}, "y": np.arange(6)}
+    data = FederatedData(examples, [0, 2, 6], ("a", "b"))
+    assert list(data.examples) == ["x/ids", "x/deep/mask", "y"]
+    second = data.client(1)
+    np.testing.assert_array_equal(second["x"]["ids"], ids[2:])
+    np.testing.assert_array_equal(second["x"]["deep"]["mask"], mask[2:])
+    assert example_structure(data)["x"]["ids"].shape == (2,)
+    data.save(tmp_path / "store")
+    opened = FederatedData.open(tmp_path / "store")
+    assert {k: v.tolist() for k, v in opened.examples.items()} == {
+        k: v.tolist() for k, v in data.examples.items()
+    }
+    again = FederatedData.from_clients([data.client(0), data.client(1)])
+    np.testing.assert_array_equal(again.examples["x/ids"], ids)
+    by_id = FederatedData.from_client_ids(examples, [1, 0, 1, 0, 1, 0])
+    np.testing.assert_array_equal(by_id.examples["x/ids"], ids[[1, 3, 5, 0, 2, 4]])
+    rows = FederatedData.from_indices(examples, [[5], [0, 1]])
+    np.testing.assert_array_equal(rows.examples["x/ids"], ids[[5, 0, 1]])
+    with pytest.raises(ValueError, match="must nest nothing in 'x'"):
+        nested({"x": ids, "x/ids": ids})

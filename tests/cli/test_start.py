@@ -1,0 +1,65 @@
+"""The command answers at once: what it does not need is not imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from fedjax_dp.cli import main
+from fedjax_dp.core.versions import libraries
+
+SLOW = ("jax", "numpy", "scipy", "sklearn", "flax", "optax", "dp_accounting", "matplotlib")
+
+
+def imported_by(code):
+    """What a fresh process has imported once it has run some code, and what it printed."""
+    tail = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+    program = f"{code}\n{tail}"
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True
+    )
+    *printed, modules = ended.stdout.splitlines()
+    return "\n".join(printed), set(json.loads(modules))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import fedjax_dp", ""),
+        ("from fedjax_dp.cli.main import app; app(['--help'], standalone_mode=False)", "bench"),
+        ("from fedjax_dp.cli.main import app; app(['--version'], standalone_mode=False)", "jaxlib"),
+    ],
+)
+def test_nothing_large_is_imported_for_few_words(code, said):
+    printed, modules = imported_by(code)
+    assert said in printed and not modules & set(SLOW)
+
+
+def test_importing_a_name_imports_no_other_room():
+    _, modules = imported_by("import fedjax_dp; fedjax_dp.Model")
+    assert "fedjax_dp.models" in modules and "fedjax_dp.engine" not in modules
+    _, modules = imported_by("import fedjax_dp; fedjax_dp.fedavg")
+    assert "jax" in modules and not modules & {"sklearn", "matplotlib", "orbax"}
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_what_stands_in_for_a_command_says_what_it_says(name):
+    listed = get_command(main.app).commands[name].help
+    own = main.command(name).help
+    assert listed == own.splitlines()[0]
+
+
+def test_a_command_that_is_spelt_wrongly_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", "rnu"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "No such command 'rnu'. Did you mean 'run'?" in capsys.readouterr().err
+
+
+def test_versions_are_those_that_are_installed():
+    found = libraries()
+    assert next(iter(found)) == "fedjax-dp" and {"jax", "jaxlib", "dp-accounting"} <= found.keys()
+    assert not {"pytest", "ruff", "mypy", "mkdocs-material"} & found.keys()

@@ -1,0 +1,175 @@
+"""A run that went wrong says so: before work where that can be known, else loudly and by status."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from run_folders import NOT_PRIVATE, SMALL, execute, read_json
+
+from fedjax_dp.algorithms import dp_fedavg
+from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.data import FederatedData, participation, poisson
+from fedjax_dp.data.datasets import Dataset
+from fedjax_dp.engine import simulation
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.health import Health
+from fedjax_dp.experiment.population import _check_labels
+from fedjax_dp.io import plots
+from fedjax_dp.models import Model
+from fedjax_dp.server import gaussian_mean
+
+pytestmark = pytest.mark.xdist_group("health")
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+
+
+def test_a_run_without_a_finite_update_ends_with_a_status_of_its_own(tmp_path):
+    words = (*SMALL, *NOT_PRIVATE, "--training.learning_rate=1e38", "--training.num_steps=50")
+    status, text = execute(tmp_path / "run", *words)
+    assert status == 3
+    said = " ".join(text.split())
+    assert "warning: round 1: the updates of all 3 clients are not finite" in said
+    assert "the run went wrong: no round brought any client's work into the model" in said
+    warned = read_json(tmp_path / "run", "summary.json")["warnings"]
+    assert len(warned) == 1 and "not finite" in warned[0]
+
+
+def row(number, drawn=3, lost=0, loss=1.0, read=10.0):
+    return {
+        "round": number,
+        "num_participants": drawn,
+        "num_non_finite": lost,
+        "train_loss": loss,
+        "num_examples": read,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "warned", "is_futile"),
+    [
+        ([row(1), row(2)], [], False),
+        ([row(1), row(2, lost=3), row(3, lost=3)], ["round 2: the updates of all 3"], False),
+        ([row(1, lost=3), row(2, lost=3)], ["round 1: the updates of all 3"], True),
+        ([row(1, lost=2)], [], False),
+        ([row(1, loss=0.0), row(2, loss=0.0)], ["round 1: the loss of all examples is exa"], True),
+        ([row(1, loss=0.0, read=0.0)], [], False),
+        ([row(1, drawn=0, loss=0.0, read=0.0)], [], False),
+        ([row(1, loss=None)], [], False),
+    ],
+)
+def test_each_kind_of_fault_is_told_once(rows, warned, is_futile):
+    told = []
+    health = Health(told.append)
+    for each in rows:
+        health.note([each])
+    assert told == health.warnings and len(told) == len(warned)
+    assert all(found.startswith(text) for found, text in zip(told, warned, strict=True))
+    assert health.is_futile == is_futile
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_a_budget_without_room_for_a_round_is_refused_before_any_work(tmp_path, unit):
+    words = [f"--privacy.{unit}.noise_multiplier=0.3", f"--privacy.{unit}.epsilon=0.5"]
+    if unit == "client":
+        words += ["--privacy.unit=client", "--algorithm.name=dp_fedavg"]
+    with pytest.raises(ValueError, match=rf"privacy\.{unit}\.epsilon must have room for one round"):
+        execute(tmp_path / "run", *SMALL, *words)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--privacy.client.epsilon=1",), r"privacy\.client\.epsilon must be left out"),
+        (("--privacy.client.clip_norm=2",), r"privacy\.client\.clip_norm must be left out"),
+        (
+            ("--privacy.unit=client", "--algorithm.name=dp_fedavg", "--privacy.record.epsilon=1"),
+            r"privacy\.record\.epsilon must be left out, since privacy\.unit = 'client'",
+        ),
+        (("--training.optimizer_options.momentum=5",), r"momentum must be a number in \[0, 1\)"),
+        (
+            ("--training.optimizer=adam", "--training.optimizer_options.b1=2"),
+            r"b1 must be a number in \[0, 1\)",
+        ),
+        (
+            ("--participation.sampler=min_separated", "--participation.separation=-1"),
+            r"separation must be a whole number of at least 1",
+        ),
+        (("--execution.devices=99",), "devices must be at most"),
+        (("--run.name=../../evil",), "run.name must be a plain name"),
+        (("--run.name=.hidden",), "run.name must be a plain name"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_work(tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        execute(tmp_path / "run", *SMALL, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_with_no_privacy_at_all_its_settings_may_stay():
+    """A baseline is one override away."""
+    words = ("--privacy.record.epsilon=2", *NOT_PRIVATE, *SMALL)
+    config = configuration.load(None, words)
+    assert assemble(config).budget == {}
+    text = configuration.to_toml(config)
+    assert "[privacy.record]" in text and "[privacy.client]" not in text
+
+
+def dataset(train, test=(0, 1), task="classification"):
+    return Dataset(
+        "mine",
+        {"x": np.zeros((len(train), 2)), "y": np.asarray(train)},
+        {"x": np.zeros((len(test), 2)), "y": np.asarray(test, int)},
+        3,
+        task,
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (dataset([0, 1, 3]), "the labels of mine, train part, must be whole numbers from 0 to 2.*"),
+        (dataset([0, 1, -2]), "got '-2 in row 2, 1 such in all'"),
+        (dataset([0, 1], [7, 8]), "test part, .*got '7 in row 0, 2 such in all'"),
+        (dataset([-1, -1]), "not all be marked as no targets"),
+        (dataset([0.0, 1.0]), "got dtype"),
+        (dataset([[0, 1], [2, 9]], [[0, 1]], "next_token"), "got '9 in row 1, 1 such in all'"),
+    ],
+)
+def test_labels_that_no_class_has_are_named(data, message):
+    with pytest.raises(ValueError, match=message):
+        _check_labels(data)
+
+
+def test_labels_that_are_classes_or_no_targets_pass():
+    _check_labels(dataset([0, 2, -1]))
+    _check_labels(dataset([0, 1], []))
+    _check_labels(dataset([0.5, 9.0], [1, 2], "regression"))
+
+
+@pytest.mark.parametrize(("divisor", "is_told"), [(4.0, False), (1.0, True), (40.0, True)])
+def test_a_public_divisor_far_from_the_cohort_is_pointed_out(divisor, is_told):
+    model = Model.from_functions(
+        lambda key: {"w": jax.numpy.zeros((2, 2))},
+        lambda p, x: x @ p["w"],
+        loss="softmax_cross_entropy",
+    )
+    data = FederatedData.from_clients(
+        [{"x": np.ones((2, 2), np.float32), "y": np.zeros(2, np.int32)} for _ in range(8)]
+    )
+    trainer = local_trainer(model, LocalConfig(learning_rate=0.1, batch_size=2))
+    algorithm = dp_fedavg(model, trainer, aggregator=gaussian_mean(1.0, 1.0, divisor))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        simulation(algorithm, data, participation(poisson(), 8, 4))
+    found = [str(w.message) for w in told if "public divisor" in str(w.message)]
+    assert bool(found) == is_told
+    assert (
+        not is_told
+        or f"should be near 4, the clients that a round draws, and is {divisor:g}" in found[0]
+    )
