@@ -44,7 +44,8 @@ def command(
     same way those of data.name, data.partition, model.name and training.optimizer.
     """
     if keys:
-        _show_keys(Console(), context.args)
+        # In a pipe no line is broken, so that keys can be searched and cut out.
+        _show_keys(Console() if sys.stdout.isatty() else Console(width=10_000), context.args)
         return
     words = list(context.args)
     file = words.pop(0) if words and not words[0].startswith("--") else None

@@ -1,5 +1,6 @@
 """Compiles a federation: `jit`, blocks of rounds, donation, layout, devices, streaming."""
 
+import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -28,7 +29,7 @@ from fedjax_dp.engine.federation import (
 )
 from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
-from fedjax_dp.engine.record import RoundInfo, RoundRecord
+from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.stream import ClientStates, Slabs
 from fedjax_dp.engine.tuning import Trial
@@ -44,11 +45,13 @@ class Simulation(NamedTuple):
     Attributes:
       init: `(key) -> SimulationState` before the first round.
       run: `(state, key, num_rounds=1, hyper=None) -> (state, record, info)`; runs that many rounds
-        and donates `state`, which must not be used again. Everything in `record` and `info` is a
-        host array `[num_rounds, ...]`. The key is the root of cohorts, batches and noise, the same
-        in every call; whoever has it can take the noise away, see `secret_key`. `hyper` holds the
-        numbers of these rounds; those of the federation where it is None.
-      compile: `(state, key) -> state` compiles the round by running none; donates `state` too.
+        and takes over what `init` and `run` have given: such a state must not be used again. Arrays
+        of anybody else's are copied. Everything in `record` and `info` is a host array
+        `[num_rounds, ...]`, the record as wide as the largest cohort among them. The key is the
+        root of cohorts, batches and noise, the same in every call; whoever has it can take the
+        noise away, see `secret_key`. `hyper` holds the numbers of these rounds; those of the
+        federation where it is None.
+      compile: `(state, key) -> state` compiles the round by running none; takes over as `run` does.
       portable: `(state) -> state` on the host, as one device would hold it.
       federation: what was compiled.
       num_traces: `() -> int`, how often the round was traced.
@@ -158,7 +161,7 @@ def compile_federation(
     num_clients = len(federation.population.sizes)
     state_bytes = _bytes_of_a_client(federation) * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
-    count = _Count()
+    count, made = _Count(), _Made()
 
     def placed(state: Any) -> SimulationState:
         """Gives every leaf the type and place that the program was traced for.
@@ -199,20 +202,24 @@ def compile_federation(
         if hyper is not None:
             federation.check(hyper)
             numbers = jax.device_put(_same_kind(federation.algorithm, hyper, start), everywhere)
-        state, left = placed(state), []
+        state, left = made.or_copies(placed(state)), []
         done = int(state.round)
         for block, steps in rounds_and_host_steps(federation.host_steps, done, num_rounds):
             state, more = rounds_of(state, numbers, key, block)
-            left += [_on_host(part, length) for part, length in more]
+            left += [(compact(r), i) for r, i in (_on_host(*part) for part in more)]
             for step in steps:
                 state = placed(after_host_step(step, state, numbers, key))
-        record, info = jax.tree.map(lambda *parts: np.concatenate(parts), *left)
-        return state, record, info
+        records, infos = zip(*left, strict=True)
+        record, info = joined(records), jax.tree.map(lambda *x: np.concatenate(x), *infos)
+        return made.noted(state), record, info
+
+    def compile_round(state, key):
+        return made.noted(rounds_of(made.or_copies(placed(state)), start, key, 0)[0])
 
     return Simulation(
-        init=lambda key: placed(init(key)),
+        init=lambda key: made.noted(placed(init(key))),
         run=run,
-        compile=lambda state, key: rounds_of(placed(state), start, key, 0)[0],
+        compile=compile_round,
         portable=portable,
         federation=laid_out,
         num_traces=lambda: count.traces,
@@ -263,6 +270,29 @@ class _Count:
     """How often the round was traced."""
 
     traces = 0
+
+
+class _Made:
+    """Tells the arrays that a simulation has made, which it may donate, from those of others."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, weakref.ref[Any]] = {}
+
+    def noted(self, state: SimulationState) -> SimulationState:
+        """Takes note of a state that is handed out; only the newest is of use to anybody."""
+        leaves = (x for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
+        self._arrays = {id(x): weakref.ref(x) for x in leaves}
+        return state
+
+    def or_copies(self, state: SimulationState) -> SimulationState:
+        """Copies what the simulation has not made."""
+
+        def own(x: Any) -> Any:
+            known = self._arrays.get(id(x))
+            is_own = not isinstance(x, jax.Array) or (known is not None and known() is x)
+            return x if is_own else jnp.copy(x)
+
+        return jax.tree.map(own, state)
 
 
 def _blocks_of(federation: Federation, room: int, count: _Count) -> Callable[..., Any]:
@@ -420,7 +450,8 @@ def _work(bound: Federation, execution: ExecutionConfig) -> Hashable:
     server = jax.eval_shape(algorithm.init, jax.random.key(0))
     shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(server)]
     structure = bound.population.structure
-    examples = [(k, str(v.dtype), v.shape[1:]) for k, v in sorted(structure.items())]
+    leaves = zip(trees.paths(structure), jax.tree.leaves(structure), strict=True)
+    examples = [(path, str(x.dtype), x.shape[1:]) for path, x in leaves]
     numbers = [np.asarray(x).tobytes() for x in jax.tree.leaves(bound.hyper)]
     return (
         algorithm.name,

@@ -1,7 +1,7 @@
 """What a round leaves behind: a record for the ledger, and info for people."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +33,8 @@ class RoundRecord(NamedTuple):
     """All that the ledger reads of a round.
 
     Attributes:
-      clients: who was drawn, `[slots]`, int32; -1 in empty slots.
+      clients: who was drawn, `[slots]`, int32; -1 in empty slots. A run keeps as many slots as its
+        largest cohort has clients.
       fate: what became of each slot, a `Fate`, `[slots]`, int8.
       overflow: clients that were drawn and found no slot, int32.
       stage: the stage of the round, int32.
@@ -128,6 +129,48 @@ def training_info(metrics: Any, contributes: jax.Array, chunk: int) -> TrainingI
         num_record_overflow=jnp.sum(metrics.num_overflow),
         update_norm_quantiles=jnp.where(jnp.isnan(quantiles), 0.0, quantiles),
     )
+
+
+def compact(record: RoundRecord) -> RoundRecord:
+    """Drops slots that nobody was drawn into.
+
+    An exact Poisson draw has a slot for everybody; what a run keeps is who was drawn.
+
+    Args:
+      record: of one or more rounds, on the host, `[rounds, slots]`.
+
+    Returns:
+      The record with as many slots as the largest cohort has clients, at least 1, in their order.
+    """
+    is_empty = np.asarray(record.fate) == Fate.EMPTY
+    width = max(1, int(np.max(np.sum(~is_empty, axis=-1), initial=0)))
+    order = np.argsort(is_empty, axis=-1, kind="stable")[..., :width]
+
+    def drawn(x: Any) -> Any:
+        return np.take_along_axis(x, order, -1)
+
+    return record._replace(clients=drawn(record.clients), fate=drawn(record.fate))
+
+
+def joined(records: Sequence[RoundRecord]) -> RoundRecord:
+    """Puts the rounds of several records one after the other.
+
+    Args:
+      records: on the host, of any numbers of slots.
+
+    Returns:
+      One record; slots that a record lacks are empty.
+    """
+    width = max(np.shape(record.clients)[-1] for record in records)
+
+    def wide(x: Any, filler: int) -> Any:
+        missing = width - np.shape(x)[-1]
+        return np.pad(np.asarray(x), ((0, 0), (0, missing)), constant_values=filler)
+
+    of_one_width = [
+        r._replace(clients=wide(r.clients, -1), fate=wide(r.fate, Fate.EMPTY)) for r in records
+    ]
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *of_one_width)
 
 
 def told(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:

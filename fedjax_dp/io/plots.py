@@ -92,10 +92,15 @@ def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str
       title: what the run is.
 
     Returns:
-      The figure; its lower part is empty where nothing was clipped or noised.
+      The figure; it has a lower part where something was clipped or noised.
     """
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    top, bottom = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    clipped, noise = _known(rows, "clipped_client_share"), _known(rows, "noise_stddev")
+    has_more = bool(clipped or noise)
+    figure = Figure(figsize=(7, 5 if has_more else 3.5), layout="constrained")
+    parts = figure.subplots(
+        1 + has_more, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_more]
+    )
+    top, bottom = parts[0, 0], parts[-1, 0]
     measured = [row for row in rows if row.get("update_norm_quantiles") is not None]
     if measured:
         rounds = [row["round"] for row in measured]
@@ -113,13 +118,13 @@ def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str
     top.grid(alpha=0.25)
     if measured:
         top.legend(fontsize=8)
-    clipped, noise = _known(rows, "clipped_client_share"), _known(rows, "noise_stddev")
-    bottom.set(xlabel="round", ylabel="share clipped", ylim=(-0.05, 1.05))
+    bottom.set(xlabel="round")
     bottom.grid(alpha=0.25)
     if clipped:
+        bottom.set(ylabel="share clipped", ylim=(-0.05, 1.05))
         bottom.plot(*zip(*clipped, strict=True), color=_BLUE)
     if noise:
-        right = bottom.twinx()
+        right = bottom.twinx() if clipped else bottom
         right.plot(*zip(*noise, strict=True), color=_RED, linestyle=":")
         right.set_ylabel("noise of a coordinate", color=_RED)
         right.set_ylim(bottom=0)

@@ -116,8 +116,16 @@ def test_a_clip_norm_that_adapts_is_drawn_as_it_was():
 def test_norms_without_clipping_or_without_anything(tmp_path):
     rows = [{"round": 1, "update_norm_quantiles": [1.0] * 5}]
     figure = plots.update_norms(rows, None, "title")
-    assert len(figure.axes) == 2 and drawn(figure.axes[0]) == [[[1, 1.0]]]
+    assert len(figure.axes) == 1 and drawn(figure.axes[0]) == [[[1, 1.0]]]
     save(plots.update_norms([{"round": 1}], 0.3, "title"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["clipped_client_share", "noise_stddev"])
+def test_one_of_share_and_noise_alone_has_the_lower_part(name):
+    rows = [{"round": 1, "update_norm_quantiles": [1.0] * 5, name: 0.5}]
+    axes = plots.update_norms(rows, None, "title").axes
+    assert len(axes) == 2 and drawn(axes[1]) == [[[1, 0.5]]]
+    assert axes[1].get_ylabel() in ("share clipped", "noise of a coordinate")
 
 
 def test_accuracy_by_budget(tmp_path):
