@@ -42,7 +42,7 @@ def test_what_a_run_hands_out_is_taken_over_without_a_copy(sim):
 
 def test_a_record_is_as_wide_as_its_largest_cohort(sim):
     key = jax.random.key(3)
-    state, record, _ = sim.run(sim.init(key), key, 25)
+    _, record, _ = sim.run(sim.init(key), key, 25)
     assert record.clients.shape == record.fate.shape == (25, int(record.num_drawn.max()))
     assert record.clients.shape[1] < sim.participation.num_clients
     # Every client that the sampler draws is there, once.

@@ -74,10 +74,14 @@ def check_convolution(case):
     args = normal(0, lhs_shape), normal(1, rhs_shape)
     cotangent = normal(2, jax.eval_shape(plain, *args).shape)
 
-    def both(args, cotangent):
-        return [value_and_pullback(fn, args, cotangent) for fn in (lower(plain), plain)]
-
-    assert_close(*run(both, args, cotangent))
+    found = run(functools.partial(value_and_pullback, lower(plain)), args, cotangent)
+    # In float64: in float32, XLA 0.10.2 computes the derivative of a convolution wrongly on CPUs
+    # for some shapes, such as inputs (2, 2, 1), kernel (3, 2, 3), padding (3, 1).
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (args, cotangent))
+        exact = run(functools.partial(value_and_pullback, plain), *wide)
+        exact = jax.tree.map(lambda x: np.asarray(x, np.float32), exact)
+    assert_close(found, exact)
 
 
 @telling
