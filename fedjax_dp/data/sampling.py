@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import fold
+from fedjax_dp.data import sparse
 
 # A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that
 # rounding in float32 can only make the drawn rate smaller than the accounted one.
@@ -94,12 +95,13 @@ def _slots(indices: jax.Array, count: jax.Array, capacity: int) -> Draw:
 def poisson(capacity: int | None = None) -> Sampler:
     """Draws each member independently with probability `batch_size / size`.
 
-    Without a capacity the draw is exact: the slots hold the whole population, and compiled loops
-    run only over those that are filled. With one, a larger draw is cut to a uniformly random subset
-    and accounted as truncated sampling.
+    Without a capacity the draw is exact, and compiled loops run only over slots that are filled.
+    The slots hold the whole population where that is small, and else what a draw exceeds with a
+    chance of at most 2^-100; it then costs what it draws, not what there is. With a capacity, a
+    larger draw is cut to a uniformly random subset and accounted as truncated sampling.
 
-    Guarantee: the rate that is drawn never exceeds the accounted one (32-bit comparison, rounded
-    down).
+    Guarantee: given all others, nobody is drawn at more than the accounted rate: 32-bit
+    comparisons, with rates rounded down by more than their numbers may err.
 
     Args:
       capacity: the number of slots, or None for the exact draw.
@@ -115,20 +117,45 @@ def poisson(capacity: int | None = None) -> Sampler:
     if capacity is not None:
         checks.whole("capacity", capacity)
 
-    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
-        bits = jax.random.bits(fold(key, step), (limit,), jnp.uint32)
+    is_cut = capacity is not None
+
+    def dense(key, size, batch_size, limit, capacity):
+        bits = jax.random.bits(key, (limit,), jnp.uint32)
         rate = batch_size / jnp.maximum(size, 1)
         threshold = (jnp.minimum(rate, 0.999) * _RATE_MARGIN * 2.0**32).astype(jnp.uint32)
         exists = jnp.arange(limit) < size
         drawn = exists & ((bits < threshold) | (rate >= 1.0))
         count = jnp.sum(drawn)
-        if capacity >= limit:
-            indices = jnp.nonzero(drawn, size=limit, fill_value=0)[0]
+        if not is_cut or capacity >= limit:
+            indices = jnp.nonzero(drawn, size=capacity, fill_value=0)[0]
         else:
             # The smallest random numbers among the drawn: a uniformly random subset of them.
             order = jnp.where(drawn, (bits >> 1).astype(jnp.int32), jnp.iinfo(jnp.int32).max)
             indices = jax.lax.top_k(-order, capacity)[1]
-        return state, _slots(indices, count, capacity)
+        return _slots(indices, count, capacity)
+
+    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
+        own = fold(key, step)
+        if is_cut or limit <= sparse.DENSE:
+            return state, dense(own, size, batch_size, limit, capacity)
+        size, batch_size = jnp.asarray(size), jnp.asarray(batch_size, jnp.float32)
+
+        def of_all():
+            room = sparse.num_dense(limit, capacity)
+            return dense(own, size, batch_size, room, capacity)
+
+        def of_few():
+            rate = jnp.minimum(batch_size / jnp.maximum(size, 1), 1 / 32)
+            indices, count, more = sparse.coins(own, size, rate, limit, capacity)
+            drawn = _slots(indices, count, capacity)
+            return drawn._replace(overflow=more.astype(jnp.int32))
+
+        return state, jax.lax.cond(sparse.is_sparse(size, batch_size), of_few, of_all)
+
+    def slots(limit, batch_size):
+        if is_cut:
+            return min(capacity, limit)
+        return limit if limit <= sparse.DENSE else min(limit, sparse.tail(batch_size))
 
     def event(base, size, batch_size):
         rate = min(1.0, batch_size / size)
@@ -152,7 +179,7 @@ def poisson(capacity: int | None = None) -> Sampler:
         name="poisson" if capacity is None else "truncated_poisson",
         init=_no_state,
         draw=draw,
-        capacity=lambda limit, batch_size: limit if capacity is None else min(capacity, limit),
+        capacity=slots,
         event=event,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
@@ -175,11 +202,23 @@ def fixed_size() -> Sampler:
     """
 
     def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
-        bits = jax.random.bits(fold(key, step), (limit,), jnp.uint32)
-        exists = jnp.arange(limit) < size
-        order = jnp.where(exists, (bits >> 1).astype(jnp.int32), jnp.iinfo(jnp.int32).max)
-        indices = jax.lax.top_k(-order, min(capacity, limit))[1]
-        return state, _slots(indices, jnp.minimum(batch_size, size), capacity)
+        own, count = fold(key, step), jnp.minimum(batch_size, size)
+        room = sparse.num_dense(limit, capacity)
+
+        def of_all():
+            bits = jax.random.bits(own, (room,), jnp.uint32)
+            exists = jnp.arange(room) < size
+            order = jnp.where(exists, (bits >> 1).astype(jnp.int32), jnp.iinfo(jnp.int32).max)
+            return jax.lax.top_k(-order, min(capacity, room))[1].astype(jnp.int32)
+
+        if limit <= sparse.DENSE:
+            return state, _slots(of_all(), count, capacity)
+        indices = jax.lax.cond(
+            sparse.is_sparse(jnp.asarray(size), batch_size),
+            lambda: sparse.distinct(own, jnp.asarray(size), count, capacity),
+            of_all,
+        )
+        return state, _slots(indices, count, capacity)
 
     def event(base, size, batch_size):
         if batch_size >= size:
@@ -310,11 +349,12 @@ def shuffled() -> Sampler:
 
     def draw(order, key, step, size, batch_size, limit, capacity, any_of=_itself):
         steps = _ceil_div(jnp.maximum(size, 1), batch_size)
+        own, room = fold(key, step // steps), min(limit, sparse.DENSE)
 
         def reshuffle():
-            bits = jax.random.bits(fold(key, step // steps), (limit,), jnp.uint32) >> 1
+            bits = jax.random.bits(own, (room,), jnp.uint32) >> 1
             last = jnp.uint32(0xFFFFFFFF)
-            return jnp.argsort(jnp.where(jnp.arange(limit) < size, bits, last)).astype(jnp.int32)
+            return jnp.argsort(jnp.where(jnp.arange(room) < size, bits, last)).astype(jnp.int32)
 
         # Where clients are computed side by side, the sort runs if any of them starts an epoch:
         # an unbatched condition stays a branch.
@@ -322,8 +362,16 @@ def shuffled() -> Sampler:
         fresh = jax.lax.cond(any_of(is_start), reshuffle, lambda: order)
         order = jnp.where(is_start, fresh, order)
         first = (step % steps) * batch_size
-        rows = jnp.minimum(first + jnp.arange(capacity), limit - 1)
-        return order, _slots(order[rows], jnp.clip(size - first, 0, batch_size), capacity)
+        places = first + jnp.arange(capacity)
+        indices = order[jnp.minimum(places, room - 1)]
+        if limit > sparse.DENSE:
+            large = jnp.maximum(size, sparse.DENSE)
+            indices = jax.lax.cond(
+                size > sparse.DENSE,
+                lambda: sparse.permuted(own, places, large),
+                lambda: indices,
+            )
+        return order, _slots(indices, jnp.clip(size - first, 0, batch_size), capacity)
 
     def event(base, size, batch_size):
         raise ValueError(
@@ -333,7 +381,7 @@ def shuffled() -> Sampler:
 
     return Sampler(
         name="shuffled",
-        init=lambda limit: jnp.arange(limit, dtype=jnp.int32),
+        init=lambda limit: jnp.arange(min(limit, sparse.DENSE), dtype=jnp.int32),
         draw=draw,
         capacity=lambda limit, batch_size: min(limit, batch_size),
         event=event,

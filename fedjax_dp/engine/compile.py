@@ -1,5 +1,6 @@
 """Compiles a federation: `jit`, blocks of rounds, donation, layout, devices, streaming."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -35,6 +36,8 @@ from fedjax_dp.engine.stream import ClientStates, Slabs
 from fedjax_dp.engine.tuning import Trial
 from fedjax_dp.models.cost import Cost, cost_of
 
+# A public divisor that is off by more than this is pointed out.
+_DIVISOR_FACTOR = 2.0
 # Runs rounds without work on the host between them, and hands what they left over, block by block.
 _Blocks = list[tuple[tuple[RoundRecord, RoundInfo], int]]
 
@@ -119,6 +122,7 @@ def simulation(
     _require_32_bits()
     execution.validate()
     bound = federation(algorithm, population_of(data, validation), participation)
+    _warn_of_divisor(bound)
     return compile_federation(bound, data, execution, validation=validation)
 
 
@@ -225,6 +229,21 @@ def compile_federation(
         num_traces=lambda: count.traces,
         layouts=layouts,
     )
+
+
+def _warn_of_divisor(bound: Federation) -> None:
+    """Warns of a public divisor that makes steps longer or shorter than anybody will have meant."""
+    claim, cohort_size = bound.claims.client, bound.participation.cohort_size
+    if claim is None or claim.divisor is None:
+        return
+    factor = cohort_size / float(np.max(claim.divisor(bound.hyper.aggregator)))
+    if not 1 / _DIVISOR_FACTOR <= factor <= _DIVISOR_FACTOR:
+        warnings.warn(
+            f"the public divisor should be near {cohort_size:g}, the clients that a round draws, "
+            f"and is {cohort_size / factor:g}: steps are {factor:.3g} times as long as those of a "
+            "mean",
+            stacklevel=3,
+        )
 
 
 def _initial(

@@ -1,6 +1,5 @@
 """A federation as a value: algorithm, population and participation, bound to one pure step."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,9 +23,6 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.base import Stacked
-
-# A public divisor that is off by more than this is pointed out.
-_DIVISOR_FACTOR = 2.0
 
 
 class Population(NamedTuple):
@@ -324,22 +320,6 @@ def _check_claims(
         "of the noise; the nearest valid choices are everybody() and fixed_size()",
         f"{participation.sampler.name}, which may draw {participation.min_drawn}",
     )
-    if claim.divisor is not None:
-        _warn_of_divisor(claim.divisor(hyper.aggregator), participation.cohort_size)
-
-
-def _warn_of_divisor(divisor: Any, cohort_size: float) -> None:
-    """Warns of a public divisor that makes steps longer or shorter than anybody will have meant."""
-    if isinstance(divisor, jax.core.Tracer):
-        return
-    factor = cohort_size / float(np.max(divisor))
-    if not 1 / _DIVISOR_FACTOR <= factor <= _DIVISOR_FACTOR:
-        warnings.warn(
-            f"the public divisor should be near {cohort_size:g}, the clients that a round draws, "
-            f"and is {cohort_size / factor:g}: steps are {factor:.3g} times as long as those of a "
-            "mean",
-            stacklevel=4,
-        )
 
 
 def _check_host_steps(algorithm: FederatedAlgorithm) -> None:

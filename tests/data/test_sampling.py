@@ -12,7 +12,7 @@ import pytest
 from marks import telling
 from scipy import stats
 
-from fedjax_dp.data import sampling
+from fedjax_dp.data import sampling, sparse
 
 NUM_DRAWS = 20_000
 # The chance of a false alarm in each test below.
@@ -345,3 +345,189 @@ def test_only_sampling_without_randomness_charges_those_drawn_alone():
     assert not sampling.cyclic().charges_everybody
     assert all(s.charges_everybody for n, s in SAMPLERS.items() if n != "cyclic")
     assert {n for n, s in SAMPLERS.items() if s.varies} == {"poisson", "truncated"}
+
+
+LARGE, ROOM = 9_000, 10_000
+
+
+def large_draws(sampler, size, batch_size, num_draws=NUM_DRAWS):
+    """Draws from a large population: indices, who is real, what found no slot."""
+    capacity = sampler.capacity(ROOM, batch_size)
+    assert capacity < 200
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        state = sampler.init(ROOM)
+        return sampler.draw(state, key, 0, jnp.int32(size), batch_size, ROOM, capacity)[1]
+
+    return jax.tree.map(np.asarray, draw(jax.random.split(jax.random.key(4), num_draws)))
+
+
+def p_of_alike(members, size):
+    """Chi-square of how often each member is in, and each hundredth of the population."""
+    counts = np.bincount(members.ravel(), minlength=size)
+    hundredths = np.bincount(np.arange(size) * 100 // size, counts)
+    sizes = np.bincount(np.arange(size) * 100 // size)
+    expected = sizes * counts.sum() / size
+    return stats.chisquare(counts).pvalue, stats.chisquare(hundredths, expected).pvalue
+
+
+def test_poisson_draws_from_many_are_those_of_coins():
+    """Counts are binomial, members alike, gaps geometric; a rate that is off is found."""
+    drawn = large_draws(sampling.poisson(), LARGE, 50.0)
+    counts, rate = drawn.is_real.sum(axis=1), 50 / LARGE
+
+    def p_of_counts(rate):
+        edges = np.unique(stats.binom.ppf(np.arange(1, 20) / 20, LARGE, rate))
+        observed = np.bincount(np.searchsorted(edges, counts), minlength=len(edges) + 1)
+        cdf = np.concatenate([[0], stats.binom.cdf(edges, LARGE, rate), [1]])
+        return stats.chisquare(observed, np.diff(cdf) * len(counts)).pvalue
+
+    assert p_of_counts(rate) > RARE
+    assert max(p_of_counts(1.01 * rate), p_of_counts(0.99 * rate)) < RARE
+    members = drawn.indices[drawn.is_real]
+    assert members.max() < LARGE and min(p_of_alike(members, LARGE)) > RARE
+    assert not drawn.overflow.any()
+    # The first slots always hold somebody: gaps behind them are no selection.
+    gaps = np.diff(drawn.indices[:, :20], axis=1).ravel()
+    assert gaps.min() >= 1
+
+    def p_of_gaps(rate):
+        edges = np.unique(stats.geom.ppf(np.arange(1, 40) / 40, rate))
+        observed = np.bincount(np.searchsorted(edges, gaps), minlength=len(edges) + 1)
+        cdf = np.concatenate([[0], stats.geom.cdf(edges, rate), [1]])
+        return stats.chisquare(observed, np.diff(cdf) * len(gaps)).pvalue
+
+    assert p_of_gaps(rate) > RARE > p_of_gaps(1.02 * rate)
+
+
+@pytest.mark.parametrize("rate", [1 / 32, 0.01, 1e-3, 1e-4, 1e-6])
+def test_given_all_others_nobody_is_in_at_more_than_the_rate_accounted(rate):
+    """The odds of a member between two gaps, from the numbers that bits are compared with."""
+    odds, is_used, goes_on, piece = map(np.asarray, sparse.digits(jnp.float32(rate)))
+    chances, goes_on = odds[is_used] / 2.0**32, float(goes_on) / 2.0**32
+    logs = np.log(chances) - np.log1p(-chances)
+    assert 2 ** len(chances) == piece and np.exp(-8.01) < goes_on < np.exp(-3.9)
+
+    def log_chance(gap):
+        digits = (gap[:, None] >> np.arange(len(chances))) & 1
+        of_digits = np.sum(np.log1p(-chances)) + digits @ logs
+        return of_digits + np.log1p(-goes_on) + (gap // int(piece)) * np.log(goes_on)
+
+    rng = np.random.default_rng(0)
+    before, behind = rng.integers(0, 4 * int(piece), (2, 200_000))
+    few = np.array(np.meshgrid(np.arange(300), np.arange(300))).reshape(2, -1)
+    before, behind = np.concatenate([[before, behind], few], axis=1)
+    found = log_chance(before) + log_chance(behind) - log_chance(before + behind + 1)
+    excess = found - np.log(rate / (1 - rate))
+    assert excess.min() > -1.5e-4 and excess.max() < 0
+
+
+def test_slots_overflow_with_a_chance_below_all_that_counts():
+    for mean in (0.5, 1, 8, 64, 1000, 30_000):
+        slots = sparse.tail(mean)
+        assert stats.poisson.logsf(slots - 1, mean) < -100 * np.log(2)
+        assert slots < mean + 13 * np.sqrt(mean) + 45
+
+
+def test_a_draw_larger_than_its_slots_is_told(monkeypatch):
+    sampler = sampling.poisson()
+    counts = []
+    for slots in (200, 4):
+        drawn = sampler.draw((), jax.random.key(0), 0, jnp.int32(LARGE), 50.0, ROOM, slots)[1]
+        counts.append((int(drawn.is_real.sum()), int(drawn.overflow)))
+    assert counts[0][0] > 4 and counts[0][1] == 0 and counts[1] == (4, 1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 50])
+def test_fixed_size_draws_from_many_are_uniform_subsets(batch_size):
+    drawn = large_draws(sampling.fixed_size(), LARGE, batch_size)
+    assert drawn.is_real.all() and drawn.indices.max() < LARGE
+    ordered = np.sort(drawn.indices, axis=1)
+    assert np.all(np.diff(ordered, axis=1) > 0)
+    assert min(p_of_alike(drawn.indices, LARGE)) > RARE
+
+
+def test_members_drawn_before_are_drawn_again():
+    """So many of so few that nearly every draw has to be made again."""
+    draw = jax.jit(jax.vmap(lambda k: sparse.distinct(k, jnp.int32(20), jnp.int32(9), 12)))
+    rows = np.asarray(draw(jax.random.split(jax.random.key(0), NUM_DRAWS)))[:, :9]
+    assert np.all(np.diff(np.sort(rows, axis=1), axis=1) > 0)
+    members = np.zeros((NUM_DRAWS, 20))
+    np.put_along_axis(members, rows, 1, axis=1)
+    pairs = members.T @ members
+    each = 9 / 20 * NUM_DRAWS
+    assert np.abs(np.diag(pairs) - each).max() < 5 * np.sqrt(each)
+    both = 9 * 8 / (20 * 19) * NUM_DRAWS
+    assert np.abs(pairs[np.triu_indices(20, 1)] - both).max() < 5 * np.sqrt(both)
+
+
+@pytest.mark.parametrize("size", [4097, 8192, LARGE])
+def test_an_epoch_of_many_reads_each_example_once(size):
+    sampler, batch = sampling.shuffled(), 100
+    steps, read = -(-size // batch), []
+    state = sampler.init(ROOM)
+    draw = jax.jit(
+        lambda state, t: sampler.draw(
+            state, jax.random.key(1), t, jnp.int32(size), batch, ROOM, batch
+        )
+    )
+    for t in range(2 * steps):
+        state, drawn = draw(state, t)
+        read.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
+    for epoch in (read[:steps], read[steps:]):
+        assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(size))
+    assert len(read[steps - 1]) == size - (steps - 1) * batch
+    first, second = (np.concatenate(epoch) for epoch in (read[:steps], read[steps:]))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(size)
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 5 / np.sqrt(size)
+
+
+def test_orders_of_many_are_alike():
+    first = jax.jit(jax.vmap(lambda k: sparse.permuted(k, jnp.arange(64), jnp.int32(LARGE))))
+    rows = np.asarray(first(jax.random.split(jax.random.key(2), NUM_DRAWS)))
+    for place in (0, 1, 63):
+        assert min(p_of_alike(rows[:, place], LARGE)) > RARE
+    correlation = np.corrcoef(rows.T.astype(float))[np.triu_indices(64, 1)]
+    assert np.abs(correlation).max() < stats.norm.isf(RARE / len(correlation)) / np.sqrt(NUM_DRAWS)
+
+
+@pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffled"])
+@pytest.mark.parametrize("size", [50, 5000])
+def test_much_larger_populations_and_batches_beside_this_one_change_no_draw(name, size):
+    sampler, results = SAMPLERS[name], []
+    for limit, largest in ((5000, 7), (200_000, 7), (200_000, 100)):
+        state, capacity = sampler.init(limit), sampler.capacity(limit, largest)
+        for t in range(3):
+            state, drawn = sampler.draw(
+                state, jax.random.key(1), t, jnp.int32(size), 7, limit, capacity
+            )
+        results.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffled"])
+def test_draws_from_many_look_at_few(name):
+    """No array of a draw, or between draws, is as large as the population."""
+    sampler, limit = SAMPLERS[name], 1_000_000
+    capacity = sampler.capacity(limit, 64)
+    state = sampler.init(limit)
+    jaxpr = jax.make_jaxpr(
+        lambda state, size: sampler.draw(state, jax.random.key(0), 0, size, 64, limit, capacity)
+    )(state, jnp.int32(limit))
+    shapes = [v.aval.shape for eqn in jaxpr_equations(jaxpr.jaxpr) for v in eqn.outvars]
+    assert max(int(np.prod(shape)) for shape in shapes) < 20_000
+
+
+def jaxpr_equations(jaxpr):
+    """All equations of a jaxpr, at every depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from jaxpr_equations(inner)

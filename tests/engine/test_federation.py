@@ -36,6 +36,7 @@ from fedjax_dp.engine import Fate, Layout, PrivacyAccounting, compile_federation
 from fedjax_dp.engine.cohort import _shared_out, draw_cohort
 from fedjax_dp.engine.federation import examples_of
 from fedjax_dp.engine.host_steps import after_host_step
+from fedjax_dp.engine.record import compact, joined
 from fedjax_dp.privacy.distributed import make_plan
 from fedjax_dp.server import Summed, discrete_mean
 from fedjax_dp.server.base import stateless
@@ -92,8 +93,8 @@ def test_a_sweep_is_one_vmap_of_the_step(name):
     for i, (key, hyper) in enumerate(zip(keys, numbers, strict=True)):
         alone, record, _ = ref.sim.run(ref.sim.init(key), key, ROUNDS, hyper)
         assert_same_state(snapshot(trees.take(states, i)), snapshot(alone), atol=1e-6)
-        ids = np.stack([np.asarray(of_round.clients[i]) for of_round in records])
-        np.testing.assert_array_equal(ids, record.clients)
+        own = [jax.tree.map(lambda x, i=i: np.asarray(x[i])[None], each) for each in records]
+        np.testing.assert_array_equal(joined([compact(r) for r in own]).clients, record.clients)
         ends.append(np.concatenate([np.ravel(x) for x in jax.tree.leaves(snapshot(alone.server))]))
     assert ref.sim.num_traces() == 1
     # Points differ, but where there is no noise to be swept.

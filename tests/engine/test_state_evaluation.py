@@ -129,7 +129,7 @@ def test_training_data_that_are_read_come_to_the_device_a_few_clients_at_a_time(
     monkeypatch.setattr(evaluation, "_part", watched)
     monkeypatch.setattr(evaluation, "_PART_BYTES", train.num_bytes // 3)
     sim = case.simulation(PLAIN)
-    streamed = evaluation._of_personal(sim.federation.personal, make_model(), train, HELD_OUT)
+    streamed = evaluation._of_personal(sim.federation.personal, make_model(), train, HELD_OUT, {})
     placed, put = [], jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda x, *where: placed.append(x) or put(x, *where))
     again = streamed(state)

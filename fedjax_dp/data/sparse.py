@@ -1,0 +1,235 @@
+"""Draws from large populations that cost what they draw, and not what there is.
+
+A draw from few members looks at each of them. From more than `DENSE` members these functions draw
+the gaps between members, or members until they are distinct, or places of a permutation one by one.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from chex import PRNGKey
+
+from fedjax_dp.core.keys import fold
+
+# Up to so many members, and so many times the members that are expected, all are looked at.
+DENSE = 4096
+_DENSE_BATCHES = 32
+# No draw of a run is larger than its slots, but with a chance of 2^-100 each.
+_OVERFLOW = 100 * math.log(2)
+# What digits of a gap are computed with is exact to 2^-17; the rate is lowered by more than that.
+_RATE_MARGIN = 1.0 - 2.0**-14
+# Gaps are drawn in pieces, each of which goes on with a chance between e^-8 and e^-4.
+_LONGEST_PIECE = 4.0
+_NUM_DIGITS = 31
+_ROUNDS = 8
+
+
+def num_dense(limit: int, batch_size: float) -> int:
+    """Counts the members that draws which look at each must have room for.
+
+    Args:
+      limit: the largest population.
+      batch_size: the largest expected number of members drawn.
+
+    Returns:
+      At most the limit.
+    """
+    return min(limit, max(DENSE, math.ceil(_DENSE_BATCHES * batch_size)))
+
+
+def is_sparse(size: jax.typing.ArrayLike, batch_size: jax.typing.ArrayLike) -> jax.Array:
+    """Tells which draws are made without looking at each member.
+
+    It depends on the population and the batch alone, so that room for larger populations beside
+    this one changes no draw.
+
+    Args:
+      size: the population, possibly traced.
+      batch_size: the expected number of members drawn, possibly traced.
+
+    Returns:
+      Whether the population is large, and much larger than the batch.
+    """
+    return size > jnp.maximum(DENSE, jnp.ceil(_DENSE_BATCHES * jnp.asarray(batch_size)))
+
+
+def tail(mean: float) -> int:
+    """Bounds a count of independent events.
+
+    Args:
+      mean: its expectation, above 0.
+
+    Returns:
+      What it exceeds with a chance of at most 2^-100.
+
+    Source: Chernoff's bound, P(X ≥ c) ≤ exp(c − μ − c·ln(c / μ)).
+    """
+    low, high = mean, mean + 200 + 20 * math.sqrt(mean) + mean
+    while high - low > 0.5:
+        middle = (low + high) / 2
+        is_enough = middle * math.log(middle / mean) - middle + mean >= _OVERFLOW
+        low, high = (low, middle) if is_enough else (middle, high)
+    return math.ceil(high)
+
+
+def coins(
+    key: PRNGKey, size: jax.Array, rate: jax.Array, limit: int, capacity: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Lets every member in by a coin of its own.
+
+    The gaps between members that are in have a geometric law, whose binary digits are independent:
+    digit k is 1 with odds (1 − rate)^(2^k).
+
+    Guarantee: given all others, a member is in with a chance of at most `rate`.
+
+    Args:
+      key: of this draw.
+      size: the population.
+      rate: the chance of each member, below 1 / 32.
+      limit: the largest population; static.
+      capacity: slots; static, at least `tail` of the expected number.
+
+    Returns:
+      Members in ascending order, `[capacity]`, how many there are, and whether there were more.
+    """
+    odds, is_used, goes_on, piece = digits(rate)
+    num_tokens = capacity + 1 + tail(max(1.0, 1.1 * math.exp(-_LONGEST_PIECE) * capacity))
+    # As many bits for each gap whatever the limit and the slots, which so change no draw.
+    bits = jax.random.bits(key, (num_tokens, len(odds) + 1), jnp.uint32)
+    is_one = (bits[:, :-1] < odds) & is_used
+    values = jnp.uint32(1) << jnp.arange(len(odds), dtype=jnp.uint32)
+    gaps = jnp.minimum(jnp.sum(jnp.where(is_one, values, 0), axis=1, dtype=jnp.uint32), limit)
+    is_longer = bits[:, -1] < goes_on
+    steps = jnp.where(is_longer, jnp.minimum(piece, limit), jnp.minimum(gaps + 1, limit))
+    # Whatever lies behind the last member stays there.
+    ends = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, jnp.uint32(limit)), steps)
+    starts = jnp.concatenate([jnp.zeros(1, jnp.uint32), ends[:-1]])
+    places = starts + gaps
+    is_in = ~is_longer & (starts < limit) & (places < size.astype(jnp.uint32))
+    (tokens,) = jnp.nonzero(is_in, size=capacity, fill_value=0)
+    count = jnp.sum(is_in)
+    return places[tokens].astype(jnp.int32), jnp.minimum(count, capacity), count > capacity
+
+
+def digits(rate: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gives the law of a gap, as numbers that 32 random bits are compared with.
+
+    Args:
+      rate: the chance of each member.
+
+    Returns:
+      For each binary digit the number that bits for a one are below, `[digits]`, uint32; which
+      digits are used; the number for a gap that goes on behind them; and the length of the piece
+      that is then left behind, uint32.
+    """
+    decay = -jnp.log1p(-rate * jnp.float32(_RATE_MARGIN))
+    lengths = 2.0 ** jnp.arange(_NUM_DIGITS, dtype=jnp.float32)
+    is_used = lengths * decay <= _LONGEST_PIECE
+    odds = jnp.exp(-lengths * decay)
+    chances = odds / (1 + odds)
+    num_used = jnp.sum(is_used)
+    piece = jnp.uint32(1) << num_used.astype(jnp.uint32)
+    goes_on = jnp.exp(-(2.0 ** num_used.astype(jnp.float32)) * decay)
+    as_bits = [(p * 2.0**32).astype(jnp.uint32) for p in (chances, jnp.minimum(goes_on, 0.9999))]
+    return as_bits[0], is_used, as_bits[1], piece
+
+
+def distinct(key: PRNGKey, size: jax.Array, count: jax.Array, capacity: int) -> jax.Array:
+    """Draws members uniformly without replacement.
+
+    Members that were drawn before are drawn again. Whatever is done does not depend on their names,
+    so that all sets of `count` members are alike.
+
+    Args:
+      key: of this draw.
+      size: the population, more than twice `count`.
+      count: how many are drawn, at most `capacity`.
+      capacity: slots; static.
+
+    Returns:
+      Members, `[capacity]`, the first `count` of them drawn.
+    """
+    slots = jnp.arange(capacity)
+    is_asked = slots < count
+
+    def again(carry):
+        attempt, rows, is_wrong = carry
+        fresh = _uniform(fold(key, attempt), size, capacity)
+        rows = jnp.where(is_wrong, fresh, rows)
+        # Slots that nobody asked for hold what no member is called.
+        named = jnp.where(is_asked, rows, size + slots)
+        order = jnp.argsort(named, stable=True)
+        is_same = jnp.concatenate([jnp.zeros(1, bool), named[order][1:] == named[order][:-1]])
+        return attempt + 1, rows, jnp.zeros(capacity, bool).at[order].set(is_same)
+
+    start = jnp.int32(0), jnp.zeros(capacity, jnp.int32), jnp.ones(capacity, bool)
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[2]), again, start)[1]
+
+
+def _uniform(key: PRNGKey, size: jax.Array, count: int) -> jax.Array:
+    """Draws members, each alike up to 2^-33, with replacement: a 64-bit fraction of the size."""
+    high, low = jax.random.bits(key, (count, 2), jnp.uint32).T
+    size = size.astype(jnp.uint32)
+    carry = _upper(low, size)
+    lower = high * size
+    overflows = lower + carry < lower
+    return (_upper(high, size) + overflows.astype(jnp.uint32)).astype(jnp.int32)
+
+
+def _upper(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Gives the upper 32 of the 64 bits of a product."""
+    low, ah, al, bh, bl = jnp.uint32(0xFFFF), a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
+    middle = ah * bl + ((al * bl) >> 16)
+    other = al * bh + (middle & low)
+    return ah * bh + (middle >> 16) + (other >> 16)
+
+
+def permuted(key: PRNGKey, places: jax.Array, size: jax.Array) -> jax.Array:
+    """Tells who stands at some places of a random order of the population.
+
+    A Feistel network permutes the numbers of as many bits as the population needs; a number that is
+    no member is sent through again. It is as good as a shuffle for training, and no claim of
+    privacy rests on it.
+
+    Args:
+      key: of the order.
+      places: which places, `[k]`, int32; those outside of the population give member 0.
+      size: the population, at least 2.
+
+    Returns:
+      Members, `[k]`, int32, different ones at different places.
+
+    Source: Luby and Rackoff 1988; Black and Rogaway 2002 for numbers that are no members.
+    """
+    keys = jax.random.bits(key, (_ROUNDS,), jnp.uint32)
+    size = size.astype(jnp.uint32)
+    width = 32 - jax.lax.clz(size - 1)
+    right = width - width // 2
+    masks = (jnp.uint32(1) << (width - right)) - 1, (jnp.uint32(1) << right) - 1
+
+    def once(values):
+        halves = [values >> right, values & masks[1]]
+        for i in range(_ROUNDS):
+            own, other = halves[i % 2], halves[1 - i % 2]
+            halves[i % 2] = own ^ (_mixed(other ^ keys[i]) & masks[i % 2])
+        return (halves[0] << right) | halves[1]
+
+    is_inside = (places >= 0) & (places.astype(jnp.uint32) < size)
+    start = once(jnp.where(is_inside, places, 0).astype(jnp.uint32))
+    found = jax.lax.while_loop(
+        lambda values: jnp.any(values >= size),
+        lambda values: jnp.where(values >= size, once(values), values),
+        start,
+    )
+    return jnp.where(is_inside, found, 0).astype(jnp.int32)
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """Mixes 32 bits, so that each depends on all.
+
+    Source: the finaliser of MurmurHash3.
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
