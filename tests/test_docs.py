@@ -12,6 +12,7 @@ from marks import telling
 
 from fedjax_dp.cli.main import COMMANDS
 from fedjax_dp.experiment import reading, validate
+from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.budgets import with_named_lists
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -103,3 +104,14 @@ def test_a_page_shows_what_is_in_the_repository(page):
         for part in code.strip().split("\n\n\n"):
             indented = textwrap.indent(part, " " * 4)
             assert any(part in text or indented in text for text in tests), part
+
+
+@telling
+def test_the_configuration_of_ones_own_parts_runs(tmp_path, monkeypatch):
+    page = ROOT / "docs" / "bring-your-own.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(blocks(page, "python")[0], "utf-8")
+    (tmp_path / "mine.toml").write_text(blocks(page, "toml")[0], "utf-8")
+    words = ("--run.rounds=2", "--privacy.record.epsilon=20", "--algorithm.name=dp_sgd")
+    outcome = running.run(reading.load("mine.toml", words))
+    assert outcome.summary["rounds"] == 2 and 0 <= outcome.summary["test_f1"] <= 1

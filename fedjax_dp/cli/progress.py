@@ -7,6 +7,9 @@ from typing import Any
 import rich.progress
 from rich.console import Console
 
+# Share of the work of a round that is worth a word, since it is done for nothing.
+_MUCH_PADDING = 0.5
+
 
 class Progress:
     """Shows the phase, the round, the accuracy and the ε spent so far."""
@@ -62,6 +65,8 @@ class Progress:
         for name in ("epsilon_record", "epsilon_client"):
             if row.get(name) is not None:
                 text += f", ε {row[name]:.2f} ({name.removeprefix('epsilon_')})"
+        if row.get("padding_share") is not None and row["padding_share"] > _MUCH_PADDING:
+            text += f", padding {row['padding_share']:.2f}"
         self._bar.update(self._task, completed=rounds, description=text)
         if row and not self._console.is_terminal:
             self._console.print(text)

@@ -141,7 +141,7 @@ def poisson(capacity: int | None = None) -> Sampler:
         size, batch_size = jnp.asarray(size), jnp.asarray(batch_size, jnp.float32)
 
         def of_all():
-            room = sparse.num_dense(limit, capacity)
+            room = sparse.num_dense(limit, sparse.mean_of(capacity))
             return dense(own, size, batch_size, room, capacity)
 
         def of_few():

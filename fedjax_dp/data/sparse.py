@@ -13,7 +13,7 @@ from chex import PRNGKey
 from fedjax_dp.core.keys import fold
 
 # Up to so many members, and so many times the members that are expected, all are looked at.
-DENSE = 4096
+DENSE = 1024
 _DENSE_BATCHES = 32
 # No draw of a run is larger than its slots, but with a chance of 2^-100 each.
 _OVERFLOW = 100 * math.log(2)
@@ -38,7 +38,7 @@ def num_dense(limit: int, batch_size: float) -> int:
     return min(limit, max(DENSE, math.ceil(_DENSE_BATCHES * batch_size)))
 
 
-def is_sparse(size: jax.typing.ArrayLike, batch_size: jax.typing.ArrayLike) -> jax.Array:
+def is_sparse(size: jax.Array, batch_size: jax.typing.ArrayLike) -> jax.Array:
     """Tells which draws are made without looking at each member.
 
     It depends on the population and the batch alone, so that room for larger populations beside
@@ -51,7 +51,8 @@ def is_sparse(size: jax.typing.ArrayLike, batch_size: jax.typing.ArrayLike) -> j
     Returns:
       Whether the population is large, and much larger than the batch.
     """
-    return size > jnp.maximum(DENSE, jnp.ceil(_DENSE_BATCHES * jnp.asarray(batch_size)))
+    many = jnp.maximum(DENSE, jnp.ceil(_DENSE_BATCHES * jnp.asarray(batch_size)))
+    return jnp.asarray(size > many)
 
 
 def tail(mean: float) -> int:
@@ -71,6 +72,22 @@ def tail(mean: float) -> int:
         is_enough = middle * math.log(middle / mean) - middle + mean >= _OVERFLOW
         low, high = (low, middle) if is_enough else (middle, high)
     return math.ceil(high)
+
+
+def mean_of(slots: int) -> float:
+    """Gives the largest mean that some slots are enough for.
+
+    Args:
+      slots: as `tail` gives them.
+
+    Returns:
+      A mean whose `tail` is not below the slots, and at most a half too large.
+    """
+    low, high = 0.0, float(slots)
+    while high - low > 0.5:
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle) <= slots else (low, middle)
+    return high
 
 
 def coins(
