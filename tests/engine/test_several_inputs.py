@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.algorithms import dp_sgd, fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
@@ -12,6 +13,7 @@ from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
 from fedjax_dp.models import Model
 
 SIZES = (5, 2, 9, 4)
+LATER = ((True, "host"), (False, "device"), (False, "host"))
 
 
 def init(key):
@@ -36,8 +38,13 @@ def data_of():
     return joined, FederatedData({"x": inputs, "y": y}, offsets)
 
 
-@pytest.mark.parametrize("is_private", [False, True])
-@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize(
+    ("is_private", "placement"),
+    [
+        (True, "device"),
+        *(pytest.param(*case, marks=telling) for case in LATER),
+    ],
+)
 def test_several_inputs_train_as_one(is_private, placement):
     numbers = LocalConfig(learning_rate=0.5, batch_size=4)
     key, losses, params = jax.random.key(0), [], []

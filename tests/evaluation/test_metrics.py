@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from sklearn.metrics import f1_score
 
 from fedjax_dp.data import FederatedData
@@ -90,6 +91,7 @@ def clients_of(sizes):
     )
 
 
+@telling
 def test_shared_and_personal_evaluations_agree_with_the_outputs():
     """Blocks that overlap, clients of unequal sizes and one without examples."""
     model, data = MODEL, clients_of([7, 0, 3, 12])

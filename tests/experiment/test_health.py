@@ -5,6 +5,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from marks import telling
 from run_folders import NOT_PRIVATE, SMALL, execute, read_json
 
 from fedjax_dp.algorithms import dp_fedavg
@@ -28,6 +29,7 @@ def _no_pictures(monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
 
 
+@telling
 def test_a_run_without_a_finite_update_ends_with_a_status_of_its_own(tmp_path):
     words = (*SMALL, *NOT_PRIVATE, "--training.learning_rate=1e38", "--training.num_steps=50")
     status, text = execute(tmp_path / "run", *words)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from marks import telling
 from run_folders import (
     NOT_PRIVATE,
     SMALL,
@@ -63,6 +64,7 @@ def words(tmp_path):
     )
 
 
+@telling
 def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exported(
     words, tmp_path, monkeypatch
 ):
@@ -178,6 +180,7 @@ def test_an_own_partition_spreads_the_pool():
     assert sizes.sum() == 1437 - 37 and sizes.max() - sizes.min() <= 1
 
 
+@telling
 def test_an_own_aggregator_and_optimiser_take_part():
     key = jax.random.key(0)
 
@@ -217,6 +220,7 @@ def test_an_own_metric_is_computed_by_client_and_whole():
     assert 0 <= whole.metrics["f1"] <= 1 and by_client.client_metrics["f1"].shape == (3,)
 
 
+@telling
 def test_an_own_callback_ends_a_run_which_the_statement_says(tmp_path):
     looks = imported(f"{PARTS}:looks")
     looks.clear()
@@ -235,6 +239,7 @@ def test_an_own_callback_ends_a_run_which_the_statement_says(tmp_path):
     assert read_json(tmp_path / "run", "summary.json")["rounds"] == 2
 
 
+@telling
 def test_a_callback_that_watches_ends_nothing(tmp_path):
     looks = imported(f"{PARTS}:looks")
     looks.clear()

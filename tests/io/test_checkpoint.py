@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import make_data, make_model
+from marks import telling
 
 from fedjax_dp.algorithms import Hyper, feddyn
 from fedjax_dp.clients import LocalConfig, local_trainer
@@ -211,7 +212,9 @@ def files_of(folder):
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size)
 
 
-@pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "add"])
+@pytest.mark.parametrize(
+    "harm", ["flip", *(pytest.param(h, marks=telling) for h in ("truncate", "delete", "add"))]
+)
 def test_whatever_is_harmed_in_the_newest_the_one_before_is_taken(tmp_path, harm):
     origin = tmp_path / "whole"
     checkpoints = Checkpoints(origin)
