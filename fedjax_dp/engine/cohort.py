@@ -123,14 +123,22 @@ def draw_cohort(
     ids, is_real, steps = ids[order], is_real[order], steps[order]
     num_devices, is_owned = layout.num_devices, algorithm.clients is not None
     per_device = layout.slots_per_device(participation, is_owned)
+    is_alone = is_real & layout.is_alone(steps)
+    # Behind those that are computed alone, slots stay empty up to the next chunk.
+    room = per_device - (layout.chunk if layout.alone_above is not None else 0)
     if num_devices == 1:
         slots = jnp.arange(len(ids))
+        if layout.alone_above is not None:
+            slots = slots + jnp.where(is_alone, 0, -jnp.sum(is_alone) % layout.chunk)
     else:
         if is_owned:
             device = ids // layout.clients_per_device(len(sizes))
             place = _place_among(jnp.where(is_real, device, num_devices), num_devices)
         else:
-            device, place = _shared_out(steps, num_devices, per_device)
+            device, place = _shared_out(steps, num_devices, room)
+        if layout.alone_above is not None:
+            num_alone = jnp.zeros(num_devices + 1, jnp.int32).at[device].add(is_alone)
+            place = place + jnp.where(is_alone, 0, -num_alone[device] % layout.chunk)
         slots = jnp.where(is_real, device * per_device + place, num_devices * per_device)
     empty = jnp.zeros(num_devices * per_device, jnp.int32)
     fate = jnp.where(is_real, Fate.CONTRIBUTED, Fate.EMPTY)

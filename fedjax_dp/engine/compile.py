@@ -29,7 +29,7 @@ from fedjax_dp.engine.federation import (
     population_of,
 )
 from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
+from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.stream import ClientStates, Slabs
@@ -460,7 +460,18 @@ def _chosen_layout(
 
         trials = tuning.trials(_work(bound, execution), tuning.candidates(chunk, expected), forced)
         chunk = trials[0].clients_per_chunk
-    return Layout(chunk, mesh, is_roomy=not is_stacked(bound.algorithm)), trials
+    above = alone_above(
+        _steps(bound), chunk, bound.participation.cohort_size / len(bound.population.sizes)
+    )
+    is_roomy = not is_stacked(bound.algorithm)
+    return Layout(chunk, mesh, is_roomy=is_roomy, alone_above=above), trials
+
+
+def _steps(bound: Federation) -> np.ndarray:
+    """Counts the local steps of every client."""
+    sizes, local = jnp.asarray(bound.population.sizes), bound.hyper.local
+    one = jax.vmap(lambda i: bound.algorithm.num_steps(sizes[i], local.row(i)))
+    return np.asarray(jax.jit(one)(jnp.arange(len(sizes))))
 
 
 def _work(bound: Federation, execution: ExecutionConfig) -> Hashable:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -24,6 +25,9 @@ _WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
 # live side by side.
 _CHUNK_SHARE = 0.25
 _LIVE_VALUES = 8
+# A client alone takes up to so many times the work that it takes among others, and a second program
+# has to save so much.
+_ALONE_COST, _WORTHWHILE = 16, 0.5
 # With fewer clients for each, devices wait for one another longer than they gain.
 _CLIENTS_PER_DEVICE = 4
 # A population up to this share of a device's memory is kept there whole.
@@ -40,11 +44,14 @@ class Layout(NamedTuple):
       mesh: devices that share the cohort, or None for one device.
       is_roomy: whether devices have twice the slots that an even number of clients needs, so that
         work can be shared out by its length; not where the whole stack of updates is kept.
+      alone_above: clients that take more local steps than this are computed one by one, ahead of
+        the chunks, which so wait for none of them; None where nobody is.
     """
 
     chunk: int = 1
     mesh: Mesh | None = None
     is_roomy: bool = False
+    alone_above: int | None = None
 
     @property
     def num_devices(self) -> int:
@@ -78,7 +85,49 @@ class Layout(NamedTuple):
             slots = min(participation.capacity, owned)
         elif self.is_roomy:
             slots = min(participation.capacity, 2 * slots)
+        if self.alone_above is not None:
+            # Chunks begin at a multiple of their width, behind those that are computed alone.
+            slots += self.chunk
         return -(-slots // self.chunk) * self.chunk
+
+    def is_alone(self, steps: jax.Array) -> jax.Array:
+        """Tells which clients are computed one by one.
+
+        Args:
+          steps: local steps of each.
+
+        Returns:
+          Flags of the same shape.
+        """
+        if self.alone_above is None:
+            return jnp.zeros(jnp.shape(steps), bool)
+        return steps > self.alone_above
+
+
+def alone_above(steps: np.ndarray, chunk: int, share: float) -> int | None:
+    """Chooses who is computed one by one, so that chunks hold clients of like work.
+
+    Args:
+      steps: local steps of all clients, `[num_clients]`.
+      chunk: clients that are computed side by side.
+      share: the share of the population that a round draws, in (0, 1].
+
+    Returns:
+      Steps above which a client is computed alone; None where that is not worth a second program.
+    """
+    ordered = np.sort(np.asarray(steps, np.int64))[::-1]
+    # A chunk of a cohort spans so many clients of the population.
+    width = max(1, round(chunk / share))
+    alone = min(chunk, _ALONE_COST)
+
+    def cost(count: int) -> float:
+        return share * (alone * ordered[:count].sum() + width * ordered[count::width].sum())
+
+    counts = [0, *(2**i for i in range(len(ordered).bit_length()) if 2**i < len(ordered))]
+    best = min(counts, key=cost)
+    if chunk == 1 or best == 0 or cost(best) > _WORTHWHILE * cost(0):
+        return None
+    return int(ordered[best])
 
 
 class ExecutionConfig(NamedTuple):

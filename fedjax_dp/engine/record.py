@@ -105,20 +105,24 @@ class RoundInfo(NamedTuple):
     server: Mapping[str, jax.Array]
 
 
-def training_info(metrics: Any, contributes: jax.Array, chunk: int) -> TrainingInfo:
+def training_info(
+    metrics: Any, contributes: jax.Array, chunk: int, is_alone: jax.Array
+) -> TrainingInfo:
     """Adds up what the slots of a round tell of local training.
 
     Args:
       metrics: `TrainingMetrics`, `[slots]`; zeros where nobody contributes.
       contributes: whose update counts, `[slots]`, bool.
       chunk: slots that were computed side by side.
+      is_alone: slots that were not, `[slots]`, bool.
 
     Returns:
       The info.
     """
     read = jnp.sum(metrics.num_read.astype(jnp.float32))
-    computed = metrics.num_computed.astype(jnp.float32).reshape(-1, chunk)
-    computed = jnp.sum(jnp.max(computed, axis=1) * chunk)
+    each = metrics.num_computed.astype(jnp.float32)
+    together = jnp.where(is_alone, 0.0, each).reshape(-1, chunk)
+    computed = jnp.sum(jnp.max(together, axis=1) * chunk) + jnp.sum(jnp.where(is_alone, each, 0.0))
     norms = jnp.where(contributes, metrics.update_norm, jnp.nan)
     quantiles = jnp.nanquantile(norms, jnp.array([0.0, 0.1, 0.5, 0.9, 1.0]))
     return TrainingInfo(

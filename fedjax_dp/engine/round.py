@@ -1,5 +1,6 @@
 """One round as a pure function: gather, train, reduce, noise, step, scatter."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +46,7 @@ class _Slots(NamedTuple):
     takes_part: jax.Array
     # Where in the table of client states this slot's is, on its own device.
     places: jax.Array
+    is_alone: jax.Array
     validation: tuple[jax.Array, jax.Array] | None
 
 
@@ -98,7 +100,7 @@ def play_round(
         fold(key, Purpose.PUBLIC, state.round), fold(key, Purpose.CENTRAL_NOISE, state.round)
     )
     context = _Context(state, hyper, examples, round, key)
-    slots = _slots_of(layout, context, cohort)
+    slots = _slots_of(algorithm, layout, context, cohort)
     total, outcome = _over_devices(algorithm, layout, context, slots)
 
     contributes = slots.takes_part & outcome.is_finite
@@ -127,11 +129,13 @@ def play_round(
         stage=stage,
         is_released=jnp.bool_(True),
     )
-    info = _info(layout, outcome, contributes, told, of_server)
+    info = _info(layout, slots, outcome, contributes, told, of_server)
     return SimulationState(server, kept, clients, state.round + 1), record, info
 
 
-def _slots_of(layout: Layout, context: _Context, cohort: Cohort) -> _Slots:
+def _slots_of(
+    algorithm: FederatedAlgorithm, layout: Layout, context: _Context, cohort: Cohort
+) -> _Slots:
     examples, clients = context.examples, context.state.clients
     starts, sizes = examples.spans(cohort.ids, cohort.is_drawn)
     num_slots = len(cohort.ids)
@@ -142,12 +146,15 @@ def _slots_of(layout: Layout, context: _Context, cohort: Cohort) -> _Slots:
     else:
         places = cohort.ids % (len(jax.tree.leaves(clients)[0]) // layout.num_devices)
     validation = examples.validation
+    local = context.hyper.local
+    steps = jax.vmap(lambda i, size: algorithm.num_steps(size, local.row(i)))(cohort.ids, sizes)
     return _Slots(
         cohort.ids,
         starts,
         sizes,
         cohort.fate == Fate.CONTRIBUTED,
         places,
+        cohort.is_drawn & layout.is_alone(steps),
         None if validation is None else validation.spans(cohort.ids, cohort.is_drawn),
     )
 
@@ -189,32 +196,32 @@ def _run_slots(
     """Streams over the chunks of a cohort; returns the sum of contributions and what slots keep."""
     chunk, is_stacked = layout.chunk, isinstance(algorithm.aggregator, Stacked)
 
-    def chunk_of(c):
-        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk), slots)
+    def chunk_of(c, width):
+        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, c * width, width), slots)
 
         def run(slot):
-            return _run_slot(algorithm, context, slot, CHUNK_AXIS if chunk > 1 else None)
+            return _run_slot(algorithm, context, slot, CHUNK_AXIS if width > 1 else None)
 
-        if chunk > 1:
+        if width > 1:
             return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
         return jax.tree.map(lambda a: a[None], run(jax.tree.map(lambda a: a[0], part)))
 
-    def body(c, carry):
+    def body(width, c, carry):
         total, outcome = carry
-        new = chunk_of(c)
+        new = chunk_of(c, width)
         if not is_stacked:
             total = sums.merge(total, sums.over_first_axis(new.contribution))
             new = new._replace(contribution=None)
         written = jax.tree.map(
             lambda all_slots, part: jax.lax.dynamic_update_slice_in_dim(
-                all_slots, part, c * chunk, axis=0
+                all_slots, part, c * width, axis=0
             ),
             outcome,
             new,
         )
         return total, written
 
-    shapes, total = jax.eval_shape(chunk_of, 0), None
+    shapes, total = jax.eval_shape(partial(chunk_of, width=chunk), 0), None
     if not is_stacked:
         one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), shapes)
         total, shapes = sums.zeros_like(one.contribution), shapes._replace(contribution=None)
@@ -222,7 +229,12 @@ def _run_slots(
     empty = jax.tree.map(lambda s: jnp.zeros((num_slots, *s.shape[1:]), s.dtype), shapes)
     # Those who take part come first: chunks behind the last of them are never computed.
     behind_last = jnp.max(jnp.where(slots.takes_part, jnp.arange(1, num_slots + 1), 0))
-    return jax.lax.fori_loop(0, -(-behind_last // chunk), body, (total, empty))
+    carry, first = (total, empty), jnp.int32(0)
+    if layout.alone_above is not None:
+        num_alone = jnp.sum(slots.is_alone, dtype=jnp.int32)
+        carry = jax.lax.fori_loop(0, num_alone, partial(body, 1), carry)
+        first = -(-num_alone // chunk)
+    return jax.lax.fori_loop(first, -(-behind_last // chunk), partial(body, chunk), carry)
 
 
 def _run_slot(
@@ -331,11 +343,16 @@ def _finished(
 
 
 def _info(
-    layout: Layout, outcome: _Outcome, contributes: jax.Array, told: Any, of_server: Any
+    layout: Layout,
+    slots: _Slots,
+    outcome: _Outcome,
+    contributes: jax.Array,
+    told: Any,
+    of_server: Any,
 ) -> RoundInfo:
     training = None
     if outcome.metrics is not None:
-        training = training_info(outcome.metrics, contributes, layout.chunk)
+        training = training_info(outcome.metrics, contributes, layout.chunk, slots.is_alone)
     count = jnp.maximum(jnp.sum(contributes), 1)
     of_clients = {name: jnp.sum(value, axis=0) / count for name, value in outcome.info.items()}
     return RoundInfo(training, of_clients, dict(told), dict(of_server))

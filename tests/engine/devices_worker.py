@@ -7,6 +7,7 @@ import numpy as np
 from cases import CASES, KEY, ROUNDS
 
 from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.record import joined
 
 
 def held(state) -> list[int]:
@@ -30,8 +31,7 @@ def main(output: str, *jobs: str) -> None:
         _, more, _ = sim.run(sim.portable(state), key, 1)
         arrays[f"{job}/traces"] = np.int32(sim.num_traces())
         arrays[f"{job}/devices"] = np.int32(len(jax.tree.leaves(state.server)[0].devices()))
-        participants = [record.clients, more.clients]
-        arrays[f"{job}/participants"] = np.concatenate(participants)
+        arrays[f"{job}/participants"] = joined([record, more]).clients
         arrays[f"{job}/held"] = np.array(held(state), np.int32)
         for part in ("server", "clients"):
             for i, leaf in enumerate(jax.tree.leaves(getattr(sim.portable(state), part))):
