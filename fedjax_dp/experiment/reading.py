@@ -49,8 +49,12 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
             tables = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"there is no configuration file {file!r}") from None
+        except IsADirectoryError:
+            raise ConfigError(f"{file!r} must be a configuration file, and is a folder") from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} must be text in UTF-8: {error}") from None
     pairs = _pairs(overrides)
     changes: dict[str, Any] = {}
     for key, text in pairs:

@@ -168,7 +168,7 @@ def _rule(kind: Any) -> str:
     if origin in (dict, Mapping):
         return "a table"
     if kind is str and limits:
-        return "a plain name of letters, digits, spaces and .,=+-_, the first a letter or digit"
+        return "a plain name of letters, digits, spaces and .,=+-_, not begun by a sign"
     bounds = _bounds(limits)
     if not bounds:
         return _NAMES[kind]
