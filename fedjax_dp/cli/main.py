@@ -2,12 +2,16 @@
 
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+_SMALLER = (
+    "nearest valid choices: a smaller execution.clients_per_chunk or training.micro_batch_size, "
+    "execution.placement=host, a smaller model or fewer clients"
+)
 # The first line of each command's own help: to list them, none is imported.
 COMMANDS = {
     "run": "Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.",
@@ -82,5 +86,16 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error))
+    except MemoryError as error:
+        _end(f"out of memory: {error or 'the system gave no more'}; {_SMALLER}")
+    except RuntimeError as error:
+        # JAX has no type of its own for it.
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        _end(f"out of memory: {error}; {_SMALLER}")
+
+
+def _end(text: str) -> NoReturn:
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(2)

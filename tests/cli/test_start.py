@@ -65,3 +65,31 @@ def test_versions_are_those_that_are_installed():
     found = libraries()
     assert next(iter(found)) == "fedjax-dp" and {"jax", "jaxlib", "dp-accounting"} <= found.keys()
     assert not {"pytest", "ruff", "mypy", "mkdocs-material"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 7.28 TiB for an array"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"),
+    ],
+)
+def test_out_of_memory_says_what_to_change(monkeypatch, capsys, error):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(main, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("error: out of memory: ")
+    assert str(error) in said and "execution.clients_per_chunk" in said
+
+
+def test_what_is_no_mistake_of_the_users_is_not_hidden(monkeypatch):
+    def fails():
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(main, "app", fails)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        main.main()
