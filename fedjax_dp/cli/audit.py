@@ -21,7 +21,10 @@ app = typer.Typer(add_completion=False)
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def command(
     context: typer.Context,
-    canaries: Annotated[int, typer.Option(help="Canaries of a run, at least 1.")] = 100,
+    canaries: Annotated[
+        int | None,
+        typer.Option(help="Canaries of a run; 100 if not given, or one for each parameter."),
+    ] = None,
     runs: Annotated[
         int, typer.Option(help="Runs; one audits all canaries, many audit one canary too.")
     ] = 1,
@@ -43,7 +46,8 @@ def command(
     words = list(context.args)
     file = words.pop(0) if words and not words[0].startswith("--") else None
     config = configuration.load(file, words)
-    checks.whole("--canaries", canaries)
+    if canaries is not None:
+        checks.whole("--canaries", canaries)
     checks.whole("--runs", runs)
     checks.require(0 < confidence < 1, "--confidence", "lie in (0, 1)", confidence)
     if rounds is not None:

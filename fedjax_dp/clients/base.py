@@ -1,24 +1,23 @@
 """What a client is in a compiled round: its data, its numbers, and what it returns."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Ge
 
 from fedjax_dp.core import checks, ranges
-from fedjax_dp.core.ranges import NonNegative, Positive
+from fedjax_dp.core.ranges import Amount, NonNegative, Positive, Size
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordClaim, RecordEvent
 
 RANGES: Mapping[str, Any] = {
     "learning_rate": NonNegative,
-    "batch_size": Annotated[float, Ge(1)],
-    "num_epochs": NonNegative,
-    "num_steps": NonNegative,
+    "batch_size": Size,
+    "num_epochs": Amount,
+    "num_steps": Amount,
     "clip_norm": Positive,
     "noise_multiplier": NonNegative,
 }

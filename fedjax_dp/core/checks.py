@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+# What an int32 holds: steps, rounds and sizes are counted in it.
+LARGEST = 2**31 - 1
+
 
 def require(condition: bool, argument: str, rule: str, value: Any) -> None:
     """Raises an error that names the argument, its rule and the offending value.
@@ -101,12 +104,13 @@ def whole(argument: str, value: Any, *, at_least: int = 1) -> None:
       at_least: the smallest valid value.
 
     Raises:
-      ValueError: if the value is not an integer or too small.
+      ValueError: if the value is not an integer, too small, or above what an int32 holds.
     """
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(
         is_whole and value >= at_least, argument, f"be an integer of at least {at_least}", value
     )
+    require(value <= LARGEST, argument, "be below 2^31", value)
 
 
 def one_of(argument: str, value: str, choices: Collection[str]) -> None:

@@ -143,6 +143,18 @@ def num_parameters(tree: PyTree) -> int:
     return int(sum(np.prod(x.shape, dtype=np.int64) for x in jax.tree.leaves(tree)))
 
 
+def num_bytes(tree: PyTree) -> int:
+    """Counts the bytes of all leaves.
+
+    Args:
+      tree: a pytree of arrays, or of their shapes.
+
+    Returns:
+      The total, exact for any size.
+    """
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
     """Gives a tree the types of another, such as a state those that it had before a step.
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.checks import LARGEST
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -30,6 +31,7 @@ from fedjax_dp.engine.federation import (
 )
 from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
+from fedjax_dp.engine.memory import explained, memory_of, require_room
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.stream import ClientStates, Slabs
@@ -165,6 +167,13 @@ def compile_federation(
     num_clients = len(federation.population.sizes)
     state_bytes = _bytes_of_a_client(federation) * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
+    memory = memory_of(
+        federation,
+        layout,
+        clients=state_bytes if is_resident else 0,
+        examples=sum(x.num_bytes for x in (data, validation) if x is not None) * is_resident,
+    )
+    require_room(memory)
     count, made = _Count(), _Made()
 
     def placed(state: Any) -> SimulationState:
@@ -189,7 +198,8 @@ def compile_federation(
         return jax.device_get(state._replace(clients=clients))
 
     if is_resident:
-        examples = jax.device_put(examples_of(data, validation), everywhere)
+        with explained(memory):
+            examples = jax.device_put(examples_of(data, validation), everywhere)
         rounds_of = _resident_rounds(laid_out, examples, execution.rounds_per_call, count)
     else:
         _require_streamable(federation)
@@ -199,6 +209,7 @@ def compile_federation(
     init = _initial(laid_out, everywhere, by_client, is_resident)
     start = jax.device_put(traced(federation.algorithm, laid_out.hyper), everywhere)
 
+    @explained(memory)
     def run(state, key, num_rounds=1, hyper=None):
         _require_32_bits()
         checks.whole("num_rounds", num_rounds)
@@ -217,11 +228,12 @@ def compile_federation(
         record, info = joined(records), jax.tree.map(lambda *x: np.concatenate(x), *infos)
         return made.noted(state), record, info
 
+    @explained(memory)
     def compile_round(state, key):
         return made.noted(rounds_of(made.or_copies(placed(state)), start, key, 0)[0])
 
     return Simulation(
-        init=lambda key: made.noted(placed(init(key))),
+        init=explained(memory)(lambda key: made.noted(placed(init(key)))),
         run=run,
         compile=compile_round,
         portable=portable,
@@ -281,8 +293,7 @@ def _bytes_of_a_client(federation: Federation) -> int:
     def own(key):
         return of_one(federation.algorithm.init(key))
 
-    kept = jax.eval_shape(own, jax.random.key(0))
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
+    return trees.num_bytes(jax.eval_shape(own, jax.random.key(0)))
 
 
 class _Count:
@@ -471,7 +482,11 @@ def _steps(bound: Federation) -> np.ndarray:
     """Counts the local steps of every client."""
     sizes, local = jnp.asarray(bound.population.sizes), bound.hyper.local
     one = jax.vmap(lambda i: bound.algorithm.num_steps(sizes[i], local.row(i)))
-    return np.asarray(jax.jit(one)(jnp.arange(len(sizes))))
+    steps = np.asarray(jax.jit(one)(jnp.arange(len(sizes))))
+    # An int32 saturates.
+    rule = "give each client fewer than 2^31 - 1 local steps a round"
+    checks.require(int(steps.max()) < LARGEST, "num_epochs or num_steps", rule, int(steps.max()))
+    return steps
 
 
 def _work(bound: Federation, execution: ExecutionConfig) -> Hashable:

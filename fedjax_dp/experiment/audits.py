@@ -24,6 +24,7 @@ from fedjax_dp.audit.runs import AuditResult, audit, run_audit
 from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
 from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.core import checks
 from fedjax_dp.engine.federation import examples_of, federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.experiment.assemble import Experiment
@@ -36,6 +37,8 @@ from fedjax_dp.experiment.build import (
 from fedjax_dp.experiment.mechanism import Setting, structure_of
 from fedjax_dp.models.base import Model
 
+# Canaries of a run where nobody says how many.
+_CANARIES = 100
 # Records of a batch on which gradients are compared.
 _BATCH = 4
 # Clients whose own models are attacked, where the server has none.
@@ -66,7 +69,7 @@ class AuditReport(NamedTuple):
 def audit_experiment(
     experiment: Experiment,
     *,
-    num_canaries: int = 100,
+    num_canaries: int | None = None,
     num_runs: int = 1,
     num_rounds: int | None = None,
     confidence: float = 0.95,
@@ -76,7 +79,8 @@ def audit_experiment(
 
     Args:
       experiment: what is attacked.
-      num_canaries: canaries of a run, at least 1.
+      num_canaries: canaries of a run, at least 1 and at most the model's parameters, each of which
+        carries one; where None, 100, or as many as there are parameters.
       num_runs: runs; one audits all canaries, many audit one canary too.
       num_rounds: rounds of a run; those of the experiment where None.
       confidence: how sure the lower bounds of a unit are together, in (0, 1).
@@ -88,7 +92,12 @@ def audit_experiment(
     Raises:
       ValueError: for numbers out of range, or an experiment that cannot be attacked.
     """
-    config = experiment.config
+    config, most = experiment.config, experiment.num_parameters
+    if num_canaries is None:
+        num_canaries = min(_CANARIES, most)
+    checks.whole("num_canaries", num_canaries)
+    rule = f"be at most {most}, the model's parameters, each of which carries one"
+    checks.require(num_canaries <= most, "num_canaries", rule, num_canaries)
     num_rounds = config.run.rounds if num_rounds is None else num_rounds
     bounds: list[AuditResult] = []
     steps: dict[str, list[StepCheck]] = {}
@@ -130,12 +139,11 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     return make
 
 
-def _plant(experiment: Experiment, unit: str, num_canaries: int) -> Planted:
+def _plant(experiment: Experiment, unit: str, count: int) -> Planted:
     """Plants canaries."""
     config, train = experiment.config, experiment.population.train
     participation = experiment.simulation.participation
     rng = np.random.default_rng([config.run.seed, 7])
-    count = min(num_canaries, experiment.num_parameters)
     relation = config.privacy.relation
     if unit == "client":
         algorithm = experiment.simulation.algorithm

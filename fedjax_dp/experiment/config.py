@@ -6,6 +6,7 @@ from annotated_types import Ge, Le, Lt, MinLen
 from pydantic import Field, StringConstraints
 
 from fedjax_dp.core.ranges import (
+    Amount,
     Count,
     Decay,
     Fraction,
@@ -13,6 +14,7 @@ from fedjax_dp.core.ranges import (
     NonNegative,
     Positive,
     ProperFraction,
+    Size,
 )
 from fedjax_dp.experiment.values import Section
 
@@ -26,7 +28,7 @@ _T = TypeVar("_T")
 Each = Annotated[list[_T], MinLen(1)]
 Positives = Positive | Each[Positive]
 NonNegatives = NonNegative | Each[NonNegative]
-Size = Annotated[float, Ge(1)]
+Amounts = Amount | Each[Amount]
 # Names a folder too, and never leads out of its own.
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w .,=+-]*$")]
 Options = dict[str, Any]
@@ -124,8 +126,8 @@ class TrainingSection(Section):
     batch_size: Size | Each[Size] | NamedBatchSizes = _setting(
         64.0, "examples a step, expected ones under Poisson sampling; or a published list"
     )
-    num_epochs: NonNegatives = _setting(1.0, "passes over the client's data in a round")
-    num_steps: NonNegatives | None = _setting(None, "local steps in a round, instead of epochs")
+    num_epochs: Amounts = _setting(1.0, "passes over the client's data in a round")
+    num_steps: Amounts | None = _setting(None, "local steps in a round, instead of epochs")
     sampler: Literal["auto", "shuffled", "poisson", "fixed_size", "everybody"] = _setting(
         "auto", "how batches are drawn; auto is poisson under record-level privacy, else shuffled"
     )

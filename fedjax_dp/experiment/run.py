@@ -1,7 +1,12 @@
 """Runs an experiment: blocks of rounds, evaluations, checkpoints, a folder that can be resumed."""
 
+import _thread
+import os
 import pathlib
 import signal
+import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +30,10 @@ from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
 
 # What a terminal, and what a scheduler sends to end a run.
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+# Signals within so many seconds are one: some send theirs to a process and to its group.
+_TOGETHER = 1.0
+# Seconds that an interrupted process has to end by itself, and the status that it ends with if not.
+_PATIENCE, _STATUS = 2.0, 130
 # What ends a run before its last round, beside the names of callbacks.
 _INTERRUPTED, _OVER_BUDGET = "an interruption", "the budget"
 
@@ -182,7 +191,7 @@ def _from(
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
         save(state)
-    with _interruptions() as is_interrupted:
+    with _interruptions(watcher) as is_interrupted:
         state, end = _rounds(
             experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
         )
@@ -296,23 +305,57 @@ def _rows(
 
 
 @contextmanager
-def _interruptions() -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the rounds under way."""
-    seen = 0
+def _interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the rounds under way.
+
+    The second ends the process, though a compiled round may never end: only then does Python call
+    the handlers of signals, so that a thread listens for them too.
+    """
+    is_asked = is_urgent = False
+    left = threading.Event()
 
     def note(signum: int, frame: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
+        nonlocal is_asked
+        is_asked = True
+        if is_urgent:
             raise KeyboardInterrupt
+
+    def listen(signals: socket.socket) -> None:
+        nonlocal is_urgent
+        first = None
+        for byte in iter(lambda: signals.recv(1), b""):
+            if byte[0] not in _STOPS:
+                continue
+            if first is None:
+                first = time.monotonic()
+                watcher.phase("stopping after the rounds under way; once more stops at once")
+            elif time.monotonic() > first + _TOGETHER:
+                break
+        if left.is_set():
+            return
+        is_urgent = True
+        _thread.interrupt_main()
+        if not left.wait(_PATIENCE):
+            print("interrupted; what the last checkpoint holds is kept", file=sys.stderr)
+            os._exit(_STATUS)
 
     try:
         before = {number: signal.signal(number, note) for number in _STOPS}
     except ValueError:  # Not the main thread: nobody presses Ctrl-C here.
         yield lambda: False
         return
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    woken = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=listen, args=(heard,), daemon=True)
+    listener.start()
     try:
-        yield lambda: seen > 0
+        yield lambda: is_asked
     finally:
+        left.set()
+        signal.set_wakeup_fd(woken)
+        told.close()
+        listener.join()
+        heard.close()
         for number, handler in before.items():
             signal.signal(number, handler)

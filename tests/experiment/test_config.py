@@ -258,7 +258,11 @@ WRONG_VALUES = [
     ("privacy.unit", '"recrod"', "did you mean 'record'?"),
     ("privacy.unit", "3", "one of 'none', 'record', 'client', 'both'"),
     ("training.sampler", '"posson"', "did you mean 'poisson'?"),
-    ("execution.clients_per_chunk", '"atuo"', "a whole number of at least 1 or one of 'auto'"),
+    (
+        "execution.clients_per_chunk",
+        '"atuo"',
+        "a whole number of at least 1 and below 2^31 or one of 'auto'",
+    ),
 ]
 
 
@@ -348,7 +352,7 @@ def test_an_error_names_where_the_value_came_from(tmp_path):
     [
         (["--training.optimizer_options.momentum=-0.5"], "a number in [0, 1) or none, got -0.5"),
         (["--data.partition_options.alpha=-1"], "a number above 0, got -1"),
-        (["--data.options.seed=-1"], "a whole number of at least 0, got -1"),
+        (["--data.options.seed=-1"], "a whole number of at least 0 and below 2^31, got -1"),
         (["--model.name=mlp", "--model.options.hidden_sizes=[-3]"], "a whole number of at least 1"),
         (["--model.name=mlp", "--model.options.dropout=-0.1"], "a number in [0, 1), got -0.1"),
         (

@@ -372,6 +372,7 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
 def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
     def impatient(self, row):
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.2)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)
 
@@ -381,6 +382,30 @@ def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
             execute(tmp_path / "run", *DRAWN)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert Checkpoints(tmp_path / "run" / "checkpoint").newest_intact()[0] is None
+
+
+def test_signals_that_come_together_are_one(monkeypatch, tmp_path):
+    def hasty(self, row):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Logbook, "write", hasty)
+    status, text = execute(tmp_path / "run", *DRAWN)
+    assert status == 130 and "interrupted after round 2; nothing is lost" in text
+
+
+@telling
+def test_a_round_that_never_ends_is_ended_by_the_second_signal(tmp_path, compilation_cache):
+    folder = tmp_path / "run"
+    endless = "import sys; sys.argv += ['--training.num_steps=2e9']\n"
+    process = start(folder, 0, compilation_cache, endless)
+    wait_for(lambda: (folder / "config.toml").exists(), process)
+    for _ in range(2):
+        time.sleep(8)
+        process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert "once more stops at once" in output and "is kept" in output
 
 
 @pytest.fixture

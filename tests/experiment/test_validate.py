@@ -169,7 +169,10 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             (*FEDAVG, "--algorithm.aggregator_options.trimmed_share=0.1"),
             "algorithm.aggregator_options must be empty where no algorithm.aggregator is given",
         ),
-        (("--run.rounds=0",), "run.rounds must be a whole number of at least 1, got 0"),
+        (
+            ("--run.rounds=0",),
+            "run.rounds must be a whole number of at least 1 and below 2^31, got 0",
+        ),
         (("--run.evaluate_every=0",), "run.evaluate_every must be a whole number of at least 1"),
         (
             ("--run.checkpoint_every=-2",),
@@ -177,7 +180,10 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         ),
         (("--run.seed=-1",), "run.seed must be a whole number in [0, 4294967296), got -1"),
         (("--run.seed=4294967296",), "run.seed must be a whole number in [0, 4294967296)"),
-        (("--data.num_clients=0",), "data.num_clients must be a whole number of at least 1, got 0"),
+        (
+            ("--data.num_clients=0",),
+            "data.num_clients must be a whole number of at least 1 and below 2^31, got 0",
+        ),
         (
             ("--data.client_test_share=1.0",),
             "data.client_test_share must be a number in [0, 1), got 1.0",
@@ -194,6 +200,8 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             ("--training.num_epochs=-1",),
             "training.num_epochs must be a number of at least 0",
         ),
+        (("--training.num_steps=1e30",), "a number of at least 0 and below 2^31 or a list"),
+        (("--run.rounds=10000000000000",), "of at least 1 and below 2^31, got 10000000000000"),
         (("--training.num_steps=-1",), "training.num_steps must be a number of at least 0"),
         (
             ("--training.micro_batch_size=0",),
@@ -202,7 +210,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         (("--execution.devices=4096",), "devices must be at most"),
         (
             ("--execution.clients_per_chunk=0",),
-            "execution.clients_per_chunk must be a whole number of at least 1 or one of",
+            "execution.clients_per_chunk must be a whole number of at least 1 and below 2^31 or",
         ),
     ],
 )
@@ -341,7 +349,7 @@ def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
         ),
         (
             ("--participation.sampler=poisson", "--participation.capacity=0"),
-            "participation.capacity must be a whole number of at least 1 or none, got 0",
+            "capacity must be a whole number of at least 1 and below 2^31 or none, got 0",
         ),
     ],
 )
