@@ -1,5 +1,6 @@
 """`fedjax-dp run`: an experiment with progress on the console."""
 
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.folder import CONFIG_FILE, require_free
 from fedjax_dp.experiment.keys import describe, describe_choice
 from fedjax_dp.experiment.run import Outcome, Watcher
+from fedjax_dp.io.disk import DiskFull
 
 app = typer.Typer(add_completion=False)
 
@@ -68,6 +70,10 @@ def command(
     except KeyboardInterrupt:
         print("interrupted; what the last checkpoint holds is kept", file=sys.stderr)
         status = 130
+    except DiskFull as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        # Whatever is closed on the way out would only fail, and say so, once more.
+        os._exit(2)
     raise typer.Exit(status)
 
 

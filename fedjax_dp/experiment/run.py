@@ -26,6 +26,7 @@ from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE
 from fedjax_dp.experiment.health import Health
 from fedjax_dp.experiment.results import evaluate, write_results
 from fedjax_dp.experiment.start import Start, fresh, restored
+from fedjax_dp.io.disk import full_disk_named
 from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
 
 # What a terminal, and what a scheduler sends to end a run.
@@ -156,7 +157,8 @@ def _run(
     health = Health(watcher.warn)
     state, start = begin(experiment, health.warn)
     try:
-        return _from(experiment, state, start, callbacks, health, watcher, started)
+        with full_disk_named(start.folder):
+            return _from(experiment, state, start, callbacks, health, watcher, started)
     finally:
         start.lock.release()
 

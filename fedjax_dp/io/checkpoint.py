@@ -18,6 +18,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.io.digests import damage, digest_of, write_digests
+from fedjax_dp.io.disk import require_space
 
 # Holds the root of a secret run, beside the checkpoints.
 ROOT_FILE = "root.key"
@@ -72,15 +73,20 @@ class Checkpoints:
             devices can go on with it.
           hyper: the numbers of the run.
           extra: what else resuming needs, as JSON values.
+
+        Raises:
+          DiskFull: where there is no room for it; nothing is written then.
         """
         step = int(state.round)
         if step in self._manager.all_steps():
             return
+        arrays, numbers = _named(state), _named(typed(hyper))
+        require_space(self.directory, trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_named(state)),
-                hyper=ocp.args.StandardSave(_named(typed(hyper))),
+                state=ocp.args.StandardSave(arrays),
+                hyper=ocp.args.StandardSave(numbers),
                 extra=ocp.args.JsonSave(extra),
             ),
         )

@@ -1,6 +1,7 @@
 """A run that was killed or interrupted anywhere goes on to the bits of one that was not."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -36,6 +37,7 @@ from fedjax_dp.experiment.loading import load_run
 from fedjax_dp.experiment.start import restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.disk import DiskFull
 from fedjax_dp.io.logbook import Logbook, read_metrics
 
 # Most are compared with one run.
@@ -64,6 +66,22 @@ async def killed(self, *args, **kwargs):
     return await finalize(self, *args, **kwargs)
 finalize = atomicity.AtomicRenameTemporaryPath.finalize
 atomicity.AtomicRenameTemporaryPath.finalize = killed
+"""
+
+
+# The process kills itself some moments after it begins to write its second checkpoint.
+_DYING = """
+import os, signal, threading
+from fedjax_dp.io.checkpoint import Checkpoints
+save, calls = Checkpoints.save, []
+def dying(self, *args):
+    calls.append(args)
+    if len(calls) == 2:
+        threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    save(self, *args)
+    while len(calls) == 2:
+        pass
+Checkpoints.save = dying
 """
 
 
@@ -406,6 +424,55 @@ def test_a_round_that_never_ends_is_ended_by_the_second_signal(tmp_path, compila
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
     assert "once more stops at once" in output and "is kept" in output
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (shutil, "disk_usage", None),
+        (Checkpoints, "save", ValueError("RESOURCE_EXHAUSTED: No space left on device")),
+        (Logbook, "write", OSError(errno.ENOSPC, "No space left on device")),
+    ],
+    ids=["before saving", "while saving", "while logging"],
+)
+def test_a_full_disk_is_named_and_loses_nothing(
+    uninterrupted, tmp_path, monkeypatch, owner, name, error
+):
+    folder, real, calls = tmp_path / "run", getattr(owner, name), []
+
+    def filling(*args):
+        calls.append(args)
+        if len(calls) < 2:
+            return real(*args)
+        if error is None:
+            return real(*args)._replace(free=1000)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, filling)
+        with pytest.raises(DiskFull, match=f"no room is left .* --resume {folder}"):
+            execute(folder, *DRAWN)
+    if owner is not Logbook:
+        assert saved_arrays(folder)[0] == 3
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.slow
+def test_ten_kills_while_saving(uninterrupted, tmp_path, compilation_cache):
+    """Each at another moment of the second checkpoint."""
+    saved = []
+    for delay in np.random.default_rng(3).uniform(0, 0.15, 10):
+        folder = tmp_path / f"run-{delay:.4f}"
+        process = start(folder, 0, compilation_cache, _DYING.format(delay=delay))
+        process.communicate(timeout=240)
+        assert process.returncode == -signal.SIGKILL
+        left = Checkpoints(folder / "checkpoint", is_read_only=True)
+        saved.append(left.newest_intact()[0])
+        assert execute(folder, resume=True)[0] == 0
+        assert_same_run(folder, uninterrupted)
+    print(f"newest intact checkpoint after each kill: {saved}")
+    assert set(saved) <= {3, 6} and 3 in saved
 
 
 @pytest.fixture
