@@ -141,6 +141,8 @@ def run_points(
         summary = outcome.summary
         shown = ", ".join(f"{m} {summary[m]:.4f}" for m in study.metrics if summary.get(m))
         tell(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
+        for text in summary.get("warnings", ()):
+            tell(f"{label}: warning: {text}")
         # Programs of one point are of no use to the next, and there may be hundreds.
         jax.clear_caches()
 

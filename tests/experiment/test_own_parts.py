@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 from fedjax_dp.cli import main
 from fedjax_dp.core.registry import imported
 from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import sweep
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.audits import audit_experiment
 from fedjax_dp.experiment.loading import evaluate_run, load_run
@@ -113,6 +114,39 @@ def test_a_model_of_several_inputs_is_audited(words):
     experiment = assemble(configuration.load(None, [*plain, *record]))
     report = audit_experiment(experiment, num_canaries=8, num_runs=1, num_rounds=2)
     assert not report.is_violated and report.steps["record"]
+
+
+@telling
+def test_own_parts_are_swept_and_stopped_by_an_own_callback(words, tmp_path):
+    (tmp_path / "study.toml").write_text("[run]\nrounds = 4\n", encoding="utf-8")
+    stops = ["--run.callbacks.early_stopping={metric='test_perplexity', patience=1, min_change=1e9}"]
+    study = sweep.Study(
+        name="own",
+        file=tmp_path / "study.toml",
+        axes={"width": {str(n): (f"--model.options.width={n}",) for n in (2, 3)}},
+        rows="width",
+        columns="width",
+        metrics={"test_perplexity": 1.0},
+    )
+    grid, said = sweep.points(study, {}, (*words, *stops)), []
+    for _ in range(2):
+        sweep.run_points(study, grid, tmp_path, said.append)
+    rows = sweep.collect(grid, tmp_path)
+    assert [row["rounds"] for row in rows] == [2, 2], "stopped by the callback"
+    found = sweep.averaged(study, rows)
+    assert [f["mean"] for f in found] == [row["test_perplexity"] for row in rows]
+    assert all(1 < f["mean"] < 40 for f in found)
+    assert sum("done before" in line for line in said) == 2
+
+
+@pytest.mark.slow
+def test_an_own_algorithm_of_own_parts_is_audited():
+    """Callbacks and metrics see evaluations, which an attack has none of."""
+    own = (f"--algorithm.name={PARTS}:algorithm", f"--run.callbacks={{'{PARTS}:watching'={{}}}}")
+    words = (*own, f"--run.metrics=['{PARTS}:first_class']", "--run.rounds=2")
+    experiment = assemble(configuration.load(None, [*SMALL, *words]))
+    report = audit_experiment(experiment, num_canaries=8, num_rounds=2)
+    assert not report.is_violated and [b.unit for b in report.bounds] == ["record"]
 
 
 @pytest.mark.parametrize("form", ["safetensors", "npz", "orbax"])
