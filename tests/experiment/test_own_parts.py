@@ -119,7 +119,8 @@ def test_a_model_of_several_inputs_is_audited(words):
 @telling
 def test_own_parts_are_swept_and_stopped_by_an_own_callback(words, tmp_path):
     (tmp_path / "study.toml").write_text("[run]\nrounds = 4\n", encoding="utf-8")
-    stops = ["--run.callbacks.early_stopping={metric='test_perplexity', patience=1, min_change=1e9}"]
+    rule = "{metric='test_perplexity', patience=1, min_change=1e9}"
+    stops = [f"--run.callbacks.early_stopping={rule}"]
     study = sweep.Study(
         name="own",
         file=tmp_path / "study.toml",
