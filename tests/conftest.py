@@ -67,8 +67,14 @@ def _data_dir() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> pathlib.Path:
-    folder = _data_dir()
+def data_folder() -> pathlib.Path:
+    """Where real data would be."""
+    return _data_dir()
+
+
+@pytest.fixture(scope="session")
+def data_dir(data_folder: pathlib.Path) -> pathlib.Path:
+    folder = data_folder
     if not folder.is_dir():
         pytest.skip(f"no folder of real data at {folder}")
     return folder

@@ -10,9 +10,8 @@ import textwrap
 import pytest
 from marks import telling
 
-from fedjax_dp.cli.main import COMMANDS
+from fedjax_dp.cli.main import COMMANDS, main
 from fedjax_dp.experiment import reading, validate
-from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.budgets import with_named_lists
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -24,31 +23,18 @@ FILES = {
 }
 
 
+def fenced(text: str) -> list[tuple[str, str]]:
+    """The blocks of a page with their languages."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 def blocks(page: pathlib.Path, language: str) -> list[str]:
-    text = page.read_text("utf-8")
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [code for kind, code in found if kind == language]
-
-
-# What a page takes as given. The names that the README's round makes are among it.
-ROUND = blocks(ROOT / "README.md", "python")[0]
-GIVEN = {
-    "auditing.md": ROUND + "participation = cohorts",
-    "privacy.md": ROUND
-    + """
-from fedjax_dp.privacy.statement import statement as state_what_ran
-statement = state_what_ran(privacy.ledgers["client"], 1e-3)
-""",
-    "quickstart.md": ROUND + "test = client_test = data",
-    "user_level_dp.md": "import fedjax_dp, jax",
-}
-OWN = [page for page in PAGES if blocks(page, "python") and page.name not in FILES]
+    return [code for kind, code in fenced(page.read_text("utf-8")) if kind == language]
 
 
 def run(page: pathlib.Path) -> str:
     """Runs all Python of a page, one block after the other; gives what it prints."""
     names: dict = {"__name__": page.stem}
-    exec(GIVEN.get(page.name, ""), names)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for number, code in enumerate(blocks(page, "python")):
             exec(compile(code, f"{page.name}, block {number}", "exec"), names)
@@ -66,26 +52,30 @@ def test_a_page_that_writes_a_part_runs_and_prints_what_it_says(page):
     assert printed.splitlines() == blocks(ROOT / "docs" / page, "")[-1].splitlines()
 
 
-@telling
-@pytest.mark.parametrize("page", [p for p in OWN if p.name != "README.md"], ids=lambda p: p.stem)
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(page)
-
-
-def command_lines(page: pathlib.Path) -> list[list[str]]:
-    """The words after `fedjax-dp` in a page; what stands in brackets is a form, no line."""
-    lines = "\n".join(blocks(page, "")).replace("\\\n", " ").splitlines()
+def command_lines(code: str) -> list[list[str]]:
+    """The words after `fedjax-dp` in a block; what stands in brackets is a form, no line."""
+    lines = code.replace("\\\n", " ").splitlines()
     found = [re.search(r"^\S*fedjax-dp (.*)", line.split("&& ")[-1]) for line in lines]
     return [shlex.split(one[1], comments=True) for one in found if one and "[--" not in one[1]]
 
 
-LINES = [(page.stem, words) for page in PAGES for words in command_lines(page)]
+def write_named(code: str) -> None:
+    """Writes a block that begins with the name of a file, `# mine.py`, to that file."""
+    if name := re.match(r"# (\w+\.\w+)\n", code):
+        pathlib.Path(name[1]).write_text(code, "utf-8")
+
+
+LINES = [
+    (page, words) for page in PAGES for code in blocks(page, "") for words in command_lines(code)
+]
 
 
 @pytest.mark.parametrize(("page", "words"), LINES, ids=[" ".join(words) for _, words in LINES])
-def test_a_command_line_of_a_page_is_one_that_exists(page, words, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    for _, code in fenced(page.read_text("utf-8")):
+        write_named(code)
     command, *rest = words
     assert command in COMMANDS
     if command == "run" and not {"--keys", "--resume"} & set(rest):
@@ -106,12 +96,40 @@ def test_a_page_shows_what_is_in_the_repository(page):
             assert any(part in text or indented in text for text in tests), part
 
 
+WITH_CODE = [
+    page
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    if any(kind or command_lines(code) for kind, code in fenced(page.read_text("utf-8")))
+]
+
+
 @telling
-def test_the_configuration_of_ones_own_parts_runs(tmp_path, monkeypatch):
-    page = ROOT / "docs" / "bring-your-own.md"
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_what_a_page_prints_works_in_the_readers_order(
+    page, tmp_path, monkeypatch, capsys, data_folder
+):
+    """In the reader's order: files are written, command lines given, Python is run.
+
+    A page that names the README's round comes after it. Lines that want DATA run one round, if the
+    data are here. Lines with brackets are forms.
+    """
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(blocks(page, "python")[0], "utf-8")
-    (tmp_path / "mine.toml").write_text(blocks(page, "toml")[0], "utf-8")
-    words = ("--run.rounds=2", "--privacy.record.epsilon=20", "--algorithm.name=dp_sgd")
-    outcome = running.run(reading.load("mine.toml", words))
-    assert outcome.summary["rounds"] == 2 and 0 <= outcome.summary["test_f1"] <= 1
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    names: dict = {"__name__": page.stem}
+    text = page.read_text("utf-8")
+    if "[the README's round]" in text:
+        exec(blocks(ROOT / "README.md", "python")[0], names)
+    for number, (kind, code) in enumerate(fenced(text)):
+        write_named(code)
+        if kind == "python":
+            exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+        for words in () if kind else command_lines(code):
+            if "DATA" in words:
+                if not data_folder.is_dir():
+                    continue
+                words = [str(data_folder) if word == "DATA" else word for word in words]
+                words.append("--run.rounds=1")
+            monkeypatch.setattr("sys.argv", ["fedjax-dp", *words])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert not ended.value.code, f"{words}: {capsys.readouterr().err}"
