@@ -373,6 +373,7 @@ def p_of_alike(members, size):
     return stats.chisquare(counts).pvalue, stats.chisquare(hundredths, expected).pvalue
 
 
+@telling
 def test_poisson_draws_from_many_are_those_of_coins():
     """Counts are binomial, members alike, gaps geometric; a rate that is off is found."""
     drawn = large_draws(sampling.poisson(), LARGE, 50.0)

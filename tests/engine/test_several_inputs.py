@@ -13,7 +13,7 @@ from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
 from fedjax_dp.models import Model
 
 SIZES = (5, 2, 9, 4)
-LATER = ((True, "host"), (False, "device"), (False, "host"))
+LATER = ((True, "device"), (True, "host"), (False, "host"))
 
 
 def init(key):
@@ -41,7 +41,7 @@ def data_of():
 @pytest.mark.parametrize(
     ("is_private", "placement"),
     [
-        (True, "device"),
+        (False, "device"),
         *(pytest.param(*case, marks=telling) for case in LATER),
     ],
 )
