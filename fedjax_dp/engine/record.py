@@ -78,7 +78,8 @@ class TrainingInfo(NamedTuple):
       num_examples: examples read, with repetition, float32.
       padding_share: share of the examples computed that were padding, float32.
       num_record_overflow: examples that were drawn and found no slot, int32.
-      update_norm_quantiles: of what clients sent: smallest, 10 %, median, 90 %, largest, `[5]`.
+      update_norm_quantiles: of what clients sent: smallest, 10 %, median, 90 %, largest, `[5]`;
+        not finite where a norm exceeds float32, 0 where nobody contributed.
     """
 
     train_loss: jax.Array
@@ -131,7 +132,7 @@ def training_info(
         num_examples=read,
         padding_share=jnp.where(computed > 0, 1.0 - read / computed, 0.0),
         num_record_overflow=jnp.sum(metrics.num_overflow),
-        update_norm_quantiles=jnp.where(jnp.isnan(quantiles), 0.0, quantiles),
+        update_norm_quantiles=jnp.where(jnp.any(contributes), quantiles, 0.0),
     )
 
 

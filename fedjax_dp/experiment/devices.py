@@ -28,6 +28,23 @@ def offer_devices(devices: int | str) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+def more_than_cores(devices: int | str) -> str | None:
+    """Says that devices outnumber cores, if the devices are those of a CPU.
+
+    Args:
+      devices: how many devices share a cohort, or "auto".
+
+    Returns:
+      The warning, or None.
+    """
+    if devices == "auto" or int(devices) <= _num_cores() or jax.default_backend() != "cpu":
+        return None
+    return (
+        f"execution.devices = {devices} is more than the {_num_cores()} cores of this machine, "
+        "which they take turns at; auto takes one a core"
+    )
+
+
 def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -59,6 +59,12 @@ class Health:
                     f"{number}: the updates of all {drawn} clients are not finite and count as "
                     "zero; a smaller training.learning_rate, or data of a smaller scale, may help",
                 )
+            elif not all(map(_is_finite, row.get("update_norm_quantiles", ()))):
+                self._once(
+                    "overflow",
+                    f"{number}: updates are so large that their norms exceed what float32 holds; "
+                    "a smaller training.learning_rate may help",
+                )
             if not has_loss:
                 self._once(
                     "no loss",
@@ -70,3 +76,8 @@ class Health:
         if kind not in self._seen:
             self._seen.add(kind)
             self.warn(text)
+
+
+def _is_finite(value: float | None) -> bool:
+    """None is what a log has for what is not finite."""
+    return value is not None and bool(np.isfinite(value))

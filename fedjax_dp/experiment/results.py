@@ -122,15 +122,17 @@ def _summary(
 
 
 def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Averages over rounds what was measured of the updates and of the noise on their mean."""
+    """Averages over rounds what was measured of the updates and of the noise on their mean.
+
+    A figure that was not finite stands as None in the log, and is left out.
+    """
     found = {
-        "update_norm_median": [
-            r["update_norm_quantiles"][2] for r in rows if "update_norm_quantiles" in r
-        ],
+        "update_norm_median": [row.get("update_norm_quantiles", [None] * 3)[2] for row in rows]
     }
     for name in ("clipped_client_share", "noise_stddev", "bits_per_parameter"):
-        found[name] = [row[name] for row in rows if row.get(name) is not None]
-    return {name: float(np.mean(values)) for name, values in found.items() if values}
+        found[name] = [row.get(name) for row in rows]
+    known = {name: [v for v in values if v is not None] for name, values in found.items()}
+    return {name: float(np.mean(values)) for name, values in known.items() if values}
 
 
 def _draw(

@@ -21,6 +21,7 @@ from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment, assemble
 from fedjax_dp.experiment.callbacks import Callback, Look, callbacks_of
 from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.devices import more_than_cores
 from fedjax_dp.experiment.environment import environment, keep_programs
 from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE
 from fedjax_dp.experiment.health import Health
@@ -155,6 +156,8 @@ def _run(
     experiment = assemble(config)
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     health = Health(watcher.warn)
+    if text := more_than_cores(config.execution.devices):
+        health.warn(text)
     state, start = begin(experiment, health.warn)
     try:
         with full_disk_named(start.folder):

@@ -51,7 +51,12 @@ def build(name):
 
 
 CASES = [("fedavg", "poisson")]
-LATER = [("scaffold", "everybody"), ("dp_sgd", "poisson"), ("stacked", "everybody"), ("fedavg", "everybody")]
+LATER = [
+    ("scaffold", "everybody"),
+    ("dp_sgd", "poisson"),
+    ("stacked", "everybody"),
+    ("fedavg", "everybody"),
+]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.engine import simulation
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.devices import more_than_cores
 from fedjax_dp.experiment.health import Health
 from fedjax_dp.experiment.population import _check_labels
 from fedjax_dp.io import plots
@@ -41,8 +42,24 @@ def test_a_run_without_a_finite_update_ends_with_a_status_of_its_own(tmp_path):
     assert len(warned) == 1 and "not finite" in warned[0]
 
 
-def row(number, drawn=3, lost=0, loss=1.0, read=10.0):
+@telling
+def test_norms_that_overflow_leave_a_summary(tmp_path):
+    """Updates may be finite though their norms are not."""
+    words = (*SMALL, *NOT_PRIVATE, "--training.learning_rate=1e30")
+    status, text = execute(tmp_path / "run", *words)
+    assert status == 0 and "updates are so large that their norms exceed" in " ".join(text.split())
+    summary = read_json(tmp_path / "run", "summary.json")
+    assert len(summary["warnings"]) == 1 and "update_norm_median" not in summary
+
+
+def test_more_devices_than_cores_are_told_of():
+    assert more_than_cores("auto") is None and more_than_cores(1) is None
+    assert "execution.devices = 99999 is more than the " in more_than_cores(99999)
+
+
+def row(number, drawn=3, lost=0, loss=1.0, read=10.0, norms=(0.0, 0.1, 0.5, 0.9, 1.0)):
     return {
+        "update_norm_quantiles": norms,
         "round": number,
         "num_participants": drawn,
         "num_non_finite": lost,
@@ -62,6 +79,8 @@ def row(number, drawn=3, lost=0, loss=1.0, read=10.0):
         ([row(1, loss=0.0, read=0.0)], [], False),
         ([row(1, drawn=0, loss=0.0, read=0.0)], [], False),
         ([row(1, loss=None)], [], False),
+        ([row(1, norms=(0.5, None, None, None, None))], ["round 1: updates are so large"], False),
+        ([row(1, norms=(0.5, 1.0, 1.0, 2.0, np.inf))], ["round 1: updates are so large"], False),
     ],
 )
 def test_each_kind_of_fault_is_told_once(rows, warned, is_futile):
