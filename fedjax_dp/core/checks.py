@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# What an int32 holds: steps, rounds and sizes are counted in it.
-LARGEST = 2**31 - 1
+# Steps, rounds and sizes are counted in an int32 and are below this; float32 holds it exactly.
+COUNT_LIMIT = 2**31
 
 
 def require(condition: bool, argument: str, rule: str, value: Any) -> None:
@@ -110,7 +110,7 @@ def whole(argument: str, value: Any, *, at_least: int = 1) -> None:
     require(
         is_whole and value >= at_least, argument, f"be an integer of at least {at_least}", value
     )
-    require(value <= LARGEST, argument, "be below 2^31", value)
+    require(value < COUNT_LIMIT, argument, "be below 2^31", value)
 
 
 def one_of(argument: str, value: str, choices: Collection[str]) -> None:

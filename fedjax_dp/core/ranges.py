@@ -8,7 +8,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.checks import LARGEST
+from fedjax_dp.core.checks import COUNT_LIMIT
 
 # Above 0.
 Positive = Annotated[float, Gt(0)]
@@ -21,26 +21,26 @@ Probability = Annotated[float, Gt(0), Le(1)]
 # In [0, 1), such as what an average keeps of its past.
 Decay = Annotated[float, Ge(0), Lt(1)]
 # A whole number of at least 1.
-Count = Annotated[int, Ge(1), Le(LARGEST)]
+Count = Annotated[int, Ge(1), Lt(COUNT_LIMIT)]
 # A whole number of at least 0.
-Index = Annotated[int, Ge(0), Le(LARGEST)]
+Index = Annotated[int, Ge(0), Lt(COUNT_LIMIT)]
 # An expected number of members, at least 1.
-Size = Annotated[float, Ge(1), Le(LARGEST)]
+Size = Annotated[float, Ge(1), Lt(COUNT_LIMIT)]
 # Passes or steps, at least 0.
-Amount = Annotated[float, Ge(0), Le(LARGEST)]
+Amount = Annotated[float, Ge(0), Lt(COUNT_LIMIT)]
 # In (0, 1), such as δ, or a share that leaves something.
 ProperFraction = Annotated[float, Gt(0), Lt(1)]
 
 _HOLDS = {
     Gt: lambda x, limit: (x > limit.gt, f"above {limit.gt:g}"),
     Ge: lambda x, limit: (x >= limit.ge, f"at least {limit.ge:g}"),
-    Lt: lambda x, limit: (x < limit.lt, f"below {limit.lt:g}"),
-    Le: lambda x, limit: (x <= limit.le, _at_most(limit.le)),
+    Lt: lambda x, limit: (x < limit.lt, _below(limit.lt)),
+    Le: lambda x, limit: (x <= limit.le, f"at most {limit.le:g}"),
 }
 
 
-def _at_most(limit: float) -> str:
-    return "below 2^31" if limit == LARGEST else f"at most {limit:g}"
+def _below(limit: float) -> str:
+    return "below 2^31" if limit == COUNT_LIMIT else f"below {limit:g}"
 
 
 def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "") -> None:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.checks import LARGEST
+from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -485,7 +485,9 @@ def _steps(bound: Federation) -> np.ndarray:
     steps = np.asarray(jax.jit(one)(jnp.arange(len(sizes))))
     # An int32 saturates.
     rule = "give each client fewer than 2^31 - 1 local steps a round"
-    checks.require(int(steps.max()) < LARGEST, "num_epochs or num_steps", rule, int(steps.max()))
+    checks.require(
+        int(steps.max()) < COUNT_LIMIT - 1, "num_epochs or num_steps", rule, int(steps.max())
+    )
     return steps
 
 

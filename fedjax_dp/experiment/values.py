@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.checks import LARGEST
+from fedjax_dp.core.checks import COUNT_LIMIT
 
 
 class ConfigError(ValueError):
@@ -179,7 +179,7 @@ def _rule(kind: Any) -> str:
 def _bounds(limits: Sequence[Any]) -> str:
     low = next((x for x in limits if isinstance(x, ranges.Ge | ranges.Gt)), None)
     high = next((x for x in limits if isinstance(x, ranges.Le | ranges.Lt)), None)
-    if low is not None and high == ranges.Le(LARGEST):
+    if low is not None and high == ranges.Lt(COUNT_LIMIT):
         return f"{_bounds([low])} and below 2^31"
     if low is not None and high is not None:
         left = f"[{low.ge}" if isinstance(low, ranges.Ge) else f"({low.gt}"

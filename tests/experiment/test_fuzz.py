@@ -63,8 +63,10 @@ def within(value, words):
         low, high = float(found[2]), float(found[3])
         above = value >= low if found[1] == "[" else value > low
         return above and (value <= high if found[4] == "]" else value < high)
+    if " and " in words:
+        return all(within(value, part) for part in words.split(" and "))
     kind, limit = re.fullmatch(r"(of at least|of at most|above|below) (\S+)", words).groups()
-    limit = float(limit)
+    limit = 2.0**31 if limit == "2^31" else float(limit)
     return {
         "of at least": value >= limit,
         "of at most": value <= limit,
