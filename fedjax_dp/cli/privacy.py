@@ -33,7 +33,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def _check(sampling_rate: float, steps: int, delta: float) -> None:
     checks.probability("--sampling-rate", sampling_rate)
-    checks.whole("--steps", steps)
+    checks.whole("--steps", steps, is_sized=False)
     checks.require(0 < delta < 1, "--delta", "lie in (0, 1)", delta)
 
 

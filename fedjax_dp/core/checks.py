@@ -95,13 +95,15 @@ def probability(argument: str, value: Any, *, allow_zero: bool = False) -> None:
     require(_all(value, lambda a: lower(a) & (a <= 1)), argument, rule, value)
 
 
-def whole(argument: str, value: Any, *, at_least: int = 1) -> None:
+def whole(argument: str, value: Any, *, at_least: int = 1, is_sized: bool = True) -> None:
     """Requires an integer of at least the given size.
 
     Args:
       argument: the name to put into the error.
       value: the number given.
       at_least: the smallest valid value.
+      is_sized: whether an int32 has to hold it, as it has to hold what is computed; what is only
+        accounted for may be larger.
 
     Raises:
       ValueError: if the value is not an integer, too small, or above what an int32 holds.
@@ -110,7 +112,7 @@ def whole(argument: str, value: Any, *, at_least: int = 1) -> None:
     require(
         is_whole and value >= at_least, argument, f"be an integer of at least {at_least}", value
     )
-    require(value < COUNT_LIMIT, argument, "be below 2^31", value)
+    require(not is_sized or value < COUNT_LIMIT, argument, "be below 2^31", value)
 
 
 def one_of(argument: str, value: str, choices: Collection[str]) -> None:

@@ -418,7 +418,7 @@ class Ledger:
         Returns:
           The number of rounds, from 0 to `limit`.
         """
-        checks.whole("limit", limit)
+        checks.whole("limit", limit, is_sized=False)
 
         concerned = self._concerned(units, epsilon, dp_delta)
 

@@ -192,7 +192,7 @@ def flatten(event: DpEvent, count: int = 1) -> list[tuple[DpEvent, int]]:
     if isinstance(event, dpa.NoOpDpEvent):
         return []
     if isinstance(event, dpa.SelfComposedDpEvent):
-        checks.whole("count", event.count, at_least=0)
+        checks.whole("count", event.count, at_least=0, is_sized=False)
         return flatten(event.event, count * int(event.count))
     if isinstance(event, dpa.ComposedDpEvent):
         return [part for e in event.events for part in flatten(e, count)]
