@@ -13,7 +13,6 @@ from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
 from fedjax_dp.models import Model
 
 SIZES = (5, 2, 9, 4)
-LATER = ((True, "device"), (True, "host"), (False, "host"))
 
 
 def init(key):
@@ -38,13 +37,9 @@ def data_of():
     return joined, FederatedData({"x": inputs, "y": y}, offsets)
 
 
-@pytest.mark.parametrize(
-    ("is_private", "placement"),
-    [
-        (False, "device"),
-        *(pytest.param(*case, marks=telling) for case in LATER),
-    ],
-)
+@telling
+@pytest.mark.parametrize("is_private", [True, False])
+@pytest.mark.parametrize("placement", ["device", "host"])
 def test_several_inputs_train_as_one(is_private, placement):
     numbers = LocalConfig(learning_rate=0.5, batch_size=4)
     key, losses, params = jax.random.key(0), [], []
