@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import tokenize
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.damage import damage_named
 from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
 _NAMES = "client_names.txt"
+# Kinds of NumPy types that no model reads: objects, texts, times.
+_NO_NUMBERS = "OSUmM"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,10 @@ class FederatedData:
         """Checks that offsets, arrays and names agree."""
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)
         object.__setattr__(self, "examples", flat(self.examples))
-        offsets = np.asarray(self.offsets, dtype=np.int64)
+        offsets = np.asarray(self.offsets)
+        is_whole = offsets.dtype.kind in "iu" or offsets.size == 0
+        checks.require(is_whole, "offsets", "be whole numbers", offsets.dtype)
+        offsets = offsets.astype(np.int64)
         object.__setattr__(self, "offsets", offsets)
         checks.require(
             offsets.ndim == 1 and len(offsets) >= 2 and offsets[0] == 0,
@@ -51,12 +58,11 @@ class FederatedData:
             bool(np.all(np.diff(offsets) >= 0)), "offsets", "never decrease", "a decreasing row"
         )
         for name, array in self.examples.items():
-            checks.require(
-                len(array) == offsets[-1],
-                f"examples[{name!r}]",
-                f"have {offsets[-1]} rows, as the offsets say",
-                len(array),
-            )
+            what, shape = f"examples[{name!r}]", np.shape(array)
+            is_number = np.asarray(array[:0] if shape else array).dtype.kind not in _NO_NUMBERS
+            checks.require(is_number, what, "hold numbers", getattr(array, "dtype", type(array)))
+            rule = f"have {offsets[-1]} rows, as the offsets say"
+            checks.require(bool(shape) and shape[0] == offsets[-1], what, rule, shape)
         checks.require(
             len(self.client_names) in (0, self.num_clients),
             "client_names",
@@ -187,7 +193,8 @@ class FederatedData:
           A store whose arrays are read from disk when they are indexed.
 
         Raises:
-          ValueError: if the folder has no offsets or no arrays.
+          ValueError: if the folder has no offsets or no arrays, a file is damaged, or they do not
+            go together.
         """
         directory = pathlib.Path(directory)
         checks.require(
@@ -197,13 +204,17 @@ class FederatedData:
             str(directory),
         )
         arrays = {
-            file.removesuffix(".npy"): np.load(path, mmap_mode="r")
+            file.removesuffix(".npy"): _read_array(path, mmap_mode="r")
             for path, file in _files(directory)
             if file != _OFFSETS
         }
-        names_file = directory / _NAMES
-        names = names_file.read_text(encoding="utf-8").splitlines() if names_file.is_file() else []
-        return cls(arrays, np.load(directory / _OFFSETS), tuple(names))
+        offsets, names_file = _read_array(directory / _OFFSETS), directory / _NAMES
+        with damage_named(names_file, "text in UTF-8"):
+            text = names_file.read_text(encoding="utf-8") if names_file.is_file() else ""
+        try:
+            return cls(arrays, offsets, tuple(text.splitlines()))
+        except ValueError as error:
+            raise ValueError(f"{directory} holds no store: {error}") from error
 
     @classmethod
     def from_clients(
@@ -326,6 +337,15 @@ class FederatedData:
         examples = {name: column_of(table, column) for name, column in columns.items()}
         ids = column_of(table, client_column)
         return cls.from_client_ids(examples, ids, keep_order=True)
+
+
+def _read_array(path: pathlib.Path, **options: Any) -> np.ndarray:
+    # NumPy raises ValueErrors, and those of Python's parser, for a header that is none.
+    kinds = (ValueError, SyntaxError, TypeError, tokenize.TokenError)
+    with damage_named(path, ".npy file of numbers", *kinds):
+        array = np.load(path, allow_pickle=False, **options)
+    checks.require(isinstance(array, np.ndarray), str(path), "be a .npy file", type(array).__name__)
+    return array
 
 
 def example_structure(data: FederatedData) -> Any:

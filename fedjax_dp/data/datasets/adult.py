@@ -4,7 +4,6 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.core import checks
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
@@ -16,6 +15,7 @@ from fedjax_dp.data.datasets.tabular import (
     Scaling,
     encode,
     feature_names,
+    read_table,
 )
 
 
@@ -112,21 +112,5 @@ def load(
 
 def _read(path: pathlib.Path) -> np.ndarray:
     # The first line of adult.test starts with "|" and is no row; its labels end in a full stop.
-    rows = [
-        line.rstrip(".").split(", ")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("|")
-    ]
-    widths = {len(row) for row in rows}
-    checks.require(
-        widths == {len(COLUMNS) + 1}, str(path), f"have {len(COLUMNS) + 1} columns", widths
-    )
-    table = np.asarray(rows)
-    unknown = ~np.isin(table[:, -1], _CLASSES)
-    checks.require(
-        not unknown.any(),
-        str(path),
-        f"hold labels {' and '.join(_CLASSES)}",
-        str(table[np.argmax(unknown), -1]),
-    )
-    return table
+    columns = (*COLUMNS, Categorical("label", _CLASSES, can_miss=False))
+    return read_table(path, columns, separator=", ", clean=lambda line: line.rstrip(" ."))

@@ -1,18 +1,22 @@
 """CIFAR-10 from its published batches or from a tree of image files."""
 
+import contextlib
 import io
 import pathlib
 import pickle
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.damage import damage_named
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
+from fedjax_dp.data.datasets.formats import check_images, open_packed
 
 CLASS_NAMES = (
     "airplane",
@@ -27,6 +31,7 @@ CLASS_NAMES = (
     "truck",
 )
 
+_BLOCK = 2**20
 _ROW = 1 + 3 * 32 * 32
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 
@@ -67,11 +72,11 @@ def load(
       ValueError: if a file is damaged.
     """
     located = locate(CATALOG["cifar10"], data_dir, source)
-    readers = {
-        "binary": _from_binary,
-        "binary archive": _from_binary_archive,
-        "python": _from_python,
-        "python archive": _from_python_archive,
+    readers: dict[str, Callable[[Located], tuple[Part, Part]]] = {
+        "binary": partial(_from_files, parse=parse_binary),
+        "binary archive": partial(_from_archive, parse=parse_binary, ending=".bin"),
+        "python": partial(_from_files, parse=parse_python),
+        "python archive": partial(_from_archive, parse=parse_python),
         "images": _from_tree,
         "jpeg archive": _from_image_archive,
     }
@@ -125,7 +130,8 @@ def parse_python(content: bytes, name: str) -> Part:
     """
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
+    except Exception as error:
+        # A harmed pickle calls the constructors of arrays with anything, and so raises anything.
         raise ValueError(f"{name} must be a pickled CIFAR batch, got: {error}") from error
     batch = {
         key.decode() if isinstance(key, bytes) else key: value
@@ -134,14 +140,18 @@ def parse_python(content: bytes, name: str) -> Part:
     checks.require(
         {"data", "labels"} <= set(batch), name, "hold `data` and `labels`", sorted(batch)
     )
-    planes = np.asarray(batch["data"])
+    planes = np.asarray(batch["data"], None if isinstance(batch["data"], np.ndarray) else object)
     checks.require(
         planes.dtype == np.uint8 and planes.shape[1:] == (_ROW - 1,),
         name,
         f"hold uint8 rows of {_ROW - 1} values",
-        (planes.dtype, planes.shape),
+        (str(planes.dtype), planes.shape),
     )
-    return _from_planes(planes, np.asarray(batch["labels"]), name)
+    labels = batch["labels"]
+    is_list = isinstance(labels, list) and all(type(label) is int for label in labels)
+    rule = "hold a list of whole numbers as labels"
+    checks.require(is_list, name, rule, type(labels).__name__)
+    return _from_planes(planes, np.asarray(labels), name)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -154,74 +164,77 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _from_planes(planes: np.ndarray, labels: np.ndarray, name: str) -> Part:
-    checks.require(
-        len(labels) == len(planes) and bool(np.all((labels >= 0) & (labels < 10))),
-        name,
-        "hold a label from 0 to 9 for each image",
-        "another",
-    )
-    images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), labels.astype(np.int32)
+    images = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    check_images(images[..., 0], labels, 10, side=32, names=(name, name))
+    return images, labels.astype(np.int32)
 
 
 def _join(parts: list[Part]) -> Part:
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-def _from_batches(contents: dict[str, bytes], parse: Any) -> tuple[Part, Part]:
-    train = [parse(contents[name], name) for name in sorted(contents) if "data_batch" in name]
-    test = [parse(contents[name], name) for name in sorted(contents) if "test_batch" in name]
-    checks.require(
-        len(train) == 5 and len(test) == 1,
-        "the archive",
-        "hold five training batches and a test batch",
-        sorted(contents),
-    )
+def _from_batches(contents: dict[str, bytes], parse: Any, place: pathlib.Path) -> tuple[Part, Part]:
+    def named(start: str) -> list[Part]:
+        names = [n for n in sorted(contents) if pathlib.PurePosixPath(n).name.startswith(start)]
+        return [parse(contents[name], name) for name in names]
+
+    train, test = named("data_batch"), named("test_batch")
+    is_whole = len(train) == 5 and len(test) == 1
+    rule = "hold five training batches and a test batch"
+    checks.require(is_whole, str(place), rule, sorted(contents))
     return _join(train), test[0]
 
 
-def _from_binary(located: Located) -> tuple[Part, Part]:
-    return _from_batches({n: p.read_bytes() for n, p in located.paths.items()}, parse_binary)
+def _from_files(located: Located, parse: Any) -> tuple[Part, Part]:
+    paths = list(located.paths.values())
+    return _from_batches({str(p): p.read_bytes() for p in paths}, parse, paths[0].parent)
 
 
-def _from_python(located: Located) -> tuple[Part, Part]:
-    return _from_batches({n: p.read_bytes() for n, p in located.paths.items()}, parse_python)
-
-
-def _from_binary_archive(located: Located) -> tuple[Part, Part]:
-    batches = _members(located, "_batch")
-    return _from_batches({n: c for n, c in batches if n.endswith(".bin")}, parse_binary)
-
-
-def _from_python_archive(located: Located) -> tuple[Part, Part]:
-    return _from_batches(dict(_members(located, "_batch")), parse_python)
-
-
-def _members(located: Located, pattern: str = "") -> Iterator[tuple[str, bytes]]:
-    """Reads the plain files of an archive one after the other, without unpacking to disk."""
+def _from_archive(located: Located, parse: Any, ending: str = "") -> tuple[Part, Part]:
     (path,) = located.paths.values()
-    with tarfile.open(path, "r|*") as archive:
-        for member in archive:
-            content = archive.extractfile(member) if member.isfile() else None
-            if content is not None and pattern in member.name:
-                yield member.name, content.read()
+    contents = {n: c for n, c in _members(path) if n.endswith(ending)}
+    return _from_batches(contents, parse, path)
+
+
+def _members(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+    """Reads the plain files of an archive one after the other, without unpacking to disk."""
+    with damage_named(path, "tar archive"), open_packed(path) as packed:
+        with tarfile.open(fileobj=packed, mode="r|") as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    yield f"{path}/{member.name}", content.read()
+        # The checksum of what is packed stands behind the end of the archive.
+        while packed.read(_BLOCK):
+            pass
 
 
 def _from_image_archive(located: Located) -> tuple[Part, Part]:
-    return _from_images(_members(located))
+    (path,) = located.paths.values()
+    return _from_images(_members(path), path)
 
 
 def _from_tree(located: Located) -> tuple[Part, Part]:
-    root = located.paths["train"].parent
-    return _from_images(
-        (path.relative_to(root).as_posix(), path.read_bytes())
+    files = (
+        (path.as_posix(), path.read_bytes())
         for part in ("train", "test")
         for path in sorted(located.paths[part].rglob("*"))
-        if path.is_file()
+        if path.is_file() or path.suffix.lower() in _IMAGE_SUFFIXES
     )
+    return _from_images(files, located.paths["train"].parent)
 
 
-def _from_images(files: Iterator[tuple[str, bytes]]) -> tuple[Part, Part]:
+@contextlib.contextmanager
+def _image_named(name: str) -> Iterator[None]:
+    """Names an image that cannot be decoded."""
+    try:
+        yield
+    except Exception as error:
+        # The library raises errors of many kinds for images that are cut off or none.
+        raise ValueError(f"{name} must be a whole image: {error}") from error
+
+
+def _from_images(files: Iterator[tuple[str, bytes]], place: pathlib.Path) -> tuple[Part, Part]:
     try:
         from PIL import Image
     except ImportError as error:
@@ -236,13 +249,13 @@ def _from_images(files: Iterator[tuple[str, bytes]]) -> tuple[Part, Part]:
         part, class_name = path.parts[-3:-1] if len(path.parts) >= 3 else ("", "")
         checks.require(part in decoded, name, "lie in train/CLASS/ or test/CLASS/", part)
         checks.one_of(f"the class folder of {name}", class_name, CLASS_NAMES)
-        with Image.open(io.BytesIO(content)) as image:
+        with _image_named(name), Image.open(io.BytesIO(content)) as image:
             pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
         checks.require(pixels.shape == (32, 32, 3), name, "be 32x32 pixels", pixels.shape)
         decoded[part].append((name, CLASS_NAMES.index(class_name), pixels))
     result = []
     for part, rows in decoded.items():
-        checks.require(bool(rows), part, "hold images", 0)
+        checks.require(bool(rows), f"{place}: {part}", "hold images", 0)
         rows.sort(key=lambda row: row[0])
         labels = np.array([label for _, label, _ in rows], dtype=np.int32)
         result.append((np.stack([pixels for _, _, pixels in rows]), labels))

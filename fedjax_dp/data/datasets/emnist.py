@@ -7,10 +7,16 @@ from typing import Literal
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.damage import damage_named
 from fedjax_dp.data.datasets import catalog
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import maybe_gunzip, parse_idx, read_idx
+from fedjax_dp.data.datasets.formats import (
+    check_images,
+    maybe_gunzip,
+    parse_idx,
+    read_idx,
+)
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 NUM_CLASSES = {
@@ -51,15 +57,13 @@ def load(
     arrays = {name: _read(located, name) for name in names}
     parts = []
     for images_name, labels_name in (names[:2], names[2:]):
-        upright = arrays[images_name].swapaxes(1, 2)
-        labels = arrays[labels_name].astype(np.int32) - (split == "letters")
-        checks.require(
-            bool(np.all((labels >= 0) & (labels < NUM_CLASSES[split]))),
-            labels_name,
-            f"hold labels of {NUM_CLASSES[split]} classes",
-            (int(labels.min()), int(labels.max())),
+        (stored, images_place), (counted, labels_place) = (
+            arrays[name] for name in (images_name, labels_name)
         )
-        images = np.ascontiguousarray(upright)[..., np.newaxis]
+        first = int(split == "letters")
+        labels = counted.astype(np.int32) - first if counted.dtype.kind in "iu" else counted
+        check_images(stored, labels, NUM_CLASSES[split], names=(images_place, labels_place))
+        images = np.ascontiguousarray(stored.swapaxes(1, 2))[..., np.newaxis]
         parts.append({"x": as_images(images, dtype), "y": labels})
     return Dataset(
         "emnist",
@@ -71,12 +75,14 @@ def load(
     )
 
 
-def _read(located: Located, name: str) -> np.ndarray:
+def _read(located: Located, name: str) -> tuple[np.ndarray, str]:
+    """Gives an array and where it is from."""
     if located.source.name == "idx":
-        return read_idx(located.paths[name])
+        return read_idx(located.paths[name]), str(located.paths[name])
     path = located.paths["gzip.zip"]
-    with zipfile.ZipFile(path) as archive:
+    with damage_named(path, "zip archive"), zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             if pathlib.PurePosixPath(member).name == name:
-                return parse_idx(maybe_gunzip(archive.read(member)), f"{path}: {member}")
+                place = f"{path}: {member}"
+                return parse_idx(maybe_gunzip(archive.read(member), place), place), place
     raise ValueError(f"{path} must hold {name}")

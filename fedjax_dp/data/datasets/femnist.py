@@ -3,18 +3,20 @@
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.damage import damage_named
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.formats import import_h5py
+from fedjax_dp.data.datasets.formats import check_labels, groups_of, open_hdf5
 
 # images [n, 28, 28] as bytes, dark on bright; labels [n]; the writer
 _Writer = tuple[np.ndarray, np.ndarray, str]
+_LEAF = ("users", "user_data")
 
 
 def load(
@@ -80,27 +82,59 @@ def _collect(
     checks.require(bool(names), str(path), "hold writers", "none")
     sizes = [len(y) for y in labels]
     flat = np.concatenate(labels)
-    checks.require(
-        bool(np.all((flat >= 0) & (flat < 62))), str(path), "hold labels from 0 to 61", "another"
-    )
     return np.concatenate(images), flat, np.repeat(np.asarray(names), sizes)
 
 
-def _as_bytes(pixels: np.ndarray) -> np.ndarray:
+def _writer(pixels: Any, labels: Any, name: str, place: str) -> _Writer:
+    x, y = _as_bytes(pixels, place), _as_labels(labels, place)
+    checks.require(len(x) == len(y), place, f"have one label for each of {len(x)} images", len(y))
+    return x, y, name
+
+
+def _as_bytes(pixels: Any, place: str) -> np.ndarray:
+    pixels = _as_array(pixels, np.float32, place)
+    is_image = pixels.ndim > 0 and pixels[:1].size in (0, 28 * 28)
+    checks.require(is_image, place, "have images of 28 x 28 pixels", pixels.shape)
+    inside = bool(np.all((pixels >= 0) & (pixels <= 1)))
+    checks.require(inside, place, "have pixels in [0, 1]", "another")
     return np.rint(pixels.reshape(-1, 28, 28) * 255).astype(np.uint8)
+
+
+def _as_labels(labels: Any, place: str) -> np.ndarray:
+    labels = _as_array(labels, None, place)
+    labels = labels.astype(np.int32) if labels.size == 0 else labels
+    check_labels(labels, 62, place)
+    return labels.astype(np.int32)
+
+
+def _as_array(values: Any, dtype: Any, place: str) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{place} must hold arrays of numbers: {error}") from error
+
+
+def _is_leaf(content: Any) -> bool:
+    users, data = (content.get(k) if isinstance(content, dict) else None for k in _LEAF)
+    if not isinstance(users, list) or not isinstance(data, dict):
+        return False
+    known = [isinstance(u, str) and isinstance(data.get(u), dict) for u in users]
+    return bool(users) and all(known) and all({"x", "y"} <= set(data[user]) for user in users)
 
 
 def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
     for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with damage_named(path, "JSON file"):
+            content = json.loads(path.read_text(encoding="utf-8"))
+        rule = "hold `users`, and `x` and `y` of each in `user_data`"
+        checks.require(_is_leaf(content), str(path), rule, str(type(content).__name__))
         for user in content["users"]:
-            data = content["user_data"][user]
-            pixels = np.asarray(data["x"], dtype=np.float32)
-            yield _as_bytes(pixels), np.asarray(data["y"], dtype=np.int32), user
+            data, place = content["user_data"][user], f"{path}, user {user!r},"
+            yield _writer(data["x"], data["y"], user, place)
 
 
 def _read_hdf5(path: pathlib.Path) -> Iterator[_Writer]:
-    with import_h5py(path).File(path, "r") as file:
-        for name, group in file["examples"].items():
-            labels = np.asarray(group["label"][()], dtype=np.int32).reshape(-1)
-            yield _as_bytes(group["pixels"][()]), labels, name
+    with open_hdf5(path) as file:
+        for name, group in groups_of(file, path, ("pixels", "label")):
+            place = f"{path}, writer {name!r},"
+            yield _writer(group["pixels"], group["label"].reshape(-1), name, place)

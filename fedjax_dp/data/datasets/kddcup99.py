@@ -10,8 +10,15 @@ from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.formats import read_bytes
+from fedjax_dp.data.datasets.formats import read_text
 
+# What a connection may be, as the file spells it.
+KINDS = (
+    *("back.", "buffer_overflow.", "ftp_write.", "guess_passwd.", "imap.", "ipsweep.", "land."),
+    *("loadmodule.", "multihop.", "neptune.", "nmap.", "normal.", "perl.", "phf.", "pod."),
+    *("portsweep.", "rootkit.", "satan.", "smurf.", "spy.", "teardrop.", "warezclient."),
+    "warezmaster.",
+)
 TEXT_COLUMNS = (1, 2, 3)
 NUM_COLUMNS = 41
 NORMAL = "normal."
@@ -49,12 +56,31 @@ def load(
     checks.one_of("target", target, ("attack", "kind"))
     located = locate(CATALOG["kddcup99"], data_dir)
     (path,) = located.paths.values()
-    lines = read_bytes(path).decode("ascii").splitlines()
-    if distinct:
-        lines = list(dict.fromkeys(lines))
-    names = np.loadtxt(lines, dtype="U24", delimiter=",", usecols=(*TEXT_COLUMNS, NUM_COLUMNS))
+    lines = read_text(path).splitlines()
+    _check_widths(lines, path)
     number_columns = [i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS]
-    numbers = np.loadtxt(lines, dtype=np.float32, delimiter=",", usecols=number_columns)
+    try:
+        numbers = np.loadtxt(lines, np.float32, delimiter=",", usecols=number_columns, ndmin=2)
+    except ValueError:
+        numbers = np.array([[_number(cell) for cell in line.split(",")] for line in lines])
+        numbers = numbers[:, number_columns]
+    is_finite = np.isfinite(numbers)
+    if not is_finite.all():
+        row, column = np.argwhere(~is_finite)[0]
+        cell = lines[row].split(",")[number_columns[column]]
+        place = f"{path}, line {row + 1}, column {number_columns[column]},"
+        checks.require(False, place, "hold a finite number", cell)
+    names = np.loadtxt(
+        lines, dtype="U24", delimiter=",", usecols=(*TEXT_COLUMNS, NUM_COLUMNS), ndmin=2
+    )
+    is_known = np.isin(names[:, -1], KINDS)
+    if not is_known.all():
+        row = int(np.argmin(is_known))
+        place = f"{path}, line {row + 1},"
+        checks.require(False, place, f"end in one of {' '.join(KINDS)}", str(names[row, -1]))
+    if distinct:
+        first = np.sort(np.unique(lines, return_index=True)[1])
+        numbers, names = numbers[first], names[first]
     kinds, kind = np.unique(names[:, -1], return_inverse=True)
     if target == "attack":
         class_names: tuple[str, ...] = ("normal", "attack")
@@ -85,3 +111,20 @@ def load(
         feature_names=tuple(features),
         origin=located.source.name,
     )
+
+
+def _check_widths(lines: list[str], path: pathlib.Path) -> None:
+    checks.require(bool(lines), str(path), "have rows", 0)
+    commas = np.array([line.count(",") for line in lines])
+    wrong = np.flatnonzero(commas != NUM_COLUMNS)
+    if len(wrong):
+        place, rule = f"{path}, line {wrong[0] + 1},", f"have {NUM_COLUMNS + 1} cells"
+        checks.require(False, place, rule, int(commas[wrong[0]]) + 1)
+
+
+def _number(cell: str) -> float:
+    """Gives NaN for what is no number."""
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan

@@ -8,7 +8,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import read_idx
+from fedjax_dp.data.datasets.formats import check_images, read_idx
 
 _FASHION_CLASSES = (
     "T-shirt/top",
@@ -113,8 +113,11 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
 def _dataset(name: str, located: Located, dtype: str, class_names: tuple[str, ...]) -> Dataset:
     parts = []
     for prefix in ("train", "t10k"):
-        images = read_idx(located.paths[f"{prefix}-images-idx3-ubyte.gz"])
-        labels = read_idx(located.paths[f"{prefix}-labels-idx1-ubyte.gz"])
+        files = [
+            located.paths[f"{prefix}-{name}-ubyte.gz"] for name in ("images-idx3", "labels-idx1")
+        ]
+        images, labels = map(read_idx, files)
+        check_images(images, labels, 10, names=(str(files[0]), str(files[1])))
         parts.append({"x": as_images(images[..., np.newaxis], dtype), "y": labels.astype(np.int32)})
     return Dataset(
         name,

@@ -4,17 +4,18 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.damage import damage_named
 from fedjax_dp.core.ranges import Count, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import import_h5py, read_bytes
+from fedjax_dp.data.datasets.formats import groups_of, open_hdf5, read_text
 
 # The 80 characters of LEAF's Shakespeare task (Caldas et al. 2018), in its order.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -64,13 +65,11 @@ def load(
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["shakespeare"], data_dir, source)
     if located.source.name == "plays":
-        text = read_bytes(located.paths["plays_by_role.jsonl.gz"]).decode("utf-8")
-        rows = [json.loads(line) for line in text.splitlines() if line]
-        speeches = {row["client"]: row["speeches"] for row in rows}
+        speeches = _read_plays(located.paths["plays_by_role.jsonl.gz"])
         roles = _split(speeches, test_fraction, min_speeches)
     else:
         roles = _read_hdf5(located, min_speeches)
-    return _dataset("shakespeare", roles, sequence_length, located.source.name)
+    return _dataset("shakespeare", roles, sequence_length, located)
 
 
 def load_tiny(
@@ -101,14 +100,15 @@ def load_tiny(
     """
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["tiny_shakespeare"], data_dir)
-    text = located.paths["input.txt"].read_text(encoding="utf-8")
-    _, *parts = _HEADING.split(text)
+    path = located.paths["input.txt"]
+    _, *parts = _HEADING.split(read_text(path))
+    checks.require(bool(parts), str(path), "have lines `ROLE:` above what a role says", "none")
     speeches: dict[str, list[str]] = {}
     for role, speech in zip(parts[::2], parts[1::2], strict=True):
         if speech.strip():
             speeches.setdefault(role, []).append(speech.strip("\n"))
     roles = _split(speeches, test_fraction, min_speeches)
-    return _dataset("tiny_shakespeare", roles, sequence_length, located.source.name)
+    return _dataset("tiny_shakespeare", roles, sequence_length, located)
 
 
 def encode_text(text: str) -> np.ndarray:
@@ -159,25 +159,57 @@ def _split(speeches: dict[str, list[str]], test_fraction: float, min_speeches: i
             yield name, texts[:-num_test], texts[-num_test:]
 
 
+def _read_plays(path: pathlib.Path) -> dict[str, list[str]]:
+    """Reads the speeches of each role, a JSON object in each line."""
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line:
+            continue
+        place = f"{path}, line {number},"
+        with damage_named(place, "JSON object"):
+            row = json.loads(line)
+        rule = "hold a text `client` and a list of texts `speeches`"
+        checks.require(_is_role(row), place, rule, line[:60])
+        role = row["client"]
+        checks.require(role not in found, place, "name a client of its own", role)
+        found[role] = row["speeches"]
+    return found
+
+
+def _is_role(row: Any) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("client"), str):
+        return False
+    speeches = row.get("speeches")
+    return isinstance(speeches, list) and all(isinstance(speech, str) for speech in speeches)
+
+
 def _read_hdf5(located: Located, min_speeches: int) -> Roles:
-    train_path = located.paths["shakespeare_train.h5"]
-    h5py = import_h5py(train_path)
-    with (
-        h5py.File(train_path, "r") as train,
-        h5py.File(located.paths["shakespeare_test.h5"], "r") as test,
-    ):
-        for name in train["examples"]:
-            parts = [
-                [snippet.decode("utf-8") for snippet in file["examples"][name]["snippets"][()]]
-                if name in file["examples"]
-                else []
-                for file in (train, test)
+    train, test = (
+        _read_snippets(located.paths[f"shakespeare_{part}.h5"]) for part in ("train", "test")
+    )
+    for name, speeches in train.items():
+        later = test.get(name, [])
+        if len(speeches) + len(later) >= min_speeches:
+            yield name, speeches, later
+
+
+def _read_snippets(path: pathlib.Path) -> dict[str, list[str]]:
+    with open_hdf5(path) as file:
+        return {
+            name: [
+                _text(snippet, f"{path}, examples/{name},") for snippet in group["snippets"].flat
             ]
-            if sum(map(len, parts)) >= min_speeches:
-                yield name, parts[0], parts[1]
+            for name, group in groups_of(file, path, ("snippets",))
+        }
 
 
-def _dataset(name: str, roles: Roles, sequence_length: int, origin: str) -> Dataset:
+def _text(snippet: Any, place: str) -> str:
+    checks.require(isinstance(snippet, bytes), place, "hold texts as snippets", snippet)
+    with damage_named(place, "text in UTF-8"):
+        return snippet.decode("utf-8")
+
+
+def _dataset(name: str, roles: Roles, sequence_length: int, located: Located) -> Dataset:
     checks.whole("sequence_length", sequence_length)
     inputs: tuple[list, list] = ([], [])
     targets: tuple[list, list] = ([], [])
@@ -188,7 +220,8 @@ def _dataset(name: str, roles: Roles, sequence_length: int, origin: str) -> Data
             inputs[part].append(x)
             targets[part].append(y)
             clients[part].append(np.full(len(x), role))
-    checks.require(bool(inputs[0]), "min_speeches", "leave at least one role", "none left")
+    rule = f"leave at least one role of {', '.join(map(str, located.paths.values()))}"
+    checks.require(bool(inputs[0]), "min_speeches", rule, "none left")
     return Dataset(
         name,
         {"x": np.concatenate(inputs[0]), "y": np.concatenate(targets[0])},
@@ -198,5 +231,5 @@ def _dataset(name: str, roles: Roles, sequence_length: int, origin: str) -> Data
         train_clients=np.concatenate(clients[0]),
         test_clients=np.concatenate(clients[1]),
         class_names=tuple(VOCABULARY),
-        origin=origin,
+        origin=located.source.name,
     )

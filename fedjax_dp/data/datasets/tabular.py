@@ -1,12 +1,14 @@
 """Turns tables of text cells into numbers, in one of two stated ways."""
 
 import dataclasses
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.data.datasets.formats import read_text
 
 Scaling = Literal["standard", "range"]
 SCALINGS = ("standard", "range")
@@ -36,13 +38,71 @@ class Categorical:
     Attributes:
       name: the column.
       values: all categories; where "?" is among them, a missing cell is a category of its own.
+      can_miss: whether a file may have "?" there.
     """
 
     name: str
     values: tuple[str, ...]
+    can_miss: bool = True
 
 
 Column = Numeric | Categorical
+
+
+def read_table(
+    path: pathlib.Path,
+    columns: Sequence[Column],
+    *,
+    separator: str = ",",
+    clean: Callable[[str], str] = str.strip,
+) -> np.ndarray:
+    """Reads a text file of rows, and checks every cell.
+
+    Args:
+      path: the file; its empty lines, and those that begin with "|", are no rows.
+      columns: what each row holds, from left to right.
+      separator: what stands between cells.
+      clean: is applied to every line.
+
+    Returns:
+      Cells as text, `[rows, columns]`.
+
+    Raises:
+      ValueError: naming file, line, column, rule and cell.
+    """
+    lines = enumerate(map(clean, read_text(path).splitlines()), start=1)
+    numbered = [(i, line.split(separator)) for i, line in lines if line and line[0] != "|"]
+    checks.require(bool(numbered), str(path), "have rows", 0)
+    for i, row in numbered:
+        rule = f"have {len(columns)} cells"
+        checks.require(len(row) == len(columns), f"{path}, line {i},", rule, len(row))
+    cells = np.asarray([row for _, row in numbered])
+    for j, column in enumerate(columns):
+        is_known, rule = _known(column, cells[:, j])
+        if not is_known.all():
+            wrong = int(np.argmin(is_known))
+            place = f"{path}, line {numbered[wrong][0]}, column {column.name!r},"
+            checks.require(False, place, rule, str(cells[wrong, j]))
+    return cells
+
+
+def _known(column: Column, cells: np.ndarray) -> tuple[np.ndarray, str]:
+    """Tells which cells are of a column, and what that means in words."""
+    if isinstance(column, Categorical):
+        values = (*column.values, *([MISSING] if column.can_miss else []))
+        return np.isin(cells, values), f"hold one of {', '.join(values)}"
+    try:
+        is_number = np.isfinite(np.where(cells == MISSING, "0", cells).astype(np.float64))
+    except ValueError:
+        is_number = np.array([_is_finite(cell) for cell in cells])
+    return is_number, f"hold a finite number or {MISSING!r}"
+
+
+def _is_finite(cell: str) -> bool:
+    try:
+        return cell == MISSING or bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
 
 
 def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
