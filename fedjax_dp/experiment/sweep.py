@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_dp.core.damage import damage_named
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.folder import CONFIG_FILE
@@ -162,7 +163,9 @@ def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]
         file = output / point.name / "summary.json"
         if file.is_file():
             # An axis keeps its name for what a summary may call otherwise, such as the algorithm.
-            rows.append(json.loads(file.read_text(encoding="utf-8")) | point.values)
+            with damage_named(file, "JSON file"):
+                row = json.loads(file.read_text(encoding="utf-8"))
+            rows.append(row | point.values)
     return rows
 
 
