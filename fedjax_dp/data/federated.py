@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
@@ -187,7 +187,8 @@ class FederatedData:
           A store whose arrays are read from disk when they are indexed.
 
         Raises:
-          ValueError: if the folder has no offsets or no arrays.
+          ValueError: if the folder has no offsets or no arrays, or a file is damaged or does
+            not fit the others.
         """
         directory = pathlib.Path(directory)
         checks.require(
@@ -196,14 +197,20 @@ class FederatedData:
             f"hold a file {_OFFSETS} and one .npy file for each array",
             str(directory),
         )
-        arrays = {
-            file.removesuffix(".npy"): np.load(path, mmap_mode="r")
-            for path, file in _files(directory)
-            if file != _OFFSETS
-        }
+        arrays = {file.removesuffix(".npy"): _mapped(path) for path, file in _files(directory)}
+        offsets = arrays.pop(_OFFSETS.removesuffix(".npy"))
+        checks.require(
+            offsets.dtype.kind in "iu",
+            str(directory / _OFFSETS),
+            "hold whole numbers",
+            str(offsets.dtype),
+        )
         names_file = directory / _NAMES
-        names = names_file.read_text(encoding="utf-8").splitlines() if names_file.is_file() else []
-        return cls(arrays, np.load(directory / _OFFSETS), tuple(names))
+        names: list[str] = []
+        if names_file.exists():
+            names = files.read_text(names_file).removesuffix("\n").split("\n")
+        with files.reading(directory, "be a store that agrees with itself", ValueError):
+            return cls(arrays, np.array(offsets), tuple(names))
 
     @classmethod
     def from_clients(
@@ -385,6 +392,22 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
         checks.require(last not in inner, "examples", "name each array once", name)
         inner[last] = value
     return tree
+
+
+def _mapped(path: pathlib.Path) -> np.ndarray:
+    """Opens a `.npy` file as a memory map."""
+    with files.reading(path, "be a whole .npy file of numbers", ValueError, EOFError):
+        array = np.lib.format.open_memmap(path, mode="r")
+    kind, size = array.dtype.kind, path.stat().st_size
+    checks.require(
+        kind in "biufcSU" and array.ndim > 0,
+        str(path),
+        "hold numbers, truth values or texts in rows",
+        f"{array.dtype}{list(array.shape)}",
+    )
+    whole = array.offset + array.nbytes
+    checks.require(size == whole, str(path), f"hold {whole} bytes, as its header says", size)
+    return array
 
 
 def _files(directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:

@@ -4,7 +4,6 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.core import checks
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
@@ -16,6 +15,7 @@ from fedjax_dp.data.datasets.tabular import (
     Scaling,
     encode,
     feature_names,
+    read_table,
 )
 
 
@@ -68,7 +68,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
 )
 
-_CLASSES = ("<=50K", ">50K")
+_CLASSES, _TEST_CLASSES = ("<=50K", ">50K"), ("<=50K.", ">50K.")
 
 
 def load(
@@ -93,10 +93,17 @@ def load(
       ValueError: if a file is damaged or an option is unknown.
     """
     located = locate(CATALOG["adult"], data_dir)
-    tables = [_read(located.paths[name]) for name in ("adult.data", "adult.test")]
+    # In adult.test, labels end in a full stop.
+    tables = [
+        read_table(located.paths[name], COLUMNS, Categorical("income", labels), ", ")
+        for name, labels in (("adult.data", _CLASSES), ("adult.test", _TEST_CLASSES))
+    ]
     if drop_missing:
         tables = [table[(table != MISSING).all(axis=1)] for table in tables]
-    labels = [(table[:, -1] == _CLASSES[1]).astype(np.int32) for table in tables]
+    labels = [
+        (table[:, -1] == more).astype(np.int32)
+        for table, (_, more) in zip(tables, (_CLASSES, _TEST_CLASSES), strict=True)
+    ]
     x_train, x_test = encode(COLUMNS, tables[0][:, :-1], tables[1][:, :-1], scaling)
     return Dataset(
         "adult",
@@ -108,25 +115,3 @@ def load(
         feature_names=feature_names(COLUMNS),
         origin=located.source.name,
     )
-
-
-def _read(path: pathlib.Path) -> np.ndarray:
-    # The first line of adult.test starts with "|" and is no row; its labels end in a full stop.
-    rows = [
-        line.rstrip(".").split(", ")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("|")
-    ]
-    widths = {len(row) for row in rows}
-    checks.require(
-        widths == {len(COLUMNS) + 1}, str(path), f"have {len(COLUMNS) + 1} columns", widths
-    )
-    table = np.asarray(rows)
-    unknown = ~np.isin(table[:, -1], _CLASSES)
-    checks.require(
-        not unknown.any(),
-        str(path),
-        f"hold labels {' and '.join(_CLASSES)}",
-        str(table[np.argmax(unknown), -1]),
-    )
-    return table

@@ -1,15 +1,17 @@
 """CIFAR-10 from its published batches or from a tree of image files."""
 
 import io
+import lzma
 import pathlib
 import pickle
 import tarfile
+import zlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
@@ -38,6 +40,20 @@ _SAFE_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
 }
+
+# What unpickling raises for bytes that are no pickle, by the manual, and what a wrong length does.
+_PICKLE_DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+_ARCHIVE_DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 Part = tuple[np.ndarray, np.ndarray]
 
@@ -123,25 +139,23 @@ def parse_python(content: bytes, name: str) -> Part:
     Raises:
       ValueError: if the pickle asks for anything but NumPy arrays, or holds no batch.
     """
-    try:
+    with files.reading(name, "be a pickled CIFAR batch", *_PICKLE_DAMAGE):
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
-        raise ValueError(f"{name} must be a pickled CIFAR batch, got: {error}") from error
-    batch = {
-        key.decode() if isinstance(key, bytes) else key: value
-        for key, value in (batch.items() if isinstance(batch, dict) else ())
-    }
-    checks.require(
-        {"data", "labels"} <= set(batch), name, "hold `data` and `labels`", sorted(batch)
-    )
-    planes = np.asarray(batch["data"])
+    # Python 2 wrote the published batches, whose keys are bytes.
+    held = batch if isinstance(batch, dict) else {}
+    planes, labels = (held.get(key.encode(), held.get(key)) for key in ("data", "labels"))
+    if not (isinstance(planes, np.ndarray) and isinstance(labels, list)):
+        found = type(planes), type(labels)
+        raise ValueError(f"{name} must hold `data` and `labels`, an array and a list, got {found}")
     checks.require(
         planes.dtype == np.uint8 and planes.shape[1:] == (_ROW - 1,),
         name,
         f"hold uint8 rows of {_ROW - 1} values",
         (planes.dtype, planes.shape),
     )
-    return _from_planes(planes, np.asarray(batch["labels"]), name)
+    are_whole = all(isinstance(label, int) for label in labels)
+    checks.require(are_whole, name, "hold whole numbers as `labels`", "others")
+    return _from_planes(planes, np.array(labels), name)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -154,12 +168,8 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _from_planes(planes: np.ndarray, labels: np.ndarray, name: str) -> Part:
-    checks.require(
-        len(labels) == len(planes) and bool(np.all((labels >= 0) & (labels < 10))),
-        name,
-        "hold a label from 0 to 9 for each image",
-        "another",
-    )
+    is_whole = len(labels) == len(planes) > 0 and bool(np.all((labels >= 0) & (labels < 10)))
+    checks.require(is_whole, name, "hold a label from 0 to 9 for each image", "others")
     images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels.astype(np.int32)
 
@@ -168,12 +178,20 @@ def _join(parts: list[Part]) -> Part:
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-def _from_batches(contents: dict[str, bytes], parse: Any) -> tuple[Part, Part]:
-    train = [parse(contents[name], name) for name in sorted(contents) if "data_batch" in name]
-    test = [parse(contents[name], name) for name in sorted(contents) if "test_batch" in name]
+def _from_batches(contents: dict[str, bytes], parse: Any, where: str) -> tuple[Part, Part]:
+    train = [
+        parse(contents[name], f"{where}/{name}")
+        for name in sorted(contents)
+        if "data_batch" in name
+    ]
+    test = [
+        parse(contents[name], f"{where}/{name}")
+        for name in sorted(contents)
+        if "test_batch" in name
+    ]
     checks.require(
         len(train) == 5 and len(test) == 1,
-        "the archive",
+        where,
         "hold five training batches and a test batch",
         sorted(contents),
     )
@@ -181,68 +199,91 @@ def _from_batches(contents: dict[str, bytes], parse: Any) -> tuple[Part, Part]:
 
 
 def _from_binary(located: Located) -> tuple[Part, Part]:
-    return _from_batches({n: p.read_bytes() for n, p in located.paths.items()}, parse_binary)
+    return _from_files(located, parse_binary)
 
 
 def _from_python(located: Located) -> tuple[Part, Part]:
-    return _from_batches({n: p.read_bytes() for n, p in located.paths.items()}, parse_python)
+    return _from_files(located, parse_python)
+
+
+def _from_files(located: Located, parse: Any) -> tuple[Part, Part]:
+    folder = str(next(iter(located.paths.values())).parent)
+    contents = {name: path.read_bytes() for name, path in located.paths.items()}
+    return _from_batches(contents, parse, folder)
 
 
 def _from_binary_archive(located: Located) -> tuple[Part, Part]:
-    batches = _members(located, "_batch")
-    return _from_batches({n: c for n, c in batches if n.endswith(".bin")}, parse_binary)
+    (path,) = located.paths.values()
+    batches = {name: content for name, content in _members(path, "_batch") if ".bin" in name}
+    return _from_batches(batches, parse_binary, str(path))
 
 
 def _from_python_archive(located: Located) -> tuple[Part, Part]:
-    return _from_batches(dict(_members(located, "_batch")), parse_python)
-
-
-def _members(located: Located, pattern: str = "") -> Iterator[tuple[str, bytes]]:
-    """Reads the plain files of an archive one after the other, without unpacking to disk."""
     (path,) = located.paths.values()
-    with tarfile.open(path, "r|*") as archive:
+    return _from_batches(dict(_members(path, "_batch")), parse_python, str(path))
+
+
+def _members(path: pathlib.Path, pattern: str = "") -> Iterator[tuple[str, bytes]]:
+    """Reads the plain files of an archive one after the other, without unpacking to disk."""
+    with files.reading(path, "be a whole archive", *_ARCHIVE_DAMAGE), tarfile.open(path) as archive:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             if content is not None and pattern in member.name:
                 yield member.name, content.read()
+        assert archive.fileobj is not None
+        # Checksums are looked at where a file ends, and a damaged header ends an archive early.
+        rest = archive.fileobj.read(-1)
+    checks.require(not rest.strip(b"\0"), str(path), "end with its last member", "more behind it")
 
 
 def _from_image_archive(located: Located) -> tuple[Part, Part]:
-    return _from_images(_members(located))
+    (path,) = located.paths.values()
+    return _from_images(_members(path), str(path))
 
 
 def _from_tree(located: Located) -> tuple[Part, Part]:
     root = located.paths["train"].parent
     return _from_images(
-        (path.relative_to(root).as_posix(), path.read_bytes())
-        for part in ("train", "test")
-        for path in sorted(located.paths[part].rglob("*"))
-        if path.is_file()
+        (
+            (path.relative_to(root).as_posix(), path.read_bytes())
+            for part in ("train", "test")
+            for path in sorted(located.paths[part].rglob("*"))
+            if _is_image(path.name)
+        ),
+        str(root),
     )
 
 
-def _from_images(files: Iterator[tuple[str, bytes]]) -> tuple[Part, Part]:
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(_IMAGE_SUFFIXES)
+
+
+def _from_images(images: Iterator[tuple[str, bytes]], where: str) -> tuple[Part, Part]:
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError(
             "reading image files needs the package pillow: `pip install 'fedjax-dp[images]'`"
         ) from error
+    damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     decoded: dict[str, list[tuple[str, int, np.ndarray]]] = {"train": [], "test": []}
-    for name, content in files:
-        path = pathlib.PurePosixPath(name)
-        if path.suffix.lower() not in _IMAGE_SUFFIXES:
+    for name, content in images:
+        if not _is_image(name):
             continue
+        path, place = pathlib.PurePosixPath(name), f"{where}/{name}"
         part, class_name = path.parts[-3:-1] if len(path.parts) >= 3 else ("", "")
-        checks.require(part in decoded, name, "lie in train/CLASS/ or test/CLASS/", part)
-        checks.one_of(f"the class folder of {name}", class_name, CLASS_NAMES)
-        with Image.open(io.BytesIO(content)) as image:
-            pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-        checks.require(pixels.shape == (32, 32, 3), name, "be 32x32 pixels", pixels.shape)
+        checks.require(part in decoded, place, "lie in train/CLASS/ or test/CLASS/", part)
+        checks.one_of(f"the class folder of {place}", class_name, CLASS_NAMES)
+        with files.reading(place, "be an image", *damage):
+            opened = Image.open(io.BytesIO(content))
+        # Before it is decoded, which for a damaged size could take any memory.
+        checks.require(opened.size == (32, 32), place, "be 32x32 pixels", opened.size)
+        with files.reading(place, "be a whole image", *damage):
+            pixels = np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))
         decoded[part].append((name, CLASS_NAMES.index(class_name), pixels))
     result = []
     for part, rows in decoded.items():
-        checks.require(bool(rows), part, "hold images", 0)
+        checks.require(bool(rows), where, f"hold images in {part}/CLASS/", "none")
         rows.sort(key=lambda row: row[0])
         labels = np.array([label for _, label, _ in rows], dtype=np.int32)
         result.append((np.stack([pixels for _, _, pixels in rows]), labels))

@@ -2,15 +2,22 @@
 
 import pathlib
 import zipfile
+import zlib
 from typing import Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets import catalog
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import maybe_gunzip, parse_idx, read_idx
+from fedjax_dp.data.datasets.formats import (
+    maybe_gunzip,
+    parse_idx,
+    read_idx,
+    require_classes,
+    require_labelled_images,
+)
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 NUM_CLASSES = {
@@ -51,16 +58,12 @@ def load(
     arrays = {name: _read(located, name) for name in names}
     parts = []
     for images_name, labels_name in (names[:2], names[2:]):
-        upright = arrays[images_name].swapaxes(1, 2)
-        labels = arrays[labels_name].astype(np.int32) - (split == "letters")
-        checks.require(
-            bool(np.all((labels >= 0) & (labels < NUM_CLASSES[split]))),
-            labels_name,
-            f"hold labels of {NUM_CLASSES[split]} classes",
-            (int(labels.min()), int(labels.max())),
-        )
-        images = np.ascontiguousarray(upright)[..., np.newaxis]
-        parts.append({"x": as_images(images, dtype), "y": labels})
+        (images, images_place), (labels, labels_place) = arrays[images_name], arrays[labels_name]
+        require_labelled_images(images, labels, images_place, labels_place)
+        first = int(split == "letters")
+        require_classes(labels, NUM_CLASSES[split], labels_place, first)
+        upright = np.ascontiguousarray(images.swapaxes(1, 2))[..., np.newaxis]
+        parts.append({"x": as_images(upright, dtype), "y": labels.astype(np.int32) - first})
     return Dataset(
         "emnist",
         parts[0],
@@ -71,12 +74,17 @@ def load(
     )
 
 
-def _read(located: Located, name: str) -> np.ndarray:
+def _read(located: Located, name: str) -> tuple[np.ndarray, str]:
+    """Reads an array; gives it and where it lies."""
     if located.source.name == "idx":
-        return read_idx(located.paths[name])
+        return read_idx(located.paths[name]), str(located.paths[name])
     path = located.paths["gzip.zip"]
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            if pathlib.PurePosixPath(member).name == name:
-                return parse_idx(maybe_gunzip(archive.read(member)), f"{path}: {member}")
-    raise ValueError(f"{path} must hold {name}")
+    # A damaged entry may ask for a password or a method that there is not.
+    damage = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
+    rule = f"be a whole zip archive that holds {name}"
+    with files.reading(path, rule, *damage, KeyError), zipfile.ZipFile(path) as archive:
+        members = [m for m in archive.namelist() if pathlib.PurePosixPath(m).name == name]
+        content = archive.read(members[0]) if members else b""
+    checks.require(bool(members), str(path), f"hold {name}", "no such member")
+    place = f"{path}: {members[0]}"
+    return parse_idx(maybe_gunzip(content, place), place), place

@@ -1,17 +1,16 @@
 """FEMNIST: handwritten digits and letters with their writers as natural clients."""
 
-import json
 import pathlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.formats import import_h5py
+from fedjax_dp.data.datasets.formats import hdf5_clients, require_classes
 
 # images [n, 28, 28] as bytes, dark on bright; labels [n]; the writer
 _Writer = tuple[np.ndarray, np.ndarray, str]
@@ -79,28 +78,45 @@ def _collect(
         names.append(name)
     checks.require(bool(names), str(path), "hold writers", "none")
     sizes = [len(y) for y in labels]
-    flat = np.concatenate(labels)
+    return np.concatenate(images), np.concatenate(labels), np.repeat(np.asarray(names), sizes)
+
+
+def _writer(x: Any, y: Any, user: str, place: str) -> _Writer:
+    """Requires images of 28x28 numbers in [0, 1], each with a class."""
+    with files.reading(place, "hold rows of numbers in `x` and `y`", ValueError, TypeError):
+        pixels, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+    labels = labels.reshape(-1) if labels.size else np.zeros(0, np.int32)
+    checks.require(labels.dtype.kind in "iu", place, "hold whole numbers as labels", labels.dtype)
+    require_classes(labels, 62, place)
     checks.require(
-        bool(np.all((flat >= 0) & (flat < 62))), str(path), "hold labels from 0 to 61", "another"
+        pixels.size == 28 * 28 * len(labels) and pixels.shape[:1] == labels.shape,
+        place,
+        f"hold an image of 28x28 pixels for each of its {len(labels)} labels",
+        pixels.shape,
     )
-    return np.concatenate(images), flat, np.repeat(np.asarray(names), sizes)
-
-
-def _as_bytes(pixels: np.ndarray) -> np.ndarray:
-    return np.rint(pixels.reshape(-1, 28, 28) * 255).astype(np.uint8)
+    # NaN lies nowhere.
+    is_inside = bool(np.all((pixels >= 0) & (pixels <= 1)))
+    checks.require(is_inside, place, "hold pixels in [0, 1]", "others")
+    pixels = np.rint(pixels.reshape(-1, 28, 28) * 255).astype(np.uint8)
+    return pixels, labels.astype(np.int32), user
 
 
 def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
     for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        for user in content["users"]:
-            data = content["user_data"][user]
-            pixels = np.asarray(data["x"], dtype=np.float32)
-            yield _as_bytes(pixels), np.asarray(data["y"], dtype=np.int32), user
+        content = files.parse_json(files.read_text(path), path)
+        whole: dict[str, Any] = content if isinstance(content, dict) else {}
+        users, data = whole.get("users"), whole.get("user_data")
+        is_leaf = isinstance(users, list) and isinstance(data, dict)
+        # By what they look like: not all that JSON holds can be put in an order.
+        if not is_leaf or sorted(map(repr, users)) != sorted(map(repr, data)):
+            raise ValueError(f"{path} must hold `users` and, once each, their `user_data`")
+        for user in users:
+            place, own = f"{path}, user {user!r},", data[user]
+            has_both = isinstance(own, dict) and own.keys() >= {"x", "y"}
+            checks.require(has_both, place, "hold `x` and `y`", type(own))
+            yield _writer(own["x"], own["y"], user, place)
 
 
 def _read_hdf5(path: pathlib.Path) -> Iterator[_Writer]:
-    with import_h5py(path).File(path, "r") as file:
-        for name, group in file["examples"].items():
-            labels = np.asarray(group["label"][()], dtype=np.int32).reshape(-1)
-            yield _as_bytes(group["pixels"][()]), labels, name
+    for user, arrays in hdf5_clients(path, "pixels", "label"):
+        yield _writer(arrays["pixels"], arrays["label"], user, f"{path}, user {user!r},")

@@ -1,12 +1,16 @@
 """Readers of file formats that several data sets share."""
 
+import contextlib
 import gzip
+import math
 import pathlib
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 
 _IDX_TYPES: dict[int, np.dtype] = {
     0x08: np.dtype(np.uint8),
@@ -17,6 +21,9 @@ _IDX_TYPES: dict[int, np.dtype] = {
     0x0E: np.dtype(">f8"),
 }
 
+# MNIST's have three.
+_MOST_DIMENSIONS = 8
+
 
 def read_bytes(path: pathlib.Path) -> bytes:
     """Reads a file, unpacked if its first bytes are those of gzip.
@@ -26,20 +33,30 @@ def read_bytes(path: pathlib.Path) -> bytes:
 
     Returns:
       Its content.
+
+    Raises:
+      ValueError: if it is packed and damaged.
     """
-    return maybe_gunzip(path.read_bytes())
+    return maybe_gunzip(path.read_bytes(), str(path))
 
 
-def maybe_gunzip(content: bytes) -> bytes:
+def maybe_gunzip(content: bytes, name: str) -> bytes:
     """Unpacks bytes that are gzip, and passes on all others.
 
     Args:
       content: packed or plain bytes.
+      name: what to call them in an error.
 
     Returns:
       Plain bytes.
+
+    Raises:
+      ValueError: if they are packed and damaged.
     """
-    return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    if content[:2] != b"\x1f\x8b":
+        return content
+    with files.reading(name, "be a whole gzip file", OSError, EOFError, zlib.error):
+        return gzip.decompress(content)
 
 
 def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
@@ -59,7 +76,10 @@ def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
       ValueError: if the header is none of IDX or the length is not what it says.
     """
     checks.require(
-        len(content) >= 4 and content[:2] == b"\0\0" and content[2] in _IDX_TYPES,
+        len(content) >= 4
+        and content[:2] == b"\0\0"
+        and content[2] in _IDX_TYPES
+        and 1 <= content[3] <= _MOST_DIMENSIONS,
         name,
         "start with an IDX header (0, 0, type, dimensions)",
         content[:4],
@@ -68,7 +88,7 @@ def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
     start = 4 + 4 * num_dims
     checks.require(len(content) >= start, name, f"have {num_dims} IDX dimensions", len(content))
     shape = tuple(int(n) for n in np.frombuffer(content, ">u4", num_dims, 4))
-    expected = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    expected = start + math.prod(shape) * dtype.itemsize
     checks.require(
         len(content) == expected,
         name,
@@ -92,6 +112,80 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
       ValueError: if the file is damaged.
     """
     return parse_idx(read_bytes(path), str(path))
+
+
+def require_labelled_images(
+    images: np.ndarray, labels: np.ndarray, images_name: str, labels_name: str
+) -> None:
+    """Requires what MNIST and its relatives are made of.
+
+    Args:
+      images: must be `[n, 28, 28]` bytes, at least one image.
+      labels: must be `[n]` bytes.
+      images_name: what to call the images in an error.
+      labels_name: what to call the labels in an error.
+
+    Raises:
+      ValueError: naming the file, the rule and what there is.
+    """
+    checks.require(
+        images.dtype == np.uint8 and images.shape[1:] == (28, 28) and len(images) > 0,
+        images_name,
+        "hold images of 28x28 bytes",
+        f"{images.dtype}{list(images.shape)}",
+    )
+    checks.require(
+        labels.dtype == np.uint8 and labels.shape == images.shape[:1],
+        labels_name,
+        f"hold a byte for each of the {len(images)} images in {images_name}",
+        f"{labels.dtype}{list(labels.shape)}",
+    )
+
+
+def require_classes(labels: np.ndarray, num_classes: int, name: str, first: int = 0) -> None:
+    """Requires every label to be a class.
+
+    Args:
+      labels: whole numbers, `[n]`.
+      num_classes: how many classes there are.
+      name: what to call the labels in an error.
+      first: the label of the first class.
+
+    Raises:
+      ValueError: naming the file, the rule, and the first label that is none and its row.
+    """
+    wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
+    if len(wrong):
+        rule = f"hold labels of {num_classes} classes, from {first} to {first + num_classes - 1}"
+        checks.require(False, name, rule, f"{labels[wrong[0]]} in row {wrong[0]}")
+
+
+def hdf5_clients(path: pathlib.Path, *fields: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Reads what TensorFlow Federated's HDF5 files hold: arrays under `examples/CLIENT/FIELD`.
+
+    Args:
+      path: the file.
+      *fields: the arrays that each client must have.
+
+    Yields:
+      Each client's name and its arrays.
+
+    Raises:
+      ImportError: if h5py is not installed.
+      ValueError: if the file is damaged or holds something else.
+    """
+    h5py = import_h5py(path)
+    damage = (OSError, RuntimeError, LookupError, ValueError, TypeError)
+    with contextlib.ExitStack() as stack:
+        with files.reading(path, "be a whole HDF5 file", *damage):
+            file = stack.enter_context(h5py.File(path, "r"))
+            groups = file.get("examples")
+            names = list(groups) if isinstance(groups, h5py.Group) else []
+        checks.require(bool(names), str(path), "hold clients under `examples`", "none")
+        for name in names:
+            with files.reading(path, f"hold {', '.join(fields)} of client {name!r}", *damage):
+                arrays = {field: np.asarray(groups[name][field][()]) for field in fields}
+            yield name, arrays
 
 
 def import_h5py(path: pathlib.Path) -> Any:

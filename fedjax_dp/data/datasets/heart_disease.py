@@ -16,6 +16,7 @@ from fedjax_dp.data.datasets.tabular import (
     Scaling,
     encode,
     feature_names,
+    read_table,
 )
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -36,6 +37,7 @@ COLUMNS: tuple[Column, ...] = (
     Numeric("ca", 0, 3),
     Categorical("thal", ("3", "6", "7")),
 )
+_DEGREE = Categorical("num", ("0", "1", "2", "3", "4"))
 
 
 def load(
@@ -90,10 +92,12 @@ def load(
 
 
 def _read(path: pathlib.Path) -> np.ndarray:
-    rows = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
-    widths = {len(row) for row in rows}
+    table = read_table(path, COLUMNS, _DEGREE, ",")
+    num_ill = int(np.sum(table[:, -1] != "0"))
     checks.require(
-        widths == {len(COLUMNS) + 1}, str(path), f"have {len(COLUMNS) + 1} columns", widths
+        min(num_ill, len(table) - num_ill) >= 2,
+        str(path),
+        "hold two patients or more who are healthy and two who are not",
+        f"{len(table) - num_ill} and {num_ill}",
     )
-    # Cleveland writes 1.0 where the others write 1.
-    return np.asarray([[cell.removesuffix(".0") for cell in row] for row in rows])
+    return table

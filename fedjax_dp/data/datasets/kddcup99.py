@@ -1,20 +1,31 @@
 """KDD Cup 1999, ten per cent: network connections, normal or one of 22 attacks."""
 
 import pathlib
+import re
 from typing import Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
 from fedjax_dp.data.datasets.formats import read_bytes
+from fedjax_dp.data.datasets.tabular import is_number
 
 TEXT_COLUMNS = (1, 2, 3)
 NUM_COLUMNS = 41
+NUMBER_COLUMNS = tuple(i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS)
 NORMAL = "normal."
+_PROTOCOLS = ("tcp", "udp", "icmp")
+_FLAGS = ("SF", "S0", "S1", "S2", "S3", "REJ", "RSTO", "RSTR", "RSTOS0", "SH", "OTH")
+_ATTACKS = (
+    "back buffer_overflow ftp_write guess_passwd imap ipsweep land loadmodule multihop neptune "
+    "nmap perl phf pod portsweep rootkit satan smurf spy teardrop warezclient warezmaster"
+)
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+_LABELS = (NORMAL, *(f"{attack}." for attack in _ATTACKS.split()))
 
 
 def load(
@@ -49,12 +60,7 @@ def load(
     checks.one_of("target", target, ("attack", "kind"))
     located = locate(CATALOG["kddcup99"], data_dir)
     (path,) = located.paths.values()
-    lines = read_bytes(path).decode("ascii").splitlines()
-    if distinct:
-        lines = list(dict.fromkeys(lines))
-    names = np.loadtxt(lines, dtype="U24", delimiter=",", usecols=(*TEXT_COLUMNS, NUM_COLUMNS))
-    number_columns = [i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS]
-    numbers = np.loadtxt(lines, dtype=np.float32, delimiter=",", usecols=number_columns)
+    names, numbers = _read(path, distinct)
     kinds, kind = np.unique(names[:, -1], return_inverse=True)
     if target == "attack":
         class_names: tuple[str, ...] = ("normal", "attack")
@@ -69,7 +75,7 @@ def load(
     mean = numbers[train].mean(axis=0, dtype=np.float64)
     deviation = numbers[train].std(axis=0, dtype=np.float64)
     numbers = ((numbers - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
-    blocks, features = [numbers], [f"column_{i}" for i in number_columns]
+    blocks, features = [numbers], [f"column_{i}" for i in NUMBER_COLUMNS]
     for i, column in enumerate(TEXT_COLUMNS):
         values, code = np.unique(names[:, i], return_inverse=True)
         blocks.append(np.eye(len(values), dtype=np.float32)[code])
@@ -85,3 +91,55 @@ def load(
         feature_names=tuple(features),
         origin=located.source.name,
     )
+
+
+def _read(path: pathlib.Path, distinct: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Reads protocol, service, flag and label, `[rows, 4]`, and numbers, `[rows, 38]`."""
+    rows = list(files.lines(files.as_text(read_bytes(path), path)))
+    checks.require(bool(rows), str(path), "hold rows", "none")
+    for number, line in rows:
+        if line.count(",") != NUM_COLUMNS:
+            width, rule = line.count(",") + 1, f"have {NUM_COLUMNS + 1} columns"
+            checks.require(False, files.at_line(path, number), rule, width)
+    if distinct:
+        rows = [(number, line) for line, number in _first_of_each(rows).items()]
+    lines = [line for _, line in rows]
+    columns = (*TEXT_COLUMNS, NUM_COLUMNS)
+    names = np.loadtxt(lines, dtype=str, delimiter=",", usecols=columns, comments=None)
+    names = names.reshape(len(rows), len(columns))
+    # Services are not listed anywhere but in the file.
+    services = tuple(str(name) for name in np.unique(names[:, 1]) if _WORD.fullmatch(name))
+    known = (_PROTOCOLS, services, _FLAGS, _LABELS)
+    for column, cells, values in zip(columns, names.T, known, strict=True):
+        wrong = np.flatnonzero(~np.isin(cells, values))
+        if len(wrong):
+            place = f"{files.at_line(path, rows[wrong[0]][0])}, column {column}"
+            rule = "a plain word" if values is services else f"one of {', '.join(values)}"
+            checks.require(False, place, f"hold {rule}", str(cells[wrong[0]]))
+    try:
+        numbers = np.loadtxt(
+            lines, dtype=np.float32, delimiter=",", usecols=NUMBER_COLUMNS, comments=None, ndmin=2
+        )
+    except ValueError as error:
+        raise _first_that_is_none(path, rows) from error
+    if not np.isfinite(numbers).all():
+        raise _first_that_is_none(path, rows)
+    return names, numbers
+
+
+def _first_of_each(rows: list[tuple[int, str]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, line in rows:
+        found.setdefault(line, number)
+    return found
+
+
+def _first_that_is_none(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
+    """Says which cell is no number; only then is there time to look at each."""
+    for number, line in rows:
+        cells = line.split(",")
+        for column in NUMBER_COLUMNS:
+            if not is_number(cells[column]):
+                place = f"{files.at_line(path, number)}, column {column}"
+                return ValueError(f"{place} must hold a number, got {cells[column]!r}")
+    return ValueError(f"{path} must hold numbers in columns {NUMBER_COLUMNS}")

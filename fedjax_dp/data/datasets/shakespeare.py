@@ -1,6 +1,5 @@
 """Shakespeare by role: the next character of what a role says."""
 
-import json
 import pathlib
 import re
 from collections.abc import Iterable
@@ -9,12 +8,12 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Count, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import import_h5py, read_bytes
+from fedjax_dp.data.datasets.formats import hdf5_clients, read_bytes
 
 # The 80 characters of LEAF's Shakespeare task (Caldas et al. 2018), in its order.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -64,13 +63,12 @@ def load(
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["shakespeare"], data_dir, source)
     if located.source.name == "plays":
-        text = read_bytes(located.paths["plays_by_role.jsonl.gz"]).decode("utf-8")
-        rows = [json.loads(line) for line in text.splitlines() if line]
-        speeches = {row["client"]: row["speeches"] for row in rows}
-        roles = _split(speeches, test_fraction, min_speeches)
+        path = located.paths["plays_by_role.jsonl.gz"]
+        roles = _split(_read_plays(path), test_fraction, min_speeches)
     else:
+        path = located.paths["shakespeare_train.h5"]
         roles = _read_hdf5(located, min_speeches)
-    return _dataset("shakespeare", roles, sequence_length, located.source.name)
+    return _dataset("shakespeare", roles, sequence_length, located.source.name, path)
 
 
 def load_tiny(
@@ -101,14 +99,17 @@ def load_tiny(
     """
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["tiny_shakespeare"], data_dir)
-    text = located.paths["input.txt"].read_text(encoding="utf-8")
-    _, *parts = _HEADING.split(text)
+    path = located.paths["input.txt"]
+    ahead, *parts = _HEADING.split(files.read_text(path))
+    checks.require(
+        not ahead.strip(), files.at_line(path, 1), "name a role and end in a colon", ahead[:40]
+    )
     speeches: dict[str, list[str]] = {}
     for role, speech in zip(parts[::2], parts[1::2], strict=True):
         if speech.strip():
             speeches.setdefault(role, []).append(speech.strip("\n"))
     roles = _split(speeches, test_fraction, min_speeches)
-    return _dataset("tiny_shakespeare", roles, sequence_length, located.source.name)
+    return _dataset("tiny_shakespeare", roles, sequence_length, located.source.name, path)
 
 
 def encode_text(text: str) -> np.ndarray:
@@ -159,25 +160,42 @@ def _split(speeches: dict[str, list[str]], test_fraction: float, min_speeches: i
             yield name, texts[:-num_test], texts[-num_test:]
 
 
+def _read_plays(path: pathlib.Path) -> dict[str, list[str]]:
+    speeches: dict[str, list[str]] = {}
+    for number, line in files.lines(files.as_text(read_bytes(path), path)):
+        place = files.at_line(path, number)
+        row = files.parse_json(line, place)
+        is_row = isinstance(row, dict) and row.keys() >= {"client", "speeches"}
+        checks.require(is_row, place, "be an object with `client` and `speeches`", row)
+        client, texts = row["client"], row["speeches"]
+        is_named = isinstance(client, str) and client not in speeches
+        checks.require(is_named, place, "name in `client` a role that no other line does", client)
+        are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        checks.require(are_texts, place, "hold a list of texts in `speeches`", texts)
+        speeches[client] = texts
+    return speeches
+
+
 def _read_hdf5(located: Located, min_speeches: int) -> Roles:
-    train_path = located.paths["shakespeare_train.h5"]
-    h5py = import_h5py(train_path)
-    with (
-        h5py.File(train_path, "r") as train,
-        h5py.File(located.paths["shakespeare_test.h5"], "r") as test,
-    ):
-        for name in train["examples"]:
-            parts = [
-                [snippet.decode("utf-8") for snippet in file["examples"][name]["snippets"][()]]
-                if name in file["examples"]
-                else []
-                for file in (train, test)
-            ]
-            if sum(map(len, parts)) >= min_speeches:
-                yield name, parts[0], parts[1]
+    parts: list[dict[str, list[str]]] = []
+    for name in ("shakespeare_train.h5", "shakespeare_test.h5"):
+        path, roles = located.paths[name], {}
+        for role, arrays in hdf5_clients(path, "snippets"):
+            texts = arrays["snippets"].tolist()
+            are_texts = isinstance(texts, list) and all(isinstance(t, bytes) for t in texts)
+            place = f"{path}, role {role!r},"
+            checks.require(are_texts, place, "hold texts in `snippets`", arrays["snippets"].dtype)
+            roles[role] = [files.as_text(text, place) for text in texts]
+        parts.append(roles)
+    train, test = parts
+    for role, texts in train.items():
+        if len(texts) + len(test.get(role, ())) >= min_speeches:
+            yield role, texts, test.get(role, [])
 
 
-def _dataset(name: str, roles: Roles, sequence_length: int, origin: str) -> Dataset:
+def _dataset(
+    name: str, roles: Roles, sequence_length: int, origin: str, path: pathlib.Path
+) -> Dataset:
     checks.whole("sequence_length", sequence_length)
     inputs: tuple[list, list] = ([], [])
     targets: tuple[list, list] = ([], [])
@@ -188,7 +206,9 @@ def _dataset(name: str, roles: Roles, sequence_length: int, origin: str) -> Data
             inputs[part].append(x)
             targets[part].append(y)
             clients[part].append(np.full(len(x), role))
-    checks.require(bool(inputs[0]), "min_speeches", "leave at least one role", "none left")
+    checks.require(
+        bool(inputs[0]), str(path), "hold a role with min_speeches or more speeches", "none"
+    )
     return Dataset(
         name,
         {"x": np.concatenate(inputs[0]), "y": np.concatenate(targets[0])},
