@@ -106,10 +106,11 @@ def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
         content = files.parse_json(files.read_text(path), path)
         whole: dict[str, Any] = content if isinstance(content, dict) else {}
         users, data = whole.get("users"), whole.get("user_data")
-        is_leaf = isinstance(users, list) and isinstance(data, dict)
+        if not isinstance(users, list) or not isinstance(data, dict):
+            raise ValueError(f"{path} must hold `users`, a list, and `user_data`, an object")
         # By what they look like: not all that JSON holds can be put in an order.
-        if not is_leaf or sorted(map(repr, users)) != sorted(map(repr, data)):
-            raise ValueError(f"{path} must hold `users` and, once each, their `user_data`")
+        are_same = sorted(map(repr, users)) == sorted(map(repr, data))
+        checks.require(are_same, str(path), "hold once each of `users` in `user_data`", users)
         for user in users:
             place, own = f"{path}, user {user!r},", data[user]
             has_both = isinstance(own, dict) and own.keys() >= {"x", "y"}

@@ -115,7 +115,7 @@ def read_table(
     """Reads a text file of rows whose last cell is the target.
 
     Args:
-      path: the file; empty lines, and lines that start with "|", are no rows.
+      path: the file; empty lines, and a first line that starts with "|", are no rows.
       columns: what its other cells hold, from left to right.
       target: what the last cell holds; it is never missing.
       separator: what stands between cells.
@@ -130,7 +130,7 @@ def read_table(
     width = len(columns) + 1
     numbers, rows = [], []
     for number, line in files.lines(files.read_text(path)):
-        if not line.startswith("|"):
+        if number > 1 or not line.startswith("|"):
             # Some write 1.0 where others write 1.
             row = [cell.removesuffix(".0") for cell in line.split(separator)]
             is_whole = len(row) == width
