@@ -1,5 +1,6 @@
 """Reading files: every failure names the file, the line where there is one, and the rule."""
 
+import codecs
 import contextlib
 import json
 import os
@@ -55,11 +56,12 @@ def as_text(content: bytes, where: Path) -> str:
       where: the file.
 
     Returns:
-      The text, its lines ended by line breaks alone.
+      The text without a byte order mark, its lines ended by line breaks alone.
 
     Raises:
       ValueError: if it is no text in UTF-8, naming file and line.
     """
+    content = content.removeprefix(codecs.BOM_UTF8)
     try:
         text = content.decode("utf-8")
         wrong = content.find(b"\0")

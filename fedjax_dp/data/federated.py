@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import tokenize
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,16 @@ from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
 _NAMES = "client_names.txt"
+# What NumPy raises for a header that is none.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    EOFError,
+    OSError,
+    OverflowError,
+    SyntaxError,
+    tokenize.TokenError,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +220,10 @@ class FederatedData:
         names: list[str] = []
         if names_file.exists():
             names = files.read_text(names_file).removesuffix("\n").split("\n")
-        with files.reading(directory, "be a store that agrees with itself", ValueError):
+            num_clients = len(offsets) - 1
+            rule = f"name the {num_clients} clients of {_OFFSETS}"
+            checks.require(len(names) == num_clients, str(names_file), rule, len(names))
+        with files.reading(directory / _OFFSETS, "fit the arrays beside it", ValueError):
             return cls(arrays, np.array(offsets), tuple(names))
 
     @classmethod
@@ -396,7 +410,7 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapped(path: pathlib.Path) -> np.ndarray:
     """Opens a `.npy` file as a memory map."""
-    with files.reading(path, "be a whole .npy file of numbers", ValueError, EOFError):
+    with files.reading(path, "be a whole .npy file", *_DAMAGE):
         array = np.lib.format.open_memmap(path, mode="r")
     kind, size = array.dtype.kind, path.stat().st_size
     checks.require(

@@ -93,11 +93,14 @@ def general_harms(
             excuse = reader.may_flip(path, at, data[at] ^ flip)
             yield Harm(f"byte {at} flipped", path, flipped, excuse=excuse)
         gone = "may be absent" if _is_in(path, reader.may_go) else ""
-        yield Harm("gone", path, None, excuse=gone)
+        # Of LEAF's files it is the folder that has to hold any.
+        folder = (path.parent.name,) if path.parent.name in ("train", "test") else ()
+        yield Harm("gone", path, None, excuse=gone, names=folder)
         yield Harm("a folder", path, "folder", excuse=gone)
         yield Harm("empty", path, b"")
         yield Harm("noise", path, rng.bytes(len(data)))
-        yield Harm("zeros", path, bytes(len(data)))
+        black = "black images of one class" if path.suffix == ".bin" else ""
+        yield Harm("zeros", path, bytes(len(data)), excuse=black)
         yield Harm("a cut gzip file", path, gzip.compress(data)[:-3])
         double = "any number of rows" if _is_in(path, reader.may_double) else ""
         yield Harm("twice", path, data + data, excuse=double)
@@ -201,9 +204,12 @@ def images_of(rng: np.random.Generator, count: int, side: int = 28) -> np.ndarra
     return rng.integers(0, 256, (count, side, side)).astype(np.uint8)
 
 
+LABELS = {"train": np.arange(6, dtype=np.uint8)[::-1], "t10k": np.arange(4, dtype=np.uint8)}
+
+
 def write_mnist(folder: pathlib.Path, rng: np.random.Generator) -> None:
     for prefix, count in (("train", 6), ("t10k", 4)):
-        images, labels = idx(images_of(rng, count)), idx(np.arange(count, dtype=np.uint8))
+        images, labels = idx(images_of(rng, count)), idx(LABELS[prefix])
         # One part is packed, the other is not.
         pack, end = (gzip.compress, ".gz") if prefix == "train" else (bytes, "")
         (folder / f"{prefix}-images-idx3-ubyte{end}").write_bytes(pack(images))
@@ -238,9 +244,12 @@ def idx_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
 
 def write_writers(folder: pathlib.Path, rng: np.random.Generator) -> None:
     write_mnist(folder, rng)
-    for part, count, pack, end in (("train", 6, gzip.compress, ".gz"), ("test", 4, bytes, "")):
-        table = rng.integers(0, 100, (count, 8)).astype(np.int32)
-        table[:, 0] = np.arange(count)
+    for part, labels, pack, end in (
+        ("train", LABELS["train"], gzip.compress, ".gz"),
+        ("test", LABELS["t10k"], bytes, ""),
+    ):
+        table = rng.integers(0, 100, (len(labels), 8)).astype(np.int32)
+        table[:, 0] = labels
         (folder / f"qmnist-{part}-labels-idx2-int{end}").write_bytes(pack(idx(table)))
 
 
@@ -891,13 +900,6 @@ def safetensors_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterato
     yield Harm("a huge header", path, struct.pack("<Q", 2**62) + b"{}")
 
 
-def read_model(folder: pathlib.Path) -> Any:
-    (path,) = {"model.npz", "model.safetensors"} & {p.name for p in folder.iterdir()} or {
-        "model.npz"
-    }
-    return read_params(folder / path)
-
-
 POINT = Point({"name": "point"}, ())
 
 
@@ -993,7 +995,11 @@ READERS = {
         whole_rows,
         may_double="kddcup.data_10_percent",
     ),
-    "kddcup99/packed": Reader(write_connections(is_packed=True), named("kddcup99")),
+    "kddcup99/packed": Reader(
+        write_connections(is_packed=True),
+        named("kddcup99"),
+        may_double="kddcup.data_10_percent.gz",
+    ),
     "store": Reader(
         write_store,
         read_store,
@@ -1002,9 +1008,14 @@ READERS = {
         may_go="ids.npy mask.npy y.npy client_names.txt",
         alike="ids.npy mask.npy y.npy",
     ),
-    "npz": Reader(write_parameters("npz"), read_model, npz_harms),
+    "npz": Reader(
+        write_parameters("npz"), lambda folder: read_params(folder / "model.npz"), npz_harms
+    ),
     "safetensors": Reader(
-        write_parameters("safetensors"), read_model, safetensors_harms, flip_safetensors
+        write_parameters("safetensors"),
+        lambda folder: read_params(folder / "model.safetensors"),
+        safetensors_harms,
+        flip_safetensors,
     ),
     "summary": Reader(
         write_summary,

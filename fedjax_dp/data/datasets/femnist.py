@@ -83,8 +83,9 @@ def _collect(
 
 def _writer(x: Any, y: Any, user: str, place: str) -> _Writer:
     """Requires images of 28x28 numbers in [0, 1], each with a class."""
-    with files.reading(place, "hold rows of numbers in `x` and `y`", ValueError, TypeError):
-        pixels, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+    with files.reading(place, "hold rows of one length in `x` and `y`", ValueError):
+        pixels, labels = np.asarray(x), np.asarray(y)
+    checks.require(pixels.dtype.kind in "iuf", place, "hold numbers as pixels", pixels.dtype)
     labels = labels.reshape(-1) if labels.size else np.zeros(0, np.int32)
     checks.require(labels.dtype.kind in "iu", place, "hold whole numbers as labels", labels.dtype)
     require_classes(labels, 62, place)
@@ -97,7 +98,7 @@ def _writer(x: Any, y: Any, user: str, place: str) -> _Writer:
     # NaN lies nowhere.
     is_inside = bool(np.all((pixels >= 0) & (pixels <= 1)))
     checks.require(is_inside, place, "hold pixels in [0, 1]", "others")
-    pixels = np.rint(pixels.reshape(-1, 28, 28) * 255).astype(np.uint8)
+    pixels = np.rint(pixels.reshape(-1, 28, 28) * np.float32(255)).astype(np.uint8)
     return pixels, labels.astype(np.int32), user
 
 
@@ -115,6 +116,9 @@ def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
             place, own = f"{path}, user {user!r},", data[user]
             has_both = isinstance(own, dict) and own.keys() >= {"x", "y"}
             checks.require(has_both, place, "hold `x` and `y`", type(own))
+            # NumPy would take a truth value for a number.
+            are_whole = isinstance(own["y"], list) and all(type(y) is int for y in own["y"])
+            checks.require(are_whole, place, "hold a list of whole numbers in `y`", own["y"])
             yield _writer(own["x"], own["y"], user, place)
 
 
