@@ -9,7 +9,7 @@ import dp_accounting
 import typer
 from rich.console import Console
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.calibration import calibrate_poisson
@@ -111,12 +111,14 @@ def report(
     checks.require(
         words.is_file() and data.is_file(), "RUN", "be a folder with privacy.md and .json", str(run)
     )
-    print((data if as_json else words).read_text(encoding="utf-8").rstrip())
+    print(files.read_text(data if as_json else words).rstrip())
     if not as_json:
         print("\nEvents, as charged:\n")
-        for claim in json.loads(data.read_text(encoding="utf-8"))["claims"]:
-            for history in claim["histories"]:
-                print(f"{claim['unit']}s {history['units']}: {json.dumps(history['event'])}")
+        rule = "be a privacy statement as a run writes it"
+        with files.reading(data, rule, TypeError, LookupError):
+            for claim in files.parse_json(files.read_text(data), data)["claims"]:
+                for history in claim["histories"]:
+                    print(f"{claim['unit']}s {history['units']}: {json.dumps(history['event'])}")
 
 
 @app.command()

@@ -9,14 +9,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks
-from fedjax_dp.core.damage import damage_named
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
 _NAMES = "client_names.txt"
 # Kinds of NumPy types that no model reads: objects, texts, times.
 _NO_NUMBERS = "OSUmM"
+# What NumPy raises for a header that is none.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    EOFError,
+    OSError,
+    OverflowError,
+    SyntaxError,
+    tokenize.TokenError,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +202,8 @@ class FederatedData:
           A store whose arrays are read from disk when they are indexed.
 
         Raises:
-          ValueError: if the folder has no offsets or no arrays, a file is damaged, or they do not
-            go together.
+          ValueError: if the folder has no offsets or no arrays, or a file is damaged or does
+            not fit the others.
         """
         directory = pathlib.Path(directory)
         checks.require(
@@ -203,18 +212,23 @@ class FederatedData:
             f"hold a file {_OFFSETS} and one .npy file for each array",
             str(directory),
         )
-        arrays = {
-            file.removesuffix(".npy"): _read_array(path, mmap_mode="r")
-            for path, file in _files(directory)
-            if file != _OFFSETS
-        }
-        offsets, names_file = _read_array(directory / _OFFSETS), directory / _NAMES
-        with damage_named(names_file, "text in UTF-8"):
-            text = names_file.read_text(encoding="utf-8") if names_file.is_file() else ""
-        try:
-            return cls(arrays, offsets, tuple(text.splitlines()))
-        except ValueError as error:
-            raise ValueError(f"{directory} holds no store: {error}") from error
+        arrays = {file.removesuffix(".npy"): _mapped(path) for path, file in _files(directory)}
+        offsets = arrays.pop(_OFFSETS.removesuffix(".npy"))
+        checks.require(
+            offsets.dtype.kind in "iu",
+            str(directory / _OFFSETS),
+            "hold whole numbers",
+            str(offsets.dtype),
+        )
+        names_file = directory / _NAMES
+        names: list[str] = []
+        if names_file.exists():
+            names = files.read_text(names_file).removesuffix("\n").split("\n")
+            num_clients = len(offsets) - 1
+            rule = f"name the {num_clients} clients of {_OFFSETS}"
+            checks.require(len(names) == num_clients, str(names_file), rule, len(names))
+        with files.reading(directory / _OFFSETS, "fit the arrays beside it", ValueError):
+            return cls(arrays, np.array(offsets), tuple(names))
 
     @classmethod
     def from_clients(
@@ -339,15 +353,6 @@ class FederatedData:
         return cls.from_client_ids(examples, ids, keep_order=True)
 
 
-def _read_array(path: pathlib.Path, **options: Any) -> np.ndarray:
-    # NumPy raises ValueErrors, and those of Python's parser, for a header that is none.
-    kinds = (ValueError, SyntaxError, TypeError, tokenize.TokenError)
-    with damage_named(path, ".npy file of numbers", *kinds):
-        array = np.load(path, allow_pickle=False, **options)
-    checks.require(isinstance(array, np.ndarray), str(path), "be a .npy file", type(array).__name__)
-    return array
-
-
 def example_structure(data: FederatedData) -> Any:
     """Describes one example of a store, for tracing a model without touching the data.
 
@@ -405,6 +410,22 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
         checks.require(last not in inner, "examples", "name each array once", name)
         inner[last] = value
     return tree
+
+
+def _mapped(path: pathlib.Path) -> np.ndarray:
+    """Opens a `.npy` file as a memory map."""
+    with files.reading(path, "be a whole .npy file", *_DAMAGE):
+        array = np.lib.format.open_memmap(path, mode="r")
+    kind, size = array.dtype.kind, path.stat().st_size
+    checks.require(
+        kind in "biufc" and array.ndim > 0,
+        str(path),
+        "hold numbers or truth values in rows",
+        f"{array.dtype}{list(array.shape)}",
+    )
+    whole = array.offset + array.nbytes
+    checks.require(size == whole, str(path), f"hold {whole} bytes, as its header says", size)
+    return array
 
 
 def _files(directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:

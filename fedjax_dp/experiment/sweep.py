@@ -4,7 +4,6 @@ A study names a configuration file and its axes; each point of the grid is one o
 """
 
 import itertools
-import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_dp.core.damage import damage_named
+from fedjax_dp.core import checks, files
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.folder import CONFIG_FILE
@@ -163,8 +162,8 @@ def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]
         file = output / point.name / "summary.json"
         if file.is_file():
             # An axis keeps its name for what a summary may call otherwise, such as the algorithm.
-            with damage_named(file, "JSON file"):
-                row = json.loads(file.read_text(encoding="utf-8"))
+            row = files.parse_json(files.read_text(file), file)
+            checks.require(isinstance(row, dict), str(file), "hold an object", row)
             rows.append(row | point.values)
     return rows
 

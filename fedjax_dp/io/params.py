@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.trees import PyTree
 
 Format = Literal["safetensors", "npz", "orbax"]
@@ -66,16 +66,19 @@ def read_params(path: str | pathlib.Path) -> dict[str, np.ndarray]:
     checks.require(path.suffix in kinds, "path", f"end in {' or '.join(kinds)}", str(path))
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
-    try:
+    # The readers raise errors of many kinds for files that are cut off or no such files.
+    with files.reading(path, f"be a whole {path.suffix} file of arrays", Exception):
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        from safetensors.flax import load_file
+                named = {name: archive[name] for name in archive.files}
+        else:
+            from safetensors.flax import load_file
 
-        return {name: np.asarray(array) for name, array in load_file(str(path)).items()}
-    except Exception as error:
-        # The readers raise errors of many kinds for files that are cut off or no such files.
-        raise ValueError(f"{path} must be a whole {path.suffix} file: {error}") from error
+            named = {name: np.asarray(array) for name, array in load_file(str(path)).items()}
+    for name, array in named.items():
+        is_array = isinstance(array, np.ndarray)
+        checks.require(is_array, f"{path}, {name!r},", "be an array", type(array))
+    return named
 
 
 def by_path(params: PyTree) -> dict[str, np.ndarray]:

@@ -68,7 +68,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
 )
 
-_CLASSES = ("<=50K", ">50K")
+_CLASSES, _TEST_CLASSES = ("<=50K", ">50K"), ("<=50K.", ">50K.")
 
 
 def load(
@@ -93,10 +93,17 @@ def load(
       ValueError: if a file is damaged or an option is unknown.
     """
     located = locate(CATALOG["adult"], data_dir)
-    tables = [_read(located.paths[name]) for name in ("adult.data", "adult.test")]
+    # In adult.test, labels end in a full stop.
+    tables = [
+        read_table(located.paths[name], COLUMNS, Categorical("income", labels), ", ")
+        for name, labels in (("adult.data", _CLASSES), ("adult.test", _TEST_CLASSES))
+    ]
     if drop_missing:
         tables = [table[(table != MISSING).all(axis=1)] for table in tables]
-    labels = [(table[:, -1] == _CLASSES[1]).astype(np.int32) for table in tables]
+    labels = [
+        (table[:, -1] == more).astype(np.int32)
+        for table, (_, more) in zip(tables, (_CLASSES, _TEST_CLASSES), strict=True)
+    ]
     x_train, x_test = encode(COLUMNS, tables[0][:, :-1], tables[1][:, :-1], scaling)
     return Dataset(
         "adult",
@@ -108,9 +115,3 @@ def load(
         feature_names=feature_names(COLUMNS),
         origin=located.source.name,
     )
-
-
-def _read(path: pathlib.Path) -> np.ndarray:
-    # The first line of adult.test starts with "|" and is no row; its labels end in a full stop.
-    columns = (*COLUMNS, Categorical("label", _CLASSES, can_miss=False))
-    return read_table(path, columns, separator=", ", clean=lambda line: line.rstrip(" ."))

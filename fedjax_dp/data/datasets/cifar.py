@@ -1,22 +1,20 @@
 """CIFAR-10 from its published batches or from a tree of image files."""
 
-import contextlib
 import io
+import lzma
 import pathlib
 import pickle
 import tarfile
-from collections.abc import Callable, Iterator
-from functools import partial
+import zlib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
-from fedjax_dp.core.damage import damage_named
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import check_images, open_packed
 
 CLASS_NAMES = (
     "airplane",
@@ -31,7 +29,6 @@ CLASS_NAMES = (
     "truck",
 )
 
-_BLOCK = 2**20
 _ROW = 1 + 3 * 32 * 32
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 
@@ -43,6 +40,20 @@ _SAFE_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
 }
+
+# What unpickling raises for bytes that are no pickle, by the manual, and what a wrong length does.
+_PICKLE_DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+_ARCHIVE_DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 Part = tuple[np.ndarray, np.ndarray]
 
@@ -72,11 +83,11 @@ def load(
       ValueError: if a file is damaged.
     """
     located = locate(CATALOG["cifar10"], data_dir, source)
-    readers: dict[str, Callable[[Located], tuple[Part, Part]]] = {
-        "binary": partial(_from_files, parse=parse_binary),
-        "binary archive": partial(_from_archive, parse=parse_binary, ending=".bin"),
-        "python": partial(_from_files, parse=parse_python),
-        "python archive": partial(_from_archive, parse=parse_python),
+    readers = {
+        "binary": _from_binary,
+        "binary archive": _from_binary_archive,
+        "python": _from_python,
+        "python archive": _from_python_archive,
         "images": _from_tree,
         "jpeg archive": _from_image_archive,
     }
@@ -128,30 +139,23 @@ def parse_python(content: bytes, name: str) -> Part:
     Raises:
       ValueError: if the pickle asks for anything but NumPy arrays, or holds no batch.
     """
-    try:
+    with files.reading(name, "be a pickled CIFAR batch", *_PICKLE_DAMAGE):
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:
-        # A harmed pickle calls the constructors of arrays with anything, and so raises anything.
-        raise ValueError(f"{name} must be a pickled CIFAR batch, got: {error}") from error
-    batch = {
-        key.decode() if isinstance(key, bytes) else key: value
-        for key, value in (batch.items() if isinstance(batch, dict) else ())
-    }
-    checks.require(
-        {"data", "labels"} <= set(batch), name, "hold `data` and `labels`", sorted(batch)
-    )
-    planes = np.asarray(batch["data"], None if isinstance(batch["data"], np.ndarray) else object)
+    # Python 2 wrote the published batches, whose keys are bytes.
+    held = batch if isinstance(batch, dict) else {}
+    planes, labels = (held.get(key.encode(), held.get(key)) for key in ("data", "labels"))
+    if not (isinstance(planes, np.ndarray) and isinstance(labels, list)):
+        found = type(planes), type(labels)
+        raise ValueError(f"{name} must hold `data` and `labels`, an array and a list, got {found}")
     checks.require(
         planes.dtype == np.uint8 and planes.shape[1:] == (_ROW - 1,),
         name,
         f"hold uint8 rows of {_ROW - 1} values",
-        (str(planes.dtype), planes.shape),
+        (planes.dtype, planes.shape),
     )
-    labels = batch["labels"]
-    is_list = isinstance(labels, list) and all(type(label) is int for label in labels)
-    rule = "hold a list of whole numbers as labels"
-    checks.require(is_list, name, rule, type(labels).__name__)
-    return _from_planes(planes, np.asarray(labels), name)
+    are_whole = all(isinstance(label, int) for label in labels)
+    checks.require(are_whole, name, "hold whole numbers as `labels`", "others")
+    return _from_planes(planes, np.array(labels), name)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -164,98 +168,122 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _from_planes(planes: np.ndarray, labels: np.ndarray, name: str) -> Part:
-    images = np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-    check_images(images[..., 0], labels, 10, side=32, names=(name, name))
-    return images, labels.astype(np.int32)
+    is_whole = len(labels) == len(planes) > 0 and bool(np.all((labels >= 0) & (labels < 10)))
+    checks.require(is_whole, name, "hold a label from 0 to 9 for each image", "others")
+    images = planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels.astype(np.int32)
 
 
 def _join(parts: list[Part]) -> Part:
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-def _from_batches(contents: dict[str, bytes], parse: Any, place: pathlib.Path) -> tuple[Part, Part]:
-    def named(start: str) -> list[Part]:
-        names = [n for n in sorted(contents) if pathlib.PurePosixPath(n).name.startswith(start)]
-        return [parse(contents[name], name) for name in names]
-
-    train, test = named("data_batch"), named("test_batch")
-    is_whole = len(train) == 5 and len(test) == 1
-    rule = "hold five training batches and a test batch"
-    checks.require(is_whole, str(place), rule, sorted(contents))
+def _from_batches(contents: dict[str, bytes], parse: Any, where: str) -> tuple[Part, Part]:
+    train = [
+        parse(contents[name], f"{where}/{name}")
+        for name in sorted(contents)
+        if "data_batch" in name
+    ]
+    test = [
+        parse(contents[name], f"{where}/{name}")
+        for name in sorted(contents)
+        if "test_batch" in name
+    ]
+    checks.require(
+        len(train) == 5 and len(test) == 1,
+        where,
+        "hold five training batches and a test batch",
+        sorted(contents),
+    )
     return _join(train), test[0]
 
 
+def _from_binary(located: Located) -> tuple[Part, Part]:
+    return _from_files(located, parse_binary)
+
+
+def _from_python(located: Located) -> tuple[Part, Part]:
+    return _from_files(located, parse_python)
+
+
 def _from_files(located: Located, parse: Any) -> tuple[Part, Part]:
-    paths = list(located.paths.values())
-    return _from_batches({str(p): p.read_bytes() for p in paths}, parse, paths[0].parent)
+    folder = str(next(iter(located.paths.values())).parent)
+    contents = {name: path.read_bytes() for name, path in located.paths.items()}
+    return _from_batches(contents, parse, folder)
 
 
-def _from_archive(located: Located, parse: Any, ending: str = "") -> tuple[Part, Part]:
+def _from_binary_archive(located: Located) -> tuple[Part, Part]:
     (path,) = located.paths.values()
-    contents = {n: c for n, c in _members(path) if n.endswith(ending)}
-    return _from_batches(contents, parse, path)
+    batches = {name: content for name, content in _members(path, "_batch") if ".bin" in name}
+    return _from_batches(batches, parse_binary, str(path))
 
 
-def _members(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+def _from_python_archive(located: Located) -> tuple[Part, Part]:
+    (path,) = located.paths.values()
+    return _from_batches(dict(_members(path, "_batch")), parse_python, str(path))
+
+
+def _members(path: pathlib.Path, pattern: str = "") -> Iterator[tuple[str, bytes]]:
     """Reads the plain files of an archive one after the other, without unpacking to disk."""
-    with damage_named(path, "tar archive"), open_packed(path) as packed:
-        with tarfile.open(fileobj=packed, mode="r|") as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    yield f"{path}/{member.name}", content.read()
-        # The checksum of what is packed stands behind the end of the archive.
-        while packed.read(_BLOCK):
-            pass
+    with files.reading(path, "be a whole archive", *_ARCHIVE_DAMAGE), tarfile.open(path) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None and pattern in member.name:
+                yield member.name, content.read()
+        assert archive.fileobj is not None
+        # Checksums are looked at where a file ends, and a damaged header ends an archive early.
+        rest = archive.fileobj.read(-1)
+    checks.require(not rest.strip(b"\0"), str(path), "end with its last member", "more behind it")
 
 
 def _from_image_archive(located: Located) -> tuple[Part, Part]:
     (path,) = located.paths.values()
-    return _from_images(_members(path), path)
+    return _from_images(_members(path), str(path))
 
 
 def _from_tree(located: Located) -> tuple[Part, Part]:
-    files = (
-        (path.as_posix(), path.read_bytes())
-        for part in ("train", "test")
-        for path in sorted(located.paths[part].rglob("*"))
-        if path.is_file() or path.suffix.lower() in _IMAGE_SUFFIXES
+    root = located.paths["train"].parent
+    return _from_images(
+        (
+            (path.relative_to(root).as_posix(), path.read_bytes())
+            for part in ("train", "test")
+            for path in sorted(located.paths[part].rglob("*"))
+            if _is_image(path.name)
+        ),
+        str(root),
     )
-    return _from_images(files, located.paths["train"].parent)
 
 
-@contextlib.contextmanager
-def _image_named(name: str) -> Iterator[None]:
-    """Names an image that cannot be decoded."""
-    try:
-        yield
-    except Exception as error:
-        # The library raises errors of many kinds for images that are cut off or none.
-        raise ValueError(f"{name} must be a whole image: {error}") from error
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(_IMAGE_SUFFIXES)
 
 
-def _from_images(files: Iterator[tuple[str, bytes]], place: pathlib.Path) -> tuple[Part, Part]:
+def _from_images(images: Iterator[tuple[str, bytes]], where: str) -> tuple[Part, Part]:
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError(
             "reading image files needs the package pillow: `pip install 'fedjax-dp[images]'`"
         ) from error
+    damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     decoded: dict[str, list[tuple[str, int, np.ndarray]]] = {"train": [], "test": []}
-    for name, content in files:
-        path = pathlib.PurePosixPath(name)
-        if path.suffix.lower() not in _IMAGE_SUFFIXES:
+    for name, content in images:
+        if not _is_image(name):
             continue
+        path, place = pathlib.PurePosixPath(name), f"{where}/{name}"
         part, class_name = path.parts[-3:-1] if len(path.parts) >= 3 else ("", "")
-        checks.require(part in decoded, name, "lie in train/CLASS/ or test/CLASS/", part)
-        checks.one_of(f"the class folder of {name}", class_name, CLASS_NAMES)
-        with _image_named(name), Image.open(io.BytesIO(content)) as image:
-            pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-        checks.require(pixels.shape == (32, 32, 3), name, "be 32x32 pixels", pixels.shape)
+        checks.require(part in decoded, place, "lie in train/CLASS/ or test/CLASS/", part)
+        checks.one_of(f"the class folder of {place}", class_name, CLASS_NAMES)
+        with files.reading(place, "be an image", *damage):
+            opened = Image.open(io.BytesIO(content))
+        # Before it is decoded, which for a damaged size could take any memory.
+        checks.require(opened.size == (32, 32), place, "be 32x32 pixels", opened.size)
+        with files.reading(place, "be a whole image", *damage):
+            pixels = np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))
         decoded[part].append((name, CLASS_NAMES.index(class_name), pixels))
     result = []
     for part, rows in decoded.items():
-        checks.require(bool(rows), f"{place}: {part}", "hold images", 0)
+        checks.require(bool(rows), where, f"hold images in {part}/CLASS/", "none")
         rows.sort(key=lambda row: row[0])
         labels = np.array([label for _, label, _ in rows], dtype=np.int32)
         result.append((np.stack([pixels for _, _, pixels in rows]), labels))

@@ -2,20 +2,21 @@
 
 import pathlib
 import zipfile
+import zlib
 from typing import Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
-from fedjax_dp.core.damage import damage_named
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets import catalog
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.files import Located, locate
 from fedjax_dp.data.datasets.formats import (
-    check_images,
     maybe_gunzip,
     parse_idx,
     read_idx,
+    require_classes,
+    require_labelled_images,
 )
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
@@ -57,14 +58,12 @@ def load(
     arrays = {name: _read(located, name) for name in names}
     parts = []
     for images_name, labels_name in (names[:2], names[2:]):
-        (stored, images_place), (counted, labels_place) = (
-            arrays[name] for name in (images_name, labels_name)
-        )
+        (images, images_place), (labels, labels_place) = arrays[images_name], arrays[labels_name]
+        require_labelled_images(images, labels, images_place, labels_place)
         first = int(split == "letters")
-        labels = counted.astype(np.int32) - first if counted.dtype.kind in "iu" else counted
-        check_images(stored, labels, NUM_CLASSES[split], names=(images_place, labels_place))
-        images = np.ascontiguousarray(stored.swapaxes(1, 2))[..., np.newaxis]
-        parts.append({"x": as_images(images, dtype), "y": labels})
+        require_classes(labels, NUM_CLASSES[split], labels_place, first)
+        upright = np.ascontiguousarray(images.swapaxes(1, 2))[..., np.newaxis]
+        parts.append({"x": as_images(upright, dtype), "y": labels.astype(np.int32) - first})
     return Dataset(
         "emnist",
         parts[0],
@@ -76,13 +75,16 @@ def load(
 
 
 def _read(located: Located, name: str) -> tuple[np.ndarray, str]:
-    """Gives an array and where it is from."""
+    """Reads an array; gives it and where it lies."""
     if located.source.name == "idx":
         return read_idx(located.paths[name]), str(located.paths[name])
     path = located.paths["gzip.zip"]
-    with damage_named(path, "zip archive"), zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            if pathlib.PurePosixPath(member).name == name:
-                place = f"{path}: {member}"
-                return parse_idx(maybe_gunzip(archive.read(member), place), place), place
-    raise ValueError(f"{path} must hold {name}")
+    # A damaged entry may ask for a password or a method that there is not.
+    damage = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
+    rule = f"be a whole zip archive that holds {name}"
+    with files.reading(path, rule, *damage, KeyError), zipfile.ZipFile(path) as archive:
+        members = [m for m in archive.namelist() if pathlib.PurePosixPath(m).name == name]
+        content = archive.read(members[0]) if members else b""
+    checks.require(bool(members), str(path), f"hold {name}", "no such member")
+    place = f"{path}: {members[0]}"
+    return parse_idx(maybe_gunzip(content, place), place), place

@@ -1,22 +1,19 @@
 """FEMNIST: handwritten digits and letters with their writers as natural clients."""
 
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
-from fedjax_dp.core.damage import damage_named
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.formats import check_labels, groups_of, open_hdf5
+from fedjax_dp.data.datasets.formats import hdf5_clients, require_classes
 
 # images [n, 28, 28] as bytes, dark on bright; labels [n]; the writer
 _Writer = tuple[np.ndarray, np.ndarray, str]
-_LEAF = ("users", "user_data")
 
 
 def load(
@@ -81,60 +78,50 @@ def _collect(
         names.append(name)
     checks.require(bool(names), str(path), "hold writers", "none")
     sizes = [len(y) for y in labels]
-    flat = np.concatenate(labels)
-    return np.concatenate(images), flat, np.repeat(np.asarray(names), sizes)
+    return np.concatenate(images), np.concatenate(labels), np.repeat(np.asarray(names), sizes)
 
 
-def _writer(pixels: Any, labels: Any, name: str, place: str) -> _Writer:
-    x, y = _as_bytes(pixels, place), _as_labels(labels, place)
-    checks.require(len(x) == len(y), place, f"have one label for each of {len(x)} images", len(y))
-    return x, y, name
-
-
-def _as_bytes(pixels: Any, place: str) -> np.ndarray:
-    pixels = _as_array(pixels, np.float32, place)
-    is_image = pixels.ndim > 0 and pixels[:1].size in (0, 28 * 28)
-    checks.require(is_image, place, "have images of 28 x 28 pixels", pixels.shape)
-    inside = bool(np.all((pixels >= 0) & (pixels <= 1)))
-    checks.require(inside, place, "have pixels in [0, 1]", "another")
-    return np.rint(pixels.reshape(-1, 28, 28) * 255).astype(np.uint8)
-
-
-def _as_labels(labels: Any, place: str) -> np.ndarray:
-    labels = _as_array(labels, None, place)
-    labels = labels.astype(np.int32) if labels.size == 0 else labels
-    check_labels(labels, 62, place)
-    return labels.astype(np.int32)
-
-
-def _as_array(values: Any, dtype: Any, place: str) -> np.ndarray:
-    try:
-        return np.asarray(values, dtype)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{place} must hold arrays of numbers: {error}") from error
-
-
-def _is_leaf(content: Any) -> bool:
-    users, data = (content.get(k) if isinstance(content, dict) else None for k in _LEAF)
-    if not isinstance(users, list) or not isinstance(data, dict):
-        return False
-    known = [isinstance(u, str) and isinstance(data.get(u), dict) for u in users]
-    return bool(users) and all(known) and all({"x", "y"} <= set(data[user]) for user in users)
+def _writer(x: Any, y: Any, user: str, place: str) -> _Writer:
+    """Requires images of 28x28 numbers in [0, 1], each with a class."""
+    with files.reading(place, "hold rows of one length in `x` and `y`", ValueError):
+        pixels, labels = np.asarray(x), np.asarray(y)
+    checks.require(pixels.dtype.kind in "iuf", place, "hold numbers as pixels", pixels.dtype)
+    labels = labels.reshape(-1) if labels.size else np.zeros(0, np.int32)
+    checks.require(labels.dtype.kind in "iu", place, "hold whole numbers as labels", labels.dtype)
+    require_classes(labels, 62, place)
+    checks.require(
+        pixels.size == 28 * 28 * len(labels) and pixels.shape[:1] == labels.shape,
+        place,
+        f"hold an image of 28x28 pixels for each of its {len(labels)} labels",
+        pixels.shape,
+    )
+    # NaN lies nowhere.
+    is_inside = bool(np.all((pixels >= 0) & (pixels <= 1)))
+    checks.require(is_inside, place, "hold pixels in [0, 1]", "others")
+    pixels = np.rint(pixels.reshape(-1, 28, 28) * np.float32(255)).astype(np.uint8)
+    return pixels, labels.astype(np.int32), user
 
 
 def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
     for path in sorted(folder.glob("*.json")):
-        with damage_named(path, "JSON file"):
-            content = json.loads(path.read_text(encoding="utf-8"))
-        rule = "hold `users`, and `x` and `y` of each in `user_data`"
-        checks.require(_is_leaf(content), str(path), rule, str(type(content).__name__))
-        for user in content["users"]:
-            data, place = content["user_data"][user], f"{path}, user {user!r},"
-            yield _writer(data["x"], data["y"], user, place)
+        content = files.parse_json(files.read_text(path), path)
+        whole: dict[str, Any] = content if isinstance(content, dict) else {}
+        users, data = whole.get("users"), whole.get("user_data")
+        if not isinstance(users, list) or not isinstance(data, dict):
+            raise ValueError(f"{path} must hold `users`, a list, and `user_data`, an object")
+        # By what they look like: not all that JSON holds can be put in an order.
+        are_same = sorted(map(repr, users)) == sorted(map(repr, data))
+        checks.require(are_same, str(path), "hold once each of `users` in `user_data`", users)
+        for user in users:
+            place, own = f"{path}, user {user!r},", data[user]
+            has_both = isinstance(own, dict) and own.keys() >= {"x", "y"}
+            checks.require(has_both, place, "hold `x` and `y`", type(own))
+            # NumPy would take a truth value for a number.
+            are_whole = isinstance(own["y"], list) and all(type(y) is int for y in own["y"])
+            checks.require(are_whole, place, "hold a list of whole numbers in `y`", own["y"])
+            yield _writer(own["x"], own["y"], user, place)
 
 
 def _read_hdf5(path: pathlib.Path) -> Iterator[_Writer]:
-    with open_hdf5(path) as file:
-        for name, group in groups_of(file, path, ("pixels", "label")):
-            place = f"{path}, writer {name!r},"
-            yield _writer(group["pixels"], group["label"].reshape(-1), name, place)
+    for user, arrays in hdf5_clients(path, "pixels", "label"):
+        yield _writer(arrays["pixels"], arrays["label"], user, f"{path}, user {user!r},")

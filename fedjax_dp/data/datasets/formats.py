@@ -1,17 +1,16 @@
 """Readers of file formats that several data sets share."""
 
-import bz2
 import contextlib
 import gzip
-import lzma
+import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from fedjax_dp.core import checks
-from fedjax_dp.core.damage import damage_named
+from fedjax_dp.core import checks, files
 
 _IDX_TYPES: dict[int, np.dtype] = {
     0x08: np.dtype(np.uint8),
@@ -21,6 +20,9 @@ _IDX_TYPES: dict[int, np.dtype] = {
     0x0D: np.dtype(">f4"),
     0x0E: np.dtype(">f8"),
 }
+
+# MNIST's have three.
+_MOST_DIMENSIONS = 8
 
 
 def read_bytes(path: pathlib.Path) -> bytes:
@@ -38,24 +40,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
     return maybe_gunzip(path.read_bytes(), str(path))
 
 
-def read_text(path: pathlib.Path) -> str:
-    """Reads a text, unpacked if its first bytes are those of gzip.
-
-    Args:
-      path: the file.
-
-    Returns:
-      Its text.
-
-    Raises:
-      ValueError: if it is damaged, or not in UTF-8.
-    """
-    content = read_bytes(path)
-    with damage_named(path, "text in UTF-8"):
-        return content.decode("utf-8")
-
-
-def maybe_gunzip(content: bytes, name: str = "content") -> bytes:
+def maybe_gunzip(content: bytes, name: str) -> bytes:
     """Unpacks bytes that are gzip, and passes on all others.
 
     Args:
@@ -70,75 +55,8 @@ def maybe_gunzip(content: bytes, name: str = "content") -> bytes:
     """
     if content[:2] != b"\x1f\x8b":
         return content
-    with damage_named(name, "gzip file"):
+    with files.reading(name, "be a whole gzip file", OSError, EOFError, zlib.error):
         return gzip.decompress(content)
-
-
-def check_images(
-    images: np.ndarray,
-    labels: np.ndarray,
-    num_classes: int,
-    *,
-    side: int = 28,
-    names: tuple[str, str],
-) -> None:
-    """Checks what image files hold.
-
-    Args:
-      images: `[examples, side, side]`, uint8.
-      labels: `[examples]`, integers from 0 on.
-      num_classes: how many classes there are.
-      side: height and width in pixels.
-      names: the files of images and labels.
-
-    Raises:
-      ValueError: naming the file, the rule and what was found.
-    """
-    is_image = images.dtype == np.uint8 and images.ndim == 3 and images.shape[1:] == (side, side)
-    rule = f"hold images of {side} x {side} bytes"
-    checks.require(is_image, names[0], rule, (str(images.dtype), images.shape))
-    checks.require(len(images) > 0, names[0], "hold at least one image", 0)
-    rule = f"hold one label for each of the {len(images)} images in {names[0]}"
-    checks.require(labels.shape == images.shape[:1], names[1], rule, labels.shape)
-    check_labels(labels, num_classes, names[1])
-
-
-def check_labels(labels: np.ndarray, num_classes: int, name: str) -> None:
-    """Checks that labels are classes.
-
-    Args:
-      labels: `[examples]`.
-      num_classes: how many classes there are.
-      name: the file that they are from.
-
-    Raises:
-      ValueError: naming the file, the first wrong label and its place.
-    """
-    checks.require(labels.dtype.kind in "iu", name, "hold whole numbers as labels", labels.dtype)
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(wrong):
-        rule = f"hold labels from 0 to {num_classes - 1}"
-        checks.require(False, name, rule, f"{labels[wrong[0]]} as label {wrong[0]}")
-
-
-def open_packed(path: pathlib.Path) -> IO[bytes]:
-    """Opens a file, unpacked if its first bytes are those of gzip, xz or bzip2.
-
-    Args:
-      path: the file.
-
-    Returns:
-      The open file; reading to its end checks what is packed.
-    """
-    with path.open("rb") as file:
-        start = file.read(6)
-    openers: dict[bytes, Callable[..., Any]] = {
-        b"\x1f\x8b": gzip.open,
-        b"\xfd7zXZ\0": lzma.open,
-        b"BZh": bz2.open,
-    }
-    opener = next((found for magic, found in openers.items() if start.startswith(magic)), None)
-    return path.open("rb") if opener is None else opener(path, "rb")
 
 
 def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
@@ -158,7 +76,10 @@ def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
       ValueError: if the header is none of IDX or the length is not what it says.
     """
     checks.require(
-        len(content) >= 4 and content[:2] == b"\0\0" and content[2] in _IDX_TYPES,
+        len(content) >= 4
+        and content[:2] == b"\0\0"
+        and content[2] in _IDX_TYPES
+        and 1 <= content[3] <= _MOST_DIMENSIONS,
         name,
         "start with an IDX header (0, 0, type, dimensions)",
         content[:4],
@@ -167,7 +88,7 @@ def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
     start = 4 + 4 * num_dims
     checks.require(len(content) >= start, name, f"have {num_dims} IDX dimensions", len(content))
     shape = tuple(int(n) for n in np.frombuffer(content, ">u4", num_dims, 4))
-    expected = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    expected = start + math.prod(shape) * dtype.itemsize
     checks.require(
         len(content) == expected,
         name,
@@ -193,19 +114,91 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
     return parse_idx(read_bytes(path), str(path))
 
 
-@contextlib.contextmanager
-def open_hdf5(path: pathlib.Path) -> Iterator[Any]:
-    """Opens an HDF5 file for reading.
+def require_labelled_images(
+    images: np.ndarray, labels: np.ndarray, images_name: str, labels_name: str
+) -> None:
+    """Requires what MNIST and its relatives are made of.
+
+    Args:
+      images: must be `[n, 28, 28]` bytes, at least one image.
+      labels: must be `[n]` bytes.
+      images_name: what to call the images in an error.
+      labels_name: what to call the labels in an error.
+
+    Raises:
+      ValueError: naming the file, the rule and what there is.
+    """
+    checks.require(
+        images.dtype == np.uint8 and images.shape[1:] == (28, 28) and len(images) > 0,
+        images_name,
+        "hold images of 28x28 bytes",
+        f"{images.dtype}{list(images.shape)}",
+    )
+    checks.require(
+        labels.dtype == np.uint8 and labels.shape == images.shape[:1],
+        labels_name,
+        f"hold a byte for each of the {len(images)} images in {images_name}",
+        f"{labels.dtype}{list(labels.shape)}",
+    )
+
+
+def require_classes(labels: np.ndarray, num_classes: int, name: str, first: int = 0) -> None:
+    """Requires every label to be a class.
+
+    Args:
+      labels: whole numbers, `[n]`.
+      num_classes: how many classes there are.
+      name: what to call the labels in an error.
+      first: the label of the first class.
+
+    Raises:
+      ValueError: naming the file, the rule, and the first label that is none and its row.
+    """
+    wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
+    if len(wrong):
+        rule = f"hold labels of {num_classes} classes, from {first} to {first + num_classes - 1}"
+        checks.require(False, name, rule, f"{labels[wrong[0]]} in row {wrong[0]}")
+
+
+def hdf5_clients(path: pathlib.Path, *fields: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Reads what TensorFlow Federated's HDF5 files hold: arrays under `examples/CLIENT/FIELD`.
 
     Args:
       path: the file.
+      *fields: the arrays that each client must have.
 
     Yields:
-      The open file.
+      Each client's name and its arrays.
 
     Raises:
-      ImportError: if the package h5py is not installed.
-      ValueError: if the file is damaged.
+      ImportError: if h5py is not installed.
+      ValueError: if the file is damaged or holds something else.
+    """
+    h5py = import_h5py(path)
+    damage = (OSError, RuntimeError, LookupError, ValueError, TypeError)
+    with contextlib.ExitStack() as stack:
+        with files.reading(path, "be a whole HDF5 file", *damage):
+            file = stack.enter_context(h5py.File(path, "r"))
+            groups = file.get("examples")
+            names = list(groups) if isinstance(groups, h5py.Group) else []
+        checks.require(bool(names), str(path), "hold clients under `examples`", "none")
+        for name in names:
+            with files.reading(path, f"hold {', '.join(fields)} of client {name!r}", *damage):
+                arrays = {field: np.asarray(groups[name][field][()]) for field in fields}
+            yield name, arrays
+
+
+def import_h5py(path: pathlib.Path) -> Any:
+    """Imports the HDF5 library, or says how to get it.
+
+    Args:
+      path: the file that needs it.
+
+    Returns:
+      The module `h5py`.
+
+    Raises:
+      ImportError: if it is not installed.
     """
     try:
         import h5py
@@ -213,33 +206,4 @@ def open_hdf5(path: pathlib.Path) -> Iterator[Any]:
         raise ImportError(
             f"{path} is an HDF5 file, which needs the package h5py: `pip install h5py`"
         ) from error
-    with damage_named(path, "HDF5 file"), contextlib.ExitStack() as stack:
-        yield stack.enter_context(h5py.File(path, "r"))
-
-
-def groups_of(
-    file: Any, path: pathlib.Path, names: Sequence[str]
-) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Reads the groups of `examples` in an HDF5 file, as TensorFlow Federated writes clients.
-
-    Args:
-      file: the open file.
-      path: what to call it in an error.
-      names: the arrays that every group has.
-
-    Yields:
-      The name of a group, and its arrays.
-
-    Raises:
-      ValueError: naming what is missing.
-    """
-    examples = file.get("examples")
-    has_groups = hasattr(examples, "items")
-    checks.require(has_groups, str(path), "hold a group `examples`", sorted(file))
-    # What the library raises for descriptions that are harmed.
-    with damage_named(path, "HDF5 file", KeyError, RuntimeError, TypeError):
-        for client, group in examples.items():
-            found = sorted(group) if hasattr(group, "items") else []
-            rule = f"hold {' and '.join(names)}"
-            checks.require(set(names) <= set(found), f"{path}, examples/{client},", rule, found)
-            yield client, {name: np.asarray(group[name][()]) for name in names}
+    return h5py

@@ -1,10 +1,10 @@
 """Heart disease at four hospitals, which are the natural clients."""
 
 import pathlib
-import re
 
 import numpy as np
 
+from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
@@ -19,8 +19,6 @@ from fedjax_dp.data.datasets.tabular import (
     read_table,
 )
 
-# What ends a cell that is a whole number.
-_WHOLE = re.compile(r"\.0(?=,|$)")
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 # Ranges are those of medical plausibility, not of these patients.
@@ -39,6 +37,7 @@ COLUMNS: tuple[Column, ...] = (
     Numeric("ca", 0, 3),
     Categorical("thal", ("3", "6", "7")),
 )
+_DEGREE = Categorical("num", ("0", "1", "2", "3", "4"))
 
 
 def load(
@@ -93,6 +92,12 @@ def load(
 
 
 def _read(path: pathlib.Path) -> np.ndarray:
-    columns = (*COLUMNS, Categorical("num", tuple("01234"), can_miss=False))
-    # Cleveland writes 1.0 where the others write 1.
-    return read_table(path, columns, clean=lambda line: _WHOLE.sub("", line.strip()))
+    table = read_table(path, COLUMNS, _DEGREE, ",")
+    num_ill = int(np.sum(table[:, -1] != "0"))
+    checks.require(
+        min(num_ill, len(table) - num_ill) >= 2,
+        str(path),
+        "hold two patients or more who are healthy and two who are not",
+        f"{len(table) - num_ill} and {num_ill}",
+    )
+    return table

@@ -1,27 +1,31 @@
 """KDD Cup 1999, ten per cent: network connections, normal or one of 22 attacks."""
 
 import pathlib
+import re
 from typing import Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.formats import read_text
+from fedjax_dp.data.datasets.formats import read_bytes
+from fedjax_dp.data.datasets.tabular import is_number
 
-# What a connection may be, as the file spells it.
-KINDS = (
-    *("back.", "buffer_overflow.", "ftp_write.", "guess_passwd.", "imap.", "ipsweep.", "land."),
-    *("loadmodule.", "multihop.", "neptune.", "nmap.", "normal.", "perl.", "phf.", "pod."),
-    *("portsweep.", "rootkit.", "satan.", "smurf.", "spy.", "teardrop.", "warezclient."),
-    "warezmaster.",
-)
 TEXT_COLUMNS = (1, 2, 3)
 NUM_COLUMNS = 41
+NUMBER_COLUMNS = tuple(i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS)
 NORMAL = "normal."
+_PROTOCOLS = ("tcp", "udp", "icmp")
+_FLAGS = ("SF", "S0", "S1", "S2", "S3", "REJ", "RSTO", "RSTR", "RSTOS0", "SH", "OTH")
+_ATTACKS = (
+    "back buffer_overflow ftp_write guess_passwd imap ipsweep land loadmodule multihop neptune "
+    "nmap perl phf pod portsweep rootkit satan smurf spy teardrop warezclient warezmaster"
+)
+_WORD = re.compile(r"[A-Za-z0-9_.-]+")
+_LABELS = (NORMAL, *(f"{attack}." for attack in _ATTACKS.split()))
 
 
 def load(
@@ -56,31 +60,7 @@ def load(
     checks.one_of("target", target, ("attack", "kind"))
     located = locate(CATALOG["kddcup99"], data_dir)
     (path,) = located.paths.values()
-    lines = read_text(path).splitlines()
-    _check_widths(lines, path)
-    number_columns = [i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS]
-    try:
-        numbers = np.loadtxt(lines, np.float32, delimiter=",", usecols=number_columns, ndmin=2)
-    except ValueError:
-        numbers = np.array([[_number(cell) for cell in line.split(",")] for line in lines])
-        numbers = numbers[:, number_columns]
-    is_finite = np.isfinite(numbers)
-    if not is_finite.all():
-        row, column = np.argwhere(~is_finite)[0]
-        cell = lines[row].split(",")[number_columns[column]]
-        place = f"{path}, line {row + 1}, column {number_columns[column]},"
-        checks.require(False, place, "hold a finite number", cell)
-    names = np.loadtxt(
-        lines, dtype="U24", delimiter=",", usecols=(*TEXT_COLUMNS, NUM_COLUMNS), ndmin=2
-    )
-    is_known = np.isin(names[:, -1], KINDS)
-    if not is_known.all():
-        row = int(np.argmin(is_known))
-        place = f"{path}, line {row + 1},"
-        checks.require(False, place, f"end in one of {' '.join(KINDS)}", str(names[row, -1]))
-    if distinct:
-        first = np.sort(np.unique(lines, return_index=True)[1])
-        numbers, names = numbers[first], names[first]
+    names, numbers = _read(path, distinct)
     kinds, kind = np.unique(names[:, -1], return_inverse=True)
     if target == "attack":
         class_names: tuple[str, ...] = ("normal", "attack")
@@ -95,7 +75,7 @@ def load(
     mean = numbers[train].mean(axis=0, dtype=np.float64)
     deviation = numbers[train].std(axis=0, dtype=np.float64)
     numbers = ((numbers - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
-    blocks, features = [numbers], [f"column_{i}" for i in number_columns]
+    blocks, features = [numbers], [f"column_{i}" for i in NUMBER_COLUMNS]
     for i, column in enumerate(TEXT_COLUMNS):
         values, code = np.unique(names[:, i], return_inverse=True)
         blocks.append(np.eye(len(values), dtype=np.float32)[code])
@@ -113,18 +93,53 @@ def load(
     )
 
 
-def _check_widths(lines: list[str], path: pathlib.Path) -> None:
-    checks.require(bool(lines), str(path), "have rows", 0)
-    commas = np.array([line.count(",") for line in lines])
-    wrong = np.flatnonzero(commas != NUM_COLUMNS)
-    if len(wrong):
-        place, rule = f"{path}, line {wrong[0] + 1},", f"have {NUM_COLUMNS + 1} cells"
-        checks.require(False, place, rule, int(commas[wrong[0]]) + 1)
-
-
-def _number(cell: str) -> float:
-    """Gives NaN for what is no number."""
+def _read(path: pathlib.Path, distinct: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Reads protocol, service, flag and label, `[rows, 4]`, and numbers, `[rows, 38]`."""
+    rows = list(files.lines(files.as_text(read_bytes(path), path)))
+    checks.require(bool(rows), str(path), "hold rows", "none")
+    for number, line in rows:
+        if line.count(",") != NUM_COLUMNS:
+            width, rule = line.count(",") + 1, f"have {NUM_COLUMNS + 1} columns"
+            checks.require(False, files.at_line(path, number), rule, width)
+    if distinct:
+        rows = [(number, line) for line, number in _first_of_each(rows).items()]
+    lines = [line for _, line in rows]
+    columns = (*TEXT_COLUMNS, NUM_COLUMNS)
+    names = np.loadtxt(lines, dtype=str, delimiter=",", usecols=columns, comments=None)
+    names = names.reshape(len(rows), len(columns))
+    # Services are not listed anywhere but in the file.
+    services = tuple(str(name) for name in np.unique(names[:, 1]) if _WORD.fullmatch(name))
+    known = (_PROTOCOLS, services, _FLAGS, _LABELS)
+    for column, cells, values in zip(columns, names.T, known, strict=True):
+        wrong = np.flatnonzero(~np.isin(cells, values))
+        if len(wrong):
+            place = f"{files.at_line(path, rows[wrong[0]][0])}, column {column}"
+            rule = "a plain word" if values is services else f"one of {', '.join(values)}"
+            checks.require(False, place, f"hold {rule}", str(cells[wrong[0]]))
     try:
-        return float(cell)
-    except ValueError:
-        return np.nan
+        numbers = np.loadtxt(
+            lines, dtype=np.float32, delimiter=",", usecols=NUMBER_COLUMNS, comments=None, ndmin=2
+        )
+    except ValueError as error:
+        raise _first_that_is_none(path, rows) from error
+    if not np.isfinite(numbers).all():
+        raise _first_that_is_none(path, rows)
+    return names, numbers
+
+
+def _first_of_each(rows: list[tuple[int, str]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, line in rows:
+        found.setdefault(line, number)
+    return found
+
+
+def _first_that_is_none(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
+    """Says which cell is no number; only then is there time to look at each."""
+    for number, line in rows:
+        cells = line.split(",")
+        for column in NUMBER_COLUMNS:
+            if not is_number(cells[column]):
+                place = f"{files.at_line(path, number)}, column {column}"
+                return ValueError(f"{place} must hold a number, got {cells[column]!r}")
+    return ValueError(f"{path} must hold numbers in columns {NUMBER_COLUMNS}")

@@ -8,7 +8,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import check_images, read_idx
+from fedjax_dp.data.datasets.formats import read_idx, require_classes, require_labelled_images
 
 _FASHION_CLASSES = (
     "T-shirt/top",
@@ -87,7 +87,10 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
         path = located.paths[f"qmnist-{name}-labels-idx2-int.gz"]
         table = read_idx(path)
         checks.require(
-            table.ndim == 2 and table.shape[1] == 8, str(path), "have 8 columns", table.shape
+            table.dtype == np.int32 and table.shape[1:] == (8,),
+            str(path),
+            "have 8 columns of 32-bit whole numbers",
+            f"{table.dtype}{list(table.shape)}",
         )
         table = table[: len(labels)]
         checks.require(
@@ -113,11 +116,11 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
 def _dataset(name: str, located: Located, dtype: str, class_names: tuple[str, ...]) -> Dataset:
     parts = []
     for prefix in ("train", "t10k"):
-        files = [
-            located.paths[f"{prefix}-{name}-ubyte.gz"] for name in ("images-idx3", "labels-idx1")
-        ]
-        images, labels = map(read_idx, files)
-        check_images(images, labels, 10, names=(str(files[0]), str(files[1])))
+        images_path = located.paths[f"{prefix}-images-idx3-ubyte.gz"]
+        labels_path = located.paths[f"{prefix}-labels-idx1-ubyte.gz"]
+        images, labels = read_idx(images_path), read_idx(labels_path)
+        require_labelled_images(images, labels, str(images_path), str(labels_path))
+        require_classes(labels, 10, str(labels_path))
         parts.append({"x": as_images(images[..., np.newaxis], dtype), "y": labels.astype(np.int32)})
     return Dataset(
         name,

@@ -1,21 +1,19 @@
 """Shakespeare by role: the next character of what a role says."""
 
-import json
 import pathlib
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge
 
-from fedjax_dp.core import checks
-from fedjax_dp.core.damage import damage_named
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Count, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import groups_of, open_hdf5, read_text
+from fedjax_dp.data.datasets.formats import hdf5_clients, read_bytes
 
 # The 80 characters of LEAF's Shakespeare task (Caldas et al. 2018), in its order.
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -65,11 +63,12 @@ def load(
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["shakespeare"], data_dir, source)
     if located.source.name == "plays":
-        speeches = _read_plays(located.paths["plays_by_role.jsonl.gz"])
-        roles = _split(speeches, test_fraction, min_speeches)
+        path = located.paths["plays_by_role.jsonl.gz"]
+        roles = _split(_read_plays(path), test_fraction, min_speeches)
     else:
+        path = located.paths["shakespeare_train.h5"]
         roles = _read_hdf5(located, min_speeches)
-    return _dataset("shakespeare", roles, sequence_length, located)
+    return _dataset("shakespeare", roles, sequence_length, located.source.name, path)
 
 
 def load_tiny(
@@ -101,14 +100,16 @@ def load_tiny(
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["tiny_shakespeare"], data_dir)
     path = located.paths["input.txt"]
-    _, *parts = _HEADING.split(read_text(path))
-    checks.require(bool(parts), str(path), "have lines `ROLE:` above what a role says", "none")
+    ahead, *parts = _HEADING.split(files.read_text(path))
+    checks.require(
+        not ahead.strip(), files.at_line(path, 1), "name a role and end in a colon", ahead[:40]
+    )
     speeches: dict[str, list[str]] = {}
     for role, speech in zip(parts[::2], parts[1::2], strict=True):
         if speech.strip():
             speeches.setdefault(role, []).append(speech.strip("\n"))
     roles = _split(speeches, test_fraction, min_speeches)
-    return _dataset("tiny_shakespeare", roles, sequence_length, located)
+    return _dataset("tiny_shakespeare", roles, sequence_length, located.source.name, path)
 
 
 def encode_text(text: str) -> np.ndarray:
@@ -160,56 +161,41 @@ def _split(speeches: dict[str, list[str]], test_fraction: float, min_speeches: i
 
 
 def _read_plays(path: pathlib.Path) -> dict[str, list[str]]:
-    """Reads the speeches of each role, a JSON object in each line."""
-    found: dict[str, list[str]] = {}
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line:
-            continue
-        place = f"{path}, line {number},"
-        with damage_named(place, "JSON object"):
-            row = json.loads(line)
-        rule = "hold a text `client` and a list of texts `speeches`"
-        checks.require(_is_role(row), place, rule, line[:60])
-        role = row["client"]
-        checks.require(role not in found, place, "name a client of its own", role)
-        found[role] = row["speeches"]
-    return found
-
-
-def _is_role(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("client"), str):
-        return False
-    speeches = row.get("speeches")
-    return isinstance(speeches, list) and all(isinstance(speech, str) for speech in speeches)
+    speeches: dict[str, list[str]] = {}
+    for number, line in files.lines(files.as_text(read_bytes(path), path)):
+        place = files.at_line(path, number)
+        row = files.parse_json(line, place)
+        is_row = isinstance(row, dict) and row.keys() >= {"client", "speeches"}
+        checks.require(is_row, place, "be an object with `client` and `speeches`", row)
+        client, texts = row["client"], row["speeches"]
+        is_named = isinstance(client, str) and client not in speeches
+        checks.require(is_named, place, "name in `client` a role that no other line does", client)
+        are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+        checks.require(are_texts, place, "hold a list of texts in `speeches`", texts)
+        speeches[client] = texts
+    return speeches
 
 
 def _read_hdf5(located: Located, min_speeches: int) -> Roles:
-    train, test = (
-        _read_snippets(located.paths[f"shakespeare_{part}.h5"]) for part in ("train", "test")
-    )
-    for name, speeches in train.items():
-        later = test.get(name, [])
-        if len(speeches) + len(later) >= min_speeches:
-            yield name, speeches, later
+    parts: list[dict[str, list[str]]] = []
+    for name in ("shakespeare_train.h5", "shakespeare_test.h5"):
+        path, roles = located.paths[name], {}
+        for role, arrays in hdf5_clients(path, "snippets"):
+            texts = arrays["snippets"].tolist()
+            are_texts = isinstance(texts, list) and all(isinstance(t, bytes) for t in texts)
+            place = f"{path}, role {role!r},"
+            checks.require(are_texts, place, "hold texts in `snippets`", arrays["snippets"].dtype)
+            roles[role] = [files.as_text(text, place) for text in texts]
+        parts.append(roles)
+    train, test = parts
+    for role, texts in train.items():
+        if len(texts) + len(test.get(role, ())) >= min_speeches:
+            yield role, texts, test.get(role, [])
 
 
-def _read_snippets(path: pathlib.Path) -> dict[str, list[str]]:
-    with open_hdf5(path) as file:
-        return {
-            name: [
-                _text(snippet, f"{path}, examples/{name},") for snippet in group["snippets"].flat
-            ]
-            for name, group in groups_of(file, path, ("snippets",))
-        }
-
-
-def _text(snippet: Any, place: str) -> str:
-    checks.require(isinstance(snippet, bytes), place, "hold texts as snippets", snippet)
-    with damage_named(place, "text in UTF-8"):
-        return snippet.decode("utf-8")
-
-
-def _dataset(name: str, roles: Roles, sequence_length: int, located: Located) -> Dataset:
+def _dataset(
+    name: str, roles: Roles, sequence_length: int, origin: str, path: pathlib.Path
+) -> Dataset:
     checks.whole("sequence_length", sequence_length)
     inputs: tuple[list, list] = ([], [])
     targets: tuple[list, list] = ([], [])
@@ -220,8 +206,9 @@ def _dataset(name: str, roles: Roles, sequence_length: int, located: Located) ->
             inputs[part].append(x)
             targets[part].append(y)
             clients[part].append(np.full(len(x), role))
-    rule = f"leave at least one role of {', '.join(map(str, located.paths.values()))}"
-    checks.require(bool(inputs[0]), "min_speeches", rule, "none left")
+    checks.require(
+        bool(inputs[0]), str(path), "hold a role with min_speeches or more speeches", "none"
+    )
     return Dataset(
         name,
         {"x": np.concatenate(inputs[0]), "y": np.concatenate(targets[0])},
@@ -231,5 +218,5 @@ def _dataset(name: str, roles: Roles, sequence_length: int, located: Located) ->
         train_clients=np.concatenate(clients[0]),
         test_clients=np.concatenate(clients[1]),
         class_names=tuple(VOCABULARY),
-        origin=located.source.name,
+        origin=origin,
     )

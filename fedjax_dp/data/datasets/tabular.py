@@ -2,18 +2,21 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks
-from fedjax_dp.data.datasets.formats import read_text
+from fedjax_dp.core import checks, files
 
 Scaling = Literal["standard", "range"]
 SCALINGS = ("standard", "range")
 
 MISSING = "?"
+
+_LARGEST = float(np.finfo(np.float32).max)
+_NUMBER = re.compile(r"[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,71 +41,13 @@ class Categorical:
     Attributes:
       name: the column.
       values: all categories; where "?" is among them, a missing cell is a category of its own.
-      can_miss: whether a file may have "?" there.
     """
 
     name: str
     values: tuple[str, ...]
-    can_miss: bool = True
 
 
 Column = Numeric | Categorical
-
-
-def read_table(
-    path: pathlib.Path,
-    columns: Sequence[Column],
-    *,
-    separator: str = ",",
-    clean: Callable[[str], str] = str.strip,
-) -> np.ndarray:
-    """Reads a text file of rows, and checks every cell.
-
-    Args:
-      path: the file; its empty lines, and those that begin with "|", are no rows.
-      columns: what each row holds, from left to right.
-      separator: what stands between cells.
-      clean: is applied to every line.
-
-    Returns:
-      Cells as text, `[rows, columns]`.
-
-    Raises:
-      ValueError: naming file, line, column, rule and cell.
-    """
-    lines = enumerate(map(clean, read_text(path).splitlines()), start=1)
-    numbered = [(i, line.split(separator)) for i, line in lines if line and line[0] != "|"]
-    checks.require(bool(numbered), str(path), "have rows", 0)
-    for i, row in numbered:
-        rule = f"have {len(columns)} cells"
-        checks.require(len(row) == len(columns), f"{path}, line {i},", rule, len(row))
-    cells = np.asarray([row for _, row in numbered])
-    for j, column in enumerate(columns):
-        is_known, rule = _known(column, cells[:, j])
-        if not is_known.all():
-            wrong = int(np.argmin(is_known))
-            place = f"{path}, line {numbered[wrong][0]}, column {column.name!r},"
-            checks.require(False, place, rule, str(cells[wrong, j]))
-    return cells
-
-
-def _known(column: Column, cells: np.ndarray) -> tuple[np.ndarray, str]:
-    """Tells which cells are of a column, and what that means in words."""
-    if isinstance(column, Categorical):
-        values = (*column.values, *([MISSING] if column.can_miss else []))
-        return np.isin(cells, values), f"hold one of {', '.join(values)}"
-    try:
-        is_number = np.isfinite(np.where(cells == MISSING, "0", cells).astype(np.float64))
-    except ValueError:
-        is_number = np.array([_is_finite(cell) for cell in cells])
-    return is_number, f"hold a finite number or {MISSING!r}"
-
-
-def _is_finite(cell: str) -> bool:
-    try:
-        return cell == MISSING or bool(np.isfinite(float(cell)))
-    except ValueError:
-        return False
 
 
 def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -152,6 +97,8 @@ def encode(
     checks.one_of("scaling", scaling, SCALINGS)
     blocks = []
     for i, column in enumerate(columns):
+        for cells in (train, test):
+            _require_cells(column, cells[:, i])
         if isinstance(column, Numeric):
             blocks.append(_numeric(column, train[:, i], test[:, i], scaling))
         else:
@@ -162,10 +109,83 @@ def encode(
     )
 
 
+def read_table(
+    path: pathlib.Path, columns: Sequence[Column], target: Categorical, separator: str
+) -> np.ndarray:
+    """Reads a text file of rows whose last cell is the target.
+
+    Args:
+      path: the file; empty lines, and a first line that starts with "|", are no rows.
+      columns: what its other cells hold, from left to right.
+      target: what the last cell holds; it is never missing.
+      separator: what stands between cells.
+
+    Returns:
+      Cells, `[rows, columns + 1]`, text.
+
+    Raises:
+      ValueError: naming file, line, rule and cell, if a row has another number of cells, a cell is
+        none of its column, or there are no rows.
+    """
+    width = len(columns) + 1
+    numbers, rows = [], []
+    for number, line in files.lines(files.read_text(path)):
+        if number > 1 or not line.startswith("|"):
+            # Some write 1.0 where others write 1.
+            row = [cell.removesuffix(".0") for cell in line.split(separator)]
+            is_whole = len(row) == width
+            rule = f"have {width} columns, parted by {separator!r}"
+            checks.require(is_whole, files.at_line(path, number), rule, len(row))
+            rows.append(row)
+            numbers.append(number)
+    checks.require(bool(rows), str(path), "hold rows", "none")
+    table = np.asarray(rows)
+    for i, column in enumerate((*columns, target)):
+        _require_cells(column, table[:, i], path, numbers, can_miss=column is not target)
+    return table
+
+
+def _require_cells(
+    column: Column,
+    cells: np.ndarray,
+    path: pathlib.Path | None = None,
+    lines: Sequence[int] = (),
+    *,
+    can_miss: bool = True,
+) -> None:
+    """Requires cells that a column can hold, naming the line where there is a file."""
+    if isinstance(column, Numeric):
+        is_known, rule = np.vectorize(is_number, otypes=[bool])(cells), "numbers"
+    else:
+        is_known, rule = np.isin(cells, column.values), f"one of {', '.join(column.values)}"
+    if can_miss:
+        is_known |= cells == MISSING
+    if not is_known.all():
+        row = int(np.argmin(is_known))
+        place = "" if path is None else files.at_line(path, lines[row]) + ", "
+        either = f" or {MISSING!r}" if can_miss and isinstance(column, Numeric) else ""
+        checks.require(
+            False, f"{place}column {column.name!r}", f"hold {rule}{either}", str(cells[row])
+        )
+
+
+def is_number(cell: str) -> bool:
+    """Tells whether a cell is a number as people write it, and one that a float32 holds.
+
+    Args:
+      cell: the text.
+
+    Returns:
+      False for other texts, "nan" and "inf" among them.
+    """
+    is_plain = _NUMBER.fullmatch(cell) is not None
+    return is_plain and abs(float(cell)) <= _LARGEST
+
+
 def _numeric(
     column: Numeric, train: np.ndarray, test: np.ndarray, scaling: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    parts = [_parse_numbers(column.name, cells) for cells in (train, test)]
+    parts = [np.where(cells == MISSING, "nan", cells).astype(np.float64) for cells in (train, test)]
     if scaling == "standard":
         shift, scale, fill = float(np.nanmean(parts[0])), float(np.nanstd(parts[0])) or 1.0, 0.0
     else:
@@ -175,26 +195,11 @@ def _numeric(
     return scaled[0].astype(np.float32)[:, None], scaled[1].astype(np.float32)[:, None]
 
 
-def _parse_numbers(name: str, cells: np.ndarray) -> np.ndarray:
-    try:
-        return np.where(cells == MISSING, "nan", cells).astype(np.float64)
-    except ValueError as error:
-        raise ValueError(f"column {name!r} must hold numbers or {MISSING!r}: {error}") from error
-
-
 def _categorical(
     column: Categorical, train: np.ndarray, test: np.ndarray, scaling: str
 ) -> tuple[np.ndarray, np.ndarray]:
     values = np.asarray(column.values)
     hits = [cells[:, None] == values for cells in (train, test)]
-    for cells, hit in zip((train, test), hits, strict=True):
-        unknown = ~hit.any(axis=1) & (cells != MISSING)
-        checks.require(
-            not unknown.any(),
-            f"column {column.name!r}",
-            f"hold one of {', '.join(column.values)}",
-            str(cells[np.argmax(unknown)]),
-        )
     if scaling == "standard" and MISSING not in column.values:
         frequent = int(np.argmax(hits[0].sum(axis=0)))
         for hit in hits:

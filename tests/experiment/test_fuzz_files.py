@@ -1,0 +1,1168 @@
+"""Harmed data files: each is refused by name, or read as what it was; nothing ends in a traceback.
+
+Of every reader a tiny folder of whole files is made here; then, one at a time, a file of it is cut,
+flipped, exchanged, or written as somebody might by mistake.
+"""
+
+import collections
+import gzip
+import io
+import json
+import pathlib
+import pickle
+import shutil
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from marks import telling
+
+from fedjax_dp.cli.main import main
+from fedjax_dp.data import FederatedData, datasets
+from fedjax_dp.data.datasets import adult, cifar, heart_disease
+from fedjax_dp.data.datasets.tabular import Numeric
+from fedjax_dp.experiment.sweep import Point, collect
+from fedjax_dp.io.params import read_params, write_params
+
+SEED = 18
+
+
+class Harm(NamedTuple):
+    """A file that is no longer what it was.
+
+    Attributes:
+      what: the kind of harm.
+      path: the file.
+      content: what it holds now; None where it is gone, and a folder where it is "folder".
+      line: the line that has to be named, or 0.
+      excuse: why nobody could tell that something else is read now; empty where it must be seen.
+      names: other names that the refusal may give it.
+    """
+
+    what: str
+    path: pathlib.Path
+    content: bytes | str | None
+    line: int = 0
+    excuse: str = ""
+    names: tuple[str, ...] = ()
+
+
+class Reader(NamedTuple):
+    """One way in which data are read.
+
+    Attributes:
+      write: writes whole files into a folder.
+      read: reads them.
+      harms: harms of its own, given the folder and random numbers.
+      may_flip: `(file, offset, new byte) -> excuse`, where a flipped byte is another valid value.
+      may_cut: `(file, bytes left) -> excuse`, where what is left is whole itself.
+      may_go: names of files that need not be there.
+      may_double: names of files that may hold any number of rows.
+      alike: names of files that are of one form, so that one can stand for another.
+      only: names of the files to be harmed; all where it is empty.
+    """
+
+    write: Callable[[pathlib.Path, np.random.Generator], None]
+    read: Callable[[pathlib.Path], Any]
+    harms: Callable[[pathlib.Path, np.random.Generator], Iterator[Harm]] = lambda f, r: iter(())
+    may_flip: Callable[[pathlib.Path, int, int], str] = lambda path, at, new: ""
+    may_cut: Callable[[pathlib.Path, int], str] = lambda path, left: ""
+    may_go: str = ""
+    may_double: str = ""
+    alike: str = ""
+    only: str = ""
+
+
+def general_harms(
+    reader: Reader, files: list[pathlib.Path], rng: np.random.Generator
+) -> Iterator[Harm]:
+    """What can happen to any file."""
+    for path in files:
+        data = path.read_bytes()
+        for _ in range(3):
+            left = int(rng.integers(1, len(data)))
+            yield Harm("cut", path, data[:left], excuse=reader.may_cut(path, left))
+        yield Harm("last byte gone", path, data[:-1], excuse=reader.may_cut(path, len(data) - 1))
+        for _ in range(5):
+            at, flip = int(rng.integers(len(data))), int(rng.integers(1, 256))
+            flipped = data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :]
+            excuse = reader.may_flip(path, at, data[at] ^ flip)
+            yield Harm(f"byte {at} flipped", path, flipped, excuse=excuse)
+        gone = "may be absent" if _is_in(path, reader.may_go) else ""
+        # Of LEAF's files it is the folder that has to hold any.
+        folder = (path.parent.name,) if path.parent.name in ("train", "test") else ()
+        yield Harm("gone", path, None, excuse=gone, names=folder)
+        yield Harm("a folder", path, "folder", excuse=gone)
+        yield Harm("empty", path, b"")
+        yield Harm("noise", path, rng.bytes(len(data)))
+        black = "black images of one class" if path.suffix == ".bin" else ""
+        yield Harm("zeros", path, bytes(len(data)), excuse=black)
+        yield Harm("a cut gzip file", path, gzip.compress(data)[:-3])
+        double = "any number of rows" if _is_in(path, reader.may_double) else ""
+        yield Harm("twice", path, data + data, excuse=double)
+    for path, other in zip(files, files[1:] + files[:1], strict=True):
+        if path != other and path.read_bytes() != other.read_bytes():
+            alike = _is_in(path, reader.alike) and _is_in(other, reader.alike)
+            excuse = "of one form" if alike else ""
+            yield Harm("another's", path, other.read_bytes(), excuse=excuse)
+
+
+def text_harms(path: pathlib.Path, rng: np.random.Generator, *, is_free: bool) -> Iterator[Harm]:
+    """What can happen to a text file."""
+    data = path.read_bytes()
+    for what, byte in (("a latin-1 letter", b"\xe9"), ("a NUL", b"\0")):
+        at = int(rng.integers(len(data)))
+        line = data.count(b"\n", 0, at) + 1
+        yield Harm(what, path, data[:at] + byte + data[at:], line)
+    text = data.decode("utf-8")
+    yield Harm("UTF-16", path, text.encode("utf-16"))
+    yield Harm("UTF-16 without mark", path, text.encode("utf-16-le"))
+    yield Harm("a byte order mark", path, text.encode("utf-8-sig"))
+    yield Harm("a blank line behind", path, data + b"\n")
+    yield Harm("line ends of Windows", path, data.replace(b"\n", b"\r\n"))
+    if not is_free:
+        yield Harm("a word for it all", path, b"hello\n", 1)
+
+
+def table_harms(
+    path: pathlib.Path,
+    rng: np.random.Generator,
+    separator: str,
+    numeric: list[int],
+    words: list[int],
+) -> Iterator[Harm]:
+    """What can happen to a table; the last column holds the target."""
+    lines = path.read_text().splitlines()
+    rows = [i for i, line in enumerate(lines) if not line.startswith("|")]
+
+    def changed(what: str, row: int, cells: list[str]) -> Harm:
+        new = [*lines[:row], separator.join(cells), *lines[row + 1 :]]
+        return Harm(what, path, ("\n".join(new) + "\n").encode(), row + 1)
+
+    for word in ("1e999", "-1e999", "1e39", "nan", "inf", "text", "", "1_0", "0x1f", "٣", "1 2"):
+        row = int(rng.choice(rows))
+        cells = lines[row].split(separator)
+        cells[int(rng.choice(numeric))] = word
+        yield changed(f"{word!r} for a number", row, cells)
+    for column in words:
+        for word in ("no such word", "", "x" * 40, "#"):
+            row = int(rng.choice(rows))
+            cells = lines[row].split(separator)
+            cells[column] = word
+            yield changed(f"{word!r} in column {column}", row, cells)
+    for word in ("9", "-1", "nan", "?", "1e999"):
+        row = int(rng.choice(rows))
+        yield changed(f"{word!r} for the target", row, [*lines[row].split(separator)[:-1], word])
+    row = int(rng.choice(rows))
+    cells = lines[row].split(separator)
+    yield changed("a short row", row, cells[:-2])
+    yield changed("a long row", row, [*cells, cells[-1]])
+    yield changed("a header", row, [f"c{i}" for i in range(len(cells))])
+    yield changed("a remark", row, ["# no row"])
+    yield changed("another separator", row, [";".join(cells)])
+
+
+def _is_in(path: pathlib.Path, names: str) -> bool:
+    return path.name in names.split()
+
+
+def of_numbers(path: pathlib.Path, at: int, new: int) -> str:
+    """A digit that becomes another leaves a table of valid cells."""
+    is_digit = path.read_bytes()[at : at + 1] in b"0123456789.-?"
+    return "a digit of a number" if is_digit else ""
+
+
+def whole_rows(path: pathlib.Path, left: int) -> str:
+    """Lines that are left whole are a table, a shorter one."""
+    data = path.read_bytes()
+    return "whole rows" if b"\n" in (data[left - 1 : left], data[left : left + 1]) else ""
+
+
+def any_flip(path: pathlib.Path, at: int, new: int) -> str:
+    return "free text"
+
+
+def any_cut(path: pathlib.Path, left: int) -> str:
+    return "free text"
+
+
+# --- arrays in IDX files
+
+
+def idx(array: np.ndarray) -> bytes:
+    code = {"uint8": 0x08, "int8": 0x09, "int32": 0x0C, "float32": 0x0D}[str(array.dtype)]
+    shape = struct.pack(f">{array.ndim}I", *array.shape)
+    big = array.astype(array.dtype.newbyteorder(">")).tobytes()
+    return bytes([0, 0, code, array.ndim]) + shape + big
+
+
+def images_of(rng: np.random.Generator, count: int, side: int = 28) -> np.ndarray:
+    return rng.integers(0, 256, (count, side, side)).astype(np.uint8)
+
+
+LABELS = {"train": np.arange(6, dtype=np.uint8)[::-1], "t10k": np.arange(4, dtype=np.uint8)}
+
+
+def write_mnist(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for prefix, count in (("train", 6), ("t10k", 4)):
+        images, labels = idx(images_of(rng, count)), idx(LABELS[prefix])
+        # One part is packed, the other is not.
+        pack, end = (gzip.compress, ".gz") if prefix == "train" else (bytes, "")
+        (folder / f"{prefix}-images-idx3-ubyte{end}").write_bytes(pack(images))
+        (folder / f"{prefix}-labels-idx1-ubyte{end}").write_bytes(pack(labels))
+
+
+def flip_idx(path: pathlib.Path, at: int, new: int) -> str:
+    if path.suffix == ".gz":
+        return ""
+    if "images" in path.name:
+        return "a pixel" if at >= 16 else ""
+    return "a label" if at >= 8 and new <= 9 else ""
+
+
+def idx_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    images = folder / "t10k-images-idx3-ubyte"
+    labels = folder / "t10k-labels-idx1-ubyte"
+    for shape in ((4, 27, 28), (4, 784), (3, 28, 28), (0, 28, 28), (4, 28, 28, 3), (3136,)):
+        names = (labels.name,) if shape == (3, 28, 28) else ()
+        array = np.zeros(shape, np.uint8)
+        yield Harm(f"images {shape}", images, idx(array), names=names)
+    for dtype in ("int8", "int32", "float32"):
+        yield Harm(f"images of {dtype}", images, idx(np.zeros((4, 28, 28), dtype)))
+        yield Harm(f"labels of {dtype}", labels, idx(np.zeros(4, dtype)))
+    for values in ([0, 1, 2, 10], [255, 0, 0, 0], [0, 1, 2], [0, 1, 2, 3, 4], [[0], [1], [2], [3]]):
+        yield Harm(f"labels {values}", labels, idx(np.array(values, np.uint8)))
+    for head in (b"\0\0\x08\x00", b"\0\0\x08\xff" + bytes(4 * 255), b"\0\0\x07\x01\0\0\0\x04abcd"):
+        yield Harm(f"header {head[:4]!r}", labels, head)
+    huge = bytes([0, 0, 8, 4]) + struct.pack(">4I", 2**31, 2**31, 4, 1)
+    yield Harm("a size that no integer holds", images, huge)
+
+
+def write_writers(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    write_mnist(folder, rng)
+    for part, labels, pack, end in (
+        ("train", LABELS["train"], gzip.compress, ".gz"),
+        ("test", LABELS["t10k"], bytes, ""),
+    ):
+        table = rng.integers(0, 100, (len(labels), 8)).astype(np.int32)
+        table[:, 0] = labels
+        (folder / f"qmnist-{part}-labels-idx2-int{end}").write_bytes(pack(idx(table)))
+
+
+def flip_writers(path: pathlib.Path, at: int, new: int) -> str:
+    is_label = (at - 12) // 4 % 8 == 0
+    return "a writer" if path.suffix != ".gz" and at >= 12 and not is_label else ""
+
+
+def writers_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "qmnist-test-labels-idx2-int"
+    table = np.zeros((4, 8), np.int32)
+    table[:, 0] = np.arange(4)
+    for what, array in (
+        ("7 columns", table[:, :7]),
+        ("3 rows", table[:3]),
+        ("other labels", table[::-1]),
+        ("float32", table.astype(np.float32)),
+        ("one row", table[0]),
+    ):
+        yield Harm(what, path, idx(np.ascontiguousarray(array)))
+
+
+def write_emnist(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for name, content in emnist_files(rng).items():
+        (folder / name).write_bytes(content)
+
+
+def emnist_files(rng: np.random.Generator, labels: Any = range(1, 5)) -> dict[str, bytes]:
+    return {
+        f"emnist-letters-{part}-{kind}-ubyte.gz": gzip.compress(idx(array))
+        for part in ("train", "test")
+        for kind, array in (
+            ("images-idx3", images_of(rng, 4)),
+            ("labels-idx1", np.array(labels, np.uint8)),
+        )
+    }
+
+
+def emnist_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "emnist-letters-test-labels-idx1-ubyte.gz"
+    for labels in ([0, 1, 2, 3], [1, 2, 3, 27], [1, 2, 3]):
+        yield Harm(f"labels {labels}", path, idx(np.array(labels, np.uint8)))
+
+
+def write_zip(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    (folder / "gzip.zip").write_bytes(zipped(emnist_files(rng)))
+
+
+def zipped(contents: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(f"gzip/{name}", content)
+    return buffer.getvalue()
+
+
+def zip_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path, whole = folder / "gzip.zip", emnist_files(rng)
+    data = path.read_bytes()
+    for i, name in enumerate(whole):
+        yield Harm(f"without {name}", path, zipped({k: v for k, v in whole.items() if k != name}))
+        yield Harm(f"{name} damaged", path, zipped(whole | {name: whole[name][:-9]}))
+        # The entry's flags, in both places: now it asks for a password.
+        at, directory = 0, 0
+        for _ in range(i + 1):
+            at, directory = data.index(b"PK\3\4", at) + 6, data.index(b"PK\1\2", directory) + 8
+        locked = bytearray(data)
+        locked[at] |= 1
+        locked[directory] |= 1
+        yield Harm("a password", path, bytes(locked))
+        method = bytearray(data)
+        method[at + 2] = method[directory + 2] = 99
+        yield Harm("a method that there is not", path, bytes(method))
+    yield Harm("labels", path, zipped(emnist_files(rng, [0, 1, 2, 99])))
+
+
+# --- CIFAR-10
+
+
+def batches(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, list[int]]]:
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    return {
+        name: (rng.integers(0, 256, (2, 3072)).astype(np.uint8), [i, i + 1])
+        for i, name in enumerate(names)
+    }
+
+
+def binary(planes: np.ndarray, labels: Any) -> bytes:
+    return np.column_stack([np.array(labels, np.uint8), planes]).tobytes()
+
+
+def pickled(planes: Any, labels: Any) -> bytes:
+    return pickle.dumps({b"data": planes, b"labels": labels}, 2)
+
+
+def archived(contents: dict[str, bytes], mode: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def write_binary(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for name, batch in batches(rng).items():
+        (folder / f"{name}.bin").write_bytes(binary(*batch))
+
+
+def flip_binary(path: pathlib.Path, at: int, new: int) -> str:
+    return ("a pixel" if at % 3073 else "a label") if at % 3073 or new <= 9 else ""
+
+
+def binary_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path, planes = folder / "data_batch_3.bin", np.zeros((2, 3072), np.uint8)
+    yield Harm("label 10", path, binary(planes, [0, 10]))
+    yield Harm("label 255", path, binary(planes, [255, 0]))
+    yield Harm("images of 31x32", path, binary(planes[:, : 3 * 31 * 32], [1, 2]))
+    yield Harm("grey images", path, binary(planes[:, :1024], [1, 2]))
+
+
+def write_python(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for name, batch in batches(rng).items():
+        (folder / name).write_bytes(pickled(*batch))
+
+
+def flip_python(path: pathlib.Path, at: int, new: int) -> str:
+    data = path.read_bytes()
+    batch = pickle.loads(data, encoding="bytes")
+    # Protocol 2 has no bytes: they are written as text in UTF-8.
+    pixels = batch[b"data"].tobytes().decode("latin-1").encode("utf-8")
+    first = data.index(pixels)
+    if first <= at < first + len(pixels):
+        return "a pixel"
+    return "a label" if at > data.index(b"labels") + len("labels") else ""
+
+
+def python_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path, planes = folder / "data_batch_3", np.zeros((2, 3072), np.uint8)
+    for what, batch in (
+        ("label 10", (planes, [0, 10])),
+        ("label -1", (planes, [-1, 0])),
+        ("label 1.5", (planes, [1.5, 0])),
+        ("labels as text", (planes, ["1", "2"])),
+        ("no labels", (planes, None)),
+        ("lists of unequal lengths", (planes, [[1], [2, 3]])),
+        ("a label missing", (planes, [1])),
+        ("a list for images", (planes.tolist(), [1, 2])),
+        ("float images", (planes.astype(np.float32), [1, 2])),
+        ("wrong size", (planes[:, :3000], [1, 2])),
+        ("objects", (planes.astype(object), [1, 2])),
+        ("no images", (planes[:0], [])),
+        ("text", ("data", "labels")),
+    ):
+        yield Harm(what, path, pickled(*batch))
+    for what, content in (
+        ("a list", [1, 2]),
+        ("other keys", {b"dat": planes, 3: 4}),
+        ("a path", pathlib.PurePosixPath("x")),
+        ("a number", 3),
+    ):
+        yield Harm(what, path, pickle.dumps(content, 2))
+    yield Harm("a huge memo", path, b"\x80\x02]r\xff\xff\xff\x7f.")
+    yield Harm("a huge text", path, b"\x80\x04\x8d" + bytes([255] * 7 + [127]) + b"x.")
+
+
+def write_archive(kind: str) -> Callable[[pathlib.Path, np.random.Generator], None]:
+    def write(folder: pathlib.Path, rng: np.random.Generator) -> None:
+        (folder / f"cifar-10-{kind}.tar.gz").write_bytes(archived(members(kind, rng), "w:gz"))
+
+    return write
+
+
+def members(kind: str, rng: np.random.Generator) -> dict[str, bytes]:
+    form, end = (binary, ".bin") if kind == "binary" else (pickled, "")
+    return {f"cifar-10/{name}{end}": form(*batch) for name, batch in batches(rng).items()}
+
+
+def archive_harms(kind: str) -> Callable[[pathlib.Path, np.random.Generator], Iterator[Harm]]:
+    def harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+        path, whole = folder / f"cifar-10-{kind}.tar.gz", members(kind, rng)
+        for name in whole:
+            some = {k: v for k, v in whole.items() if k != name}
+            yield Harm(f"without {name}", path, archived(some, "w:gz"))
+        name = next(iter(whole))
+        yield Harm("a cut batch", path, archived(whole | {name: whole[name][:-9]}, "w:gz"))
+        plain = archived(whole, "w:")
+        # The header of the fourth member: there the archive would end.
+        block = 512 * (1 + -(-len(whole[name]) // 512))
+        bad = bytearray(plain)
+        bad[3 * block + 3] ^= 1
+        yield Harm("a damaged header", path, gzip.compress(bytes(bad)))
+        yield Harm("a cut archive, packed whole", path, gzip.compress(plain[: 3 * block + 99]))
+        yield Harm("a zip archive", path, zipped(whole))
+
+    return harms
+
+
+def image(rng: np.random.Generator, form: str, size: tuple[int, int] = (32, 32)) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    pixels = rng.integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
+
+
+def tree(rng: np.random.Generator) -> dict[str, bytes]:
+    return {
+        f"{part}/{name}/{i}.{end}": image(rng, form)
+        for part in ("train", "test")
+        for i, name in enumerate(cifar.CLASS_NAMES[:2])
+        for end, form in (("png", "png"), ("jpg", "jpeg"))
+    }
+
+
+def write_tree(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for name, content in tree(rng).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def flip_tree(path: pathlib.Path, at: int, new: int) -> str:
+    # JPEG has no checksum.
+    return "a pixel of a JPEG file" if path.suffix == ".jpg" else ""
+
+
+def cut_tree(path: pathlib.Path, left: int) -> str:
+    return "the mark at the end" if left >= path.stat().st_size - 12 else ""
+
+
+def tree_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "train" / "automobile" / "1.png"
+    for size in ((31, 32), (32, 1), (64, 64), (1, 1)):
+        yield Harm(f"an image of {size}", path, image(rng, "png", size))
+    yield Harm("text", path, b"no image")
+    huge = bytearray(path.read_bytes())
+    huge[16:24] = struct.pack(">2I", 2**30, 2**30)
+    yield Harm("an image of a huge size", path, bytes(huge))
+    content = path.read_bytes()
+    yield Harm("a class that there is not", folder / "train" / "katze" / "1.png", content)
+    yield Harm("no class", folder / "train" / "1.png", content)
+
+
+def write_image_archive(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    (folder / "cifar10-jpeg-q75.tar.xz").write_bytes(archived(tree(rng), "w:xz"))
+
+
+def image_archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path, whole = folder / "cifar10-jpeg-q75.tar.xz", tree(rng)
+    some = {name: content for name, content in whole.items() if name.startswith("train")}
+    yield Harm("no test part", path, archived(some, "w:xz"))
+    for name in list(whole)[:3]:
+        yield Harm("a cut image", path, archived(whole | {name: whole[name][:-90]}, "w:xz"))
+        other = image(rng, "png", (16, 16))
+        yield Harm("a small image", path, archived(whole | {name: other}, "w:xz"))
+    yield Harm("another class", path, archived(whole | {"train/katze/1.png": b""}, "w:xz"))
+
+
+# --- FEMNIST
+
+
+def leaf(rng: np.random.Generator, users: tuple[str, ...] = ("f1", "f2")) -> dict[str, Any]:
+    pixels = {user: rng.integers(0, 256, (2, 784)) / 255 for user in users}
+    return {
+        "users": list(users),
+        "num_samples": [2 for _ in users],
+        "user_data": {u: {"x": x.round(3).tolist(), "y": [3, 61]} for u, x in pixels.items()},
+    }
+
+
+def write_leaf(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "all_data_0.json").write_text(json.dumps(leaf(rng)))
+
+
+def leaf_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "test" / "all_data_0.json"
+
+    def changed(what: str, **own: Any) -> Harm:
+        content = leaf(rng)
+        content["user_data"]["f2"] |= own
+        return Harm(what, path, json.dumps(content).encode())
+
+    row = [0.5] * 784
+    for label in (62, -1, 1.5, None, "3", True, [3], 10**40, float("nan")):
+        yield changed(f"label {label!r}", y=[3, label])
+    for pixel in (2, -0.1, float("nan"), float("inf"), "0.5", None, [0.5], {}, 255, 10**400):
+        yield changed(f"pixel {str(pixel)[:9]!r}", x=[row, [pixel, *row[1:]]])
+    yield changed("rows of 783", x=[row[1:], row[1:]])
+    yield changed("rows of unequal lengths", x=[row, row[1:]])
+    yield changed("an image missing", x=[row])
+    yield changed("a label missing", y=[3])
+    yield changed("one flat row", x=row * 2)
+    yield changed("no list", x=3, y=3)
+    yield changed("an object", x={"0": row})
+    whole = leaf(rng)
+    for key in ("users", "user_data"):
+        some = {name: value for name, value in whole.items() if name != key}
+        yield Harm(f"no {key}", path, json.dumps(some).encode())
+        for value in (3, None, [1], {"a": 1}, "f1", [["f1"], "f2"]):
+            content = json.dumps(whole | {key: value}).encode()
+            yield Harm(f"{key} = {value}", path, content)
+    for users in (["f1"], ["f1", "f2", "f3"], ["f1", "f1"], ["f2", 3], ["f1", "f2", "f2"]):
+        yield Harm(f"users {users}", path, json.dumps(whole | {"users": users}).encode())
+    twice = json.dumps(whole).replace('"f2": {', '"f1": {').encode()
+    yield Harm("a user twice", path, twice)
+    for content in (b"[]", b"3", b"null", b"{}", b"[" * 100_000, b"1" * 5000, b'{"users": 1e999}'):
+        yield Harm(f"JSON {content[:9]!r}", path, content)
+    gone = {"users": [], "num_samples": [], "user_data": {}}
+    yield Harm("no users", path, json.dumps(gone).encode(), names=("test",))
+    yield from text_harms(path, rng, is_free=False)
+
+
+def write_hdf5(folder: pathlib.Path, arrays: dict[str, Any], *names: str) -> None:
+    import h5py
+
+    for name in names:
+        with h5py.File(folder / name, "w") as file:
+            for path, array in arrays.items():
+                file[path] = array
+
+
+def write_femnist_hdf5(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    write_hdf5(
+        folder,
+        {
+            f"examples/f{i}/{field}": array
+            for i in range(2)
+            for field, array in (
+                ("pixels", rng.random((2, 28, 28)).astype(np.float32)),
+                ("label", np.array([i, 61], np.int32)),
+            )
+        },
+        "fed_emnist_train.h5",
+        "fed_emnist_test.h5",
+    )
+
+
+def hdf5_harms(whole: dict[str, Any], changes: list[dict[str, Any]], name: str) -> Any:
+    def harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+        for i, change in enumerate(changes):
+            arrays = {k: v for k, v in (whole | change).items() if v is not None}
+            write_hdf5(folder.parent, arrays, "changed.h5")
+            content = (folder.parent / "changed.h5").read_bytes()
+            yield Harm(f"change {i}: {list(change)}", folder / name, content)
+
+    return harms
+
+
+FEMNIST = {
+    "examples/a/pixels": np.full((2, 28, 28), 0.5, np.float32),
+    "examples/a/label": np.array([1, 2], np.int32),
+}
+femnist_harms = hdf5_harms(
+    FEMNIST,
+    [
+        {"examples/a/label": None},
+        {"examples/a/pixels": None},
+        {"examples/a/label": np.array([1, 62])},
+        {"examples/a/label": np.array([1, -1])},
+        {"examples/a/label": np.array([1.5, 2])},
+        {"examples/a/label": np.array([1])},
+        {"examples/a/label": [b"one", b"two"]},
+        {"examples/a/pixels": np.full((2, 28, 28), 255.0)},
+        {"examples/a/pixels": np.full((2, 28, 28), np.nan)},
+        {"examples/a/pixels": np.zeros((2, 27, 28))},
+        {"examples/a/pixels": [b"one", b"two"]},
+        {name: None for name in FEMNIST},
+        {name: None for name in FEMNIST} | {"examples": np.zeros(3)},
+        {name: None for name in FEMNIST} | {"examples/a": np.zeros(3)},
+    ],
+    "fed_emnist_test.h5",
+)
+
+
+# --- Shakespeare
+
+
+def write_plays(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    rows = [{"client": f"play|ROLE {i}", "speeches": ["To be,", "or not", "é"]} for i in range(4)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "plays_by_role.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+
+
+def plays_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "plays_by_role.jsonl.gz"
+    text = gzip.decompress(path.read_bytes())
+    for line in (
+        b"3",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"client": "a"}',
+        b'{"speeches": ["a", "b"]}',
+        b'{"client": 3, "speeches": ["a", "b"]}',
+        b'{"client": ["a"], "speeches": ["a", "b"]}',
+        b'{"client": "a", "speeches": "a b"}',
+        b'{"client": "a", "speeches": ["a", 3]}',
+        b'{"client": "a", "speeches": null}',
+        b'{"client": "a", "speeches": {"a": "b"}}',
+        b'{"client": "a", "client": "b", "speeches": ["a", "b"]}',
+        b'{"client": "play|ROLE 1", "speeches": ["a", "b"]}',
+        b'{"client": "a", "speeches": ["a", "b"]',
+        b"To be, or not",
+        b"[" * 100_000,
+        b'{"client": "a\xe9", "speeches": ["a", "b"]}',
+    ):
+        yield Harm(f"the line {line[:60]!r}", path, text + line + b"\n", 5)
+        yield Harm(f"the line {line[:60]!r}, packed", path, gzip.compress(text + line), 5)
+    yield Harm("one speech each", path, b'{"client": "a", "speeches": ["a"]}\n')
+    yield Harm("not packed", path, text)
+    yield Harm("blank lines", path, text.replace(b"\n", b"\n\n"))
+
+
+def write_snippets(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    roles = {"examples/A/snippets": ["To be,", "or not"], "examples/B/snippets": ["Ay.", "No."]}
+    write_hdf5(folder, roles, "shakespeare_train.h5", "shakespeare_test.h5")
+
+
+SNIPPETS = {"examples/A/snippets": ["To be,", "or not"]}
+snippets_harms = hdf5_harms(
+    SNIPPETS,
+    [
+        {"examples/A/snippets": np.zeros(3)},
+        {"examples/A/snippets": 3},
+        {"examples/A/snippets": [b"caf\xe9", b"b"]},
+        {"examples/A/snippets": None, "examples/A/snippet": ["a", "b"]},
+        {"examples/A/snippets": None},
+        {"examples/A/snippets": None, "examples": ["a"]},
+        {"examples/A/snippets": [[b"a", b"b"], [b"c", b"d"]]},
+    ],
+    "shakespeare_test.h5",
+)
+
+
+def write_tiny(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    text = "First Citizen:\nBefore we.\n\nAll:\nSpeak.\n\n" * 2
+    (folder / "input.txt").write_text(text)
+
+
+def tiny_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "input.txt"
+    yield from text_harms(path, rng, is_free=True)
+    for text in ("To be, or not", "All:\n", "All:\nSpeak.\n", "\n\n\n", "A page\n\nAll:\nSpeak.\n"):
+        yield Harm(f"the text {text!r}", path, text.encode())
+
+
+# --- tables
+
+
+def row_of(columns: Any, rng: np.random.Generator) -> list[str]:
+    return [
+        str(rng.integers(c.low, c.high + 1))
+        if isinstance(c, Numeric)
+        else str(rng.choice(c.values))
+        for c in columns
+    ]
+
+
+def write_adult(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for name, head, stop in (("adult.data", "", ""), ("adult.test", "|1x3 Cross validator\n", ".")):
+        rows = [
+            ", ".join([*row_of(adult.COLUMNS, rng), ("<=50K", ">50K")[i % 2] + stop])
+            for i in range(6)
+        ]
+        (folder / name).write_text(head + "\n".join(rows) + "\n")
+
+
+def adult_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    numeric = [i for i, c in enumerate(adult.COLUMNS) if isinstance(c, Numeric)]
+    for name in ("adult.data", "adult.test"):
+        yield from text_harms(folder / name, rng, is_free=False)
+        yield from table_harms(folder / name, rng, ", ", numeric, [1, 9])
+
+
+def write_heart(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    for hospital in heart_disease.HOSPITALS:
+        rows = [",".join([*row_of(heart_disease.COLUMNS, rng), str(i % 4)]) for i in range(12)]
+        text = "\n".join(rows) + "\n"
+        (folder / f"processed.{hospital}.data").write_text(text)
+
+
+def heart_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    columns = heart_disease.COLUMNS
+    numeric = [i for i, c in enumerate(columns) if isinstance(c, Numeric)]
+    for hospital in ("va", "cleveland"):
+        path = folder / f"processed.{hospital}.data"
+        yield from text_harms(path, rng, is_free=False)
+        yield from table_harms(path, rng, ",", numeric, [2, 12])
+    rows = path.read_text().splitlines()
+    for what, kept in (
+        ("one ill patient", [r for r in rows if r.endswith(",0")] + rows[1:2]),
+        ("no ill patients", [r for r in rows if r.endswith(",0")]),
+        ("one patient", rows[:1]),
+    ):
+        yield Harm(what, path, "\n".join(kept).encode())
+
+
+def write_connections(is_packed: bool) -> Callable[[pathlib.Path, np.random.Generator], None]:
+    def write(folder: pathlib.Path, rng: np.random.Generator) -> None:
+        rows = []
+        for i in range(12):
+            numbers = [str(n) for n in rng.integers(0, 300, 38)]
+            words = ["tcp", ("http", "smtp")[i % 2], "SF"]
+            rows.append(",".join([numbers[0], *words, *numbers[1:], ("normal.", "smurf.")[i % 2]]))
+        text = ("\n".join(rows) + "\n").encode()
+        path = folder / "kddcup.data_10_percent"
+        if is_packed:
+            path.with_name(path.name + ".gz").write_bytes(gzip.compress(text))
+        else:
+            path.write_bytes(text)
+
+    return write
+
+
+def flip_connections(path: pathlib.Path, at: int, new: int) -> str:
+    line = path.read_bytes()[:at].rpartition(b"\n")[2]
+    return "a service" if line.count(b",") == 2 else of_numbers(path, at, new)
+
+
+def connections_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "kddcup.data_10_percent"
+    yield from text_harms(path, rng, is_free=False)
+    yield from table_harms(path, rng, ",", [0, *range(4, 41)], [1, 3])
+    lines = path.read_text().splitlines()
+    for word in ("", "a b", "é"):
+        text = "\n".join([*lines[:3], lines[3].replace("smtp", word), *lines[4:]])
+        yield Harm(f"the service {word!r}", path, text.encode(), 4)
+
+
+# --- stores and parameters
+
+
+def write_store(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    examples = {
+        "x": {"ids": rng.integers(0, 9, (7, 3)), "mask": rng.random((7, 3)) > 0.5},
+        "y": rng.random(7).astype(np.float32),
+    }
+    FederatedData(examples, np.array([0, 2, 2, 7]), ("ann", "bob", "cé")).save(folder)
+
+
+def read_store(folder: pathlib.Path) -> Any:
+    store = FederatedData.open(folder)
+    return {k: np.array(v) for k, v in store.examples.items()}, store.offsets, store.client_names
+
+
+def flip_store(path: pathlib.Path, at: int, new: int) -> str:
+    if path.name == "client_names.txt":
+        return "a letter of a name"
+    if path.name == "offsets.npy" and at >= 128:
+        return "a border between two clients"
+    head = path.read_bytes()[:128]
+    descr = head.index(b"'descr': '") + len("'descr': '")
+    is_type = descr <= at < head.index(b"'", descr)
+    return "a value" if at >= 128 else "the type" if is_type else ""
+
+
+def cut_store(path: pathlib.Path, left: int) -> str:
+    is_last = path.name == "client_names.txt" and path.read_bytes()[:left].count(b"\n") == 2
+    return "a shorter name" if is_last else ""
+
+
+def saved(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def store_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    y, offsets, names = (folder / n for n in ("y.npy", "offsets.npy", "client_names.txt"))
+    store = (folder.name,)
+    for what, array in (
+        ("objects", np.array([None] * 7)),
+        ("dicts", np.array([{}] * 7)),
+        ("a number", np.array(3.0)),
+        ("records", np.zeros(7, "i4,f4")),
+        ("days", np.zeros(7, "M8[D]")),
+        ("void", np.zeros(7, "V2")),
+        ("6 rows", np.zeros(6)),
+        ("no rows", np.zeros((0, 3))),
+    ):
+        yield Harm(f"{what} in y", y, saved(array), names=store)
+    for what, array in (
+        ("fractions", np.array([0, 2, 2.5, 7])),
+        ("floats", np.array([0.0, 2, 2, 7])),
+        ("NaN", np.array([0, np.nan, 2, 7])),
+        ("text", np.array(["0", "2", "2", "7"])),
+        ("objects", np.array([0, 2, 2, 7], object)),
+        ("a decrease", np.array([0, 3, 2, 7])),
+        ("no 0", np.array([1, 2, 2, 7])),
+        ("too many", np.array([0, 2, 2, 8])),
+        ("too few", np.array([0, 2, 2, 6])),
+        ("two axes", np.array([[0, 2, 2, 7]])),
+        ("another number of clients", np.array([0, 2, 7])),
+        ("negative ones", np.array([0, -2, 2, 7])),
+        ("one", np.array([0])),
+        ("a number", np.array(0)),
+        ("truth values", np.array([False, True])),
+        ("huge ones", np.array([0, 2**63, 2**64 - 1, 7], np.uint64)),
+    ):
+        yield Harm(f"{what} in the offsets", offsets, saved(array), names=store)
+    for text in ("ann\nbob\n", "ann\nbob\ncy\ndee\n", "\n"):
+        yield Harm(f"the names {text!r}", names, text.encode(), names=store)
+    yield Harm("latin-1 names", names, b"ann\nbob\nc\xe9\n", 3)
+    yield Harm("UTF-16 names", names, "ann\nbob\ncy\n".encode("utf-16"), 1)
+    buffer = io.BytesIO()
+    np.savez(buffer, y=np.zeros(7))
+    yield Harm("an archive for y", y, buffer.getvalue())
+    yield Harm("a pickle for y", y, pickle.dumps(np.zeros(7)))
+    yield Harm("text for y", y, b"1\n2\n3\n")
+
+
+def write_parameters(form: Any) -> Callable[[pathlib.Path, np.random.Generator], None]:
+    def write(folder: pathlib.Path, rng: np.random.Generator) -> None:
+        params = {"w": rng.random((4, 3)).astype(np.float32), "b": np.zeros(3, np.float32)}
+        write_params(folder / f"model.{form}", {"params": params}, form)
+
+    return write
+
+
+def flip_safetensors(path: pathlib.Path, at: int, new: int) -> str:
+    data = path.read_bytes()
+    if at >= 8 + int.from_bytes(data[:8], "little"):
+        return "a value"
+    is_name = any(
+        data.index(name) <= at < data.index(name) + len(name) for name in (b"params/w", b"params/b")
+    )
+    return "a name" if is_name else ""
+
+
+def npz_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "model.npz"
+    yield Harm("one array", path, saved(np.zeros(3)))
+    yield Harm("a pickle", path, pickle.dumps({"a": np.zeros(3)}))
+    yield Harm("objects", path, zipped({"a.npy": saved(np.array([None]))}))
+    yield Harm("text in it", path, zipped({"a.txt": b"hello"}))
+    yield Harm("text for an array", path, zipped({"a.npy": b"hello"}))
+    yield Harm("a cut array", path, zipped({"a.npy": saved(np.zeros(9))[:-9]}))
+
+
+def safetensors_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "model.safetensors"
+    for head in (b"{}", b"[]", b"3", b'{"a": 3}', b'{"a": {"dtype": "F32", "shape": [3]}}'):
+        content = struct.pack("<Q", len(head)) + head
+        yield Harm(f"the header {head!r}", path, content + bytes(12))
+    for dtype, shape, offsets in (("F33", [3], [0, 12]), ("F32", [4], [0, 12]), ("F32", [-3], [0])):
+        tensor = {"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+        head = json.dumps(tensor).encode()
+        yield Harm(f"{tensor}", path, struct.pack("<Q", len(head)) + head + bytes(12))
+    yield Harm("a huge header", path, struct.pack("<Q", 2**62) + b"{}")
+
+
+POINT = Point({"name": "point"}, ())
+
+
+def write_summary(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    (folder / POINT.name).mkdir(parents=True)
+    (folder / POINT.name / "summary.json").write_text('{"accuracy": 0.5, "loss": null}\n')
+
+
+def summary_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / POINT.name / "summary.json"
+    yield from text_harms(path, rng, is_free=False)
+    for content in (b"[]", b"3", b"null", b'"a"', b'{"a": 1, "a": 2}'):
+        yield Harm(f"JSON {content!r}", path, content)
+
+
+def flip_summary(path: pathlib.Path, at: int, new: int) -> str:
+    is_name = path.read_bytes()[at : at + 1].isalpha()
+    return "a letter of a name" if is_name else of_numbers(path, at, new)
+
+
+def named(name: str, **options: Any) -> Callable[[pathlib.Path], Any]:
+    return lambda folder: datasets.load(name, folder, **options)
+
+
+TABLE = {"may_flip": of_numbers, "may_cut": whole_rows}
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+HOSPITALS = " ".join(f"processed.{hospital}.data" for hospital in heart_disease.HOSPITALS)
+HDF5 = {"may_flip": lambda path, at, new: "HDF5 has no checksums"}
+# By the folder in which the files are looked for.
+READERS = {
+    "mnist": Reader(write_mnist, named("mnist"), idx_harms, flip_idx),
+    "mnist/by_writer": Reader(
+        write_writers,
+        named("mnist_by_writer"),
+        writers_harms,
+        flip_writers,
+        only="qmnist-train-labels-idx2-int.gz qmnist-test-labels-idx2-int",
+    ),
+    "emnist": Reader(write_emnist, named("emnist", split="letters"), emnist_harms),
+    "emnist/zip": Reader(write_zip, named("emnist", split="letters"), zip_harms),
+    "cifar10/binary": Reader(
+        write_binary,
+        named("cifar10"),
+        binary_harms,
+        flip_binary,
+        may_double=" ".join(f"{name}.bin" for name in BATCHES),
+        alike=" ".join(f"{name}.bin" for name in BATCHES),
+    ),
+    "cifar10/python": Reader(
+        write_python, named("cifar10"), python_harms, flip_python, alike=" ".join(BATCHES)
+    ),
+    "cifar10/binary archive": Reader(
+        write_archive("binary"), named("cifar10"), archive_harms("binary")
+    ),
+    "cifar10/python archive": Reader(
+        write_archive("python"), named("cifar10"), archive_harms("python")
+    ),
+    "cifar10/images": Reader(
+        write_tree,
+        named("cifar10"),
+        tree_harms,
+        flip_tree,
+        cut_tree,
+        may_go="0.png 0.jpg 1.png 1.jpg",
+        alike="0.png 0.jpg 1.png 1.jpg",
+    ),
+    "cifar10_jpeg": Reader(write_image_archive, named("cifar10"), image_archive_harms),
+    "femnist": Reader(
+        write_leaf, named("femnist"), leaf_harms, of_numbers, alike="all_data_0.json"
+    ),
+    "femnist/hdf5": Reader(write_femnist_hdf5, named("femnist"), femnist_harms, **HDF5),
+    "shakespeare": Reader(write_plays, named("shakespeare"), plays_harms),
+    "shakespeare/hdf5": Reader(write_snippets, named("shakespeare"), snippets_harms, **HDF5),
+    "tiny_shakespeare": Reader(
+        write_tiny,
+        named("tiny_shakespeare"),
+        tiny_harms,
+        any_flip,
+        any_cut,
+        may_double="input.txt",
+    ),
+    "adult": Reader(
+        write_adult, named("adult"), adult_harms, **TABLE, may_double="adult.data adult.test"
+    ),
+    "heart_disease": Reader(
+        write_heart,
+        named("heart_disease"),
+        heart_harms,
+        **TABLE,
+        may_double=HOSPITALS,
+        alike=HOSPITALS,
+    ),
+    "kddcup99": Reader(
+        write_connections(is_packed=False),
+        named("kddcup99"),
+        connections_harms,
+        flip_connections,
+        whole_rows,
+        may_double="kddcup.data_10_percent",
+    ),
+    "kddcup99/packed": Reader(
+        write_connections(is_packed=True),
+        named("kddcup99"),
+        may_double="kddcup.data_10_percent.gz",
+    ),
+    "store": Reader(
+        write_store,
+        read_store,
+        store_harms,
+        flip_store,
+        cut_store,
+        may_go="ids.npy mask.npy y.npy client_names.txt",
+        alike="ids.npy mask.npy y.npy",
+    ),
+    "npz": Reader(
+        write_parameters("npz"), lambda folder: read_params(folder / "model.npz"), npz_harms
+    ),
+    "safetensors": Reader(
+        write_parameters("safetensors"),
+        lambda folder: read_params(folder / "model.safetensors"),
+        safetensors_harms,
+        flip_safetensors,
+    ),
+    "summary": Reader(
+        write_summary,
+        lambda folder: collect([POINT], folder),
+        summary_harms,
+        flip_summary,
+        may_go="summary.json",
+    ),
+}
+
+
+def place(name: str, root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Gives the folder that a reader is given, and the one in which its files lie."""
+    base = name.split("/")[0]
+    root = root / name.replace("/", "-").replace(" ", "-")
+    if base in ("store", "npz", "safetensors", "summary"):
+        return root / base, root / base
+    inner = "cifar10/cifar-10-batches-" if base == "cifar10" else base
+    ends = {"cifar10/binary": "bin", "cifar10/python": "py"}
+    return root, root / (inner + ends[name] if name in ends else base)
+
+
+def is_same(found: Any, whole: Any) -> bool:
+    found, whole = (
+        {f.name: getattr(v, f.name) for f in v.__dataclass_fields__.values()}
+        if isinstance(v, datasets.Dataset)
+        else v
+        for v in (found, whole)
+    )
+    if jax.tree.structure(found) != jax.tree.structure(whole):
+        return False
+    return all(
+        np.array_equal(a, b) and np.asarray(a).dtype == np.asarray(b).dtype
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True)
+    )
+
+
+def judge(reader: Reader, folder: pathlib.Path, harm: Harm, whole: Any) -> str:
+    """Reads a harmed folder; what is no outcome to be had starts with "WRONG"."""
+    try:
+        found = reader.read(folder)
+    except (ValueError, OSError) as error:
+        message = str(error)
+        has_rule = " must " in message or (isinstance(error, OSError) and error.errno)
+        has_rule = has_rule or isinstance(error, datasets.MissingDataError)
+        has_rule = has_rule or "there is no file" in message
+        known = (harm.path.name.removesuffix(".gz"), *harm.names)
+        if not any(name in message for name in known):
+            return f"WRONG, no file is named: {message[:300]}"
+        if not has_rule:
+            return f"WRONG, no rule is named: {message[:300]}"
+        if harm.line and f"line {harm.line}" not in message:
+            return f"WRONG, line {harm.line} is not named: {message[:300]}"
+        return "refused"
+    except Exception as error:
+        return f"WRONG, {type(error).__name__}: {str(error)[:300]}"
+    if is_same(found, whole):
+        return "read as what it was"
+    return f"not to be told: {harm.excuse}" if harm.excuse else "WRONG, read as something else"
+
+
+def harmed(name: str, root: pathlib.Path) -> Iterator[tuple[Harm, str]]:
+    """Harms the files of a reader one after the other; gives each harm and its outcome."""
+    reader, rng = READERS[name], np.random.default_rng([SEED, *name.encode()])
+    given, folder = place(name, root)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder)
+    if name.split("/")[0] not in ("femnist", "summary", "store") or "hdf5" in name:
+        folder.mkdir(parents=True)
+    reader.write(folder, rng)
+    whole = reader.read(given)
+    files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+    files = [p for p in files if not reader.only or _is_in(p, reader.only)]
+    for harm in [*general_harms(reader, files, rng), *reader.harms(folder, rng)]:
+        before = harm.path.read_bytes() if harm.path.is_file() else None
+        harm.path.parent.mkdir(parents=True, exist_ok=True)
+        harm.path.unlink(missing_ok=True)
+        if harm.content == "folder":
+            harm.path.mkdir()
+        elif isinstance(harm.content, bytes):
+            harm.path.write_bytes(harm.content)
+        yield harm, judge(reader, given, harm, whole)
+        if harm.path.is_dir():
+            harm.path.rmdir()
+        elif harm.path.exists():
+            harm.path.unlink()
+        if before is not None:
+            harm.path.write_bytes(before)
+        elif not any(harm.path.parent.iterdir()):
+            harm.path.parent.rmdir()
+    assert is_same(reader.read(given), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("adult.data", b"39, Private\n", "line 1 must have 15 columns"),
+        ("adult.test", b"\xff\xfe", "line 1 must be text in UTF-8"),
+        ("adult.test", None, "missing: adult.test"),
+    ],
+)
+def test_the_command_ends_in_words_and_status_2(tmp_path, monkeypatch, capsys, name, content, line):
+    (tmp_path / "adult").mkdir()
+    write_adult(tmp_path / "adult", np.random.default_rng(SEED))
+    (tmp_path / "adult" / name).unlink()
+    if content is not None:
+        (tmp_path / "adult" / name).write_bytes(content)
+    words = [
+        "run",
+        "--data.name=adult",
+        f"--data.data_dir={tmp_path}",
+        "--model.name=logistic_regression",
+    ]
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", *words, f"--output={tmp_path / 'run'}"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.startswith("error: ") and "Traceback" not in said
+    assert name in said and line in said
+
+
+@telling
+@pytest.mark.filterwarnings("ignore")
+def test_harmed_files_are_refused_by_name_or_read_as_what_they_were(tmp_path):
+    for module in ("PIL", "h5py"):
+        pytest.importorskip(module)
+    outcomes: collections.Counter[str] = collections.Counter()
+    wrong = []
+    for name in READERS:
+        for harm, outcome in harmed(name, tmp_path):
+            outcomes[outcome if not outcome.startswith("WRONG") else "WRONG"] += 1
+            if outcome.startswith("WRONG"):
+                wrong.append(f"{name}: {harm.path.name}, {harm.what}: {outcome}")
+    print(f"\n{sum(outcomes.values())} harmed files")
+    for outcome, count in outcomes.most_common():
+        print(f"{count:6d} {outcome}")
+    assert not wrong, f"{len(wrong)} of {sum(outcomes.values())}:\n" + "\n".join(wrong)
+    assert outcomes["refused"] > 800
