@@ -87,7 +87,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     try:
         grid = points(study, only, words)
         run_points(study, grid, known.output, console.print, known.seconds)
-    except ValueError as error:
+    except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None
     rows = collect(grid, known.output)
     entries = averaged(study, rows)

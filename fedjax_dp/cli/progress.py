@@ -1,8 +1,10 @@
 """Progress that says what is being done: a live bar on a terminal, lines elsewhere."""
 
 import math
+import os
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import rich.progress
 from rich.console import Console
@@ -42,6 +44,11 @@ class Progress:
         """Stops the display."""
         self._bar.stop()
 
+    def end(self) -> None:
+        """Ends the process: a compiled round that never ends would keep it."""
+        self._bar.stop()
+        end_process("interrupted; what the last checkpoint holds is kept", 130)
+
     def phase(self, name: str) -> None:
         """Names what is being done now.
 
@@ -78,3 +85,16 @@ class Progress:
           text: the warning.
         """
         self._console.print(f"warning: {text}", soft_wrap=True, markup=False, style="yellow")
+
+
+def end_process(text: str, status: int) -> NoReturn:
+    """Ends the process where it stands, whatever still runs in it or waits to be closed.
+
+    Args:
+      text: the last words, to the error stream.
+      status: the exit status.
+    """
+    print(text, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,6 +1,5 @@
 """`fedjax-dp run`: an experiment with progress on the console."""
 
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedjax_dp.cli.progress import Progress
+from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
@@ -68,12 +67,11 @@ def command(
     try:
         status = shown(config, start, Console())
     except KeyboardInterrupt:
-        print("interrupted; what the last checkpoint holds is kept", file=sys.stderr)
-        status = 130
+        # Python would wait for the round that it left.
+        end_process("interrupted; what the last checkpoint holds is kept", 130)
     except DiskFull as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
         # Whatever is closed on the way out would only fail, and say so, once more.
-        os._exit(2)
+        end_process(f"error: {error}", 2)
     raise typer.Exit(status)
 
 

@@ -24,6 +24,8 @@ Decay = Annotated[float, Ge(0), Lt(1)]
 Count = Annotated[int, Ge(1), Lt(COUNT_LIMIT)]
 # A whole number of at least 0.
 Index = Annotated[int, Ge(0), Lt(COUNT_LIMIT)]
+# What a generator of random numbers starts from: a key holds 32 bits of it.
+Seed = Annotated[int, Ge(0), Lt(2**32)]
 # An expected number of members, at least 1.
 Size = Annotated[float, Ge(1), Lt(COUNT_LIMIT)]
 # Passes or steps, at least 0.

@@ -67,9 +67,13 @@ class FederatedData:
             bool(np.all(np.diff(offsets) >= 0)), "offsets", "never decrease", "a decreasing row"
         )
         for name, array in self.examples.items():
-            what, shape = f"examples[{name!r}]", np.shape(array)
-            is_number = np.asarray(array[:0] if shape else array).dtype.kind not in _NO_NUMBERS
-            checks.require(is_number, what, "hold numbers", getattr(array, "dtype", type(array)))
+            what = f"examples[{name!r}]"
+            array = array if hasattr(array, "dtype") else np.asarray(array)
+            dtype, shape = array.dtype, array.shape
+            is_number = getattr(dtype, "kind", "O") not in _NO_NUMBERS and not getattr(
+                dtype, "names", None
+            )
+            checks.require(is_number, what, "hold numbers", str(dtype))
             rule = f"have {offsets[-1]} rows, as the offsets say"
             checks.require(bool(shape) and shape[0] == offsets[-1], what, rule, shape)
         checks.require(

@@ -153,6 +153,7 @@ def compile_federation(
     Raises:
       ValueError: for a layout that cannot be had, or while JAX is set to 64-bit numbers, for which
         steps and draws would not be those that are accounted.
+      MemoryError: if a round cannot fit, with the estimate.
     """
     _require_32_bits()
     execution.validate()
@@ -171,9 +172,9 @@ def compile_federation(
         federation,
         layout,
         clients=state_bytes if is_resident else 0,
-        examples=sum(x.num_bytes for x in (data, validation) if x is not None) * is_resident,
+        examples=_resident_bytes(data, validation) if is_resident else 0,
     )
-    require_room(memory)
+    require_room(memory, layout.num_devices)
     count, made = _Count(), _Made()
 
     def placed(state: Any) -> SimulationState:
@@ -476,6 +477,12 @@ def _chosen_layout(
     )
     is_roomy = not is_stacked(bound.algorithm)
     return Layout(chunk, mesh, is_roomy=is_roomy, alone_above=above), trials
+
+
+def _resident_bytes(*stores: FederatedData | None) -> int:
+    """Counts the bytes of examples on a device, where numbers have at most 32 bits."""
+    arrays = [array for store in stores if store is not None for array in store.examples.values()]
+    return sum(array.size * min(array.dtype.itemsize, 4) for array in arrays)
 
 
 def _steps(bound: Federation) -> np.ndarray:

@@ -21,8 +21,9 @@ class Memory(NamedTuple):
 
     Attributes:
       state: what the server keeps.
-      training: a model and its gradient for each client of a chunk.
-      stack: an update for each slot of a cohort, where the aggregator reads them side by side.
+      training: a model for each client of a chunk; 0 where the server's state has no one model.
+      stack: an update for each slot of a cohort, where the aggregator reads them side by side; 0 as
+        above.
       clients: what the clients keep.
       examples: the examples, where they are resident.
     """
@@ -64,25 +65,25 @@ def memory_of(
     algorithm = federation.algorithm
     server = jax.eval_shape(algorithm.init, jax.random.key(0))
     shared = algorithm.shared
-    model = trees.num_bytes(server if shared is None else jax.eval_shape(shared.read, server))
+    model = 0 if shared is None else trees.num_bytes(jax.eval_shape(shared.read, server))
     is_stacked = isinstance(algorithm.aggregator, Stacked)
     slots = layout.slots_per_device(federation.participation) if is_stacked else 0
     side_by_side = min(layout.chunk, federation.participation.capacity)
-    return Memory(
-        trees.num_bytes(server), 2 * model * side_by_side, model * slots, clients, examples
-    )
+    training, stack = model * side_by_side, model * slots
+    return Memory(trees.num_bytes(server), training, stack, clients, examples)
 
 
-def require_room(memory: Memory) -> None:
+def require_room(memory: Memory, num_devices: int = 1) -> None:
     """Refuses what cannot fit, before any of it is made.
 
     Args:
-      memory: the estimate.
+      memory: the estimate, for one device.
+      num_devices: how many devices are used.
 
     Raises:
       MemoryError: if it is above what a device has; with the estimate, largest part first.
     """
-    room = memory_per_device()
+    room = memory_per_device(num_devices)
     if sum(memory) > room:
         raise MemoryError(f"a round must fit a device of {_readable(room)}, and takes {memory}")
 

@@ -1,11 +1,9 @@
 """Runs an experiment: blocks of rounds, evaluations, checkpoints, a folder that can be resumed."""
 
 import _thread
-import os
 import pathlib
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +32,8 @@ from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 # Signals within so many seconds are one: some send theirs to a process and to its group.
 _TOGETHER = 1.0
-# Seconds that an interrupted process has to end by itself, and the status that it ends with if not.
-_PATIENCE, _STATUS = 2.0, 130
+# Seconds that an interrupted run has to end by itself.
+_PATIENCE = 2.0
 # What ends a run before its last round, beside the names of callbacks.
 _INTERRUPTED, _OVER_BUDGET = "an interruption", "the budget"
 
@@ -52,6 +50,9 @@ class Watcher(Protocol):
     def warn(self, text: str) -> None:
         """Is told of something that is not as it should be."""
 
+    def end(self) -> None:
+        """Is told that the run is to end now and cannot: by a thread, while a round goes on."""
+
 
 class Nobody:
     """Watches nothing."""
@@ -64,6 +65,9 @@ class Nobody:
 
     def warn(self, text: str) -> None:
         """Ignores warnings; the summary has them."""
+
+    def end(self) -> None:
+        """Leaves the process alone, which is another's."""
 
 
 class Outcome(NamedTuple):
@@ -158,10 +162,13 @@ def _run(
     health = Health(watcher.warn)
     if text := more_than_cores(config.execution.devices):
         health.warn(text)
-    state, start = begin(experiment, health.warn)
+    with full_disk_named():
+        state, start = begin(experiment, health.warn)
     try:
-        with full_disk_named(start.folder):
-            return _from(experiment, state, start, callbacks, health, watcher, started)
+        with full_disk_named(start.folder), _interruptions(watcher) as is_interrupted:
+            return _from(
+                experiment, state, start, callbacks, health, watcher, started, is_interrupted
+            )
     finally:
         start.lock.release()
 
@@ -174,6 +181,7 @@ def _from(
     health: Health,
     watcher: Watcher,
     started: float,
+    is_interrupted: Callable[[], bool],
 ) -> Outcome:
     section = experiment.config.run
     logbook = Logbook(start.folder, from_round=int(state.round))
@@ -196,10 +204,9 @@ def _from(
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
         save(state)
-    with _interruptions(watcher) as is_interrupted:
-        state, end = _rounds(
-            experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
-        )
+    state, end = _rounds(
+        experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
+    )
     save(state)
     logbook.close()
     start.checkpoints.close()
@@ -313,8 +320,8 @@ def _rows(
 def _interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
     """Turns the first Ctrl-C or SIGTERM into a wish to stop after the rounds under way.
 
-    The second ends the process, though a compiled round may never end: only then does Python call
-    the handlers of signals, so that a thread listens for them too.
+    The second is a KeyboardInterrupt, and where a compiled round does not let Python raise it, a
+    thread that listens too tells the watcher, whose process it is, to end.
     """
     is_asked = is_urgent = False
     left = threading.Event()
@@ -341,8 +348,7 @@ def _interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
         is_urgent = True
         _thread.interrupt_main()
         if not left.wait(_PATIENCE):
-            print("interrupted; what the last checkpoint holds is kept", file=sys.stderr)
-            os._exit(_STATUS)
+            watcher.end()
 
     try:
         before = {number: signal.signal(number, note) for number in _STOPS}

@@ -30,11 +30,11 @@ def require_space(folder: pathlib.Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def full_disk_named(folder: pathlib.Path) -> Iterator[None]:
+def full_disk_named(folder: pathlib.Path | None = None) -> Iterator[None]:
     """Gives an error of a full disk the words of one who has to go on from it.
 
     Args:
-      folder: what is written to.
+      folder: the run folder that is written to; None where there is nothing in it yet.
 
     Raises:
       DiskFull: in the place of what a library or the system says.
@@ -47,7 +47,11 @@ def full_disk_named(folder: pathlib.Path) -> Iterator[None]:
         is_full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in words
         if not is_full and not isinstance(error, DiskFull):
             raise
-        raise DiskFull(
-            f"no room is left on the disk: {words.splitlines()[0]}; what the newest intact "
-            f"checkpoint holds is kept: make room, then fedjax-dp run --resume {folder}"
-        ) from error
+        kept = (
+            "nothing was begun: make room, and try again"
+            if folder is None
+            else "what the newest intact checkpoint holds is kept: make room, then fedjax-dp run "
+            f"--resume {folder}"
+        )
+        reason = words.splitlines()[0]
+        raise DiskFull(f"no room is left on the disk: {reason}; {kept}") from error

@@ -413,9 +413,16 @@ def test_signals_that_come_together_are_one(monkeypatch, tmp_path):
 
 
 @telling
-def test_a_round_that_never_ends_is_ended_by_the_second_signal(tmp_path, compilation_cache):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_round_that_never_ends_is_ended_by_the_second_signal(
+    tmp_path, compilation_cache, devices
+):
+    """On one device Python is not reached; on two it is, and would wait for the round."""
     folder = tmp_path / "run"
-    endless = "import sys; sys.argv += ['--training.num_steps=2e9']\n"
+    words = ["--training.num_steps=2e9", f"--execution.devices={devices}"]
+    if devices > (os.cpu_count() or 1):
+        pytest.skip("no second core")
+    endless = f"import sys; sys.argv += {words}\n"
     process = start(folder, 0, compilation_cache, endless)
     wait_for(lambda: (folder / "config.toml").exists(), process)
     for _ in range(2):
@@ -456,6 +463,15 @@ def test_a_full_disk_is_named_and_loses_nothing(
         assert saved_arrays(folder)[0] == 3
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, uninterrupted)
+
+
+def test_a_full_disk_is_named_before_a_run_has_begun(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fedjax_dp.experiment.start.write_text", full)
+    with pytest.raises(DiskFull, match="nothing was begun: make room, and try again"):
+        execute(tmp_path / "run", *DRAWN)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_dp.core.ranges import Index, ProperFraction
+from fedjax_dp.core.ranges import ProperFraction, Seed
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images, stratified_split
 
 _LEVELS = 16
@@ -14,7 +14,7 @@ def load(
     data_dir: pathlib.Path,
     *,
     test_fraction: ProperFraction = 0.2,
-    seed: Index = 0,
+    seed: Seed = 0,
     dtype: ImageDtype = "float32",
 ) -> Dataset:
     """Loads the digits, 8x8 grey images with 17 levels.

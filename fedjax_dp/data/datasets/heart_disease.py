@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Index, ProperFraction
+from fedjax_dp.core.ranges import ProperFraction, Seed
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
@@ -45,7 +45,7 @@ def load(
     *,
     scaling: Scaling = "standard",
     test_fraction: ProperFraction = 0.34,
-    seed: Index = 0,
+    seed: Seed = 0,
 ) -> Dataset:
     """Loads the four heart-disease tables of UCI (Janosi et al. 1988).
 

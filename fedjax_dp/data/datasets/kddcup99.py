@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.core.ranges import Index, ProperFraction
+from fedjax_dp.core.ranges import ProperFraction, Seed
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
@@ -34,7 +34,7 @@ def load(
     target: Literal["attack", "kind"] = "attack",
     distinct: bool = False,
     test_fraction: ProperFraction = 0.2,
-    seed: Index = 0,
+    seed: Seed = 0,
 ) -> Dataset:
     """Loads the ten-per-cent file of KDD Cup 1999.
 
