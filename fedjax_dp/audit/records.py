@@ -20,6 +20,7 @@ from fedjax_dp.audit.canaries import (
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import flat as by_path
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.models.base import Model
@@ -215,7 +216,7 @@ def _with_records(data: FederatedData, owners: np.ndarray) -> FederatedData:
     """Appends to each client a copy of its first record for every canary that it owns."""
     clients = []
     for index in range(data.num_clients):
-        own = data.client(index)
+        own = by_path(data.client(index))
         (mine,) = np.nonzero(owners == index)
         grown = {
             name: np.concatenate([array, np.repeat(np.asarray(array[:1]), mine.size, axis=0)])

@@ -132,17 +132,6 @@ def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_budget_that_no_round_fits_trains_nothing(tmp_path):
-    folder = tmp_path / "run"
-    words = ("--privacy.record.noise_multiplier=1.0", "--privacy.record.epsilon=0.01")
-    status, text = execute(folder, *SMALL, SEQUENTIAL, *words)
-    assert status == 0 and "stopped after round 0" in text
-    summary = read_json(folder, "summary.json")
-    assert summary["rounds"] == 0 and summary["epsilon"] == 0.0
-    assert "Nothing was released" in (folder / "privacy.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
 def test_each_client_has_a_budget_of_its_own(tmp_path):
     folder, budgets = tmp_path / "run", [1.0, 4.0, 8.0]
     status, _ = execute(folder, *SMALL, SEQUENTIAL, f"--privacy.record.epsilon={budgets}")

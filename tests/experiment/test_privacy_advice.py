@@ -89,13 +89,15 @@ def test_what_is_accepted_is_assembled():
         if error is None:
             continue
         privacy, participation, training = analysis.follow(asked, error.advice)
-        client = privacy.client.model_copy(update={"epsilon": 50.0})
+        if "client" in privacy.units:
+            client = privacy.client.model_copy(update={"epsilon": 50.0})
+            privacy = privacy.model_copy(update={"client": client})
         name = "dp_sgd" if combination[0] == "record" else "dp_fedavg"
         followed = config.Config(
             data=config.DataSection(num_clients=4),
             run=config.RunSection(rounds=2),
             algorithm=config.AlgorithmSection(name=name),
-            privacy=privacy.model_copy(update={"client": client}),
+            privacy=privacy,
             participation=participation,
             training=training,
         )
