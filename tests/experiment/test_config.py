@@ -352,7 +352,7 @@ def test_an_error_names_where_the_value_came_from(tmp_path):
     [
         (["--training.optimizer_options.momentum=-0.5"], "a number in [0, 1) or none, got -0.5"),
         (["--data.partition_options.alpha=-1"], "a number above 0, got -1"),
-        (["--data.options.seed=-1"], "a whole number of at least 0 and below 2^31, got -1"),
+        (["--data.options.seed=-1"], "a whole number in [0, 4294967296), got -1"),
         (["--model.name=mlp", "--model.options.hidden_sizes=[-3]"], "a whole number of at least 1"),
         (["--model.name=mlp", "--model.options.dropout=-0.1"], "a number in [0, 1), got -0.1"),
         (
