@@ -17,6 +17,7 @@ from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import Count, NonNegative
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, bound_of
@@ -41,6 +42,7 @@ class ServerState(NamedTuple):
     labels: jax.Array
 
 
+@checked
 def ae_dpfl(
     model: Model,
     trainer: LocalTrainer,
@@ -88,6 +90,7 @@ def ae_dpfl(
     """
     checks.whole("num_rounds", num_rounds)
     public_x = jnp.asarray(public_x)
+    checks.require(public_x.ndim > 0, "public_x", "have a row for each query", public_x)
     num_queries = public_x.shape[0]
     checks.whole("public_x", num_queries)
     block = -(-num_queries // num_rounds)

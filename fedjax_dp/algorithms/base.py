@@ -10,7 +10,7 @@ from chex import PRNGKey
 from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
 from fedjax_dp.clients.selection import Choice
-from fedjax_dp.core import ranges
+from fedjax_dp.core import ranges, signatures
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
@@ -241,6 +241,7 @@ class FederatedAlgorithm(NamedTuple):
         Raises:
           ValueError: naming the number, its range and its value.
         """
+        signatures.check_fields(hyper, "hyper.")
         hyper.local.validate(num_clients)
         ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")

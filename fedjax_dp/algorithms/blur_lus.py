@@ -10,10 +10,11 @@ from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import blur
-from fedjax_dp.clients.sparsification import Score, sparsify
+from fedjax_dp.clients.sparsification import Score, declared_sparsification, sparsify
 from fedjax_dp.clients.transforms import UpdateTransform, declared
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Decay, NonNegative
+from fedjax_dp.core.ranges import Bound, Decay, NonNegative
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Aggregator, bound_of
@@ -27,13 +28,14 @@ SERVERS: Mapping[str, Callable[..., FederatedAlgorithm]] = {
 }
 
 
+@checked
 def blur_lus(
     model: Model,
     trainer: LocalTrainer,
     *,
     strength: NonNegative = 0.4,
     sparsity: Decay = 0.7,
-    radius: NonNegative | None = None,
+    radius: Bound | None = None,
     score: Score = "cost",
     server: Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "fedavg",
     server_options: Mapping[str, Any] = {},
@@ -96,7 +98,7 @@ def blur_lus(
         )
         return ClientOutput(result.delta, result.weight, own, result.metrics)
 
-    limits = {"strength": NonNegative, "radius": NonNegative}
+    limits = {"strength": NonNegative, "radius": Bound}
     return base.with_numbers(numbers, limits)._replace(name="blur_lus", client=client)
 
 
@@ -109,5 +111,4 @@ def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ..
     Returns:
       The transforms, for their declarations alone.
     """
-    model: Any = None
-    return (sparsify(model, options["sparsity"], score=options["score"]),)
+    return (declared_sparsification(options["sparsity"], options["score"]),)

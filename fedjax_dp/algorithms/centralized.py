@@ -5,10 +5,12 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models.base import Model
 
 
+@checked
 def pool(data: FederatedData) -> FederatedData:
     """Pools all clients into one, on which any algorithm is centralised training.
 
@@ -22,6 +24,7 @@ def pool(data: FederatedData) -> FederatedData:
     return FederatedData(data.examples, np.array([0, data.num_examples]), ("all",))
 
 
+@checked
 def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
     """Declares training on the pool of all examples; run it on `pool(data)`.
 

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 
+@checked
 def dp_sgd(
     model: Model,
     trainer: LocalTrainer,

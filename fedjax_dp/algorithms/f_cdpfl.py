@@ -19,6 +19,7 @@ from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Index, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
@@ -37,6 +38,7 @@ class ServerState(NamedTuple):
     models: PyTree
 
 
+@checked
 def f_cdpfl(
     model: Model,
     trainer: LocalTrainer,

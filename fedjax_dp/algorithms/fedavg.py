@@ -9,10 +9,12 @@ from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 
 
+@checked
 def fedavg(
     model: Model,
     trainer: LocalTrainer,

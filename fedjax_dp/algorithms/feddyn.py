@@ -18,6 +18,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal, shift
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean
@@ -35,6 +36,7 @@ class ServerState(NamedTuple):
     correction: PyTree
 
 
+@checked
 def feddyn(
     model: Model, trainer: LocalTrainer, *, num_clients: Count, alpha: Positive = 0.1
 ) -> FederatedAlgorithm:

@@ -11,6 +11,7 @@ from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.ranges import Decay, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
@@ -67,6 +68,7 @@ def adaptive(
     return optax.GradientTransformation(init, update)
 
 
+@checked
 def fedavgm(
     model: Model,
     trainer: LocalTrainer,
@@ -106,6 +108,7 @@ def fedavgm(
 _RANGES = {"server_learning_rate": Positive, "b1": Decay, "b2": Decay, "adaptivity": Positive}
 
 
+@checked
 def fedadam(
     model: Model,
     trainer: LocalTrainer,
@@ -159,6 +162,7 @@ def fedadam(
     )
 
 
+@checked
 def fedyogi(
     model: Model,
     trainer: LocalTrainer,
@@ -212,6 +216,7 @@ def fedyogi(
     )
 
 
+@checked
 def fedadagrad(
     model: Model,
     trainer: LocalTrainer,

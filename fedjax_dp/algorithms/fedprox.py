@@ -7,9 +7,11 @@ from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal
 from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 
+@checked
 def fedprox(
     model: Model, trainer: LocalTrainer, *, mu: NonNegative = 0.01, **options: Any
 ) -> FederatedAlgorithm:

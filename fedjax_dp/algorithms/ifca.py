@@ -11,6 +11,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import ModelChoice, mean_per_model
@@ -26,6 +27,7 @@ class ServerState(NamedTuple):
     models: PyTree
 
 
+@checked
 def ifca(
     model: Model,
     trainer: LocalTrainer,

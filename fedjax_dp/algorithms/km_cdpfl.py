@@ -9,6 +9,7 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, o
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Stack, Stacked, stateless
@@ -44,6 +45,7 @@ class RoundOfClusters(NamedTuple):
     clusters: jax.Array
 
 
+@checked
 def km_cdpfl(
     model: Model,
     trainer: LocalTrainer,

@@ -10,6 +10,7 @@ from fedjax_dp.algorithms.base import (
     of_training,
 )
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import uniform_mean
@@ -25,6 +26,7 @@ class ServerState(NamedTuple):
     start: PyTree
 
 
+@checked
 def local_only(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
     """Declares training without any federation, the reference for personal models.
 

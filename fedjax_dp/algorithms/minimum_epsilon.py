@@ -6,10 +6,13 @@ from numpy.typing import ArrayLike
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 
+@checked
 def minimum_epsilon(
     model: Model, trainer: LocalTrainer, *, num_clients: Count, is_weighted: bool = True
 ) -> FederatedAlgorithm:
@@ -38,13 +41,15 @@ def minimum_epsilon(
     return algorithm._replace(name="minimum_epsilon")
 
 
+@checked
 def smallest_budget(epsilon: ArrayLike) -> np.ndarray:
     """Gives every client the smallest budget of all.
 
     Args:
-      epsilon: budgets, `[clients]`.
+      epsilon: budgets, above 0, `[clients]`.
 
     Returns:
       What clients are calibrated to, `[clients]`.
     """
+    checks.positive("epsilon", epsilon)
     return np.full(np.shape(epsilon), np.min(epsilon))

@@ -16,6 +16,7 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import distance_to, towards
 from fedjax_dp.core.ranges import Count, NonNegative
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import scaled_sum
@@ -33,6 +34,7 @@ class ServerState(NamedTuple):
     start: PyTree
 
 
+@checked
 def mr_mtl(
     model: Model,
     trainer: LocalTrainer,

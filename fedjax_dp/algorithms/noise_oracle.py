@@ -6,6 +6,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 
@@ -13,6 +14,7 @@ from fedjax_dp.server.noise_aware import weighted_by_client
 _SMALLEST = 1e-20
 
 
+@checked
 def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients and a mean with weights `w_i ∝ 1/σ_i²`.
 

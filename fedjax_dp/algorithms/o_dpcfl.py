@@ -12,6 +12,7 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, o
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import Count, Index
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import ModelChoice, mean_per_model
@@ -27,6 +28,7 @@ class ServerState(NamedTuple):
     models: PyTree
 
 
+@checked
 def o_dpcfl(
     model: Model,
     trainer: LocalTrainer,

@@ -12,6 +12,7 @@ from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.projected import projected_mean
 
@@ -19,6 +20,7 @@ Split = Literal["mixture", "kmeans", "agglomerative", "top_tenth"]
 SPLITS = get_args(Split)
 
 
+@checked
 def pfa(
     model: Model,
     trainer: LocalTrainer,
@@ -73,6 +75,7 @@ def pfa(
     return algorithm._replace(name="pfa")
 
 
+@checked
 def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
     """Tells the clients with large budgets from those with small ones, on the host.
 

@@ -7,9 +7,11 @@ from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, Fraction
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 
+@checked
 def rc_dpfl(
     model: Model,
     trainer: LocalTrainer,

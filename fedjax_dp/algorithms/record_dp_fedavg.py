@@ -6,10 +6,12 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 
 
+@checked
 def record_dp_fedavg(
     model: Model, trainer: LocalTrainer, *, num_clients: Count, is_weighted: bool = True
 ) -> FederatedAlgorithm:

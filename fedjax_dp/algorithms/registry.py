@@ -15,6 +15,7 @@ from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.registry import Registry
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 
@@ -157,6 +158,7 @@ def options_of(name: str) -> dict[str, Any]:
     }
 
 
+@checked
 def build(
     name: str,
     model: Model,

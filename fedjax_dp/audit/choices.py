@@ -13,6 +13,7 @@ from fedjax_dp.audit.extremes import extreme_records
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.privacy.selection import BoundedRangeDpEvent
@@ -21,6 +22,7 @@ from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 _CONFIDENCE = 1 - 1e-6
 
 
+@checked
 def check_choice(
     choice: Choice | None,
     numbers: Mapping[str, Any],

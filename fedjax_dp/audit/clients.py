@@ -18,13 +18,16 @@ from fedjax_dp.audit.canaries import (
     read_mark,
 )
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.engine.federation import examples_of, federation, update_structure
 
 
+@checked
 def plant_clients(
     algorithm: FederatedAlgorithm,
     data: FederatedData,
@@ -62,6 +65,7 @@ def plant_clients(
         "claim privacy for clients",
         algorithm.name,
     )
+    require_public_sizes(relation)
     num_entries = sum(x.size for x in _aggregate_structure(algorithm, data, participation))
     coordinates = draw_coordinates(np.ones(num_entries, bool), num_canaries, rng)
     num_clients = data.num_clients + num_canaries

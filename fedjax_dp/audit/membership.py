@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import flat, nested
 from fedjax_dp.models.base import Model
@@ -40,6 +41,7 @@ class MembershipResult(NamedTuple):
     num_examples: int
 
 
+@checked
 def membership_attack(
     members: ArrayLike, others: ArrayLike, rng: np.random.Generator
 ) -> MembershipResult:
@@ -61,7 +63,7 @@ def membership_attack(
     Learning", appendix B.
     """
     sides = [np.asarray(side, float) for side in (members, others)]
-    size = min(len(side) for side in sides)
+    size = min(len(np.atleast_1d(side)) for side in sides)
     checks.require(size >= 4, "members, others", "hold four examples each", size)
     for side in sides:
         checks.require(bool(np.isfinite(side).all()), "features", "be finite", "NaN or infinity")
@@ -117,6 +119,7 @@ def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -
     return np.clip(np.nan_to_num(np.concatenate(parts)), -1e6, 1e6)
 
 
+@checked
 def attack_model(
     model: Model,
     params: PyTree,
@@ -139,5 +142,7 @@ def attack_model(
     Raises:
       ValueError: if a side has fewer than four examples.
     """
+    checks.require(bool(members), "members", "hold arrays", members)
+    checks.require(bool(others), "others", "hold arrays", others)
     inside, outside = (attack_features(model, params, side) for side in (members, others))
     return membership_attack(inside, outside, rng)

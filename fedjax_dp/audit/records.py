@@ -18,14 +18,17 @@ from fedjax_dp.audit.canaries import (
     read_mark,
 )
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.federated import flat as by_path
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.models.base import Model
 
 
+@checked
 def plant_records(
     make_algorithm: Callable[[Model], FederatedAlgorithm],
     model: Model,
@@ -59,6 +62,7 @@ def plant_records(
     Raises:
       ValueError: if the algorithm claims nothing for records, or an argument is not valid.
     """
+    require_public_sizes(relation)
     params = jax.eval_shape(model.init, jax.random.key(0))
     coordinates = draw_trained(model, num_canaries, rng)
     algorithm = make_algorithm(_with_canaries(model, coordinates, relation))

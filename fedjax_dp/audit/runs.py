@@ -12,6 +12,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import HostStep, Hyper
 from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.compile import simulation
 from fedjax_dp.engine.federation import Federation, examples_of
@@ -77,6 +78,7 @@ class AuditResult(NamedTuple):
         return self.epsilon_lower > self.epsilon_claimed
 
 
+@checked
 def run_audit(
     planted: Planted,
     key: PRNGKey,
@@ -170,6 +172,7 @@ def _after_host_steps(
     return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(v) for v in x]), *ended)
 
 
+@checked
 def audit(
     runs: AuditRuns,
     dp_delta: float,

@@ -25,6 +25,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Cohort, Examples
@@ -40,6 +41,7 @@ _UPDATES, _RECORDS = 60, 200
 _ROUND = "round with and without a client"
 
 
+@checked
 def check_gradient_rule(
     rule: GradientRule,
     params: PyTree,
@@ -122,6 +124,7 @@ def check_gradient_rule(
     return [check for check in results if check is not None]
 
 
+@checked
 def check_cohort(
     algorithm: FederatedAlgorithm,
     data: FederatedData,

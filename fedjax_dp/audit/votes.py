@@ -11,9 +11,11 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, STRENGTH, Planted, flat, read_mark
 from fedjax_dp.audit.records import draw_trained, watch_records
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.models.base import Model
 
 # How far a parameter moved is asked at these distances and at their negatives, and at 0: whatever
@@ -26,6 +28,7 @@ _FIRST = -(2**20)
 _MOST_INPUTS = 2**23
 
 
+@checked
 def plant_votes(
     make_algorithm: Callable[[Model, np.ndarray], FederatedAlgorithm],
     model: Model,
@@ -65,6 +68,7 @@ def plant_votes(
         auditor's inputs, or an argument is not valid; when rounds run, if their inputs are not
         divided into `num_rounds`.
     """
+    require_public_sizes(relation)
     checks.whole("num_rounds", num_rounds)
     coordinates = draw_trained(model, num_canaries, rng)
     num_queries = num_canaries * LEVELS.size

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.per_example import per_example
@@ -51,6 +52,7 @@ class GradientRule(NamedTuple):
     bound: Callable[[LocalConfig], Any] | None
 
 
+@checked
 def plain(model: Model) -> GradientRule:
     """Takes the mean gradient over the real examples of a batch.
 
@@ -80,6 +82,7 @@ def plain(model: Model) -> GradientRule:
     return GradientRule(micro_batch, release, None, None)
 
 
+@checked
 def clipped(
     model: Model,
     *,

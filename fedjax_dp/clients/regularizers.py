@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import ranges, trees
-from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.ranges import Bound, NonNegative
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
 
@@ -22,7 +23,8 @@ class AnchorState(NamedTuple):
     anchor: PyTree
 
 
-def proximal(strength: float) -> optax.GradientTransformation:
+@checked
+def proximal(strength: NonNegative) -> optax.GradientTransformation:
     """Adds the gradient of `strength / 2 * ‖w − w₀‖²`, with w₀ the parameters at the start.
 
     It reads parameters only: behind clipped and noised gradients it is post-processing and costs no
@@ -47,7 +49,8 @@ def proximal(strength: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(AnchorState, update)
 
 
-def blur(strength: float, radius: float) -> optax.GradientTransformation:
+@checked
+def blur(strength: float, radius: Bound) -> optax.GradientTransformation:
     """Adds the gradient of `strength / 2 * max(0, ‖w − w₀‖² − radius²)`: BLUR.
 
     Inside the ball around the start it does nothing, on its sphere neither; outside it pulls as
@@ -65,7 +68,7 @@ def blur(strength: float, radius: float) -> optax.GradientTransformation:
     Source: Cheng and others 2022, equation 7; `user_level_dp` section 3.
     """
     ranges.check({"strength": strength}, {"strength": NonNegative})
-    ranges.check({"radius": radius}, {"radius": NonNegative})
+    ranges.check({"radius": radius}, {"radius": Bound})
 
     def update(gradient, state, params):
         moved = trees.subtract(params, state.anchor)
@@ -76,6 +79,7 @@ def blur(strength: float, radius: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(AnchorState, update)
 
 
+@checked
 def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
     """Adds the gradient of `strength / 2 * ‖w − anchor‖²`, with an anchor from elsewhere.
 
@@ -99,7 +103,8 @@ def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def distance_to(anchor: PyTree, strength: float) -> Callable[[PyTree], jax.Array]:
+@checked
+def distance_to(anchor: PyTree, strength: NonNegative) -> Callable[[PyTree], jax.Array]:
     """Builds the penalty `strength / 2 * ‖w − anchor‖²` for `LocalTrainer.train`.
 
     Args:

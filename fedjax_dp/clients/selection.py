@@ -10,7 +10,8 @@ from dp_accounting import ComposedDpEvent, DpEvent
 
 from fedjax_dp.clients.base import ClientData, PublicClient
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.ranges import Positive, PositiveNumbers
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordEvent
@@ -21,6 +22,7 @@ SCORES = ("accuracy", "loss")
 RANGES: Mapping[str, Any] = {"selection_epsilon": Positive, "loss_bound": Positive}
 
 
+@checked
 def mean_loss(
     model: Model, params: PyTree, client: ClientData, *, block_size: int = 128
 ) -> jax.Array:
@@ -38,6 +40,7 @@ def mean_loss(
     return _mean(lambda batch: model.losses(params, batch)[0], client, block_size)
 
 
+@checked
 def mean_accuracy(
     model: Model, params: PyTree, client: ClientData, *, block_size: int = 128
 ) -> jax.Array:
@@ -65,8 +68,14 @@ def mean_accuracy(
     return _mean(correct, client, block_size)
 
 
+@checked
 def mean_clipped_loss(
-    model: Model, params: PyTree, client: ClientData, bound: float, *, block_size: int = 128
+    model: Model,
+    params: PyTree,
+    client: ClientData,
+    bound: PositiveNumbers,
+    *,
+    block_size: int = 128,
 ) -> jax.Array:
     """Computes the mean of a client's losses, each of them clipped on its own.
 
@@ -144,6 +153,7 @@ def trained_and_chosen(train_event: RecordEvent, choice: Choice) -> RecordEvent:
     return event
 
 
+@checked
 def exact_choice(model: Model) -> Choice:
     """Takes the model of smallest exact training loss; nothing protects the choice.
 
@@ -165,6 +175,7 @@ def exact_choice(model: Model) -> Choice:
     return Choice(choose, None)
 
 
+@checked
 def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
     """Takes a model of good training accuracy or loss by the exponential mechanism.
 

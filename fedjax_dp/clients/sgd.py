@@ -24,6 +24,7 @@ from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, 
 from fedjax_dp.clients.untrained import check_noised
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
@@ -34,6 +35,7 @@ _PADDING = 0.15
 Optimizer: TypeAlias = optax.GradientTransformation | Callable[..., Any]
 
 
+@checked
 def local_trainer(
     model: Model,
     config: LocalConfig,
@@ -348,6 +350,7 @@ def _widest_micro_batch(batch_size: Any) -> int:
     return size
 
 
+@checked
 def dp_sgd_trainer(
     model: Model,
     config: LocalConfig,

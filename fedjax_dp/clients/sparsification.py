@@ -1,5 +1,6 @@
 """Local update sparsification: a client keeps the part of its update that its own loss needs."""
 
+import dataclasses
 from typing import Literal, get_args
 
 import jax
@@ -7,7 +8,9 @@ import jax.numpy as jnp
 
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.transforms import UpdateTransform, mask_of_largest
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import trees
+from fedjax_dp.core.ranges import Decay
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 
@@ -15,7 +18,8 @@ Score = Literal["cost", "cost_of_last_step", "magnitude"]
 SCORES = get_args(Score)
 
 
-def sparsify(model: Model, sparsity: float, *, score: Score = "cost") -> UpdateTransform:
+@checked
+def sparsify(model: Model, sparsity: Decay, *, score: Score = "cost") -> UpdateTransform:
     """Zeroes the entries of an update that the client would miss least: LUS.
 
     The cost of an entry is `|∂f/∂w · Δw|`, what undoing it would change in the client's own loss,
@@ -42,8 +46,7 @@ def sparsify(model: Model, sparsity: float, *, score: Score = "cost") -> UpdateT
 
     Source: Cheng and others 2022, section 4.2; `user_level_dp` section 4.
     """
-    checks.require(0 <= sparsity < 1, "sparsity", "lie in [0, 1)", sparsity)
-    checks.one_of("score", score, SCORES)
+    declaration = declared_sparsification(sparsity, score)
     share = 1 - sparsity
 
     def scores_of(delta, context):
@@ -63,8 +66,25 @@ def sparsify(model: Model, sparsity: float, *, score: Score = "cost") -> UpdateT
 
         return jax.tree.map(kept, delta, scores_of(delta, context), model.is_buffer(delta))
 
+    return dataclasses.replace(declaration, apply=keep)
+
+
+@checked
+def declared_sparsification(sparsity: Decay, score: Score) -> UpdateTransform:
+    """Declares what `sparsify` is, before there is a model to build it for.
+
+    Args:
+      sparsity: as for `sparsify`.
+      score: as for `sparsify`.
+
+    Returns:
+      The transform, for its declarations alone: it leaves updates as they are.
+
+    Raises:
+      ValueError: for a number or a name that is out of range.
+    """
     return UpdateTransform(
-        keep,
+        lambda delta, context: delta,
         reads_records=score == "cost" and sparsity > 0,
         name=f"sparsify with score {score!r}",
         instead="the scores 'cost_of_last_step' and 'magnitude' read none",

@@ -11,6 +11,7 @@ from chex import PRNGKey
 
 from fedjax_dp.clients.base import ClientData, LocalConfig, PublicClient
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise
 
@@ -71,6 +72,7 @@ class UpdateTransform:
         return self.apply(delta, context)
 
 
+@checked
 def update_transform(
     apply: Apply | None = None, *, reads_records: bool, name: str | None = None
 ) -> Any:
@@ -142,6 +144,7 @@ def _reads_none(name: str, apply: Apply) -> UpdateTransform:
     return UpdateTransform(apply, False, name)
 
 
+@checked
 def clip_update(clip_norm: float) -> UpdateTransform:
     """Scales an update down to a bound on its L2 norm.
 
@@ -158,6 +161,7 @@ def clip_update(clip_norm: float) -> UpdateTransform:
     )
 
 
+@checked
 def add_client_noise(stddev: float) -> UpdateTransform:
     """Adds Gaussian noise at the client.
 
@@ -174,6 +178,7 @@ def add_client_noise(stddev: float) -> UpdateTransform:
     )
 
 
+@checked
 def keep_largest(share: float) -> UpdateTransform:
     """Keeps the entries of largest magnitude in every layer and zeroes the others.
 
@@ -227,6 +232,7 @@ def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:
     return _reads_none("cast", rounded)
 
 
+@checked
 def scale_update(factor: float) -> UpdateTransform:
     """Multiplies an update by one number.
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import jax
 import numpy as np
 
 # Steps, rounds and sizes are counted in an int32 and are below this; float32 holds it exactly.
@@ -30,6 +31,25 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
 def _all(values: Any, predicate: Any) -> bool:
     array = np.asarray(values)
     return array.dtype.kind in "biuf" and bool(np.all(predicate(array)))
+
+
+def numbers(argument: str, rule: str, value: Any) -> None:
+    """Requires real numbers, and no truth values, before a range is looked at.
+
+    Args:
+      argument: the name to put into the error.
+      rule: what must hold of the numbers, completing the phrase "must …".
+      value: a number or an array of numbers.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        array = np.asarray(None)
+    is_real = array.dtype.kind in "iuf" or jax.numpy.issubdtype(array.dtype, np.floating)
+    require(is_real, argument, rule, value)
 
 
 def positive(argument: str, value: Any) -> None:
@@ -64,6 +84,19 @@ def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np
     require(shape == (num_clients,), argument, rule, values)
     positive(argument, values)
     return np.asarray(values, np.float32)
+
+
+def at_least_one(argument: str, value: Any) -> None:
+    """Requires a finite number of at least one, or an array of them.
+
+    Args:
+      argument: the name to put into the error.
+      value: a number or an array of numbers.
+
+    Raises:
+      ValueError: if any entry is not finite or below one.
+    """
+    require(_all(value, lambda a: np.isfinite(a) & (a >= 1)), argument, "be at least 1", value)
 
 
 def non_negative(argument: str, value: Any) -> None:
@@ -126,7 +159,7 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
     Raises:
       ValueError: if `value` is not a choice; the message holds the nearest valid one.
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         known = sorted(choices)
         hint = nearest(str(value), known)
         raise ValueError(

@@ -1,6 +1,7 @@
 """Ranges of numbers, as types: what a number may be is read off its annotation."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 import jax
@@ -32,6 +33,15 @@ Size = Annotated[float, Ge(1), Lt(COUNT_LIMIT)]
 Amount = Annotated[float, Ge(0), Lt(COUNT_LIMIT)]
 # In (0, 1), such as δ, or a share that leaves something.
 ProperFraction = Annotated[float, Gt(0), Lt(1)]
+# In (0, 1/2), such as the δ of noise that is bounded.
+HalfFraction = Annotated[float, Gt(0), Lt(0.5)]
+# At least 0, where infinity means that nothing is bounded.
+Bound = Annotated[float, Ge(0), Le(math.inf)]
+# The same of numbers that may be traced, or arrays of them.
+PositiveNumbers = Annotated[jax.typing.ArrayLike, Gt(0)]
+NonNegativeNumbers = Annotated[jax.typing.ArrayLike, Ge(0)]
+Norms = Annotated[jax.typing.ArrayLike, Gt(0), Le(math.inf)]
+Bounds = Annotated[jax.typing.ArrayLike, Ge(0), Le(math.inf)]
 
 _HOLDS = {
     Gt: lambda x, limit: (x > limit.gt, f"above {limit.gt:g}"),
@@ -66,11 +76,38 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
         if value is None or isinstance(value, jax.core.Tracer):
             continue
         base, *limits = get_args(kind)
+        rule = f"be {in_words(limits)}"
+        checks.numbers(f"{prefix}{name}", rule, value)
         array = np.asarray(value)
-        found = [_HOLDS[type(limit)](array, limit) for limit in limits]
-        rule = "be " + " and ".join(words for _, words in found)
         is_whole = base is not int or bool(np.all(np.mod(array, 1) == 0))
         if base is int:
             rule = rule.replace("be ", "be whole and ", 1)
-        holds = is_whole and all(bool(np.all(inside)) for inside, _ in found)
+        holds = is_whole and inside(array, limits)
         checks.require(holds, f"{prefix}{name}", rule, value)
+
+
+def inside(array: np.ndarray, limits: Sequence[Any]) -> bool:
+    """Tells whether numbers lie in a range.
+
+    Args:
+      array: numbers, of any shape.
+      limits: what `Annotated` says of them, see above.
+
+    Returns:
+      Whether every entry lies inside; NaN never does, infinity only where "at most inf" says so.
+    """
+    if Le(math.inf) not in limits and not np.all(np.isfinite(array)):
+        return False
+    return all(bool(np.all(_HOLDS[type(limit)](array, limit)[0])) for limit in limits)
+
+
+def in_words(limits: Sequence[Any]) -> str:
+    """Says what a range is, to complete the phrase "must be …".
+
+    Args:
+      limits: what `Annotated` says of numbers, see above.
+
+    Returns:
+      The limits in words, such as "at least 0 and at most 1".
+    """
+    return " and ".join(_HOLDS[type(limit)](0, limit)[1] for limit in limits)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.shifts import rotate_quarter_turns, shift_labels
 from fedjax_dp.data.sizes import Seed
 
@@ -13,6 +14,7 @@ CLUSTER_SIZES = (3, 6, 6, 6)
 SHIFTS = ("rotation", "label")
 
 
+@checked
 def overlapping_draw(
     num_examples: int,
     rng: Seed,
@@ -56,6 +58,7 @@ def overlapping_draw(
     return clients, clusters
 
 
+@checked
 def shift_clusters(
     examples: Mapping[str, np.ndarray],
     clients: Sequence[np.ndarray],
@@ -83,6 +86,8 @@ def shift_clusters(
       ValueError: if lengths do not fit or the shift is unknown.
     """
     checks.one_of("shift", shift, SHIFTS)
+    has_both = {"x", "y"} <= set(examples)
+    checks.require(has_both, "examples", "hold x and y", sorted(examples))
     checks.require(
         len(clusters) == len(clients),
         "clusters",

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks, files, signatures
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
@@ -50,9 +51,12 @@ class FederatedData:
 
     def __post_init__(self) -> None:
         """Checks that offsets, arrays and names agree."""
+        if isinstance(self.offsets, list):
+            object.__setattr__(self, "offsets", np.asarray(self.offsets))
+        signatures.check_fields(self)
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)
         object.__setattr__(self, "examples", flat(self.examples))
-        offsets = np.asarray(self.offsets)
+        offsets = self.offsets
         is_whole = offsets.dtype.kind in "iu" or offsets.size == 0
         checks.require(is_whole, "offsets", "be whole numbers", offsets.dtype)
         offsets = offsets.astype(np.int64)
@@ -108,6 +112,7 @@ class FederatedData:
         """Counts the bytes of all examples."""
         return int(sum(array.nbytes for array in self.examples.values()))
 
+    @checked
     def client(self, index: int) -> dict[str, Any]:
         """Reads the examples of one client.
 
@@ -126,6 +131,7 @@ class FederatedData:
         rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return nested({name: array[rows] for name, array in self.examples.items()})
 
+    @checked
     def select(self, clients: Sequence[int] | np.ndarray) -> "FederatedData":
         """Copies some clients, in the order given, into a store of their own.
 
@@ -170,6 +176,7 @@ class FederatedData:
                     f"rows, the first at row {row} (client {client})"
                 )
 
+    @checked
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes the store as a folder of NumPy `.npy` files that can be memory-mapped.
 
@@ -195,6 +202,7 @@ class FederatedData:
             (directory / _NAMES).write_text("\n".join(self.client_names) + "\n", encoding="utf-8")
 
     @classmethod
+    @checked
     def open(cls, directory: str | pathlib.Path) -> "FederatedData":
         """Opens a saved store as memory maps, without reading the examples.
 
@@ -235,6 +243,7 @@ class FederatedData:
             return cls(arrays, np.array(offsets), tuple(names))
 
     @classmethod
+    @checked
     def from_clients(
         cls, clients: Sequence[Mapping[str, Any]], client_names: Sequence[str] = ()
     ) -> "FederatedData":
@@ -269,6 +278,7 @@ class FederatedData:
         return cls(examples, np.concatenate([[0], np.cumsum(sizes)]), tuple(client_names))
 
     @classmethod
+    @checked
     def from_client_ids(
         cls, examples: Mapping[str, Any], client_ids: Any, *, keep_order: bool = False
     ) -> "FederatedData":
@@ -303,6 +313,7 @@ class FederatedData:
         return cls(arrays, offsets, tuple(str(name) for name in names))
 
     @classmethod
+    @checked
     def from_indices(
         cls, examples: Mapping[str, Any], clients: Sequence[Any], client_names: Sequence[str] = ()
     ) -> "FederatedData":
@@ -357,6 +368,7 @@ class FederatedData:
         return cls.from_client_ids(examples, ids, keep_order=True)
 
 
+@checked
 def example_structure(data: FederatedData) -> Any:
     """Describes one example of a store, for tracing a model without touching the data.
 

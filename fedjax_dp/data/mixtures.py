@@ -4,6 +4,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Index, NonNegative, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.partition import by_owner
 from fedjax_dp.data.sizes import Seed, even_sizes, power_law_sizes
 
@@ -11,6 +12,7 @@ _MAX_SWEEPS = 100
 _TOLERANCE = 1e-3
 
 
+@checked
 def by_preference(
     labels: np.ndarray, preferences: np.ndarray, sizes: np.ndarray, rng: Seed
 ) -> list[np.ndarray]:
@@ -65,6 +67,7 @@ def by_preference(
     return by_owner(owner, len(sizes))
 
 
+@checked
 def label_and_size_skew(
     labels: np.ndarray,
     num_clients: int,
@@ -109,6 +112,7 @@ def label_and_size_skew(
     return by_preference(labels, preferences, sizes, rng)
 
 
+@checked
 def majority_classes(
     labels: np.ndarray,
     num_clients: int,

@@ -7,6 +7,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.sampling import Draw, Sampler
 
 
@@ -66,6 +67,7 @@ class Participation(NamedTuple):
         return self.sampler.event(base, self.num_clients, self.cohort_size)
 
 
+@checked
 def participation(
     sampler: Sampler, num_clients: int, cohort_size: float | None = None
 ) -> Participation:

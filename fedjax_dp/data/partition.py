@@ -11,9 +11,11 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.sizes import Seed, check_pool, even_sizes, power_law_sizes
 
 
+@checked
 def iid(num_examples: int, num_clients: int, rng: Seed) -> list[np.ndarray]:
     """Deals examples out at random, the same number to each client (give or take one).
 
@@ -32,6 +34,7 @@ def iid(num_examples: int, num_clients: int, rng: Seed) -> list[np.ndarray]:
     return _deal(even_sizes(num_examples, num_clients), np.random.default_rng(rng))
 
 
+@checked
 def quantity_skew(
     num_examples: int,
     num_clients: int,
@@ -60,6 +63,7 @@ def quantity_skew(
     return _deal(sizes, rng)
 
 
+@checked
 def dirichlet(
     labels: np.ndarray, num_clients: int, rng: Seed, *, alpha: Positive, min_size: Index = 1
 ) -> list[np.ndarray]:
@@ -101,6 +105,7 @@ def dirichlet(
     return by_owner(_raise_to_minimum(owner, num_clients, min_size, rng), num_clients)
 
 
+@checked
 def shards(
     labels: np.ndarray,
     num_clients: int,
@@ -162,6 +167,7 @@ def shards(
     return by_owner(owner, num_clients)
 
 
+@checked
 def natural(client_ids: np.ndarray) -> list[np.ndarray]:
     """Groups examples by the client that the data themselves name.
 
@@ -185,6 +191,7 @@ def natural(client_ids: np.ndarray) -> list[np.ndarray]:
     return by_owner(owner, len(names))
 
 
+@checked
 def split_clients(
     clients: Sequence[np.ndarray], rng: Seed, *, test_fraction: float = 0.2
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -6,6 +6,7 @@ import numpy as np
 from scipy import ndimage
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.sizes import Seed
 
 # Ten colours, red, green and blue in [0, 1], far apart from one another.
@@ -33,6 +34,7 @@ TEST_COLORS = (5,)
 ANGLES = (10.0, -10.0, 20.0, -20.0, 30.0, -30.0, 40.0, -40.0, 50.0, -50.0)
 
 
+@checked
 def rotate_quarter_turns(images: np.ndarray, turns: int) -> np.ndarray:
     """Turns images by 90 degrees, counter-clockwise, as often as asked.
 
@@ -46,10 +48,12 @@ def rotate_quarter_turns(images: np.ndarray, turns: int) -> np.ndarray:
     Raises:
       ValueError: if the images have no four axes.
     """
+    images = np.asarray(images)
     _check_images(images)
     return np.ascontiguousarray(np.rot90(images, turns, axes=(1, 2)))
 
 
+@checked
 def shift_labels(labels: np.ndarray, shift: int, num_classes: int) -> np.ndarray:
     """Renames classes in a circle: y becomes (y + shift) mod classes.
 
@@ -75,6 +79,7 @@ def shift_labels(labels: np.ndarray, shift: int, num_classes: int) -> np.ndarray
     return ((labels + shift) % num_classes).astype(labels.dtype)
 
 
+@checked
 def color_by_label(
     images: np.ndarray,
     labels: np.ndarray,
@@ -105,12 +110,14 @@ def color_by_label(
     Source: FedCMNIST of Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix
       B.2, which leaves the palette open.
     """
+    images = np.asarray(images)
     _check_images(images)
     labels = np.asarray(labels)
     checks.require(images.shape[-1] == 1, "images", "have one channel", images.shape)
     checks.require(len(labels) == len(images), "labels", f"be {len(images)}", len(labels))
     checks.require(len(colors) > 0, "colors", "hold at least one offset", colors)
     palette = np.asarray(palette, dtype=np.float32)
+    checks.require(palette.ndim == 2, "palette", "be [colours, 3]", palette.shape)
     chosen = np.random.default_rng(rng).choice(np.asarray(colors), size=len(labels))
     paint = palette[(labels + chosen) % len(palette)][:, None, None, :]
     painted = images * paint
@@ -119,6 +126,7 @@ def color_by_label(
     return painted.astype(images.dtype)
 
 
+@checked
 def rotate_by_label(
     images: np.ndarray, labels: np.ndarray, *, angles: Sequence[float] = ANGLES
 ) -> np.ndarray:
@@ -140,6 +148,7 @@ def rotate_by_label(
     Source: FedRotMNIST of Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix
       B.2.
     """
+    images = np.asarray(images)
     _check_images(images)
     labels = np.asarray(labels)
     checks.require(len(labels) == len(images), "labels", f"be {len(images)}", len(labels))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 
 Seed = np.random.Generator | int
 
@@ -22,6 +23,7 @@ def even_sizes(total: int, parts: int) -> np.ndarray:
     return sizes
 
 
+@checked
 def power_law_sizes(
     num_examples: int, num_clients: int, rng: Seed, *, exponent: float = 1.0, min_size: int = 1
 ) -> np.ndarray:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.federated import FederatedData
 
 if TYPE_CHECKING:
@@ -113,11 +115,12 @@ class PartitionStatistics:
         return "\n".join(lines)
 
 
+@checked
 def describe(
     clients: Sequence[np.ndarray],
     labels: np.ndarray | None = None,
     *,
-    num_examples: int | None = None,
+    num_examples: Count | None = None,
 ) -> PartitionStatistics:
     """Describes a partition given as rows of a pool.
 
@@ -149,6 +152,7 @@ def describe(
     return PartitionStatistics(sizes, counts, names, int(np.sum(uses > 1)), int(np.sum(uses == 0)))
 
 
+@checked
 def describe_data(data: FederatedData, label: str | None = "y") -> PartitionStatistics:
     """Describes the clients of a store.
 

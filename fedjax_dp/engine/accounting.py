@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.compile import Simulation
 from fedjax_dp.engine.federation import Federation
@@ -63,6 +64,7 @@ class PrivacyAccounting:
       ledgers: by unit, "client" and "record"; empty where nothing is claimed.
     """
 
+    @checked
     def __init__(
         self,
         federation: Federation | Simulation,
@@ -236,6 +238,7 @@ class PrivacyAccounting:
         draws = jax.vmap(lambda r: self._participation.draw(draw_key, r))(rounds)
         return np.where(draws.is_real, draws.indices, -1)
 
+    @checked
     def epsilon(
         self, dp_delta: Mapping[str, ArrayLike], accountant: str | None = None
     ) -> dict[str, np.ndarray]:

@@ -7,10 +7,13 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Index, PositiveNumbers
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.privacy.calibration import (
     calibrate_noise_multiplier,
@@ -22,8 +25,9 @@ from fedjax_dp.privacy.calibration import (
 _PROBE = 1.7320508
 
 
+@checked
 def run_event(
-    algorithm: FederatedAlgorithm, size: int, hyper: Hyper, num_rounds: int
+    algorithm: FederatedAlgorithm, size: Index, hyper: Hyper, num_rounds: int
 ) -> dp_accounting.DpEvent:
     """Composes what one record pays in a run in which its client joins every round.
 
@@ -72,11 +76,12 @@ def _composed(
     )
 
 
+@checked
 def calibrate(
     algorithm: FederatedAlgorithm,
     sizes: np.ndarray,
-    epsilon: Any,
-    dp_delta: Any,
+    epsilon: PositiveNumbers,
+    dp_delta: numpy.typing.ArrayLike,
     num_rounds: int,
     *,
     accountant: str = "rdp",
@@ -109,6 +114,7 @@ def calibrate(
 
     Source: `clustered_dp` sections 4 and 5.
     """
+    sizes = np.asarray(sizes)
     algorithm.check(algorithm.hyper, len(sizes))
     host = jax.tree.map(np.asarray, typed(algorithm.hyper))
     priced = _priced_stages(algorithm, host, num_rounds)

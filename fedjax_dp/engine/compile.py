@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -97,6 +98,7 @@ class Simulation(NamedTuple):
         return self.federation.population.sizes
 
 
+@checked
 def simulation(
     algorithm: FederatedAlgorithm,
     data: FederatedData,
@@ -128,6 +130,7 @@ def simulation(
     return compile_federation(bound, data, execution, validation=validation)
 
 
+@checked
 def compile_federation(
     federation: Federation,
     data: FederatedData,

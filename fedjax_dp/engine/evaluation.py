@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.compile import Simulation
@@ -36,6 +37,7 @@ class Evaluator(NamedTuple):
     clients: Callable[[SimulationState], Evaluation] | None
 
 
+@checked
 def evaluator(
     simulation: Simulation | Federation,
     model: Model,

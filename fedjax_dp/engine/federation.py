@@ -11,8 +11,9 @@ from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper, SharedModel
 from fedjax_dp.clients.base import ClientData
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, signatures, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
@@ -44,6 +45,7 @@ class Population(NamedTuple):
         return max(1, int(self.sizes.max()))
 
 
+@checked
 def population_of(data: FederatedData, validation: FederatedData | None = None) -> Population:
     """Reads off data what a federation must know of them.
 
@@ -70,6 +72,7 @@ def population_of(data: FederatedData, validation: FederatedData | None = None) 
     return Population(data.sizes.astype(np.int32), nested(shapes), second)
 
 
+@checked
 def examples_of(data: FederatedData, validation: FederatedData | None = None) -> Examples:
     """Gives all examples of a population as a round reads them.
 
@@ -134,6 +137,7 @@ class Federation(NamedTuple):
     laid_out: Callable[[Layout], "Federation"]
 
 
+@checked
 def federation(
     algorithm: FederatedAlgorithm,
     data: FederatedData | Population,
@@ -157,6 +161,7 @@ def federation(
         participation without a valid analysis, or an aggregator whose noise would move what
         training leaves alone.
     """
+    signatures.check_fields(layout, "layout.")
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = len(population.sizes)
     checks.require(

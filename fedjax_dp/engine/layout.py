@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, signatures
 from fedjax_dp.core.devices import memory_per_device
+from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.models.cost import Cost
@@ -48,10 +49,10 @@ class Layout(NamedTuple):
         the chunks, which so wait for none of them; None where nobody is.
     """
 
-    chunk: int = 1
+    chunk: Count = 1
     mesh: Mesh | None = None
     is_roomy: bool = False
-    alone_above: int | None = None
+    alone_above: Index | None = None
 
     @property
     def num_devices(self) -> int:
@@ -145,8 +146,8 @@ class ExecutionConfig(NamedTuple):
       rounds_per_call: rounds that run inside one compiled call, between two looks from outside.
     """
 
-    clients_per_chunk: int | str = "auto"
-    devices: int | str | Sequence[Any] | None = "auto"
+    clients_per_chunk: Count | str = "auto"
+    devices: int | str | Sequence[jax.Device] | None = "auto"
     placement: str = "auto"
     rounds_per_call: int = 10
 
@@ -156,6 +157,7 @@ class ExecutionConfig(NamedTuple):
         Raises:
           ValueError: naming the field, the rule and the value.
         """
+        signatures.check_fields(self)
         if isinstance(self.clients_per_chunk, str):
             checks.one_of("clients_per_chunk", self.clients_per_chunk, ("auto", "tuned"))
         else:
@@ -187,6 +189,7 @@ class ExecutionConfig(NamedTuple):
                 self.devices,
             )
             return jax.devices()[: self.devices]
+        checks.require(len(self.devices) > 0, "devices", "name a device", self.devices)
         return list(self.devices)
 
     def for_cohort(self, cohort_size: float) -> "ExecutionConfig":

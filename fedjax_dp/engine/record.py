@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.core.signatures import checked
+
 
 class Fate(enum.IntEnum):
     """What became of a slot of the cohort.
@@ -178,6 +180,7 @@ def joined(records: Sequence[RoundRecord]) -> RoundRecord:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *of_one_width)
 
 
+@checked
 def told(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:
     """Tells rounds by name, for logbooks, tables and plots.
 

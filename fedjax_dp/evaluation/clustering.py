@@ -5,6 +5,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 
 
 def _counts(assigned: ArrayLike, true: ArrayLike) -> np.ndarray:
@@ -13,8 +14,8 @@ def _counts(assigned: ArrayLike, true: ArrayLike) -> np.ndarray:
     checks.require(
         assigned.ndim == 1 and assigned.shape == true.shape and assigned.size > 0,
         "assigned",
-        f"name a cluster for each of the {true.size} clients",
-        assigned.shape,
+        f"name a cluster for each of the {true.size} clients of true",
+        f"{assigned.shape} beside {true.shape}",
     )
     found, rows = np.unique(assigned, return_inverse=True)
     real, columns = np.unique(true, return_inverse=True)
@@ -23,6 +24,7 @@ def _counts(assigned: ArrayLike, true: ArrayLike) -> np.ndarray:
     return counts
 
 
+@checked
 def is_partition_found(assigned: ArrayLike, true: ArrayLike) -> bool:
     """Tells whether a partition of clients is the true one, whatever the clusters are called.
 
@@ -39,6 +41,7 @@ def is_partition_found(assigned: ArrayLike, true: ArrayLike) -> bool:
     return bool(np.all(counts.sum(axis=0) == 1) and np.all(counts.sum(axis=1) == 1))
 
 
+@checked
 def is_minority_found(assigned: ArrayLike, true: ArrayLike, minority: int | None = None) -> bool:
     """Tells whether the clients of the smallest cluster form exactly one found cluster.
 
@@ -64,6 +67,7 @@ def is_minority_found(assigned: ArrayLike, true: ArrayLike, minority: int | None
     return bool(holds.sum() == 1 and counts[holds].sum() == counts[:, column].sum())
 
 
+@checked
 def matched_share(assigned: ArrayLike, true: ArrayLike) -> float:
     """Computes the share of clients in the right cluster under the best naming of clusters.
 

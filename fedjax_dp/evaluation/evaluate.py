@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.evaluation.metrics import Metric
@@ -96,11 +98,12 @@ def _result(sums: _PerExample, sizes: np.ndarray, metrics: Mapping[str, Metric])
     )
 
 
+@checked
 def shared_evaluator(
     model: Model,
     data: FederatedData,
     *,
-    block_size: int = 512,
+    block_size: Count = 512,
     metrics: Mapping[str, Metric] = {},
 ) -> Callable[[PyTree], Evaluation]:
     """Compiles the evaluation of one model on the data of every client.
@@ -155,12 +158,13 @@ def shared_evaluator(
     return evaluate
 
 
+@checked
 def personal_evaluator(
     model: Model,
     data: FederatedData,
     params_of: Callable[..., PyTree],
     *,
-    block_size: int = 128,
+    block_size: Count = 128,
     in_parts: Callable[..., Iterable[tuple[np.ndarray, tuple[Any, ...]]]] | None = None,
     metrics: Mapping[str, Metric] = {},
 ) -> Callable[..., Evaluation]:

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.evaluation.evaluate import Evaluation
 
 
+@checked
 def summarize(
     evaluation: Evaluation, quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9)
 ) -> dict[str, float]:
@@ -47,6 +49,7 @@ def summarize(
     return summary
 
 
+@checked
 def disparity_of_gains(values: np.ndarray, references: np.ndarray) -> float:
     """Computes the largest difference between two clients' distances to their references.
 
@@ -67,6 +70,7 @@ def disparity_of_gains(values: np.ndarray, references: np.ndarray) -> float:
     return float(gap.max() - gap.min()) if gap.size else float("nan")
 
 
+@checked
 def by_group(values: np.ndarray, is_minority: np.ndarray) -> dict[str, float]:
     """Averages a number over all clients, the majority and the minority.
 
@@ -98,6 +102,7 @@ def by_group(values: np.ndarray, is_minority: np.ndarray) -> dict[str, float]:
     }
 
 
+@checked
 def cluster_fairness(
     accuracy: np.ndarray,
     loss: np.ndarray,
@@ -136,6 +141,7 @@ def cluster_fairness(
     }
 
 
+@checked
 def over_seeds(results: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
     """Summarises metrics over seeds.
 

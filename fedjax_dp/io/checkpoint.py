@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.round import SimulationState
@@ -33,11 +35,12 @@ class Checkpoints:
       directory: where they are kept.
     """
 
+    @checked
     def __init__(
         self,
         directory: str | pathlib.Path,
         *,
-        keep: int = 2,
+        keep: Count = 2,
         is_secret: bool = False,
         is_read_only: bool = False,
     ):
@@ -50,7 +53,6 @@ class Checkpoints:
             permissions.
           is_read_only: whether nothing in the folder is touched, as beside a run that goes on.
         """
-        checks.whole("keep", keep)
         self.directory = pathlib.Path(directory).absolute()
         if is_secret and not is_read_only:
             # Before anything lies in it; what is made in it later cannot be reached either.

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_dp.core.ranges import Index
+from fedjax_dp.core.signatures import checked
+
 
 class Logbook:
     """Writes one row of metrics for each round.
@@ -16,7 +19,8 @@ class Logbook:
       path: the file of JSON lines.
     """
 
-    def __init__(self, directory: str | pathlib.Path, *, from_round: int = 0):
+    @checked
+    def __init__(self, directory: str | pathlib.Path, *, from_round: Index = 0):
         """Opens the logbook of a run folder and drops what lies behind the round to start from.
 
         Args:
@@ -79,6 +83,7 @@ def to_json(value: Any) -> Any:
     return value
 
 
+@checked
 def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
     """Reads the metrics of a run folder.
 
@@ -102,6 +107,7 @@ def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
     return rows
 
 
+@checked
 def write_json(path: str | pathlib.Path, content: Any) -> None:
     """Writes a JSON file in one step, so that a reader never sees half of it.
 

@@ -8,9 +8,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
+from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
+
 _BLUE, _RED = "#2463a8", "#b3402e"
 
 
+@checked
 def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     """Draws test accuracy and ε spent by round.
 
@@ -52,6 +56,7 @@ def _known(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     ]
 
 
+@checked
 def client_accuracies(accuracies: np.ndarray, sizes: np.ndarray, title: str) -> Figure:
     """Draws the accuracy of each client, sorted, with its number of examples.
 
@@ -63,6 +68,8 @@ def client_accuracies(accuracies: np.ndarray, sizes: np.ndarray, title: str) -> 
     Returns:
       The figure.
     """
+    is_paired = np.ndim(accuracies) == 1 and np.shape(accuracies) == np.shape(sizes)
+    checks.require(is_paired, "accuracies", "be one for each of sizes", np.shape(accuracies))
     known = np.flatnonzero(np.isfinite(accuracies))
     order = known[np.argsort(accuracies[known])]
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -10,6 +10,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import adapters, kinds, lowering
 from fedjax_dp.models.kinds import Where
@@ -286,6 +287,7 @@ class Model(NamedTuple):
         )
 
     @classmethod
+    @checked
     def from_functions(
         cls,
         init: Callable[[PRNGKey], PyTree],

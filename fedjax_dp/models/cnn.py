@@ -7,6 +7,7 @@ import jax
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Decay
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -52,6 +53,7 @@ class _EmnistCnn(nn.Module):
         return nn.Dense(self.num_classes)(x)
 
 
+@checked
 def thesis_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     """Builds the network of record-level DP experiments: two pooled convolutions and a dense layer.
 
@@ -77,6 +79,7 @@ def thesis_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="thesis_cnn")
 
 
+@checked
 def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     """Builds the network that federated averaging was introduced with.
 
@@ -103,6 +106,7 @@ def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="fedavg_cnn")
 
 
+@checked
 def emnist_cnn(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -31,6 +32,7 @@ def _pad_to_size(x: jax.Array) -> jax.Array:
     return jnp.pad(x, [(0, 0), *((m // 2, m - m // 2) for m in missing), (0, 0)])
 
 
+@checked
 def lenet5(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     """Builds LeNet-5 with ReLU and max-pooling in place of its sigmoids and averages.
 

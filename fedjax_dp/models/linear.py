@@ -5,6 +5,7 @@ import jax
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -17,6 +18,7 @@ class _Linear(nn.Module):
         return nn.Dense(self.num_outputs)(inputs.features(x))
 
 
+@checked
 def logistic_regression(
     example_x: jax.ShapeDtypeStruct, num_classes: int, *, single_logit: bool = False
 ) -> Model:
@@ -41,6 +43,7 @@ def logistic_regression(
     return Model.from_flax(_Linear(num_outputs), example_x, loss=loss, name="logistic_regression")
 
 
+@checked
 def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1) -> Model:
     """Builds least-squares regression.
 

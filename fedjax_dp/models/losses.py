@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 
 Batch = Mapping[str, Any]
 LossFn = Callable[[Any, Batch], jax.Array]
@@ -16,6 +17,7 @@ CorrectFn = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
 IGNORE_LABEL = -1
 
 
+@checked
 def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Computes the cross entropy of integer labels, averaged over the tokens of each example.
 
@@ -35,6 +37,7 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return _mean_where(values, valid)
 
 
+@checked
 def softmax_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Measures the share of an example's valid labels that are the largest logit.
 
@@ -52,6 +55,7 @@ def softmax_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ja
     return _mean_where(hits, valid), _any_valid(valid)
 
 
+@checked
 def sigmoid_binary_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Computes the cross entropy of yes-or-no labels, averaged over the labels of each example.
 
@@ -70,6 +74,7 @@ def sigmoid_binary_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Ar
     return _mean_where(optax.sigmoid_binary_cross_entropy(logits, targets), valid)
 
 
+@checked
 def sigmoid_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Measures the share of an example's valid yes-or-no labels on the right side of log-odds 0.
 
@@ -87,6 +92,7 @@ def sigmoid_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ja
     return _mean_where(hits, valid), _any_valid(valid)
 
 
+@checked
 def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """Computes the squared error, without a factor one half, averaged over each example's targets.
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -60,6 +61,7 @@ class _CharLstm(nn.Module):
         return nn.Dense(self.vocabulary_size)(x)
 
 
+@checked
 def char_lstm(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,

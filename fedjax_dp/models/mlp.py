@@ -7,6 +7,7 @@ import jax
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, Decay
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.linear import head
@@ -26,6 +27,7 @@ class _Mlp(nn.Module):
         return nn.Dense(self.num_outputs)(x)
 
 
+@checked
 def mlp(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,

@@ -8,6 +8,7 @@ import jax
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.registry import Registry
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
 from fedjax_dp.models.lenet import lenet5
@@ -42,6 +43,7 @@ FACTORIES: Registry[Callable[..., Model]] = Registry(
 GIVEN = ("example_x", "num_classes")
 
 
+@checked
 def options(name: str) -> dict[str, Any]:
     """Lists the options of a model with their defaults.
 
@@ -59,6 +61,7 @@ def options(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+@checked
 def build(
     name: str,
     example: Mapping[str, jax.ShapeDtypeStruct],

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -79,6 +80,7 @@ def _batch_norm(use_running_average: bool, name: str) -> nn.Module:
     return nn.BatchNorm(use_running_average, momentum=0.9, epsilon=1e-5, name=name)
 
 
+@checked
 def resnet18(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,
@@ -115,6 +117,7 @@ def resnet18(
     return _resnet("resnet18", (2, 2, 2, 2), example_x, num_classes, norm, num_groups, stem)
 
 
+@checked
 def resnet34(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,

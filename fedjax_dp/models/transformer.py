@@ -5,6 +5,7 @@ import jax
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, Decay
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 
@@ -56,6 +57,7 @@ class _Transformer(nn.Module):
         return nn.Dense(self.vocabulary_size, name="head")(x)
 
 
+@checked
 def char_transformer(
     example_x: jax.ShapeDtypeStruct,
     num_classes: int,

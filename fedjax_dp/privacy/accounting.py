@@ -9,6 +9,7 @@ import scipy.sparse
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import pld, rdp
 from fedjax_dp.privacy.clipping import RELATIONS
@@ -87,6 +88,7 @@ class Ledger:
         other._curves = self._curves
         return other
 
+    @checked
     def charge(
         self, event: DpEvent, *, units: ArrayLike | None = None, count: ArrayLike = 1
     ) -> None:
@@ -139,6 +141,7 @@ class Ledger:
             total[index] += counts
         return total
 
+    @checked
     def events(self, unit: int = 0) -> DpEvent:
         """Writes one unit's whole history as an event, for anybody to recompute.
 
@@ -170,6 +173,7 @@ class Ledger:
         groups = [np.flatnonzero(labels == i) for i in range(labels.max() + 1)]
         return [(units, self.events(int(units[0]))) for units in groups]
 
+    @checked
     def epsilon(self, dp_delta: ArrayLike, accountant: str = "rdp") -> np.ndarray:
         """Computes ε of every unit at its δ.
 
@@ -188,6 +192,7 @@ class Ledger:
         """
         return self.bound(dp_delta, accountant).value
 
+    @checked
     def bound(self, dp_delta: ArrayLike, accountant: str = "rdp") -> Bound:
         """Computes ε of every unit at its δ, and says who gave it.
 
@@ -213,6 +218,7 @@ class Ledger:
         checks.require(inside, "dp_delta", "lie in [0, 1)", dp_delta)
         return np.broadcast_to(delta, (self.num_units,))
 
+    @checked
     def delta(self, epsilon: float, accountant: str = "rdp") -> np.ndarray:
         """Computes δ of every unit at one ε.
 
@@ -345,6 +351,7 @@ class Ledger:
             return np.zeros((0, len(orders_of(accountant))))
         return np.stack([self._curves[accountant, k] for k in wanted])
 
+    @checked
     def would_exceed(
         self,
         event: DpEvent,
@@ -359,7 +366,8 @@ class Ledger:
 
         Args:
           event: what is about to run.
-          epsilon: the largest ε allowed, a scalar or `[num_units]`, kept to 1e-9 of itself.
+          epsilon: the largest ε allowed, a scalar or `[num_units]`, at least 0, or inf, kept to
+            1e-9 of itself.
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
           units: as for `charge`.
           count: how often it would run for each of them, at least 0.
@@ -377,7 +385,9 @@ class Ledger:
         """The accounts, ε and δ of those whom a charge concerns; None where nobody."""
         index, _ = self._charged(units, 1)
         index = np.unique(index)
-        budget = np.broadcast_to(np.asarray(epsilon, float), (self.num_units,))
+        budget = np.asarray(epsilon, float)
+        checks.require(bool(np.all(budget >= 0)), "epsilon", "be at least 0", epsilon)
+        budget = np.broadcast_to(budget, (self.num_units,))
         deltas = self._deltas(dp_delta)
         return (self._restricted(index), budget[index], deltas[index]) if index.size else None
 
@@ -395,6 +405,7 @@ class Ledger:
         after.charge(event, count=count)
         return bool(np.any(after.epsilon(dp_delta, accountant) > budget * (1 + _SLACK)))
 
+    @checked
     def max_rounds(
         self,
         event: DpEvent,
@@ -457,6 +468,7 @@ class Ledger:
         )
 
     @classmethod
+    @checked
     def from_json(cls, text: str) -> "Ledger":
         """Restores a ledger that `to_json` wrote.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy import draws
 
 Scalar = jax.typing.ArrayLike
@@ -72,6 +73,7 @@ class AdaptiveClipping(NamedTuple):
         return jnp.clip(clip_norm * rate, _SMALLEST, _LARGEST), unclipped
 
 
+@checked
 def make_adaptive_clipping(
     expected_cohort_size: float,
     *,

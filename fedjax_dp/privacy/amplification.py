@@ -6,6 +6,7 @@ from typing import NamedTuple
 import dp_accounting as dpa
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.clipping import RELATIONS
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
@@ -46,6 +47,7 @@ class SamplingFacts(NamedTuple):
                 checks.whole(name, value)
 
 
+@checked
 def sampled_event(
     sampler: str, base: DpEvent, *, relation: str = "add_remove", **facts: float | int | None
 ) -> DpEvent:

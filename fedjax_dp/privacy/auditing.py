@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike
 from scipy import optimize, special, stats
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Fraction, ProperFraction
+from fedjax_dp.core.signatures import checked
 
 # Beyond this no number of runs that anybody makes could prove anything.
 _LARGEST_EPSILON = 200.0
@@ -34,11 +36,14 @@ class LowerBound(NamedTuple):
     method: str
 
 
-def rate_upper_bound(errors: ArrayLike, trials: ArrayLike, significance: float) -> np.ndarray:
+@checked
+def rate_upper_bound(
+    errors: ArrayLike, trials: ArrayLike, significance: ProperFraction
+) -> np.ndarray:
     """Bounds an error rate from above by Clopper and Pearson's exact limit.
 
     Args:
-      errors: how many of the trials failed, any shape.
+      errors: how many of the trials failed, at least 0, any shape.
       trials: how many independent trials there were, at least 0.
       significance: how often, at most, the true rate may lie above the bound, in (0, 1).
 
@@ -47,6 +52,8 @@ def rate_upper_bound(errors: ArrayLike, trials: ArrayLike, significance: float) 
 
     Source: Clopper and Pearson 1934.
     """
+    checks.non_negative("errors", errors)
+    checks.non_negative("trials", trials)
     errors, trials = np.broadcast_arrays(np.asarray(errors), np.asarray(trials))
     successes = trials - errors
     bound = special.betaincinv(errors + 1.0, np.maximum(successes, 1.0), 1 - significance)
@@ -80,6 +87,7 @@ def epsilon_of_rates(
     return np.maximum(np.maximum(*both), 0.0)
 
 
+@checked
 def threshold_bound(
     scores_in: ArrayLike,
     scores_out: ArrayLike,
@@ -117,6 +125,7 @@ def threshold_bound(
     return LowerBound(epsilon, dp_delta, confidence, "threshold")
 
 
+@checked
 def gaussian_bound(
     scores_in: ArrayLike,
     scores_out: ArrayLike,
@@ -292,11 +301,12 @@ def one_run_p_value(
     return float(min(tail + 2 * num_canaries * dp_delta * np.max(gained / fewer), 1.0))
 
 
+@checked
 def one_run_epsilon(
     num_canaries: int,
     num_guesses: int,
     num_correct: int,
-    dp_delta: float,
+    dp_delta: Fraction,
     *,
     confidence: float = 0.95,
 ) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 
 NUM_CLIENTS = (20, 40, 60)
 BATCH_SIZES = (16, 32, 64, 128)
@@ -31,6 +32,7 @@ DISTRIBUTIONS: Mapping[str, tuple[tuple[float, ...], ...]] = {
 }
 
 
+@checked
 def published_budgets(name: str, num_clients: int) -> np.ndarray:
     """Looks up the published budgets of a population.
 
@@ -50,6 +52,7 @@ def published_budgets(name: str, num_clients: int) -> np.ndarray:
     return _lists()[_key(name, num_clients)].copy()
 
 
+@checked
 def published_batch_sizes(num_clients: int) -> np.ndarray:
     """Looks up the published batch sizes of a population, the same for all budgets.
 
@@ -67,6 +70,7 @@ def published_batch_sizes(num_clients: int) -> np.ndarray:
     return _lists()[_key("batch_size", num_clients)].copy()
 
 
+@checked
 def draw_budgets(name: str, num_clients: int, rng: np.random.Generator) -> np.ndarray:
     """Draws budgets of another population from a published distribution.
 

@@ -9,11 +9,14 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy import noise_search, poisson
 from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.clipping import RELATIONS
 from fedjax_dp.privacy.events import DpEvent
 
 
+@checked
 def calibrate_noise_multiplier(
     make_event: Callable[[float], DpEvent],
     epsilon: float,
@@ -67,6 +70,7 @@ def rounded_up(noise_multiplier: ArrayLike) -> np.ndarray:
     return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
 
 
+@checked
 def calibrate_poisson(
     epsilon: ArrayLike,
     dp_delta: ArrayLike,
@@ -101,11 +105,13 @@ def calibrate_poisson(
       ValueError: if an argument is not valid, or no noise reaches a budget.
     """
     _check_budget(epsilon, dp_delta)
+    checks.one_of("relation", relation, RELATIONS)
     rows, shape = poisson.rows_of(epsilon, dp_delta, rho, sampling_rate, num_steps, accountant)
     unique, for_everybody = poisson.distinct(rows, shape)
     return for_everybody(_calibrated(tuple(map(tuple, unique.tolist())), accountant, relation))
 
 
+@checked
 def max_poisson_steps(
     epsilon: ArrayLike,
     dp_delta: ArrayLike,

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.materialize import materialize
+from fedjax_dp.core.ranges import Bounds, NonNegativeNumbers, Norms, PositiveNumbers
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
 Scalar = jax.typing.ArrayLike
@@ -49,12 +51,13 @@ class Sensitivity:
         return self.l2 / 2 if self.relation == "replace_one" else self.l2
 
 
+@checked
 def sensitivity_of_sum(
-    bound: Scalar,
+    bound: Bounds,
     relation: str = "add_remove",
     *,
-    max_weight: Scalar = 1.0,
-    denominator: Scalar = 1.0,
+    max_weight: NonNegativeNumbers = 1.0,
+    denominator: PositiveNumbers = 1.0,
 ) -> Sensitivity:
     """States the sensitivity of a weighted sum of bounded contributions over a public constant.
 
@@ -66,7 +69,7 @@ def sensitivity_of_sum(
     units: no realised count, no normalisation of weights over the cohort.
 
     Args:
-      bound: the largest Euclidean norm of one contribution, at least 0; may be traced.
+      bound: the largest Euclidean norm of one contribution, at least 0, or inf; may be traced.
       relation: "add_remove", "zero_out" or "replace_one".
       max_weight: the largest weight that a contribution may get, at least 0; may be traced.
       denominator: a public constant, above 0; may be traced.
@@ -82,7 +85,7 @@ def sensitivity_of_sum(
     return Sensitivity(l2=factor * bound * max_weight / denominator, relation=relation)
 
 
-def noise_stddev(sensitivity: Sensitivity, noise_multiplier: Scalar) -> Scalar:
+def noise_stddev(sensitivity: Sensitivity, noise_multiplier: NonNegativeNumbers) -> Scalar:
     """Computes the noise that a multiplier stands for, in units of the noised value.
 
     The multiplier counts in contributions (`Sensitivity.contribution`), as `GaussianDpEvent`
@@ -100,19 +103,20 @@ def noise_stddev(sensitivity: Sensitivity, noise_multiplier: Scalar) -> Scalar:
     """
     if not isinstance(sensitivity, Sensitivity):
         raise ValueError(
-            "noise needs a stated Sensitivity, of a clipped function or an aggregator, got "
-            f"{sensitivity!r}; nearest valid choice: clip every contribution before it is summed"
+            "sensitivity must be stated: noise needs a stated Sensitivity, of a clipped function or "
+            f"an aggregator, got {sensitivity!r}; nearest valid choice: clip every contribution "
+            "before it is summed"
+        )
+    if not isinstance(noise_multiplier, jax.Array):
+        ranges.check(
+            {"noise_multiplier": noise_multiplier}, {"noise_multiplier": NonNegativeNumbers}
         )
     contribution = jnp.asarray(sensitivity.contribution)
+    if isinstance(noise_multiplier, int):
+        # Large ones fit into no int32.
+        noise_multiplier = float(noise_multiplier)
     multiplier = jnp.asarray(noise_multiplier)
     return jnp.where(multiplier == 0, 0.0, multiplier * contribution)
-
-
-def _check_clip_norm(clip_norm: Scalar) -> None:
-    if isinstance(clip_norm, int | float | np.number | np.ndarray):
-        checks.require(
-            bool(np.all(np.asarray(clip_norm) > 0)), "clip_norm", "be positive or inf", clip_norm
-        )
 
 
 def _leaves_of(tree: PyTree) -> tuple[list[jax.Array], Any]:
@@ -153,7 +157,8 @@ def _scaled(leaf: jax.Array, factor: jax.Array, is_finite: jax.Array) -> jax.Arr
     return jnp.where(is_finite, leaf * factor.astype(leaf.dtype), 0)
 
 
-def clip_by_global_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
+@checked
+def clip_by_global_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
     """Scales a tree down to a largest Euclidean norm over all leaves.
 
     The result is float32 or better: rounding it to a narrower type could lift its norm above
@@ -174,7 +179,6 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Ar
     Raises:
       ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
     """
-    _check_clip_norm(clip_norm)
     leaves, treedef = _leaves_of(tree)
     norm = _norm(leaves)
     factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
@@ -183,7 +187,8 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Ar
     return jax.tree.unflatten(treedef, clipped), norm
 
 
-def clip_by_l1_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
+@checked
+def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
     """Scales a tree down to a largest sum of absolute values over all leaves.
 
     Guarantee: as for `clip_by_global_norm`, in L1 norm, and therefore in L2 norm too.
@@ -199,7 +204,6 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]
     Raises:
       ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
     """
-    _check_clip_norm(clip_norm)
     leaves, treedef = _leaves_of(tree)
     sums = [jnp.sum(jnp.abs(x)) for x in leaves]
     norm = sum(sums, start=jnp.float32(0))
@@ -209,7 +213,8 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]
     return jax.tree.unflatten(treedef, clipped), norm
 
 
-def clip_entries(tree: PyTree, bound: Scalar) -> tuple[PyTree, jax.Array]:
+@checked
+def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
     """Cuts every entry off at a largest absolute value.
 
     Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
@@ -227,7 +232,6 @@ def clip_entries(tree: PyTree, bound: Scalar) -> tuple[PyTree, jax.Array]:
     Raises:
       ValueError: if a static `bound` is not positive or a leaf holds no floats.
     """
-    _check_clip_norm(bound)
     leaves, treedef = _leaves_of(tree)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in leaves]))
     # XLA's CPU backend passes over nan in the maximum of more than 4,096 entries.
@@ -238,7 +242,8 @@ def clip_entries(tree: PyTree, bound: Scalar) -> tuple[PyTree, jax.Array]:
     return jax.tree.unflatten(treedef, clipped), jnp.where(is_finite, largest, jnp.inf)
 
 
-def clip_per_layer(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
+@checked
+def clip_per_layer(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
     """Scales every leaf down to its own share of a bound on the whole tree.
 
     Each of the L leaves gets `clip_norm / √L`, so that the whole stays within `clip_norm` while
@@ -261,7 +266,6 @@ def clip_per_layer(tree: PyTree, clip_norm: Scalar) -> tuple[PyTree, jax.Array]:
     Source: McMahan and others, "Learning Differentially Private Recurrent Language Models",
     ICLR 2018, section 3 ("per-layer clipping").
     """
-    _check_clip_norm(clip_norm)
     leaves, treedef = _leaves_of(tree)
     norm = _norm(leaves)
     is_finite = jnp.isfinite(norm)
@@ -303,6 +307,7 @@ class Clipping(NamedTuple):
 _CLIPPINGS = {"global": clip_by_global_norm, "per_layer": clip_per_layer}
 
 
+@checked
 def make_clipping(name: str = "global") -> Clipping:
     """Looks up a way of clipping.
 
@@ -315,5 +320,5 @@ def make_clipping(name: str = "global") -> Clipping:
     Raises:
       ValueError: if the name is not known.
     """
-    checks.one_of("clipping", name, _CLIPPINGS)
+    checks.one_of("name", name, _CLIPPINGS)
     return Clipping(name, _CLIPPINGS[name])

@@ -11,6 +11,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, discrete, rotation
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
@@ -176,6 +177,7 @@ class Plan(NamedTuple):
         )
 
 
+@checked
 def make_plan(
     dimension: int,
     clip_norm: float,
@@ -241,6 +243,7 @@ def make_plan(
     )
 
 
+@checked
 def make_central_plan(
     dimension: int,
     clip_norm: float,
@@ -296,6 +299,7 @@ def make_central_plan(
     )
 
 
+@checked
 def choose_bits(
     dimension: int,
     clip_norm: float,
@@ -365,6 +369,7 @@ class DiscreteMechanism(NamedTuple):
     event: Callable[[], DpEvent]
 
 
+@checked
 def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     """Builds the mechanism of a plan for trees of one structure.
 

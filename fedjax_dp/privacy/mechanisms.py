@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import HalfFraction, NonNegativeNumbers, Norms
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise, scalar_noise
 from fedjax_dp.privacy.clipping import Scalar, Sensitivity
@@ -58,13 +60,14 @@ def concrete(argument: str, value: Scalar) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+@checked
 def gaussian(
-    clip_norm: Scalar,
-    noise_multiplier: Scalar,
+    clip_norm: Norms,
+    noise_multiplier: NonNegativeNumbers,
     *,
     method: str = "global",
     relation: str = "add_remove",
-    max_weight: Scalar = 1.0,
+    max_weight: NonNegativeNumbers = 1.0,
 ) -> Mechanism:
     """Builds the Gaussian mechanism on a weighted sum of clipped contributions.
 
@@ -72,12 +75,12 @@ def gaussian(
     that buys depends on the relation, which the ledger takes into account.
 
     Args:
-      clip_norm: bound on the L2 norm of one contribution, above 0; may be traced.
+      clip_norm: bound on the L2 norm of one contribution, above 0, or inf; may be traced.
       noise_multiplier: standard deviation over the largest contribution, at least 0; may be
         traced.
       method: "global" or "per_layer" clipping.
       relation: "add_remove", "zero_out" or "replace_one".
-      max_weight: the largest weight that the caller multiplies a clipped contribution with.
+      max_weight: the largest weight that a clipped contribution is multiplied with, at least 0.
 
     Returns:
       The mechanism.
@@ -99,12 +102,13 @@ def gaussian(
     )
 
 
+@checked
 def laplace(
-    clip_norm: Scalar,
-    noise_multiplier: Scalar,
+    clip_norm: Norms,
+    noise_multiplier: NonNegativeNumbers,
     *,
     relation: str = "add_remove",
-    max_weight: Scalar = 1.0,
+    max_weight: NonNegativeNumbers = 1.0,
 ) -> Mechanism:
     """Builds the Laplace mechanism on a weighted sum of contributions clipped in L1 norm.
 
@@ -112,11 +116,11 @@ def laplace(
     that under replace-one. The bound holds in L1 and, since no vector is longer in L2, in L2.
 
     Args:
-      clip_norm: bound on the L1 norm of one contribution, above 0; may be traced.
+      clip_norm: bound on the L1 norm of one contribution, above 0, or inf; may be traced.
       noise_multiplier: Laplace scale (not standard deviation) over the largest contribution, at
         least 0; may be traced.
       relation: "add_remove", "zero_out" or "replace_one".
-      max_weight: the largest weight that the caller multiplies a clipped contribution with.
+      max_weight: the largest weight that a clipped contribution is multiplied with, at least 0.
 
     Returns:
       The mechanism.
@@ -138,9 +142,10 @@ def laplace(
     )
 
 
+@checked
 def staircase(
-    clip_norm: Scalar,
-    noise_multiplier: Scalar,
+    clip_norm: Norms,
+    noise_multiplier: NonNegativeNumbers,
     *,
     num_entries: int,
     relation: str = "add_remove",
@@ -154,7 +159,7 @@ def staircase(
     twice that under replace-one.
 
     Args:
-      clip_norm: bound on the absolute value of every entry, above 0; may be traced.
+      clip_norm: bound on the absolute value of every entry, above 0, or inf; may be traced.
       noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
       num_entries: numbers of one contribution, at least 1.
       relation: "add_remove", "zero_out" or "replace_one".
@@ -183,12 +188,13 @@ def staircase(
     )
 
 
+@checked
 def bounded_laplace(
-    clip_norm: Scalar,
-    noise_multiplier: Scalar,
+    clip_norm: Norms,
+    noise_multiplier: NonNegativeNumbers,
     *,
     num_entries: int,
-    entry_delta: float,
+    entry_delta: HalfFraction,
     relation: str = "add_remove",
 ) -> Mechanism:
     """Builds the bounded Laplace mechanism on a sum of contributions whose entries are bounded.
@@ -200,7 +206,7 @@ def bounded_laplace(
     its entries add up, and replace-one costs what two units in a row cost.
 
     Args:
-      clip_norm: bound on the absolute value of every entry, above 0; may be traced.
+      clip_norm: bound on the absolute value of every entry, above 0, or inf; may be traced.
       noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
       num_entries: numbers of one contribution, at least 1.
       entry_delta: δ of one entry, in (0, 1/2).
@@ -214,7 +220,6 @@ def bounded_laplace(
 
     Source: Geng, Ding, Guo, Kumar 2020.
     """
-    checks.require(0 < entry_delta < 0.5, "entry_delta", "lie in (0, 1/2)", entry_delta)
 
     def noise_of(key: PRNGKey, total: PyTree, epsilon: jax.Array, step: jax.Array) -> PyTree:
         return scalar_noise.add_bounded_laplace(key, total, epsilon, entry_delta, step)
@@ -233,8 +238,8 @@ def bounded_laplace(
 
 def _by_entries(
     name: str,
-    clip_norm: Scalar,
-    noise_multiplier: Scalar,
+    clip_norm: Norms,
+    noise_multiplier: NonNegativeNumbers,
     num_entries: int,
     relation: str,
     noise_of: Callable[..., PyTree],

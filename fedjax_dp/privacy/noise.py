@@ -8,6 +8,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import draws
 
@@ -50,6 +51,7 @@ def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Sampler) -> PyTree:
     return jax.tree.unflatten(treedef, noised)
 
 
+@checked
 def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
     """Adds independent Gaussian noise to every entry of a tree.
 
@@ -75,6 +77,7 @@ def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
     return _add(key, tree, stddev, draws.normal)
 
 
+@checked
 def add_laplace(key: PRNGKey, tree: PyTree, scale: Scalar) -> PyTree:
     """Adds independent Laplace noise to every entry of a tree.
 

@@ -10,9 +10,11 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy.calibration import calibrate_poisson
 
 
+@checked
 def clipped_gradient_variance(
     noise_multiplier: ArrayLike,
     batch_size: ArrayLike,
@@ -56,6 +58,7 @@ def clipped_gradient_variance(
     return spread + num_parameters * (c * z / b) ** 2
 
 
+@checked
 def unclipped_gradient_variance(
     noise_multiplier: ArrayLike,
     batch_size: ArrayLike,
@@ -87,6 +90,7 @@ def unclipped_gradient_variance(
     return np.asarray(sampling_variance, np.float64) + num_parameters * (c * z / b) ** 2
 
 
+@checked
 def update_variance(
     gradient_variance: ArrayLike,
     num_examples: ArrayLike,
@@ -127,6 +131,7 @@ def update_variance(
     return np.asarray(num_epochs, np.float64) * steps * eta**2 * np.asarray(gradient_variance)
 
 
+@checked
 def inverse_variance_weights(variance: ArrayLike) -> np.ndarray:
     """Computes the weights that sum to one and average with the least variance.
 
@@ -146,6 +151,7 @@ def inverse_variance_weights(variance: ArrayLike) -> np.ndarray:
     return inverse / inverse.sum()
 
 
+@checked
 def aggregate_variance(weights: ArrayLike, variance: ArrayLike) -> np.ndarray:
     """Computes the variance of a weighted sum of independent updates.
 
@@ -156,10 +162,12 @@ def aggregate_variance(weights: ArrayLike, variance: ArrayLike) -> np.ndarray:
     Returns:
       `Σ w² σ²`, `[...]`; divided by `p η²` it is the normalised noise variance of table 3.4.
     """
+    checks.require(bool(np.all(np.isfinite(weights))), "weights", "be finite", weights)
     checks.non_negative("variance", variance)
     return np.sum(np.square(np.asarray(weights, np.float64)) * np.asarray(variance), axis=-1)
 
 
+@checked
 def noise_multiplier_of_run(
     epsilon: ArrayLike,
     dp_delta: ArrayLike,
@@ -201,6 +209,7 @@ def noise_multiplier_of_run(
     checks.positive("num_epochs", num_epochs)
     phases = [(batch_size, num_rounds)]
     if first_batch_size is not None:
+        checks.at_least_one("first_batch_size", first_batch_size)
         phases = [(first_batch_size, 1), (batch_size, num_rounds - 1)]
     rates, steps = [], []
     is_whole = accountant != "rdp-classic-64"
@@ -222,6 +231,7 @@ def noise_multiplier_of_run(
     return np.asarray(found).reshape(shape)
 
 
+@checked
 def separation_scores(centres: ArrayLike, stddevs: ArrayLike) -> np.ndarray:
     """Computes how far clusters stand apart, in standard deviations of the noise.
 
@@ -259,6 +269,7 @@ def separation_scores(centres: ArrayLike, stddevs: ArrayLike) -> np.ndarray:
     return scores
 
 
+@checked
 def overlap(separation: ArrayLike) -> np.ndarray:
     """Computes the overlap of two clusters, the chance to mistake one for the other.
 
@@ -280,8 +291,8 @@ def overlap(separation: ArrayLike) -> np.ndarray:
 
 
 def _steps(num_examples: ArrayLike, batch_size: ArrayLike, rounds_up: bool) -> np.ndarray:
-    checks.positive("num_examples", num_examples)
-    checks.positive("batch_size", batch_size)
+    checks.at_least_one("num_examples", num_examples)
+    checks.at_least_one("batch_size", batch_size)
     steps = np.asarray(num_examples, np.float64) / np.asarray(batch_size, np.float64)
     return np.ceil(steps) if rounds_up else steps
 
@@ -290,7 +301,7 @@ def _checked(
     noise_multiplier: ArrayLike, batch_size: ArrayLike, clip_norm: ArrayLike, num_parameters: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     checks.non_negative("noise_multiplier", noise_multiplier)
-    checks.positive("batch_size", batch_size)
+    checks.at_least_one("batch_size", batch_size)
     checks.positive("clip_norm", clip_norm)
     checks.whole("num_parameters", num_parameters)
     z, b, c = (np.asarray(x, np.float64) for x in (noise_multiplier, batch_size, clip_norm))

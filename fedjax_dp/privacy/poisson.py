@@ -8,13 +8,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy import rdp
 from fedjax_dp.privacy.accounting import Bound, Ledger
+from fedjax_dp.privacy.clipping import RELATIONS
 from fedjax_dp.privacy.curves import orders_of
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.translation import accountant_name
 
 
+@checked
 def epsilon_of_poisson(
     noise_multiplier: ArrayLike,
     sampling_rate: ArrayLike,
@@ -47,6 +50,7 @@ def epsilon_of_poisson(
       UnsupportedEvent: if the combination has no valid analysis.
       ValueError: if an argument is not valid.
     """
+    checks.one_of("relation", relation, RELATIONS)
     settings = (noise_multiplier, sampling_rate, num_steps, dp_delta)
     return bound_of_poisson(*settings, rho=rho, accountant=accountant, relation=relation).value
 

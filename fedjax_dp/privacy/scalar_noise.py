@@ -10,6 +10,8 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.core.ranges import HalfFraction, PositiveNumbers
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import CurveDpEvent
@@ -131,11 +133,12 @@ def _add(key: PRNGKey, tree: PyTree, sample: Any) -> PyTree:
     return jax.tree.unflatten(treedef, noised)
 
 
+@checked
 def add_staircase(
     key: PRNGKey,
     tree: PyTree,
-    epsilon: Scalar,
-    sensitivity: Scalar,
+    epsilon: PositiveNumbers,
+    sensitivity: PositiveNumbers,
     *,
     flatness: float | None = None,
 ) -> PyTree:
@@ -203,8 +206,13 @@ def staircase_stddev(epsilon: Scalar) -> jax.Array:
     return jnp.sqrt(step_squared + 2 * step * within + squared)
 
 
+@checked
 def add_bounded_laplace(
-    key: PRNGKey, tree: PyTree, epsilon: Scalar, dp_delta: float, sensitivity: Scalar
+    key: PRNGKey,
+    tree: PyTree,
+    epsilon: PositiveNumbers,
+    dp_delta: HalfFraction,
+    sensitivity: PositiveNumbers,
 ) -> PyTree:
     """Adds Laplace noise that is cut off at a fixed distance to every number of a tree.
 

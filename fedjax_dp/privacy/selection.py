@@ -9,6 +9,8 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Bounds, PositiveNumbers
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
 
@@ -81,11 +83,12 @@ class BoundedRangeDpEvent(CurveDpEvent):
         return dict(zip(range(-last, last + 1), masses.tolist(), strict=True))
 
 
+@checked
 def select(
     key: PRNGKey,
     scores: jax.Array,
-    epsilon: Scalar,
-    sensitivity: Scalar,
+    epsilon: Bounds,
+    sensitivity: PositiveNumbers,
     *,
     is_offered: jax.Array | None = None,
 ) -> jax.Array:
@@ -123,6 +126,7 @@ def select(
     return jnp.argmax(jnp.where(is_offered, noisy, -jnp.inf)).astype(jnp.int32)
 
 
+@checked
 def selection_event(epsilon: float) -> DpEvent:
     """Names the cost of one private choice.
 
@@ -146,7 +150,8 @@ def selection_event(epsilon: float) -> DpEvent:
     return BoundedRangeDpEvent(float(epsilon))
 
 
-def loss_score(losses: jax.Array, is_real: jax.Array, bound: Scalar) -> jax.Array:
+@checked
+def loss_score(losses: jax.Array, is_real: jax.Array, bound: PositiveNumbers) -> jax.Array:
     """Scores a model by minus the mean loss, each example's loss clipped on its own.
 
     Guarantee: replacing one example moves the score by at most `bound / n` for n real examples;

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked, stateless
 from fedjax_dp.server.mean import ModelChoice
@@ -53,6 +54,7 @@ def nobody(num_clients: int) -> Similarity:
     return Similarity(zeros, zeros, jnp.zeros(num_clients, bool))
 
 
+@checked
 def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centred") -> Similarity:
     """Computes the inner products of updates, so that nothing larger than them has to be kept.
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.correlated_noise import BandedNoise
@@ -10,6 +11,7 @@ from fedjax_dp.server.base import Summed
 from fedjax_dp.server.private import private_mean
 
 
+@checked
 def correlated_gaussian_mean(
     banded: BandedNoise,
     clip_norm: float,

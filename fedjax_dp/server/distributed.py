@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from scipy import stats
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import distributed
 from fedjax_dp.privacy.claims import ClientClaim
@@ -31,6 +32,7 @@ def num_shares(num_clients: int, cohort_size: float) -> int:
     return max(2, int(largest))
 
 
+@checked
 def discrete_mean(
     structure: PyTree,
     plan: distributed.Plan,

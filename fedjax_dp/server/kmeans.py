@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 
 _MAX_ITERATIONS = 50
 
@@ -23,13 +25,14 @@ class Clusters(NamedTuple):
     inertia: jax.Array
 
 
+@checked
 def kmeans(
     key: PRNGKey,
     gram: jax.Array,
     is_real: jax.Array,
-    num_clusters: int,
+    num_clusters: Count,
     *,
-    num_restarts: int = 10,
+    num_restarts: Count = 10,
 ) -> Clusters:
     """Partitions points by k-means++ and Lloyd's iterations, and keeps the best restart.
 

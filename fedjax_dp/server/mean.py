@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Summed, stateless
 
@@ -45,7 +46,8 @@ def uniform_mean() -> Summed:
     return mean._replace(contribute=contribute)
 
 
-def scaled_sum(divisor: float) -> Summed:
+@checked
+def scaled_sum(divisor: Positive) -> Summed:
     """Adds updates and divides by a constant that does not depend on the cohort.
 
     Args:
@@ -66,6 +68,7 @@ def scaled_sum(divisor: float) -> Summed:
     return Summed(stateless, contribute, combine, numbers=numbers, ranges=own)
 
 
+@checked
 def per_part(parts: Mapping[str, Summed]) -> Summed:
     """Aggregates the entries of a dict update, each in its own way.
 
@@ -121,6 +124,7 @@ class ModelChoice(NamedTuple):
     delta: PyTree
 
 
+@checked
 def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Summed:
     """Averages, for each server model, the updates of the clients that chose it.
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.privacy.noise_levels import overlap, separation_scores
 from fedjax_dp.server.clustering import Similarity
 
@@ -43,6 +44,7 @@ class Mixture(NamedTuple):
     num_iterations: int
 
 
+@checked
 def principal_features(similarity: Similarity, num_components: int = 2) -> np.ndarray:
     """Projects the clients' updates on their principal components, each scaled to [0, 1].
 
@@ -84,6 +86,7 @@ def principal_features(similarity: Similarity, num_components: int = 2) -> np.nd
     return features
 
 
+@checked
 def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
     """Fits a mixture of spherical Gaussians, each with a variance of its own.
 
@@ -101,6 +104,7 @@ def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
     Source: `clustered_dp` sections 3 and 4.
     """
     features = np.asarray(features, np.float64)
+    checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
     checks.whole("num_clusters", num_clusters)
     checks.require(
         len(features) >= max(2, num_clusters),
@@ -137,6 +141,7 @@ def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
     )
 
 
+@checked
 def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) -> Mixture:
     """Fits mixtures of several sizes and keeps the one whose clusters stand farthest apart.
 
@@ -158,6 +163,7 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
 
     Source: `clustered_dp` section 2 (choice of M); the least width is our resolution.
     """
+    checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
     checks.require(len(candidates) > 0, "candidates", "name a number of clusters", candidates)
 
     def separation(mixture: Mixture) -> float:
@@ -170,6 +176,7 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
     return max((fit_mixture(features, m, seed) for m in candidates), key=separation)
 
 
+@checked
 def num_soft_rounds(largest_overlap: float, num_rounds: int) -> int:
     """Counts the rounds in which clients follow the mixture, before they go by their own data.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.server.base import Stack, Stacked, Summed, stateless
 from fedjax_dp.server.robust_pca import check_options, estimate_noise
 
@@ -52,6 +53,7 @@ def weighted_by_client(num_clients: int) -> Summed:
     return Summed(stateless, contribute, combine)
 
 
+@checked
 def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
     """Computes weights inversely proportional to noise levels.
 
@@ -72,6 +74,7 @@ def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
     return inverse / jnp.where(total > 0, total, 1.0)
 
 
+@checked
 def noise_aware_mean(
     num_clients: int,
     *,

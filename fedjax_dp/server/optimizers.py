@@ -6,9 +6,11 @@ import jax
 import optax
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
 
+@checked
 def apply_aggregate(
     optimizer: optax.GradientTransformation,
     opt_state: Any,

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.keys import fold
-from fedjax_dp.core.ranges import NonNegative, Positive
+from fedjax_dp.core.ranges import HalfFraction, NonNegative, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
@@ -28,6 +29,7 @@ RANGES = {
 }
 
 
+@checked
 def private_mean(
     make_mechanism: Callable[[Any, Any], Mechanism],
     clip_norm: float,
@@ -81,6 +83,7 @@ def private_mean(
     return Summed(stateless, contribute, combine, numbers=start, ranges=RANGES, claim=claim)
 
 
+@checked
 def gaussian_mean(
     clip_norm: float,
     noise_multiplier: float,
@@ -109,6 +112,7 @@ def gaussian_mean(
     return private_mean(gaussian, clip_norm, noise_multiplier, expected_cohort_size)
 
 
+@checked
 def by_realised_count(mean: Summed) -> Summed:
     """Divides by how many clients took part instead of by a public constant.
 
@@ -139,6 +143,7 @@ def by_realised_count(mean: Summed) -> Summed:
     return mean._replace(contribute=contribute, combine=combine, claim=UnclaimedNoise(reason))
 
 
+@checked
 def laplace_mean(clip_norm: float, noise_multiplier: float, expected_cohort_size: float) -> Summed:
     """Builds the private mean with Laplace noise on updates clipped in L1 norm.
 
@@ -177,12 +182,13 @@ def staircase_mean(
     return private_mean(staircase, clip_norm, noise_multiplier, expected_cohort_size)
 
 
+@checked
 def bounded_laplace_mean(
     structure: PyTree,
     clip_norm: float,
     noise_multiplier: float,
     expected_cohort_size: float,
-    entry_delta: float,
+    entry_delta: HalfFraction,
 ) -> Summed:
     """Builds the private mean with bounded Laplace noise on updates whose entries are cut off.
 
@@ -207,6 +213,7 @@ def bounded_laplace_mean(
     return private_mean(bounded_laplace, clip_norm, noise_multiplier, expected_cohort_size)
 
 
+@checked
 def central_discrete_mean(
     structure: PyTree,
     clip_norm: float,
@@ -245,6 +252,7 @@ def central_discrete_mean(
     return discrete_mean(structure, plan, expected_cohort_size)
 
 
+@checked
 def adaptive_gaussian_mean(
     rule: AdaptiveClipping, noise_multiplier: float, *, per_layer: bool = False
 ) -> Summed:

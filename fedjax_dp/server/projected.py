@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.server.base import Stack, Stacked, stateless
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -14,6 +15,7 @@ _SMALLEST_SHARE = 1e-6
 _ROUNDING = 8
 
 
+@checked
 def projected_mean(
     is_public: ArrayLike, *, num_components: int = 1, is_standardized: bool = True
 ) -> Stacked:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
 MODES = ("fixed", "inexact")
@@ -97,6 +98,7 @@ def blocks_of(num_parameters: int, block_size: int, num_blocks: int | None) -> t
     return width, num_blocks
 
 
+@checked
 def principal_component_pursuit(
     matrix: jax.Array,
     is_real: jax.Array | None = None,
@@ -169,6 +171,7 @@ def principal_component_pursuit(
     return Decomposition(low_rank, sparse, done, residual, rank)
 
 
+@checked
 def estimate_noise(
     updates: PyTree,
     is_real: jax.Array | None = None,

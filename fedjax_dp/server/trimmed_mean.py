@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from annotated_types import Ge, Lt
 
 from fedjax_dp.core import ranges, trees
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.server.base import Stack, Stacked, stateless
 
 # In [0, 0.5): something is left between the two ends.
@@ -15,6 +16,7 @@ TrimmedShare = Annotated[float, Ge(0), Lt(0.5)]
 _ROUNDING = 1e-6
 
 
+@checked
 def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
     """Averages, in each coordinate, what the smallest and the largest values leave.
 

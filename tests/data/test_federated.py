@@ -82,7 +82,7 @@ def test_from_a_hugging_face_table():
 
 def test_select_copies_clients_in_the_order_given():
     clients = make_clients()
-    data = FederatedData.from_clients(clients, "abcd")
+    data = FederatedData.from_clients(clients, list("abcd"))
     part = data.select([3, 1, 0, 3])
     assert_holds(part, [clients[i] for i in (3, 1, 0, 3)])
     assert part.client_names == ("d", "b", "a", "d")
@@ -104,7 +104,7 @@ def test_saved_store_opens_as_memory_maps(tmp_path, names):
 
 def test_saving_replaces_a_store_whole(tmp_path):
     """Names of an earlier store must not end up on the clients of this one."""
-    FederatedData.from_clients(make_clients(), "abcd").save(tmp_path)
+    FederatedData.from_clients(make_clients(), list("abcd")).save(tmp_path)
     FederatedData.from_clients(make_clients((2, 2, 1, 1))).save(tmp_path)
     opened = FederatedData.open(tmp_path)
     assert opened.client_names == ()

@@ -46,7 +46,7 @@ def test_slots_of_a_cohort(sampler, cohort_size, capacity):
     [
         (sampling.poisson(), 0, 1, "num_clients must be an integer of at least 1"),
         (sampling.poisson(), 5, 0, "cohort_size must be positive"),
-        (sampling.poisson(), 5, np.nan, "cohort_size must be positive"),
+        (sampling.poisson(), 5, np.nan, "cohort_size must be a finite number"),
         (sampling.poisson(), 5, 6, "cohort_size must be at most the population of 5"),
         (sampling.fixed_size(), 5, 2.5, "cohort_size must be a whole number"),
         (sampling.shuffled(), 5, 2, "sampler must draw clients independently"),

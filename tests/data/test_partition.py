@@ -317,7 +317,7 @@ def test_labels_are_as_skewed_as_alpha_says():
         (lambda: partition.iid(3, 4, 0), "num_clients must leave at least 1 of 3 examples"),
         (lambda: partition.iid(3, 0, 0), "num_clients must be an integer of at least 1, got 0"),
         (lambda: partition.iid(3, 2.0, 0), "num_clients must be an integer"),
-        (lambda: partition.dirichlet(np.zeros(4), 2, 0, alpha=0.0), "alpha must be positive"),
+        (lambda: partition.dirichlet(np.zeros(4), 2, 0, alpha=0.0), "alpha must be above 0"),
         (lambda: partition.dirichlet(np.zeros(4), 2, 0, alpha=1.0, min_size=3), "at least 3 of 4"),
         (lambda: partition.dirichlet(np.zeros((4, 1)), 2, 0, alpha=1.0), "labels must be a row"),
         (lambda: partition.quantity_skew(9, 2, 0, exponent=-1.0), "exponent must be at least 0"),

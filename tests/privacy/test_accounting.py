@@ -596,7 +596,7 @@ def test_two_levels_are_two_ledgers():
         (lambda: Ledger("user"), "unit must be one of"),
         (lambda: Ledger(relation="swap"), "relation must be one of"),
         (lambda: Ledger(num_units=0), "num_units must be"),
-        (lambda: Ledger().charge("gaussian"), "event must be a dp_accounting DpEvent"),
+        (lambda: Ledger().charge("gaussian"), "event must be a DpEvent"),
         (lambda: Ledger().charge(poisson(0.1, 1.0), units=[1]), "units must hold indices"),
         (lambda: Ledger().charge(poisson(0.1, 1.0), units=[-1]), "units must hold indices"),
         (lambda: Ledger().charge(poisson(0.1, 1.0), count=-1), "count must hold integers"),

@@ -130,7 +130,7 @@ def test_pure_dp_costs_what_randomised_response_costs(epsilon):
 @pytest.mark.parametrize(
     "call,message",
     [
-        (lambda: sn.add_staircase(jax.random.key(0), ZEROS, 0.0, 1.0), "epsilon must be positive"),
+        (lambda: sn.add_staircase(jax.random.key(0), ZEROS, 0.0, 1.0), "epsilon must be above 0"),
         (lambda: sn.add_staircase(jax.random.key(0), ZEROS, 1.0, 0.0), "sensitivity must be"),
         (
             lambda: sn.add_staircase(jax.random.key(0), ZEROS, 1.0, 1.0, flatness=1.0),
@@ -138,7 +138,7 @@ def test_pure_dp_costs_what_randomised_response_costs(epsilon):
         ),
         (
             lambda: sn.add_bounded_laplace(jax.random.key(0), ZEROS, 1.0, 0.5, 1.0),
-            "dp_delta must lie in",
+            "dp_delta must be above 0 and below 0.5",
         ),
     ],
 )
@@ -326,7 +326,7 @@ def test_no_noise_and_bad_numbers_of_bounded_laplace():
     ledger = Ledger(unit="client")
     ledger.charge(bounded(0.0).event())
     assert np.isinf(ledger.epsilon(1e-5)[0])
-    with pytest.raises(ValueError, match="entry_delta must lie in"):
+    with pytest.raises(ValueError, match=r"entry_delta must be above 0 and below 0\.5"):
         bounded(entry_delta=0.5)
     with pytest.raises(ValueError, match="number of entries in the sum must be 4"):
         bounded(num_entries=4).add_noise(jax.random.key(0), tree)

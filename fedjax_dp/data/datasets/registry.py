@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.registry import Registry, is_own
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.datasets import (
     adult,
     cifar,
@@ -95,6 +96,7 @@ def info(name: str) -> DatasetInfo:
     return CATALOG[name]
 
 
+@checked
 def options(name: str) -> dict[str, Any]:
     """Lists the options of a data set's loader with their defaults.
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import equations
 from fedjax_dp.models.lowering import convolution, pooling
 
@@ -25,6 +26,7 @@ _REPLACEMENTS: dict[str, Replacement] = {
 }
 
 
+@checked
 def lower(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Rewrites a function so that no convolution or window reduction is left in it.
 
