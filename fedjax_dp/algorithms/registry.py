@@ -108,7 +108,7 @@ ALGORITHMS: Registry[Entry] = Registry(
         "fedadagrad": Entry(_load("fedadagrad", "fedopt"), _ANY, _MEAN),
         "fedprox": Entry(_load("fedprox"), _ANY, _MEAN),
         "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
-        "scaffold": Entry(_load("scaffold"), _OPEN, _CLIENTS),
+        "scaffold": Entry(_load("scaffold"), _OPEN, (*_CLIENTS, *_MEAN)),
         "ifca": Entry(_load("ifca"), ("none",)),
         "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
         "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),

@@ -10,6 +10,7 @@ from fedjax_dp.server.clustering import (
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.kmeans import Clusters, kmeans
+from fedjax_dp.server.masking import Masked, gradient_mask
 from fedjax_dp.server.mean import (
     ModelChoice,
     mean_per_model,
@@ -55,6 +56,7 @@ __all__ = [
     "ClusterAggregate",
     "Clusters",
     "Decomposition",
+    "Masked",
     "Mixture",
     "ModelChoice",
     "NoiseEstimate",
@@ -74,6 +76,7 @@ __all__ = [
     "fit_best_mixture",
     "fit_mixture",
     "gaussian_mean",
+    "gradient_mask",
     "inverse_noise_weights",
     "kmeans",
     "laplace_mean",
