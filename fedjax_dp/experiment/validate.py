@@ -87,7 +87,8 @@ def _check_public_examples(name: str, entry: Entry, count: int) -> None:
 
 
 def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
-    rule = f"be {' or '.join(entry.units)} for the algorithm {name}"
+    what = f"be {' or '.join(entry.units)} for the algorithm {name}"
+    rule = ", ".join(filter(None, (what, entry.reason)))
     checks.require(privacy.unit in entry.units, "privacy.unit", rule, privacy.unit)
     if entry.budgets is not None:
         noise = privacy.record.noise_multiplier

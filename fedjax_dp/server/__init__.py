@@ -1,5 +1,6 @@
 """Aggregators and server steps."""
 
+from fedjax_dp.server.agnostic import Told, agnostic_mean, onto_simplex
 from fedjax_dp.server.base import Aggregator, RoundKey, Stack, Stacked, Summed, stateless
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
@@ -65,7 +66,9 @@ __all__ = [
     "Stack",
     "Stacked",
     "Summed",
+    "Told",
     "adaptive_gaussian_mean",
+    "agnostic_mean",
     "apply_aggregate",
     "bounded_laplace_mean",
     "by_realised_count",
@@ -84,6 +87,7 @@ __all__ = [
     "mean_per_model",
     "noise_aware_mean",
     "num_soft_rounds",
+    "onto_simplex",
     "per_part",
     "principal_component_pursuit",
     "principal_features",

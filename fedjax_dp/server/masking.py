@@ -90,7 +90,7 @@ def gradient_mask(
       mask: what is left below the threshold: "soft" the agreement, "hard" nothing (AND-mask).
       form: "corrected", or "printed" for the listing as it stands, which steps the other way and,
         with the hard mask, takes the agreement without its absolute value.
-      is_weighted: weigh clients by size in that plain mean instead of equally; votes weigh the same.
+      is_weighted: weigh clients by size in that plain mean; votes weigh the same in any case.
       vote_share: around a private mean, the part of the bound that the signs get, in (0, 1); not
         read otherwise.
 
