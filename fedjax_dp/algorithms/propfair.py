@@ -20,6 +20,7 @@ def propfair(
     baseline: Positive = 5.0,
     margin: Positive = 0.2,
     extension: Extension = "smooth",
+    server_learning_rate: Positive = 1.0,
     **options: Any,
 ) -> FederatedAlgorithm:
     """Declares PropFair: FedAvg on `−Σ p_i ln(1 − f_i / M)`.
@@ -39,6 +40,7 @@ def propfair(
       margin: ε, how close to M the logarithm is followed, below M.
       extension: how the objective goes on beyond M − ε, "smooth", or "released" or
         "released_huber" as in the authors' program.
+      server_learning_rate: the server's step size.
       **options: further options of `fedavg`.
 
     Returns:
@@ -63,7 +65,8 @@ def propfair(
         info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)}
         return ClientOutput(result.delta, result.weight, own, told, info)
 
-    algorithm = fedavg(model, trainer, name="propfair", **options)
-    numbers, limits = {"baseline": baseline, "margin": margin}, (Positive, Positive)
-    own = dict(zip(numbers, limits, strict=True))
-    return algorithm.with_numbers(numbers, own)._replace(client=client)
+    options = {"server_learning_rate": server_learning_rate, "name": "propfair"} | options
+    algorithm = fedavg(model, trainer, **options)
+    return algorithm.with_numbers(
+        {"baseline": baseline, "margin": margin}, {"baseline": Positive, "margin": Positive}
+    )._replace(client=client)

@@ -86,7 +86,7 @@ def term(
             "weight": weight,
             "share": share,
             "loss": share * loss,
-            "limited": (share > 0) & (jnp.abs(exponent) > _LARGEST),
+            "limited": jnp.float32((share > 0) & (jnp.abs(exponent) > _LARGEST)),
         }
         return ClientOutput(update, result.weight, own, result.metrics)
 

@@ -211,7 +211,7 @@ def test_empty_cohort_takes_its_step(name):
 
 def _decayed(name, state):
     """FedAdam's second moment decays in a round without news; nothing else moves from rest."""
-    if name not in ("fedadam",):
+    if name not in ("fedadam", "gma_fedadam"):
         return state
     opt_state = state.server.opt_state
     second = jax.tree.map(lambda v: 0.9 * v, opt_state.second)
