@@ -34,10 +34,11 @@ def q_ffl(
 ) -> FederatedAlgorithm:
     """Declares q-FedAvg, which minimises `Σ p_i f_i^{q+1} / (q + 1)`.
 
-    With L = 1 / learning rate, f the loss at the model that a client is sent and θ_i what it makes
-    of it, the client sends `Δ_i = f^q L (θ − θ_i)` and a bound on the curvature of its objective,
-    `h_i = q f^{q−1} ‖L (θ − θ_i)‖² + L f^q`; the server steps by `− Σ Δ_i / Σ h_i`. With q = 0 this
-    is FedAvg with equal weights; the larger q, the more the clients with large losses count.
+    With L = 1 / learning rate, f the loss at the model θ that a client is sent and θ_i what it
+    makes of it, the client sends `Δ_i = f^q (θ − θ_i)` and a bound on the curvature of its
+    objective, `h_i = q f^{q−1} L ‖θ − θ_i‖² + f^q`, both 1/L of the paper's, and the server steps by
+    `− Σ Δ_i / Σ h_i`. With q = 0 this is FedAvg with equal weights; the larger q, the more the
+    clients with large losses count, and the shorter the step.
 
     Guarantee: none. Updates are scaled by exact losses, so that private training is refused.
 
@@ -49,7 +50,7 @@ def q_ffl(
         weighs them the same.
 
     Returns:
-      The algorithm. Its info holds `step_size`, `Σ f_i^q L / Σ h_i`: 1 where q is 0, less above.
+      The algorithm. Its info holds `step_size`, `Σ f_i^q / Σ h_i`: 1 where q is 0, less above.
 
     Raises:
       ValueError: for a private trainer, a learning rate of 0, or a number out of its range.
@@ -67,13 +68,13 @@ def q_ffl(
         loss = mean_loss(model, server.params, client) + _SMALLEST_LOSS
         result = trainer.train(server.params, client, hyper.local, key)
         share = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        scale = share * loss**q
         lipschitz = trees.reciprocal(hyper.local.learning_rate)
-        scale = share * loss**q * lipschitz
-        length = lipschitz * trees.l2_norm(result.delta)
+        square = trees.l2_norm(result.delta) ** 2
         update = {
             "delta": trees.scale(result.delta, scale),
             "scale": scale,
-            "curvature": share * q * loss ** (q - 1) * length**2 + scale,
+            "curvature": share * q * loss ** (q - 1) * lipschitz * square + scale,
         }
         return ClientOutput(update, result.weight, own, result.metrics)
 

@@ -109,8 +109,9 @@ def q_fedavg(theta, clients, replay, rounds, train, rates, q):
                 continue
             f, lipschitz = _loss(theta, clients[i]), 1 / rates[i]
             moved = lipschitz * (theta - train(theta, r, i))
-            top += f**q * moved
-            bottom += q * f ** (q - 1) * moved @ moved + lipschitz * f**q
+            # Over L, so that clients of other rates count the same.
+            top += f**q * moved / lipschitz
+            bottom += (q * f ** (q - 1) * moved @ moved + lipschitz * f**q) / lipschitz
         theta = theta - top / bottom if bottom else theta
     return theta
 
