@@ -36,7 +36,7 @@ def q_ffl(
 
     With L = 1 / learning rate, f the loss at the model θ that a client is sent and θ_i what it
     makes of it, the client sends `Δ_i = f^q (θ − θ_i)` and a bound on the curvature of its
-    objective, `h_i = q f^{q−1} L ‖θ − θ_i‖² + f^q`, both 1/L of the paper's, and the server steps by
+    objective, `h_i = q f^{q−1} L ‖θ − θ_i‖² + f^q`, both 1/L of the paper's; the server steps by
     `− Σ Δ_i / Σ h_i`. With q = 0 this is FedAvg with equal weights; the larger q, the more the
     clients with large losses count, and the shorter the step.
 
