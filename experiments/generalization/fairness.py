@@ -11,21 +11,22 @@ from experiments import sweep
 from experiments.sweep import Study
 
 HERE = pathlib.Path(__file__).parent
+# With γ of AFL, t of TERM, q of q-FFL, M of PropFair.
 OBJECTIVES = {
     "FedAvg": ["--algorithm.name=fedavg"],
-    "AFL, γ = 0.01": ["--algorithm.name=afl", "--algorithm.options.step_size=0.01"],
-    "AFL, γ = 0.1": ["--algorithm.name=afl", "--algorithm.options.step_size=0.1"],
-    "TERM, t = 1": ["--algorithm.name=term", "--algorithm.options.tilt=1.0"],
-    "TERM, t = 5": ["--algorithm.name=term", "--algorithm.options.tilt=5.0"],
-    "q-FFL, q = 0.1": ["--algorithm.name=q_ffl", "--algorithm.options.q=0.1"],
-    "q-FFL, q = 1": ["--algorithm.name=q_ffl", "--algorithm.options.q=1.0"],
+    "AFL 0.01": ["--algorithm.name=afl", "--algorithm.options.step_size=0.01"],
+    "AFL 0.1": ["--algorithm.name=afl", "--algorithm.options.step_size=0.1"],
+    "TERM 1": ["--algorithm.name=term", "--algorithm.options.tilt=1.0"],
+    "TERM 5": ["--algorithm.name=term", "--algorithm.options.tilt=5.0"],
+    "q-FFL 0.1": ["--algorithm.name=q_ffl", "--algorithm.options.q=0.1"],
+    "q-FFL 1": ["--algorithm.name=q_ffl", "--algorithm.options.q=1.0"],
     # Slopes are 1 / (M − ℓ): M times the rate, so that small losses are learnt as fast.
-    "PropFair, M = 3": [
+    "PropFair 3": [
         "--algorithm.name=propfair",
         "--algorithm.options.baseline=3.0",
         "--training.learning_rate=0.15",
     ],
-    "PropFair, M = 5": [
+    "PropFair 5": [
         "--algorithm.name=propfair",
         "--algorithm.options.baseline=5.0",
         "--training.learning_rate=0.25",

@@ -175,33 +175,31 @@ STUDIES = TABLES | {
         {str(n): [f"--data.num_clients={n}"] for n in (10, 50, 100, 250)},
         published=printed_of("B.8", "clients"),
     ),
-    "threshold": _over(
-        "threshold",
-        "mask",
-        {mask: [] for mask in ("soft", "hard")},
-    )._replace(
+    "threshold": _over("threshold", "mask", {})._replace(
         axes={
-            "mask": {mask: [*_FMNIST] for mask in ("soft", "hard")},
+            "mask": {
+                mask: [*_FMNIST, f"--algorithm.aggregator_options.mask={mask}"]
+                for mask in ("soft", "hard")
+            },
             "aggregation": {str(tau): masked(tau) for tau in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)},
             "seed": SEEDS,
         }
     ),
-    "step_length": _over(
-        "step_length", "rounds", {str(n): [f"--run.rounds={n}"] for n in (40, 120)}
-    )._replace(
+    "step_length": _over("step_length", "rounds", {})._replace(
         axes={
             "rounds": {str(n): [*_FMNIST, f"--run.rounds={n}"] for n in (40, 120)},
             "aggregation": AGGREGATIONS
             | {
-                f"AVG, {rate:g} of a step": [f"--algorithm.options.server_learning_rate={rate}"]
+                f"AVG x{rate:g}": [f"--algorithm.options.server_learning_rate={rate}"]
                 for rate in (0.75, 0.5)
             }
             | {
-                f"GMA, {rate:g} steps": [
-                    *masked(THRESHOLD),
+                f"{name} x{rate:g}": [
+                    *words,
                     f"--algorithm.options.server_learning_rate={rate}",
                 ]
                 for rate in (1.5, 2.0)
+                for name, words in AGGREGATIONS.items()
             },
             "seed": SEEDS,
         }

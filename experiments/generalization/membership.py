@@ -1,4 +1,4 @@
-"""Membership attacks on masked and plain averaging: `python -m experiments.generalization.membership`.
+"""Membership attacks on runs of a study: `python -m experiments.generalization.membership FOLDER`.
 
 The argument is a folder of runs, as `masking.py` leaves them; each run's last model is attacked
 through its outputs, with its training examples as members and the test part as others.
