@@ -28,7 +28,7 @@ DATA = {
     "fedrotmnist": "FedRotMNIST",
     "cifar10": "CIFAR-10",
 }
-# In the colours of other digits nothing that was tried is right more often than one time in eight.
+# In the colours of other digits a trained model is right one time in eight: it goes by colour.
 OPTIONS = {"fedcmnist": ["--data.options.test_colors=unseen"]}
 DISTRIBUTIONS = {"non_iid": ("Non-IID", "majority_classes"), "iid": ("IID", "iid")}
 ALGORITHMS = ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi")
