@@ -262,6 +262,9 @@ from .server import (
     gaussian_mean as gaussian_mean,
 )
 from .server import (
+    gradient_mask as gradient_mask,
+)
+from .server import (
     weighted_mean as weighted_mean,
 )
 

@@ -25,6 +25,7 @@ from fedjax_dp.server import private
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.private import gaussian_mean
 
 NUM_FEATURES = 60
@@ -122,7 +123,7 @@ def build(name, model, unit, trainer=None, aggregator=None, public_x=None):
 
 MEANS = (
     *("gaussian", "per_layer", "laplace", "staircase", "bounded_laplace", "adaptive"),
-    *("discrete_gaussian", "filled", "central_discrete", "skellam", "correlated"),
+    *("discrete_gaussian", "filled", "central_discrete", "skellam", "correlated", "masked"),
 )
 
 
@@ -155,6 +156,7 @@ def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
             participants.participation(sampling.poisson(), count, 2.0),
         ),
         "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),
+        "masked": (gradient_mask(private.gaussian_mean(0.5, 1.2, 2.0)), everybody),
         "correlated": (
             correlated_gaussian_mean(banded, 0.5, 1.2, 2.0),
             participants.participation(sampling.cyclic(), count, 2),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from marks import later, telling
-from oracles import clustered, federated, local, noise_aware
+from oracles import clustered, federated, generalization, local, noise_aware
 from oracles.feddyn import feddyn
 from oracles.replay import Replay
 from oracles.trimmed_mean import trimmed_mean
@@ -25,6 +25,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, RoundInfo, RoundRecord, Simulation, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.private import gaussian_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean as trimmed_mean_aggregator
 
@@ -262,6 +263,78 @@ def _scaffold(run: Run):
     return {"params": x, "control": c, "controls": c_i}
 
 
+def _gma(make_server=federated.sgd_server, *, mu=0.0, threshold=0.6, **how):
+    def expect(run: Run):
+        train = federated.local_sgd(run.clients, run.replay, SETTINGS, mu=mu)
+        theta = theta_of(run.initial.server.params)
+        arguments = run.clients, run.replay, ROUNDS, train, make_server(), threshold
+        return {"params": generalization.gma(theta, *arguments, **how)}
+
+    return expect
+
+
+def _gma_scaffold(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    x, c, c_i = federated.scaffold(
+        theta,
+        run.clients,
+        run.replay,
+        ROUNDS,
+        train,
+        SETTINGS,
+        0.7,
+        lambda deltas: generalization.mask(deltas, 0.6),
+    )
+    return {"params": x, "control": c, "controls": c_i}
+
+
+def _gma_private(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    # One noise for the update and, behind it, for the votes.
+    run.replay.theta_shapes = 2 * _SHAPES
+    theta = generalization.noised_gma(
+        theta, run.clients, run.replay, ROUNDS, train, 0.2, 0.8, COHORT, 0.6, 0.5
+    )
+    return {"params": theta}
+
+
+def _afl(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    theta, weights = generalization.afl(theta, run.clients, run.replay, ROUNDS, train, 0.3)
+    return {"params": theta, "weights": weights}
+
+
+def _term(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    theta, risk = generalization.term(theta, run.clients, run.replay, ROUNDS, train, 2.0)
+    return {"params": theta, "risk": np.array(risk)}
+
+
+def _q_ffl(run: Run):
+    train = federated.local_sgd(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    rates = SETTINGS.learning_rate
+    return {
+        "params": generalization.q_fedavg(theta, run.clients, run.replay, ROUNDS, train, rates, 0.5)
+    }
+
+
+def _propfair(make_train):
+    def expect(run: Run):
+        # The margin is so wide that losses lie on either side of it.
+        train = make_train(run.clients, run.replay, SETTINGS, 2.0, 1.2)
+        theta = theta_of(run.initial.server.params)
+        server = federated.sgd_server()
+        arguments = theta, run.clients, run.replay, ROUNDS, train, server
+        return {"params": federated.fedavg(*arguments)}
+
+    return expect
+
+
 def _ifca(run: Run):
     train = federated.local_sgd(run.clients, run.replay, SETTINGS)
     models = theta_of(run.initial.server.models)
@@ -477,6 +550,122 @@ _CASES = (
             "control": theta_of(state.server.control),
             "controls": theta_of(state.clients),
         },
+    ),
+    Case(
+        "gma",
+        algorithms.fedavg,
+        lambda m: algorithms.fedavg(m, plain_trainer(m), aggregator=gradient_mask(threshold=0.6)),
+        _gma(),
+        _params,
+    ),
+    Case(
+        "gma_hard",
+        algorithms.fedavg,
+        lambda m: algorithms.fedavg(
+            m, plain_trainer(m), aggregator=gradient_mask(threshold=0.6, mask="hard")
+        ),
+        _gma(kind="hard"),
+        _params,
+    ),
+    Case(
+        "gma_printed",
+        algorithms.fedavg,
+        lambda m: algorithms.fedavg(
+            m, plain_trainer(m), aggregator=gradient_mask(threshold=0.6, form="printed")
+        ),
+        _gma(form="printed"),
+        _params,
+    ),
+    Case(
+        "gma_fedprox",
+        algorithms.fedprox,
+        lambda m: algorithms.fedprox(
+            m, plain_trainer(m), mu=0.5, aggregator=gradient_mask(threshold=0.6)
+        ),
+        _gma(mu=0.5),
+        _params,
+    ),
+    Case(
+        "gma_fedadam",
+        algorithms.fedadam,
+        lambda m: algorithms.fedadam(
+            m, plain_trainer(m), b2=0.9, aggregator=gradient_mask(threshold=0.6), **_ADAPTIVE
+        ),
+        _gma(lambda: federated.adaptive_server("adam", 0.1, 0.8, 0.9, 0.1)),
+        _params,
+    ),
+    Case(
+        "gma_fedyogi",
+        algorithms.fedyogi,
+        lambda m: algorithms.fedyogi(
+            m, plain_trainer(m), b2=0.9, aggregator=gradient_mask(threshold=0.6), **_ADAPTIVE
+        ),
+        _gma(lambda: federated.adaptive_server("yogi", 0.1, 0.8, 0.9, 0.1)),
+        _params,
+    ),
+    Case(
+        "gma_scaffold",
+        algorithms.scaffold,
+        lambda m: algorithms.scaffold(
+            m,
+            plain_trainer(m),
+            num_clients=NUM_CLIENTS,
+            server_learning_rate=0.7,
+            aggregator=gradient_mask(threshold=0.6, is_weighted=False),
+        ),
+        _gma_scaffold,
+        lambda state: {
+            "params": theta_of(state.server.params),
+            "control": theta_of(state.server.control),
+            "controls": theta_of(state.clients),
+        },
+    ),
+    Case(
+        "gma_private",
+        algorithms.dp_fedavg,
+        lambda m: algorithms.dp_fedavg(
+            m,
+            plain_trainer(m),
+            aggregator=gradient_mask(gaussian_mean(**_CENTRAL), threshold=0.6, vote_share=0.5),
+        ),
+        _gma_private,
+        _params,
+    ),
+    Case(
+        "afl",
+        algorithms.afl,
+        lambda m: algorithms.afl(m, plain_trainer(m), num_clients=NUM_CLIENTS, step_size=0.3),
+        _afl,
+        lambda state: _params(state) | {"weights": np.asarray(state.aggregator)},
+    ),
+    Case(
+        "term",
+        algorithms.term,
+        lambda m: algorithms.term(m, plain_trainer(m), tilt=2.0),
+        _term,
+        lambda state: _params(state) | {"risk": np.asarray(state.server.risk)},
+    ),
+    Case(
+        "q_ffl",
+        algorithms.q_ffl,
+        lambda m: algorithms.q_ffl(m, plain_trainer(m), q=0.5),
+        _q_ffl,
+        _params,
+    ),
+    Case(
+        "propfair",
+        algorithms.propfair,
+        lambda m: algorithms.propfair(m, plain_trainer(m), baseline=2.0, margin=1.2),
+        _propfair(generalization.propfair_sgd),
+        _params,
+    ),
+    Case(
+        "propfair_private",
+        algorithms.propfair,
+        lambda m: algorithms.propfair(m, private_trainer(m), baseline=2.0, margin=1.2),
+        _propfair(generalization.propfair_dp_sgd),
+        _params,
+        is_private=True,
     ),
     Case(
         "ifca",

@@ -1,6 +1,7 @@
 """Algorithms: one file a method, each a declaration of pure functions."""
 
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
+from fedjax_dp.algorithms.afl import afl
 from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
@@ -26,12 +27,15 @@ from fedjax_dp.algorithms.mr_mtl import mr_mtl
 from fedjax_dp.algorithms.noise_oracle import noise_oracle
 from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
 from fedjax_dp.algorithms.pfa import pfa, public_clients
+from fedjax_dp.algorithms.propfair import propfair
+from fedjax_dp.algorithms.q_ffl import q_ffl
 from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
 from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
 from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.algorithms.registry import ALGORITHMS, build
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
+from fedjax_dp.algorithms.term import term
 from fedjax_dp.algorithms.weiavg import weiavg
 
 __all__ = [
@@ -44,6 +48,7 @@ __all__ = [
     "Round",
     "SharedModel",
     "ae_dpfl",
+    "afl",
     "blur_lus",
     "build",
     "centralized",
@@ -65,13 +70,16 @@ __all__ = [
     "o_dpcfl",
     "pfa",
     "pool",
+    "propfair",
     "public_clients",
+    "q_ffl",
     "r_dpcfl",
     "rc_dpfl",
     "record_dp_fedavg",
     "robust_hdp",
     "scaffold",
     "smallest_budget",
+    "term",
     "weiavg",
 ]
 

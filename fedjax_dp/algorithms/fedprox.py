@@ -6,14 +6,19 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal
-from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.ranges import NonNegative, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 
 @checked
 def fedprox(
-    model: Model, trainer: LocalTrainer, *, mu: NonNegative = 0.01, **options: Any
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    mu: NonNegative = 0.01,
+    server_learning_rate: Positive = 1.0,
+    **options: Any,
 ) -> FederatedAlgorithm:
     """Declares FedProx: each local objective gains `mu / 2 * ‖w − w_server‖²`.
 
@@ -21,6 +26,7 @@ def fedprox(
       model: what is trained.
       trainer: local training; each step's gradient passes through the proximal term.
       mu: strength of the proximal term; 0 is FedAvg.
+      server_learning_rate: the server's step size.
       **options: further options of `fedavg`.
 
     Returns:
@@ -37,5 +43,6 @@ def fedprox(
         result = trainer.train(server.params, client, hyper.local, key, gradient_transform=pull)
         return ClientOutput(result.delta, result.weight, own, result.metrics)
 
-    algorithm = fedavg(model, trainer, name="fedprox", **options)
+    options = {"server_learning_rate": server_learning_rate, "name": "fedprox"} | options
+    algorithm = fedavg(model, trainer, **options)
     return algorithm.with_numbers({"mu": mu}, {"mu": NonNegative})._replace(client=client)

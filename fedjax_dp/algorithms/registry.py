@@ -55,6 +55,7 @@ class Entry(NamedTuple):
       pools_clients: whether the data of all clients are put together before it runs.
       sends_model: whether an update has the structure of the model, which discrete and correlated
         noise are made for.
+      reason: why it is given no other units, in words; empty where its kind says so.
       transforms: `(options) -> declarations` of what updates pass through before they leave, for
         checks that have no model yet; all options are given.
     """
@@ -67,6 +68,7 @@ class Entry(NamedTuple):
     budgets: Callable[[np.ndarray], np.ndarray] | None = None
     pools_clients: bool = False
     sends_model: bool = True
+    reason: str = ""
     transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
 
     @property
@@ -81,7 +83,8 @@ class Entry(NamedTuple):
 
 
 _ANY = ("none", "record", "client", "both")
-_RECORD, _OPEN = ("record",), ("none", "record")
+_RECORD, _OPEN, _UNPROTECTED = ("record",), ("none", "record"), ("none",)
+_BY_LOSS = "which weighs clients by exact losses, and no noise covers those"
 _MEAN, _CLIENTS = ("aggregator",), ("num_clients",)
 _BOTH_COUNTS = ("num_clients", "num_rounds")
 _BUDGETS: Mapping[str, Any] = {"declared_epsilon": Sequence[Positive] | None}
@@ -108,8 +111,12 @@ ALGORITHMS: Registry[Entry] = Registry(
         "fedyogi": Entry(_load("fedyogi", "fedopt"), _ANY, _MEAN),
         "fedadagrad": Entry(_load("fedadagrad", "fedopt"), _ANY, _MEAN),
         "fedprox": Entry(_load("fedprox"), _ANY, _MEAN),
+        "propfair": Entry(_load("propfair"), _ANY, _MEAN),
+        "afl": Entry(_load("afl"), _UNPROTECTED, _CLIENTS, reason=_BY_LOSS),
+        "term": Entry(_load("term"), _UNPROTECTED, reason=_BY_LOSS),
+        "q_ffl": Entry(_load("q_ffl"), _UNPROTECTED, reason=_BY_LOSS),
         "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
-        "scaffold": Entry(_load("scaffold"), _OPEN, _CLIENTS),
+        "scaffold": Entry(_load("scaffold"), _OPEN, (*_CLIENTS, *_MEAN)),
         "ifca": Entry(_load("ifca"), ("none",)),
         "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
         "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),
@@ -187,7 +194,8 @@ def build(
     """
     known = options_of(name)
     entry = ALGORITHMS[name]
-    checks.require(unit in entry.units, "privacy.unit", f"be one of {entry.units} for {name}", unit)
+    rule = ", ".join(filter(None, (f"be one of {entry.units} for {name}", entry.reason)))
+    checks.require(unit in entry.units, "privacy.unit", rule, unit)
     for option in options:
         checks.one_of(f"option of {name}", option, known)
     missing = [

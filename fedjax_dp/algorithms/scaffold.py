@@ -20,6 +20,8 @@ from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.masking import masked, unmasked
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
 
 
@@ -43,6 +45,7 @@ def scaffold(
     num_clients: Count,
     server_learning_rate: Positive = 1.0,
     is_weighted: bool = False,
+    aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares SCAFFOLD with the cheaper control variate (option II).
 
@@ -55,6 +58,8 @@ def scaffold(
       num_clients: the population; the server's control variate is the mean over all of it.
       server_learning_rate: the server's step size.
       is_weighted: weight deltas by client size; the paper weights all clients the same.
+      aggregator: how deltas are combined, a summed one; their mean where it is None. Control
+        variates are averaged in any case.
 
     Returns:
       The algorithm; it keeps one control variate for each client.
@@ -93,11 +98,13 @@ def scaffold(
         return ClientOutput(update, result.weight, trees.add(control, moved), result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        step = trees.scale(aggregate["params"], hyper.algorithm["server_learning_rate"])
-        params = optax.apply_updates(server.params, step)
+        mean, mask = unmasked(aggregate["params"])
+        step = trees.scale(mean, hyper.algorithm["server_learning_rate"])
+        is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
+        params = optax.apply_updates(server.params, masked(step, mask, is_buffer))
         return ServerState(params, trees.add(server.control, aggregate["control"])), {}
 
-    mean = weighted_mean() if is_weighted else uniform_mean()
+    mean = aggregator or (weighted_mean() if is_weighted else uniform_mean())
     aggregator = per_part({"params": mean, "control": scaled_sum(num_clients)})
     return FederatedAlgorithm(
         name="scaffold",

@@ -25,6 +25,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.engine.federation import examples_of, federation, update_structure
+from fedjax_dp.server.masking import unmasked
 
 
 @checked
@@ -44,8 +45,8 @@ def plant_clients(
     engine counts as nobody's; under replace-one it sends the opposite update.
 
     Args:
-      algorithm: an algorithm that claims privacy for clients; its aggregate has the structure of
-        an update.
+      algorithm: an algorithm that claims privacy for clients; its aggregate, behind a mask the
+        mean, has the structure of an update.
       data: the clients' examples; every canary gets a copy of the first one.
       participation: who joins a round; the sampler and, as nearly as whole cohorts allow, the
         sampling rate are kept.
@@ -84,7 +85,7 @@ def plant_clients(
 
     def server_step(server, aggregate, hyper, round, key):
         server, told = algorithm.server_step(server, aggregate, hyper, round, key)
-        return server, {**told, SEEN: flat(aggregate)[coordinates]}
+        return server, {**told, SEEN: flat(unmasked(aggregate)[0])[coordinates]}
 
     local = jax.tree.map(lambda x: _grown(x, num_canaries), algorithm.hyper.local)
     watched = algorithm._replace(
@@ -118,7 +119,7 @@ def _aggregate_structure(
     """Finds the float leaves of an aggregate and requires them to be those of an update."""
 
     def show(server, aggregate, hyper, round, key):
-        return server, {"aggregate": aggregate}
+        return server, {"aggregate": unmasked(aggregate)[0]}
 
     bound = federation(algorithm._replace(server_step=show), data, participation)
 

@@ -319,11 +319,13 @@ class LocalTrainer(NamedTuple):
     """One client's work as a pure function, with what the accounting must know of it.
 
     Attributes:
-      train: `(start, client, config, key, *, gradient_transform, update_transform, penalty) ->
-        LocalResult`; the optional Optax transform sees every gradient before the optimiser does,
-        noised where training is private, the optional update transform comes behind those of the
-        trainer and is refused as they are, the optional penalty, `(params) -> scalar`, is added to
-        the loss of every example and clipped with it.
+      train: `(start, client, config, key, *, gradient_transform, update_transform, penalty,
+        objective) -> LocalResult`; the optional Optax transform sees every gradient before the
+        optimiser does, noised where training is private, the optional update transform comes behind
+        those of the trainer and is refused as they are, the optional penalty, `(params) -> scalar`,
+        is added to the loss of every example and clipped with it; the optional objective, `(loss)
+        -> value`, is minimised in place of the mean loss of a batch or, where training is private,
+        in place of each example's.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       claim: what one run of `train` promises to a record, its numbers being a `LocalConfig`; None
@@ -344,6 +346,17 @@ class LocalTrainer(NamedTuple):
     def is_private(self) -> bool:
         """Tells whether every gradient is clipped by record and noised."""
         return self.claim is not None
+
+    def require_open(self, reason: str) -> None:
+        """Refuses private training, for algorithms that read records in other ways.
+
+        Args:
+          reason: what they do, in words.
+
+        Raises:
+          ValueError: if training is private.
+        """
+        checks.require(not self.is_private, "trainer", f"be non-private: {reason}", "a private one")
 
     def private_claim(self) -> RecordClaim:
         """Gives the claim, for algorithms that promise privacy for records.

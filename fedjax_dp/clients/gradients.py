@@ -40,7 +40,7 @@ class GradientRule(NamedTuple):
     Attributes:
       micro_batch: `(params, batch, is_real, key, config, penalty) -> GradientSum` over the real
         examples. The optional `penalty`, `(params) -> scalar`, is part of the loss of every
-        example.
+        example. A private rule also takes `objective`, `(loss) -> value`, for each example's loss.
       release: `(gradient_sum, count, config, key) -> gradient` of the step.
       event: `(config) -> DpEvent` of one release on a given batch, or None.
       bound: `(config) -> Sensitivity` of the sum over a batch, or None.
@@ -132,7 +132,7 @@ def clipped(
     # Accelerators round the factors of float32 products by default; a sum would then not be that of
     # the gradients whose norms were bounded.
     @jax.default_matmul_precision("highest")
-    def micro_batch(params, batch, is_real, key, config, penalty=None):
+    def micro_batch(params, batch, is_real, key, config, penalty=None, objective=None):
         mechanism = mechanism_of(config)
         examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}
 
@@ -141,6 +141,7 @@ def clipped(
             own_key = None if key is None else jax.random.fold_in(key, example["index"])
             mask = example["is_real"][None]
             loss = model.losses(p, single, is_training=True, key=own_key, mask=mask)[0][0]
+            loss = loss if objective is None else objective(loss)
             return loss if penalty is None else loss + penalty(p)
 
         if mechanism.clips_by_leaf_norms:

@@ -20,6 +20,7 @@ from fedjax_dp.clients.base import (
     PublicClient,
     TrainingMetrics,
 )
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
 from fedjax_dp.clients.untrained import check_noised
 from fedjax_dp.core import checks, sums, trees
@@ -175,6 +176,7 @@ class _Training:
         gradient_transform=None,
         update_transform=None,
         penalty=None,
+        objective=None,
     ) -> LocalResult:
         """Trains one client from `start` on."""
         is_private = self.rule.event is not None
@@ -191,7 +193,8 @@ class _Training:
             optimizer = optax.chain(gradient_transform, optimizer)
         steps = self.num_steps(client.size, config)
         keys = _Keys(*(fold(key, p) for p in (Purpose.BATCH, Purpose.RECORD_NOISE, Purpose.MODEL)))
-        run = _Run(client, config, keys, steps, optimizer, penalty, *self.parts(start, client))
+        parts = self.parts(start, client)
+        run = _Run(client, config, keys, steps, optimizer, penalty, objective, *parts)
         # Nobody pays for the last gradient where no transform reads it: it is then dead code.
         local = _Local(
             jnp.int32(0),
@@ -244,6 +247,9 @@ class _Training:
         summed = self.gradient_sum(run, local, draw, passes)
         noise_key = fold(run.keys.noise, i)
         gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
+        if run.objective is not None and self.rule.event is None:
+            loss = summed.loss / jnp.maximum(count, 1)
+            gradient = trees.scale(gradient, jax.grad(run.objective)(loss))
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
         updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
         # Traced numbers are float32, and would widen the state of a narrow model.
@@ -268,7 +274,9 @@ class _Training:
         key = fold(run.keys.model, local.step)
         micro_batch = self.rule.micro_batch
         if run.penalty is not None:
-            micro_batch = partial(self.rule.micro_batch, penalty=run.penalty)
+            micro_batch = partial(micro_batch, penalty=run.penalty)
+        if run.objective is not None and self.rule.event is not None:
+            micro_batch = partial(micro_batch, objective=run.objective)
 
         def part(i, params):
             rows = jax.lax.dynamic_slice_in_dim(indices, i * run.micro, run.micro)
@@ -307,6 +315,7 @@ class _Run(NamedTuple):
     num_steps: jax.Array
     optimizer: optax.GradientTransformation
     penalty: Callable[[Any], jax.Array] | None
+    objective: Objective | None
     capacity: int
     micro: int
 

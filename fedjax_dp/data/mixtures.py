@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Index, NonNegative, Positive
+from fedjax_dp.core.ranges import Count, Fraction, Index, NonNegative, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.partition import by_owner
 from fedjax_dp.data.sizes import Seed, even_sizes, power_law_sizes
@@ -118,8 +118,8 @@ def majority_classes(
     num_clients: int,
     rng: Seed,
     *,
-    num_majority: int = 2,
-    majority_share: float = 0.9,
+    num_majority: Count = 2,
+    majority_share: Fraction = 0.9,
 ) -> list[np.ndarray]:
     """Gives each client a few classes that hold most of its examples, and a little of all others.
 

@@ -26,6 +26,23 @@ PALETTE = np.array(
     dtype=np.float32,
 )
 
+# Ten others, each apart from all of the first ten.
+UNSEEN_PALETTE = np.array(
+    [
+        (0.8, 0.2, 0.4),
+        (0.4, 1.0, 0.6),
+        (0.4, 0.0, 0.6),
+        (0.8, 0.8, 0.4),
+        (0.6, 0.2, 0.8),
+        (0.4, 0.8, 0.8),
+        (0.8, 0.3, 0.1),
+        (0.3, 0.3, 0.6),
+        (0.4, 0.2, 0.1),
+        (0.7, 0.7, 0.8),
+    ],
+    dtype=np.float32,
+)
+
 # FedCMNIST: digit d is seen in colours d and d + 1 in training, in colour d + 5 in testing.
 TRAIN_COLORS = (0, 1)
 TEST_COLORS = (5,)

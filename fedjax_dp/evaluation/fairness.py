@@ -23,7 +23,8 @@ def summarize(
       quantiles: which quantiles of client accuracy to report, each in [0, 1].
 
     Returns:
-      `worst_client_accuracy`, `best_client_accuracy`, `accuracy_disparity` (best minus worst),
+      `worst_client_accuracy`, `worst_tenth_accuracy` (the mean of the tenth of the clients, rounded
+      up, that is worst off), `best_client_accuracy`, `accuracy_disparity` (best minus worst),
       `mean_client_accuracy`, `std_client_accuracy`, `worst_client_loss`, and
       `client_accuracy_qNN` for each quantile; empty where no client has an accuracy.
 
@@ -39,6 +40,7 @@ def summarize(
         return summary
     summary |= {
         "worst_client_accuracy": float(accuracies.min()),
+        "worst_tenth_accuracy": float(np.sort(accuracies)[: -(-len(accuracies) // 10)].mean()),
         "best_client_accuracy": float(accuracies.max()),
         "accuracy_disparity": float(accuracies.max() - accuracies.min()),
         "mean_client_accuracy": float(accuracies.mean()),

@@ -29,7 +29,7 @@ from fedjax_dp.io.params import read_params
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
-from fedjax_dp.server.registry import AGGREGATORS
+from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
 
 def build_model(section: ModelSection, population: Population, seed: int) -> Model:
@@ -135,11 +135,13 @@ def build_problem(
     declared = None
     if epsilon is not None:
         declared = np.broadcast_to(np.asarray(epsilon, dtype=np.float64), num_clients)
-    aggregator: Aggregator | None = None
-    if "client" in units:
-        aggregator = client_aggregator(privacy.client, setting)
-    elif section.aggregator is not None:
-        aggregator = AGGREGATORS[section.aggregator](**section.aggregator_options)
+    mechanism = client_aggregator(privacy.client, setting) if "client" in units else None
+    aggregator: Aggregator | None = mechanism
+    if section.aggregator is not None:
+        options = dict(section.aggregator_options)
+        if section.aggregator in AROUND:
+            options[AROUND[section.aggregator]] = mechanism
+        aggregator = AGGREGATORS[section.aggregator](**options)
     return Problem(
         num_clients=num_clients,
         num_rounds=setting.num_rounds,

@@ -157,6 +157,7 @@ PARTITIONS: Registry[Partition] = Registry(
         "label_and_quantity_skew": Partition(
             mixtures.label_and_size_skew, _LABELLED, {"alpha": 0.5, "exponent": 0.5}
         ),
+        "majority_classes": Partition(mixtures.majority_classes, _LABELLED),
         "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
         "shifted_clusters": Partition(
             shifted_clusters, ("pool", "seed"), counts_clients=False, changes_examples=True

@@ -16,7 +16,7 @@ from fedjax_dp.experiment.options import options_model, read_options
 from fedjax_dp.experiment.partitions import PARTITIONS
 from fedjax_dp.experiment.values import ConfigError, Section
 from fedjax_dp.models import registry as models
-from fedjax_dp.server.registry import AGGREGATORS
+from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
 
 class Choice(NamedTuple):
@@ -53,7 +53,8 @@ def _algorithm(name: str) -> type[Section]:
 
 
 def _aggregator(name: str) -> type[Section]:
-    return options_model(name, AGGREGATORS[name])
+    given = (AROUND[name],) if name in AROUND else ()
+    return options_model(name, AGGREGATORS[name], given=given)
 
 
 def _optimizer(name: str) -> type[Section]:

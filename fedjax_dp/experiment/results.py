@@ -113,12 +113,19 @@ def _summary(
         "padding_share": float(np.mean([row["padding_share"] for row in rows])) if rows else None,
         "clients_per_chunk": experiment.simulation.layout.chunk,
         **_of_updates(rows),
+        **_of_last(rows),
     }
     # Computed exactly on held-out data, for the experimenter: no ε covers them.
     summary["not_private"] = sorted(evaluated)
     if algorithm.claims.not_covered is not None:
         summary["not_covered"] = algorithm.claims.not_covered
     return summary
+
+
+def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
+    """Averages accuracy over the last evaluations, which tells more than one where it swings."""
+    values = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
+    return {"test_accuracy_last_ten": float(np.mean(values[-count:]))} if values else {}
 
 
 def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from fedjax_dp.experiment.config import (
 )
 from fedjax_dp.experiment.partitions import PARTITIONS
 from fedjax_dp.experiment.parts import read_parts
+from fedjax_dp.server.registry import AROUND
 
 
 def validate(config: Config) -> None:
@@ -86,7 +87,8 @@ def _check_public_examples(name: str, entry: Entry, count: int) -> None:
 
 
 def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
-    rule = f"be {' or '.join(entry.units)} for the algorithm {name}"
+    what = f"be {' or '.join(entry.units)} for the algorithm {name}"
+    rule = ", ".join(filter(None, (what, entry.reason)))
     checks.require(privacy.unit in entry.units, "privacy.unit", rule, privacy.unit)
     if entry.budgets is not None:
         noise = privacy.record.noise_multiplier
@@ -106,7 +108,8 @@ def _check_inactive(privacy: PrivacySection) -> None:
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:
-    is_client = "client" in privacy.units
+    is_around = section.aggregator in AROUND
+    is_client = "client" in privacy.units and not is_around
     if is_client:
         rule = "be none where clients are protected, whose mechanism combines their updates"
     else:
@@ -114,6 +117,14 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
     is_open = entry.takes_aggregator and not is_client
     fits = section.aggregator is None or is_open
     checks.require(fits, "algorithm.aggregator", rule, section.aggregator)
+    if is_around and "client" in privacy.units:
+        level = privacy.client
+        fits = isinstance(level, GaussianLevel) and not level.per_layer and not level.is_realised
+        rule = (
+            f"be gaussian, clip updates whole and divide by what is expected for "
+            f"{section.aggregator}, whose votes share the bound of the update"
+        )
+        checks.require(fits, "privacy.client.mechanism", rule, level.mechanism)
 
 
 def _check_lists(section: TrainingSection, num_clients: int | None) -> None:

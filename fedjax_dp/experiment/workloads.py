@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
+from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks
 from fedjax_dp.data import participants, sampling
@@ -13,6 +14,7 @@ from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean
 from fedjax_dp.server.private import gaussian_mean
 
@@ -33,7 +35,9 @@ class Workload(NamedTuple):
       num_steps: local steps a round; one epoch where None.
       clip_norm: bound on a delta or on a gradient; None without privacy.
       unit: "none", "client" or "record".
-      base: the same work without privacy, against which the overhead is measured.
+      base: the same work without privacy, or by FedAvg, against which the overhead is measured.
+      algorithm: its name, where it is not FedAvg; without privacy alone.
+      is_masked: whether FedAvg's steps are masked by agreement.
     """
 
     about: str
@@ -49,6 +53,8 @@ class Workload(NamedTuple):
     clip_norm: float | None = None
     unit: str = "none"
     base: str | None = None
+    algorithm: str = "fedavg"
+    is_masked: bool = False
 
 
 def _with_privacy(base: Workload, name: str, unit: str, clip_norm: float) -> Workload:
@@ -105,6 +111,10 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4dp": _with_privacy(_W4, "W4", "client", 0.1),
     "W5": _with_privacy(_W5, "W5nodp", "record", 1.0),
     "W5nodp": _W5,
+    "W1gma": _W1._replace(about=f"{_W1.about}; steps masked", is_masked=True, base="W1"),
+    "W4gma": _W4._replace(about=f"{_W4.about}; steps masked", is_masked=True, base="W4"),
+    "W1propfair": _W1._replace(about=f"{_W1.about}; PropFair", algorithm="propfair", base="W1"),
+    "W1term": _W1._replace(about=f"{_W1.about}; TERM", algorithm="term", base="W1"),
     "users": _USERS._replace(unit="client", clip_norm=0.3),
     "cifar10": _CIFAR,
     "cifar10dp": _with_privacy(_CIFAR, "cifar10", "client", 0.4),
@@ -190,8 +200,14 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
                     clip_norm=workload.clip_norm, noise_multiplier=1.0, expected_cohort_size=cohort
                 ),
             )
+        elif workload.algorithm == "fedavg":
+            mean = uniform_mean()
+            build = fedavg(
+                model, trainer, aggregator=gradient_mask(mean) if workload.is_masked else mean
+            )
         else:
-            build = fedavg(model, trainer, aggregator=uniform_mean())
+            facts = algorithms.Problem(num_clients=workload.num_clients)
+            build = algorithms.build(workload.algorithm, model, trainer, facts)
     everybody = workload.cohort is None
     sampler = sampling.everybody() if everybody else sampling.fixed_size()
     if workload.unit == "client" and not everybody:

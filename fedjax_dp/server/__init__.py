@@ -1,5 +1,6 @@
 """Aggregators and server steps."""
 
+from fedjax_dp.server.agnostic import Told, agnostic_mean, onto_simplex
 from fedjax_dp.server.base import Aggregator, RoundKey, Stack, Stacked, Summed, stateless
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
@@ -10,6 +11,7 @@ from fedjax_dp.server.clustering import (
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.kmeans import Clusters, kmeans
+from fedjax_dp.server.masking import Masked, gradient_mask
 from fedjax_dp.server.mean import (
     ModelChoice,
     mean_per_model,
@@ -55,6 +57,7 @@ __all__ = [
     "ClusterAggregate",
     "Clusters",
     "Decomposition",
+    "Masked",
     "Mixture",
     "ModelChoice",
     "NoiseEstimate",
@@ -63,7 +66,9 @@ __all__ = [
     "Stack",
     "Stacked",
     "Summed",
+    "Told",
     "adaptive_gaussian_mean",
+    "agnostic_mean",
     "apply_aggregate",
     "bounded_laplace_mean",
     "by_realised_count",
@@ -74,6 +79,7 @@ __all__ = [
     "fit_best_mixture",
     "fit_mixture",
     "gaussian_mean",
+    "gradient_mask",
     "inverse_noise_weights",
     "kmeans",
     "laplace_mean",
@@ -81,6 +87,7 @@ __all__ = [
     "mean_per_model",
     "noise_aware_mean",
     "num_soft_rounds",
+    "onto_simplex",
     "per_part",
     "principal_component_pursuit",
     "principal_features",

@@ -8,6 +8,7 @@ import optax
 from fedjax_dp.core import trees
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.server.masking import masked, unmasked
 
 
 @checked
@@ -24,7 +25,8 @@ def apply_aggregate(
       optimizer: the server's optimiser; `optax.sgd(1.0)` adds the aggregate.
       opt_state: its state.
       params: the server's parameters.
-      aggregate: the aggregated delta, local minus server, the structure of the parameters.
+      aggregate: the aggregated delta, local minus server, the structure of the parameters; of a
+        `Masked` one the optimiser reads the mean, and its step is masked.
       is_buffer: marks leaves that are no weights, such as batch-norm statistics, to which the
         aggregate is added as it is; a tree of bools, or None where there are none.
 
@@ -33,10 +35,12 @@ def apply_aggregate(
 
     Source: Reddi and others 2021, algorithm 1.
     """
-    gradient = jax.tree.map(lambda a, p: (-a).astype(p.dtype), aggregate, params)
+    mean, mask = unmasked(aggregate)
+    gradient = jax.tree.map(lambda a, p: (-a).astype(p.dtype), mean, params)
     updates, after = optimizer.update(gradient, opt_state, params)
     # Traced numbers are float32, and would widen the state of a narrow model.
     opt_state = trees.cast_like(after, opt_state)
+    updates = masked(updates, mask)
     if is_buffer is not None:
         updates = jax.tree.map(lambda u, g, plain: -g if plain else u, updates, gradient, is_buffer)
     return opt_state, optax.apply_updates(params, updates)

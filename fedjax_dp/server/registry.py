@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean, weighted_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
@@ -16,5 +17,9 @@ AGGREGATORS: Registry[Callable[..., Aggregator]] = Registry(
         "weighted_mean": weighted_mean,
         "uniform_mean": uniform_mean,
         "trimmed_mean": trimmed_mean,
+        "gradient_mask": gradient_mask,
     }
 )
+# Those that are put around another one, as the argument of this name: around the mechanism of
+# `privacy.client` where clients are protected.
+AROUND = {"gradient_mask": "mean"}

@@ -18,6 +18,7 @@ from cases import (
     snapshot,
 )
 from marks import later, telling
+from oracles.generalization import noised_gma
 from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
@@ -204,14 +205,24 @@ def test_empty_cohort_takes_its_step(name):
         noise = MULTIPLIER * CLIP_NORM * central_noise(hand) / COHORT
         moved = params_of(state) - params_of(hand.ref.initial)
         np.testing.assert_allclose(moved, noise, atol=1e-6)
+    elif name == "gma_private":
+        np.testing.assert_allclose(params_of(state), _noise_that_is_masked(hand), atol=1e-6)
     else:
         expected = hand.ref.initial._replace(round=np.int32(1))
         assert_same_state(state, snapshot(_decayed(name, expected)), atol=1e-7)
 
 
+def _noise_that_is_masked(hand):
+    """What a round without anybody leaves of the model: noise, masked by noised votes."""
+    run = hand.ref.case.run_of(hand.ref.initial, hand.ref.key)
+    run.replay.theta_shapes, run.replay.cohort = 2 * run.replay.theta_shapes, lambda r: []
+    start = params_of(hand.ref.initial)
+    return noised_gma(start, [], run.replay, 1, None, CLIP_NORM, MULTIPLIER, COHORT, 0.6, 0.5)
+
+
 def _decayed(name, state):
     """FedAdam's second moment decays in a round without news; nothing else moves from rest."""
-    if name not in ("fedadam",):
+    if name not in ("fedadam", "gma_fedadam"):
         return state
     opt_state = state.server.opt_state
     second = jax.tree.map(lambda v: 0.9 * v, opt_state.second)

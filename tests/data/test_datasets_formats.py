@@ -10,8 +10,9 @@ import zipfile
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
-from fedjax_dp.data import datasets
+from fedjax_dp.data import datasets, shifts
 from fedjax_dp.data.datasets import cifar, shakespeare, tabular
 from fedjax_dp.data.datasets.formats import parse_idx, read_idx
 
@@ -77,6 +78,46 @@ class TestMnist:
         assert len(datasets.load("mnist", tmp_path / "mnist").train["y"]) == 20
         with pytest.raises(datasets.MissingDataError):
             datasets.load("fashion_mnist", tmp_path / "mnist")
+
+    def test_digits_in_colours_that_mislead(self, tmp_path, rng):
+        """Train digits in colours d and d + 1; no test image in a colour of its own digit."""
+        write_mnist(tmp_path / "mnist", rng)
+        grey = datasets.load("mnist", tmp_path)
+        for choice in ("of_others", "unseen"):
+            shown = datasets.load("fedcmnist", tmp_path, test_colors=choice)
+            for part, digits in (("train", grey.train), ("test", grey.test)):
+                painted = getattr(shown, part)
+                np.testing.assert_array_equal(painted["y"], digits["y"])
+                for x, whole, y in zip(painted["x"], digits["x"], digits["y"], strict=True):
+                    (row, column) = np.argwhere(whole[..., 0] > 0.5)[0]
+                    color = x[row, column] / whole[row, column, 0]
+                    np.testing.assert_allclose(x, whole * color, atol=1e-6)
+                    apart = np.abs(shifts.PALETTE - color).max(axis=1)
+                    own = [y, (y + 1) % 10]
+                    if part == "train":
+                        assert apart[own].min() < 1e-5
+                    elif choice == "of_others":
+                        assert np.argmin(apart) == (y + 5) % 10 and apart.min() < 1e-5
+                    else:
+                        assert apart.min() > 0.1
+            again = datasets.load("fedcmnist", tmp_path, test_colors=choice)
+            np.testing.assert_array_equal(again.train["x"], shown.train["x"])
+        with pytest.raises(ValueError, match="test_colors must be one of"):
+            datasets.load("fedcmnist", tmp_path, test_colors="pastel")
+
+    def test_digits_turned_in_training_alone(self, tmp_path, rng):
+        write_mnist(tmp_path / "mnist", rng)
+        upright, turned = (datasets.load(n, tmp_path) for n in ("mnist", "fedrotmnist"))
+        np.testing.assert_array_equal(turned.test["x"], upright.test["x"])
+        # The middle of the image stays where it is, its rim does not.
+        assert np.abs(turned.train["x"] - upright.train["x"]).max(axis=(1, 2, 3)).min() > 0.1
+        for x, y, before in zip(
+            turned.train["x"], turned.train["y"], upright.train["x"], strict=True
+        ):
+            expected = ndimage.rotate(
+                before[..., 0], shifts.ANGLES[y], reshape=False, order=1, mode="grid-constant"
+            )
+            np.testing.assert_allclose(x[..., 0], expected, atol=1e-5)
 
     def test_writer_files_of_other_images_are_refused(self, tmp_path, rng):
         parts = write_mnist(tmp_path / "mnist", rng)

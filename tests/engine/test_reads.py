@@ -243,6 +243,7 @@ VALUES = {
     "split": ("mixture", "top_tenth"),
     "reestimate": ("first",),
     "mode": ("inexact",),
+    "extension": ("smooth",),
     "is_weighted": (False, True),
     "is_standardized": (False, True),
     "is_pull_clipped": (False, True),

@@ -31,6 +31,8 @@ def test_a_summary_by_hand():
         {
             "worst_client_loss": 3.0,
             "worst_client_accuracy": 0.0,
+            # A tenth of four clients, rounded up, is one.
+            "worst_tenth_accuracy": 0.0,
             "best_client_accuracy": 1.0,
             "accuracy_disparity": 1.0,
             "mean_client_accuracy": 0.55,
@@ -43,6 +45,13 @@ def test_a_summary_by_hand():
             "client_accuracy_q90": 0.7 + 0.7 * 0.3,
         }
     )
+
+
+@pytest.mark.parametrize("count, worst", [(10, 0.0), (20, 0.5 / 20), (21, 1 / 21)])
+def test_the_worst_tenth_is_a_mean_over_clients(count, worst):
+    """Accuracies 0, 1/n, 2/n, ...: of 20 clients the worst two, of 21 the worst three."""
+    evaluation = evaluation_of(np.arange(count) / count, np.zeros(count), np.ones(count))
+    assert summarize(evaluation)["worst_tenth_accuracy"] == pytest.approx(worst)
 
 
 def test_quantiles_are_chosen():

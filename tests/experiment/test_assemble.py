@@ -82,3 +82,13 @@ def test_an_experiment_holds_the_layout_that_was_found():
     experiment = assembled("--execution.devices=auto")
     assert isinstance(experiment.config.execution.devices, int)
     assert experiment.num_parameters == 64 * 10 + 10
+
+
+@telling
+def test_a_mask_goes_around_the_mechanism_and_costs_what_that_costs():
+    words = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
+    plain = assembled(*words).simulation.algorithm
+    masked = assembled(*words, "--algorithm.aggregator=gradient_mask").simulation.algorithm
+    events = [a.claims.client.event(a.hyper.aggregator) for a in (plain, masked)]
+    assert events[0] == events[1]
+    assert set(masked.hyper.aggregator) - set(plain.hyper.aggregator) == {"threshold", "vote_share"}

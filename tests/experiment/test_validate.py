@@ -11,6 +11,7 @@ from fedjax_dp.data import datasets
 from fedjax_dp.engine import compile as engine
 from fedjax_dp.experiment import assemble, population
 from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import validate as validation
 from fedjax_dp.experiment.folder import next_folder
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
@@ -537,3 +538,47 @@ def test_batch_norm_under_noise_on_updates_is_refused_before_training(tmp_path, 
     words = ("--model.name=resnet18", "--model.options.norm=batch", "--algorithm.name=dp_fedavg")
     with pytest.raises(ValueError, match=r"no buffers.*group norm"):
         execute(tmp_path / "run", *SMALL, *words, "--privacy.unit=client")
+
+
+MASKED = ("--algorithm.name=dp_fedavg", "--algorithm.aggregator=gradient_mask")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--privacy.client.mechanism=laplace",),
+        ("--privacy.client.mechanism=discrete_gaussian",),
+        ("--privacy.client.per_layer=true",),
+        (
+            "--privacy.client.denominator=realised",
+            "--privacy.client.epsilon=none",
+            "--privacy.client.noise_multiplier=1",
+        ),
+    ],
+)
+def test_masks_behind_noise_that_votes_cannot_share_are_refused(words):
+    config = configuration.load(None, ("--privacy.unit=client", *MASKED, *words))
+    with pytest.raises(ValueError, match=r"privacy\.client\.mechanism must be gaussian, clip"):
+        validation.validate(config)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedadam", "fedyogi", "blur_lus"])
+@pytest.mark.parametrize("unit", ["none", "record", "client", "both"])
+def test_masks_are_an_option_of_every_algorithm_that_averages(name, unit):
+    validation.validate(
+        configuration.load(
+            None,
+            (
+                f"--privacy.unit={unit}",
+                *MASKED,
+                f"--algorithm.name={name}",
+                *(("--algorithm.options.score=magnitude",) if name == "blur_lus" else ()),
+            ),
+        )
+    )
+
+
+def test_masks_of_what_combines_updates_in_its_own_way_are_refused():
+    with pytest.raises(ValueError, match=r"algorithm\.aggregator must be none for ifca"):
+        words = ("--privacy.unit=none", *MASKED, "--algorithm.name=ifca")
+        validation.validate(configuration.load(None, (*words, "--algorithm.options.num_models=2")))

@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from experiments.clustered_dp import grid as clustered
+from experiments.generalization import fairness, masking
 from experiments.heterogeneous_dp import sweep as heterogeneous
 from experiments.user_level_dp import grids as user_level
 from experiments.user_level_dp import mnist_by_writer
@@ -25,6 +26,8 @@ STUDIES = {
         for file in sorted((HERE / "user_level_dp").glob("*.toml"))
         for name, study in user_level.sweeps(file).items()
     },
+    **{f"generalization {name}": study for name, study in masking.STUDIES.items()},
+    "generalization fairness": fairness.STUDY,
     "user-level tune": mnist_by_writer.TUNE,
     "user-level compare": mnist_by_writer.COMPARE,
 }

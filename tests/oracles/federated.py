@@ -154,13 +154,22 @@ def median(theta, replay, rounds, train):
     return theta
 
 
-def scaffold(theta, clients, replay, rounds, train, settings, server_learning_rate):
-    """SCAFFOLD (Karimireddy and others 2020, algorithm 1, option II)."""
+def scaffold(
+    theta,
+    clients,
+    replay,
+    rounds,
+    train,
+    settings,
+    server_learning_rate,
+    mask_of=lambda deltas: 1.0,
+):
+    """SCAFFOLD (Karimireddy and others 2020, algorithm 1, option II); its step may be masked."""
     num_clients = len(clients)
     c, c_i = np.zeros_like(theta), np.zeros((num_clients, len(theta)))
     for r in range(rounds):
         cohort = replay.cohort(r)
-        deltas, changes = [], []
+        deltas, changes, voters = [], [], []
         for i in cohort:
             size = len(clients[i][1])
             steps = local.num_steps(size, settings.batch_size[i], settings.num_epochs[i])
@@ -168,11 +177,13 @@ def scaffold(theta, clients, replay, rounds, train, settings, server_learning_ra
             deltas.append(y - theta)
             if steps == 0:
                 continue
+            voters.append(y - theta)
             new = c_i[i] - c + (theta - y) / (steps * settings.learning_rate[i])
             changes.append(new - c_i[i])
             c_i[i] = new
         if cohort:
-            theta = theta + server_learning_rate * np.mean(deltas, axis=0)
+            masked = mask_of(np.array(voters).reshape(-1, len(theta)))
+            theta = theta + masked * server_learning_rate * np.mean(deltas, axis=0)
         if changes:
             c = c + np.sum(changes, axis=0) / num_clients
     return theta, c, c_i

@@ -146,6 +146,18 @@ CATALOG: dict[str, DatasetInfo] = {
             (_all_of("idx", ("mnist", "MNIST/raw"), _MNIST + _QMNIST),),
         ),
         DatasetInfo(
+            "fedcmnist",
+            "MNIST in colours by digit, other ones in testing: 28x28x3, 60,000 + 10,000 images",
+            "that of mnist, whose files it is made from",
+            (_all_of("idx", ("mnist", "MNIST/raw"), _MNIST),),
+        ),
+        DatasetInfo(
+            "fedrotmnist",
+            "MNIST turned by digit in training, upright in testing: 60,000 + 10,000 images",
+            "that of mnist, whose files it is made from",
+            (_all_of("idx", ("mnist", "MNIST/raw"), _MNIST),),
+        ),
+        DatasetInfo(
             "cifar10",
             "small colour photographs, 32x32x3, 50,000 + 10,000 images in 10 classes",
             "none stated by the source (Krizhevsky 2009)",

@@ -20,6 +20,7 @@ from fedjax_dp.data.datasets import (
     kddcup99,
     mnist,
     shakespeare,
+    shifted_mnist,
 )
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
@@ -32,6 +33,8 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "mnist": mnist.load_mnist,
         "fashion_mnist": mnist.load_fashion_mnist,
         "mnist_by_writer": mnist.load_mnist_by_writer,
+        "fedcmnist": shifted_mnist.load_fedcmnist,
+        "fedrotmnist": shifted_mnist.load_fedrotmnist,
         "cifar10": cifar.load,
         "emnist": emnist.load,
         "femnist": femnist.load,

@@ -1,0 +1,61 @@
+"""AFL: the model is trained for the worst mixture of clients."""
+
+from typing import Any
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.selection import mean_loss
+from fedjax_dp.core.ranges import Count, NonNegative, Positive
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.agnostic import Told, agnostic_mean
+
+
+def afl(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: Count,
+    step_size: NonNegative = 0.1,
+    server_learning_rate: Positive = 1.0,
+) -> FederatedAlgorithm:
+    """Declares agnostic federated learning, `min_θ max_λ Σ λ_i f_i(θ)` over the simplex of λ.
+
+    In each round clients tell their loss at the model that they were sent, and train it; the server
+    moves λ along the losses, back onto the simplex, and averages updates by the new λ. It is made
+    for cohorts of everybody: in a smaller one λ of those who are absent climbs nowhere.
+
+    Guarantee: none. Weights follow exact losses, so that private training is refused.
+
+    Args:
+      model: what is trained.
+      trainer: local training, not a private one.
+      num_clients: the population, at least 1; updates of a cohort are held side by side.
+      step_size: γ, how fast λ follows losses; 0 is the mean with equal weights.
+      server_learning_rate: the server's step size.
+
+    Returns:
+      The algorithm. Its info holds `weights`, of each client.
+
+    Raises:
+      ValueError: for a private trainer, or a number out of its range.
+
+    Source: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", algorithm 1, with local
+    training in place of one gradient, the last model in place of the mean of all, and the order of
+    the authors of PropFair: λ is moved before it is used.
+    """
+    trainer.require_open("clients are weighed by exact losses, whose release no noise covers")
+    algorithm: Any = fedavg(
+        model,
+        trainer,
+        server_learning_rate=server_learning_rate,
+        aggregator=agnostic_mean(num_clients, step_size),
+        name="afl",
+    )
+
+    def client(server, own, client, hyper, key):
+        loss = mean_loss(model, server.params, client)
+        output = algorithm.client(server, own, client, hyper, key)
+        return output._replace(update=Told(output.update, loss))
+
+    return algorithm._replace(client=client)

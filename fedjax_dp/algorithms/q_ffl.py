@@ -1,0 +1,98 @@
+"""q-FFL: clients count by a power of their loss, and the step is as long as that allows."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, field
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.selection import mean_loss
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import per_part, scaled_sum
+
+# What keeps a loss of 0 from being divided by.
+_SMALLEST_LOSS = 1e-10
+
+
+class ServerState(NamedTuple):
+    """The model.
+
+    Attributes:
+      params: its parameters.
+    """
+
+    params: PyTree
+
+
+def q_ffl(
+    model: Model, trainer: LocalTrainer, *, q: NonNegative = 1.0, is_weighted: bool = False
+) -> FederatedAlgorithm:
+    """Declares q-FedAvg, which minimises `Σ p_i f_i^{q+1} / (q + 1)`.
+
+    With L = 1 / learning rate, f the loss at the model θ that a client is sent and θ_i what it
+    makes of it, the client sends `Δ_i = f^q (θ − θ_i)` and a bound on the curvature of its
+    objective, `h_i = q f^{q−1} L ‖θ − θ_i‖² + f^q`, both 1/L of the paper's; the server steps by
+    `− Σ Δ_i / Σ h_i`. With q = 0 this is FedAvg with equal weights; the larger q, the more the
+    clients with large losses count, and the shorter the step.
+
+    Guarantee: none. Updates are scaled by exact losses, so that private training is refused.
+
+    Args:
+      model: what is trained.
+      trainer: local training, not a private one, at learning rates above 0.
+      q: 0 is the plain mean; the paper takes 0.1 to 5.
+      is_weighted: let p_i follow the clients' sizes; the paper draws clients by size instead, and
+        weighs them the same.
+
+    Returns:
+      The algorithm. Its info holds `step_size`, `Σ f_i^q / Σ h_i`: 1 where q is 0, less above.
+
+    Raises:
+      ValueError: for a private trainer, a learning rate of 0, or a number out of its range.
+
+    Source: Li and others 2020, "Fair Resource Allocation in Federated Learning", algorithm 2.
+    """
+    trainer.require_open("updates are scaled by exact losses, whose release no noise covers")
+    slowest = float(np.min(np.asarray(trainer.config.learning_rate)))
+    checks.require(
+        slowest > 0, "learning_rate", "be above 0, since q-FedAvg divides by it", slowest
+    )
+
+    def client(server, own, client, hyper, key):
+        q = hyper.algorithm["q"]
+        loss = mean_loss(model, server.params, client) + _SMALLEST_LOSS
+        result = trainer.train(server.params, client, hyper.local, key)
+        share = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        scale = share * loss**q
+        lipschitz = trees.reciprocal(hyper.local.learning_rate)
+        square = trees.l2_norm(result.delta) ** 2
+        update = {
+            "delta": trees.scale(result.delta, scale),
+            "scale": scale,
+            "curvature": share * q * loss ** (q - 1) * lipschitz * square + scale,
+        }
+        return ClientOutput(update, result.weight, own, result.metrics)
+
+    def server_step(server, total, hyper, round, key):
+        inverse = trees.reciprocal(total["curvature"])
+        step = trees.scale(total["delta"], inverse)
+        info = {"step_size": total["scale"] * inverse}
+        return ServerState(optax.apply_updates(server.params, step)), info
+
+    aggregator = per_part({part: scaled_sum(1.0) for part in ("delta", "scale", "curvature")})
+    return FederatedAlgorithm(
+        name="q_ffl",
+        init=lambda key: ServerState(model.init(key)),
+        client=client,
+        aggregator=aggregator,
+        server_step=server_step,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        shared=field("params"),
+        check_noised=trainer.check_noised,
+    ).with_numbers({"q": q}, {"q": NonNegative})

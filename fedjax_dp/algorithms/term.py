@@ -1,0 +1,121 @@
+"""TERM: clients weigh the more the larger their loss, by an exponential tilt."""
+
+from typing import Annotated, Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+from annotated_types import Ge, Le
+
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, field
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.selection import mean_loss
+from fedjax_dp.core import trees
+from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import per_part, scaled_sum
+
+# Beyond it one client has all the weight, whatever the losses.
+Tilt = Annotated[float, Ge(-1000), Le(1000)]
+# e^60 clients' worth of weight can be summed in float32; a tilt below the second has no curvature.
+_LARGEST, _SMALLEST_TILT = 60.0, 1e-3
+
+
+class ServerState(NamedTuple):
+    """The model, and the tilted loss of the round before.
+
+    Attributes:
+      params: the model's parameters.
+      risk: R of the clients of the last round, float32; exponents count from it.
+    """
+
+    params: PyTree
+    risk: Any
+
+
+def term(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    tilt: Tilt = 0.1,
+    is_weighted: bool = True,
+    server_learning_rate: Positive = 1.0,
+) -> FederatedAlgorithm:
+    """Declares tilted empirical risk minimisation over clients.
+
+    It minimises `R = (1/t) ln Σ p_i e^{t f_i}`: a client weighs `p_i e^{t f_i}`, f_i being its loss
+    at the model that it is sent, and weights are made to sum to one. A tilt near 0 is FedAvg, a
+    large one minimises the largest loss, a negative one leaves out clients that fit badly.
+
+    Exponents count from R of the round before, which changes no weight and keeps `e^{t (f − R)}`
+    below 1/p_i. Where losses move by more than 60/t between two rounds, or in a first round, an
+    exponent is cut off at 60: these clients weigh the same, and `num_limited` counts them.
+
+    Guarantee: none. Weights follow exact losses, so that private training is refused.
+
+    Args:
+      model: what is trained.
+      trainer: local training, not a private one.
+      tilt: t, from -1000 to 1000.
+      is_weighted: let p_i follow the clients' sizes instead of being equal.
+      server_learning_rate: the server's step size.
+
+    Returns:
+      The algorithm. Its info holds `tilted_loss`, R of the round.
+
+    Raises:
+      ValueError: for a private trainer, or a number out of its range.
+
+    Source: Li and others 2021, "Tilted Empirical Risk Minimization", algorithm 4, with weights that
+    are normalised in each round.
+    """
+    trainer.require_open("clients are weighed by exact losses, whose release no noise covers")
+
+    def init(key):
+        return ServerState(model.init(key), jnp.float32(0))
+
+    def client(server, own, client, hyper, key):
+        tilt = hyper.algorithm["tilt"]
+        loss = mean_loss(model, server.params, client)
+        result = trainer.train(server.params, client, hyper.local, key)
+        share = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        exponent = tilt * (loss - server.risk)
+        weight = share * jnp.exp(jnp.clip(exponent, -_LARGEST, _LARGEST))
+        update = {
+            "delta": trees.scale(result.delta, weight),
+            "weight": weight,
+            "share": share,
+            "loss": share * loss,
+            "limited": jnp.float32((share > 0) & (jnp.abs(exponent) > _LARGEST)),
+        }
+        return ClientOutput(update, result.weight, own, result.metrics)
+
+    def server_step(server, total, hyper, round, key):
+        tilt = hyper.algorithm["tilt"]
+        mean = trees.scale(total["delta"], trees.reciprocal(total["weight"]))
+        step = trees.scale(mean, hyper.algorithm["server_learning_rate"])
+        inverse = trees.reciprocal(total["share"])
+        average, spread = total["loss"] * inverse, total["weight"] * inverse
+        is_curved = (jnp.abs(tilt) > _SMALLEST_TILT) & (spread > 0)
+        of_tilt = jnp.log(jnp.where(is_curved, spread, 1.0)) / jnp.where(is_curved, tilt, 1.0)
+        risk = jnp.where(is_curved, server.risk + of_tilt, average)
+        risk = jnp.where(total["share"] > 0, risk, server.risk)
+        info = {"tilted_loss": risk, "num_limited": total["limited"]}
+        return ServerState(optax.apply_updates(server.params, step), risk), info
+
+    parts = ("delta", "weight", "share", "loss", "limited")
+    aggregator = per_part({part: scaled_sum(1.0) for part in parts})
+    return FederatedAlgorithm(
+        name="term",
+        init=init,
+        client=client,
+        aggregator=aggregator,
+        server_step=server_step,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        shared=field("params"),
+        check_noised=trainer.check_noised,
+    ).with_numbers(
+        {"tilt": tilt, "server_learning_rate": server_learning_rate},
+        {"tilt": Tilt, "server_learning_rate": Positive},
+    )

@@ -1,0 +1,86 @@
+"""The mean of AFL: weights of clients climb with their losses, within the simplex."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks, ranges, trees
+from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.server.base import Stack, Stacked
+
+
+class Told(NamedTuple):
+    """An update, and the loss that its client had before it.
+
+    Attributes:
+      delta: the update.
+      loss: exact mean loss at the model that the client was sent, float32.
+    """
+
+    delta: PyTree
+    loss: jax.Array
+
+
+def onto_simplex(y: jax.Array) -> jax.Array:
+    """Finds the point of the simplex that is nearest to another point.
+
+    Args:
+      y: `[n]`.
+
+    Returns:
+      `[n]`, at least 0, summing to 1, in the order of y.
+
+    Source: Duchi and others 2008, figure 1.
+    """
+    ordered = jnp.sort(y)[::-1]
+    room = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
+    last = jnp.sum(ordered + room > 0) - 1
+    return jnp.maximum(y + room[last], 0.0)
+
+
+def agnostic_mean(num_clients: int, step_size: float = 0.1) -> Stacked:
+    """Averages updates by weights that have just climbed along the clients' losses.
+
+    `λ ← Proj(λ + γ f)` over all clients, and the new λ weighs the updates of the same round, so
+    that no update can be added before all losses are known. Who is absent has no loss, and takes no
+    part in the mean, whose weights are made to sum to one.
+
+    Args:
+      num_clients: the population, at least 1.
+      step_size: γ, at least 0; 0 is the plain mean.
+
+    Returns:
+      The aggregator of `Told` updates; its state is λ, `[num_clients]`. Its info holds `weights`,
+      what each client weighed in the mean, `[num_clients]`.
+
+    Raises:
+      ValueError: for a number out of its range.
+    """
+    checks.whole("num_clients", num_clients)
+    numbers, own = {"step_size": step_size}, {"step_size": NonNegative}
+    ranges.check(numbers, own)
+
+    def contribute(state, numbers, update: Told, weight, sender):
+        return jax.tree.map(trees.at_least_float32, update), weight
+
+    def combine(weights, numbers, stack: Stack, key):
+        (delta, loss), size = stack.contributions
+        counts = stack.is_real & (size > 0)
+        at = jnp.where(counts, stack.senders, num_clients)
+        losses = jnp.zeros(num_clients).at[at].set(loss, mode="drop")
+        climbed = onto_simplex(weights + numbers["step_size"] * losses)
+        weights = jnp.where(jnp.any(counts), climbed, weights)
+        share = jnp.where(counts, weights[stack.senders], 0.0)
+        share = share * trees.reciprocal(jnp.sum(share))
+        mean = jax.tree.map(
+            lambda d: jnp.tensordot(share, d, axes=1, precision=jax.lax.Precision.HIGHEST), delta
+        )
+        shown = jnp.zeros(num_clients).at[at].set(share, mode="drop")
+        return weights, mean, {"weights": shown}
+
+    def init(structure):
+        return jnp.full(num_clients, 1.0 / num_clients, jnp.float32)
+
+    return Stacked(init, contribute, combine, numbers=numbers, ranges=own)

@@ -1,0 +1,251 @@
+"""Fair objectives against the numbered oracles of their description, limits, and bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import SETTINGS, make_data, make_model, plain_trainer, private_trainer, theta_of
+from marks import telling
+from oracles import generalization
+
+from fedjax_dp.algorithms import ALGORITHMS, afl, fedavg, propfair, q_ffl, registry, term
+from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.clients.objectives import proportional
+from fedjax_dp.data import FederatedData, participants, sampling
+from fedjax_dp.engine import simulation
+from fedjax_dp.experiment import reading, validate
+from fedjax_dp.models import Model
+from fedjax_dp.server import onto_simplex, uniform_mean
+
+SIZES = (7, 4, 12, 5, 9, 3)
+
+
+def joins(num_clients):
+    return participants.participation(sampling.everybody(), num_clients)
+
+
+def run(algorithm, num_rounds=3, data=None, hyper=None, cohort=None):
+    data = make_data(SIZES) if data is None else data
+    sim = simulation(algorithm, data, cohort or joins(data.num_clients))
+    key = jax.random.key(0)
+    state, _, info = sim.run(sim.init(key), key, num_rounds, hyper)
+    return state, info
+
+
+def params_of(*arguments, **options):
+    return theta_of(run(*arguments, **options)[0].server.params)
+
+
+# A model whose loss is a number of the client's own, and whose gradient is 1.
+
+
+def told_losses(*losses):
+    """Clients with one record each; client i has loss f_i at w = 0, and its update is -1."""
+    model = Model.from_functions(
+        lambda key: jnp.zeros(()),
+        lambda params, x: x + params,
+        loss=lambda outputs, batch: outputs,
+        name="told",
+    )
+    data = FederatedData.from_clients([{"x": np.float32([f])} for f in losses])
+    trainer = local_trainer(model, LocalConfig(learning_rate=1.0, batch_size=1, num_steps=1))
+    return model, trainer, data
+
+
+# 10. The simplex.
+
+
+def test_oracle_10_the_projection_onto_the_simplex():
+    found = onto_simplex(jnp.array([0.5, 0.6, -0.2]))
+    np.testing.assert_allclose(found, [0.45, 0.55, 0.0], atol=1e-6)
+    inside = jnp.array([0.2, 0.5, 0.3])
+    np.testing.assert_allclose(onto_simplex(inside), inside, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_projection_is_the_nearest_point(seed):
+    y = np.random.default_rng(seed).normal(size=9)
+    found = np.asarray(onto_simplex(jnp.asarray(y, jnp.float32)))
+    np.testing.assert_allclose(found, generalization.onto_simplex(y), atol=1e-6)
+    assert found.sum() == pytest.approx(1, abs=1e-6) and found.min() >= 0
+    order = np.argsort(y)
+    assert np.all(np.diff(found[order]) >= 0)
+
+
+@telling
+def test_afl_uses_weights_that_have_just_climbed():
+    """λ = 1/2 each, losses 0 and 1, γ = 0.2: (0.5, 0.7) projects to (0.4, 0.6)."""
+    model, trainer, data = told_losses(0.0, 1.0)
+    _, info = run(afl(model, trainer, num_clients=2, step_size=0.2), 1, data)
+    np.testing.assert_allclose(info.aggregator["weights"][0], [0.4, 0.6], atol=1e-6)
+
+
+@telling
+def test_afl_comes_to_train_for_the_worst_client_alone():
+    model, trainer, data = told_losses(0.0, 5.0, 1.0)
+    _, info = run(afl(model, trainer, num_clients=3, step_size=0.2), 10, data)
+    np.testing.assert_allclose(info.aggregator["weights"][-1], [0, 1, 0], atol=1e-6)
+
+
+@telling
+def test_afl_without_steps_is_the_plain_mean():
+    model = make_model()
+    still = afl(model, plain_trainer(model), num_clients=6, step_size=0.0)
+    plain = fedavg(model, plain_trainer(model), aggregator=uniform_mean())
+    np.testing.assert_allclose(params_of(still), params_of(plain), atol=1e-6)
+
+
+# 11. The tilt.
+
+
+def test_oracle_11_two_clients_tilted():
+    """Updates are equal, so that weights are read off R and off an update of one client alone."""
+    model, trainer, data = told_losses(0.0, 1.0)
+    # The second client moves ten times as far.
+    config = trainer.config._replace(learning_rate=np.array([1.0, 10.0]))
+    tilted = term(model, local_trainer(model, config), tilt=1.0)
+    state, info = run(tilted, 1, data)
+    weights = np.array([0.26894142, 0.73105858])  # 1 / (1 + e), e / (1 + e)
+    assert float(state.server.params) == pytest.approx(-(weights @ [1, 10]), rel=1e-5)
+    expected = np.log(0.5 + 0.5 * np.e)
+    assert expected == pytest.approx(0.6201, abs=5e-5)
+    assert float(info.server["tilted_loss"][0]) == pytest.approx(expected, abs=1e-6)
+
+
+@telling
+def test_oracle_9_objectives_near_their_limit_are_fedavg():
+    model = make_model()
+    trainer = plain_trainer(model)
+    weighted, uniform = (
+        params_of(fedavg(model, trainer, aggregator=mean)) for mean in (None, uniform_mean())
+    )
+    np.testing.assert_allclose(params_of(term(model, trainer, tilt=1e-8)), weighted, atol=1e-6)
+    np.testing.assert_allclose(params_of(q_ffl(model, trainer, q=0.0)), uniform, atol=1e-6)
+    # The objective of a far baseline M is the loss over M.
+    far = trainer.config._replace(learning_rate=SETTINGS.learning_rate * 1e6)
+    far = propfair(model, local_trainer(model, far), baseline=1e6)
+    np.testing.assert_allclose(params_of(far), weighted, atol=2e-6)
+
+
+@pytest.mark.parametrize("tilt, kept", [(800.0, 1), (-800.0, 0)])
+def test_a_tilt_beyond_floats_is_cut_off_and_said(tilt, kept):
+    """e^800 is beyond floats. Losses move along, and later rounds count from where they are."""
+    model, trainer, data = told_losses(1.0, 2.0)
+    config = trainer.config._replace(learning_rate=np.array([1e-4, 1e-3]))
+    state, info = run(term(model, local_trainer(model, config), tilt=tilt), 60, data)
+    assert np.isfinite(float(state.server.params))
+    assert float(info.server["num_limited"][0]) == 2
+    # In the end R is the one loss that counts, and the step is that client's own.
+    assert float(info.server["tilted_loss"][-1]) == pytest.approx([1.0, 2.0][kept], abs=0.1)
+
+
+@telling
+def test_tilts_of_either_sign_serve_the_worst_or_the_rest():
+    """A larger tilt leaves a smaller largest loss; a negative one a larger."""
+    model = make_model()
+    sim = simulation(term(model, plain_trainer(model)), make_data(SIZES), joins(6))
+    key, largest = jax.random.key(0), {}
+    for tilt in (-5.0, 0.0, 5.0):
+        hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, "tilt": tilt})
+        state, *_ = sim.run(sim.init(key), key, 30, hyper)
+        losses = [
+            model.losses(state.server.params, make_data(SIZES).client(i))[0].mean()
+            for i in range(6)
+        ]
+        largest[tilt] = float(max(losses))
+    assert largest[5.0] < largest[0.0] < largest[-5.0]
+    assert sim.num_traces() == 1
+
+
+@telling
+def test_q_ffl_steps_by_the_curvature_that_it_bounds():
+    """L = 1, f = (1, 4), updates of 1: Δ = Σ f^q = 5, h = Σ q f^(q-1) + f^q = 7 for q = 1."""
+    model, trainer, data = told_losses(1.0, 4.0)
+    state, info = run(q_ffl(model, trainer, q=1.0), 1, data)
+    assert float(state.server.params) == pytest.approx(-5 / 7, rel=1e-5)
+    assert float(info.server["step_size"][0]) == pytest.approx(5 / 7, rel=1e-5)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.1, 5.0])
+def test_a_loss_of_nothing_keeps_q_ffl_finite(q):
+    model, trainer, data = told_losses(0.0, 0.0)
+    state, _ = run(q_ffl(model, trainer, q=q), 1, data)
+    assert np.isfinite(float(state.server.params))
+
+
+# PropFair.
+
+
+@pytest.mark.parametrize("extension", ["smooth", "released", "released_huber"])
+def test_the_objective_of_propfair(extension):
+    objective = proportional(3.0, 0.5, extension)
+    for loss in (0.0, 0.7, 2.49):
+        assert float(objective(jnp.float32(loss))) == pytest.approx(-np.log(1 - loss / 3), rel=1e-5)
+        slope = float(jax.grad(objective)(jnp.float32(loss)))
+        assert slope == pytest.approx(1 / (3 - loss), rel=1e-5)
+    beyond = {
+        "smooth": lambda f: -np.log(0.5 / 3) + (f - 2.5) / 0.5,
+        "released": lambda f: f / 3,
+        "released_huber": lambda f: f / 0.5,
+    }[extension]
+    for loss in (2.51, 3.0, 50.0):
+        assert float(objective(jnp.float32(loss))) == pytest.approx(beyond(loss), rel=1e-5)
+    if extension == "smooth":
+        just_below, just_above = (float(objective(jnp.float32(2.5 + d))) for d in (-1e-4, 1e-4))
+        assert just_above - just_below == pytest.approx(2e-4 / 0.5, rel=0.02)
+
+
+def test_a_loss_above_the_baseline_is_said():
+    model, trainer, data = told_losses(1.0, 9.0)
+    state, info = run(propfair(model, trainer, baseline=3.0, margin=0.5), 1, data)
+    assert float(info.clients["share_beyond"][0]) == 0.5
+    # Slopes 1/(3 - 1) and 1/0.5, averaged.
+    assert float(state.server.params) == pytest.approx(-(0.5 + 2.0) / 2, rel=1e-5)
+
+
+# Bad input, before any work.
+
+
+def test_bad_numbers_are_refused_by_name():
+    model = make_model()
+    trainer = plain_trainer(model)
+    for build, rule in (
+        (lambda: propfair(model, trainer, baseline=0.0), "baseline must be above 0"),
+        (lambda: propfair(model, trainer, baseline=0.1), "margin must be above 0 and below"),
+        (lambda: propfair(model, trainer, extension="long"), "extension must be one of"),
+        (lambda: term(model, trainer, tilt=1e9), "tilt must be at least -1000 and at most 1000"),
+        (lambda: term(model, trainer, tilt=np.nan), "tilt must be"),
+        (lambda: q_ffl(model, trainer, q=-0.1), "q must be at least 0"),
+        (lambda: afl(model, trainer, num_clients=0), "num_clients must be"),
+        (lambda: afl(model, trainer, num_clients=3, step_size=-1.0), "step_size must be"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            build()
+    resting = local_trainer(model, LocalConfig(learning_rate=0.0))
+    with pytest.raises(ValueError, match="learning_rate must be above 0, since q-FedAvg"):
+        q_ffl(model, resting)
+
+
+@pytest.mark.parametrize("name", ["afl", "term", "q_ffl"])
+def test_what_reads_exact_losses_is_refused_under_privacy_with_the_reason(name):
+    model = make_model()
+    options = {"num_clients": 6} if name == "afl" else {}
+    with pytest.raises(ValueError, match=r"non-private: .* by exact losses"):
+        ALGORITHMS[name].factory(model, private_trainer(model), **options)
+    problem = registry.Problem(num_clients=6)
+    with pytest.raises(ValueError, match=r"privacy\.unit must be .*weighs clients by exact losses"):
+        registry.build(name, model, plain_trainer(model), problem, unit="client")
+    words = (f"--algorithm.name={name}", "--privacy.unit=record")
+    with pytest.raises(ValueError, match=r"privacy\.unit must be none .* exact losses"):
+        validate.validate(reading.load(None, words))
+
+
+@pytest.mark.parametrize("unit", ["record", "client", "both"])
+def test_propfair_is_charged_as_its_training_and_its_mean_are(unit):
+    model = make_model()
+    trainer = private_trainer(model) if unit != "client" else plain_trainer(model)
+    algorithm = propfair(model, trainer)
+    if unit != "client":
+        event = trainer.claim.events[0]
+        (own,) = algorithm.record.events
+        assert own(12, algorithm.hyper.of_client(2)) == event(12, trainer.config.row(2))
