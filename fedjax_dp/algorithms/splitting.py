@@ -171,7 +171,10 @@ def splitting(
     numbers: dict[str, Any] = {"alpha": alpha, "beta": beta, "gamma": gamma}
     ranges: dict[str, Any] = {"alpha": Relaxation, "beta": Relaxation, "gamma": Fraction}
     if is_prox:
-        numbers["step_size"], ranges["step_size"] = step_size or 1.0, Positive
+        numbers["step_size"], ranges["step_size"] = (
+            1.0 if step_size is None else step_size,
+            Positive,
+        )
     if period is not None:
         numbers["period"], ranges["period"] = period, Count
     if tolerance is not None:
