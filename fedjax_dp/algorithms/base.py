@@ -85,10 +85,13 @@ class SharedModel(NamedTuple):
     Attributes:
       read: `(state) -> params`.
       write: `(state, params) -> state` with another model in its place.
+      is_start: whether the next round starts from it; not where it is an average of what rounds
+        came to, which wrappers that extrapolate refuse.
     """
 
     read: Callable[[PyTree], PyTree]
     write: Callable[[PyTree, PyTree], PyTree]
+    is_start: bool = True
 
 
 class ClientState(NamedTuple):

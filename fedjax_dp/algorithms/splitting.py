@@ -297,7 +297,7 @@ def splitting(
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
-        shared=_SHARED,
+        shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
         clients=states,
         record=of_training(trainer),
         check_noised=trainer.check_noised,
@@ -313,7 +313,6 @@ def _with_model(server: ServerState, params: PyTree) -> ServerState:
     return server._replace(params=params, average=average)
 
 
-_SHARED = SharedModel(_model_of, _with_model)
 _ITERATE = SharedModel(lambda own: own.point, lambda own, point: own.replace(point=point))
 
 

@@ -365,13 +365,15 @@ def _point_of(federation: Federation, of: Of) -> SharedModel:
         checks.require(own is None, "of", rule, of)
         rule = f"be of an algorithm with one model for everybody, which {name} is not"
         checks.require(algorithm.shared is not None, "federation", rule, name)
+        assert algorithm.shared is not None
+        rule = f"start its rounds from its model, and that of {name} is an average of many"
+        checks.require(algorithm.shared.is_start, "federation", rule, "is_averaged=True")
         if not is_full:
             warnings.warn(
                 f"acceleration is a heuristic where {participation.sampler.name} draws a part of "
                 "the clients: residuals of different cohorts are compared",
                 stacklevel=3,
             )
-        assert algorithm.shared is not None
         return algorithm.shared
     rule = f"be 'shared' for {name}, which keeps no points of clients that a round maps on"
     checks.require(own is not None, "of", rule, of)

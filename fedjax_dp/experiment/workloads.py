@@ -1,16 +1,20 @@
 """The workloads that benchmarks run: synthetic data of real shapes, fixed seeds."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
+from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.anderson import anderson
+from fedjax_dp.engine.federation import Federation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import uniform_mean
@@ -33,7 +37,9 @@ class Workload(NamedTuple):
       num_steps: local steps a round; one epoch where None.
       clip_norm: bound on a delta or on a gradient; None without privacy.
       unit: "none", "client" or "record".
-      base: the same work without privacy, against which the overhead is measured.
+      base: the same work without privacy, or by FedAvg, against which the overhead is measured.
+      algorithm: its name, where it is not FedAvg; without privacy alone.
+      memory: τ of Anderson acceleration; None without.
     """
 
     about: str
@@ -49,6 +55,8 @@ class Workload(NamedTuple):
     clip_norm: float | None = None
     unit: str = "none"
     base: str | None = None
+    algorithm: str = "fedavg"
+    memory: int | None = None
 
 
 def _with_privacy(base: Workload, name: str, unit: str, clip_norm: float) -> Workload:
@@ -105,6 +113,9 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4dp": _with_privacy(_W4, "W4", "client", 0.1),
     "W5": _with_privacy(_W5, "W5nodp", "record", 1.0),
     "W5nodp": _W5,
+    "W4fedpi": _W4._replace(about=f"{_W4.about}; FedPi", algorithm="fedpi", base="W4"),
+    "W4fedsplit": _W4._replace(about=f"{_W4.about}; FedSplit", algorithm="fedsplit", base="W4"),
+    "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),
     "users": _USERS._replace(unit="client", clip_norm=0.3),
     "cifar10": _CIFAR,
     "cifar10dp": _with_privacy(_CIFAR, "cifar10", "client", 0.4),
@@ -123,12 +134,14 @@ class Prepared(NamedTuple):
       model: what is trained.
       algorithm: the declaration.
       participation: who joins a round.
+      wrapper: what the federation of these passes through; None where it stays as it is.
     """
 
     data: FederatedData
     model: Model
     algorithm: FederatedAlgorithm
     participation: Participation
+    wrapper: Callable[[Federation], Federation] | None = None
 
 
 def synthetic_data(workload: Workload) -> FederatedData:
@@ -190,11 +203,16 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
                     clip_norm=workload.clip_norm, noise_multiplier=1.0, expected_cohort_size=cohort
                 ),
             )
-        else:
+        elif workload.algorithm == "fedavg":
             build = fedavg(model, trainer, aggregator=uniform_mean())
+        else:
+            facts = algorithms.Problem(num_clients=workload.num_clients)
+            build = algorithms.build(workload.algorithm, model, trainer, facts)
     everybody = workload.cohort is None
     sampler = sampling.everybody() if everybody else sampling.fixed_size()
     if workload.unit == "client" and not everybody:
         sampler = sampling.poisson()
     participation = participants.participation(sampler, workload.num_clients, cohort)
-    return Prepared(data, model, build, participation)
+    memory = workload.memory
+    wrapper = None if memory is None else partial(anderson, memory=memory)
+    return Prepared(data, model, build, participation, wrapper)

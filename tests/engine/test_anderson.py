@@ -317,6 +317,9 @@ def test_what_cannot_be_accelerated_is_refused():
     some = participants.participation(sampling.poisson(), 6, 3)
     with pytest.raises(ValueError, match="draw all clients in every round"):
         anderson(federation(central, make_data(), some), memory=1, of="clients")
+    averaged = CASES["splitting"].make(make_model())
+    with pytest.raises(ValueError, match="is an average of many"):
+        anderson(federation(averaged, make_data(), everybody(6)), memory=1)
     own = CASES["local_only"]
     with pytest.raises(ValueError, match="one model for everybody"):
         anderson(federation(own.make(make_model()), make_data(), everybody(6)), memory=1)
