@@ -6,6 +6,7 @@ import pytest
 
 from experiments.clustered_dp import grid as clustered
 from experiments.heterogeneous_dp import sweep as heterogeneous
+from experiments.splitting import cnn
 from experiments.user_level_dp import grids as user_level
 from experiments.user_level_dp import mnist_by_writer
 from fedjax_dp.experiment import reading as configuration
@@ -25,6 +26,7 @@ STUDIES = {
         for file in sorted((HERE / "user_level_dp").glob("*.toml"))
         for name, study in user_level.sweeps(file).items()
     },
+    **{f"splitting {name}": study for name, study in cnn.STUDIES.items()},
     "user-level tune": mnist_by_writer.TUNE,
     "user-level compare": mnist_by_writer.COMPARE,
 }
