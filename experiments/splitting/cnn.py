@@ -42,12 +42,12 @@ MIDDLE = {"at most 6 classes": SPLITS["at most 6 classes"]}
 
 
 def _steps() -> dict[str, list[str]]:
-    """k and η of figures 2.3 and 2.4, two lines of the same η (k − 1)."""
+    """k and η of figures 2.3 and 2.4, two lines of the same c = η (k − 1)."""
     found = {}
     for line in (0.2, 0.8):
         for k in (3, 5, 17):
             words = [f"--training.num_steps={k}", f"--training.learning_rate={line / (k - 1):g}"]
-            found[f"k = {k}, η (k − 1) = {line:g}"] = [*FEDAVG, *words]
+            found[f"k={k} c={line:g}"] = [*FEDAVG, *words]
     return found
 
 
@@ -58,7 +58,7 @@ STUDIES = {
             name="heterogeneity",
             file=HERE / "mnist.toml",
             axes={
-                "method": {"FedAvg, k = 1": [*FEDAVG, "--training.num_steps=1"]} | dict(METHODS),
+                "method": {"FedAvg k=1": [*FEDAVG, "--training.num_steps=1"]} | dict(METHODS),
                 "split": SPLITS,
             },
             rows="method",
@@ -70,7 +70,7 @@ STUDIES = {
             file=HERE / "mnist.toml",
             axes={
                 "method": METHODS,
-                "memory": {"none": [], "τ = 10": ["--acceleration.memory=10"]},
+                "memory": {"none": [], "τ=10": ["--acceleration.memory=10"]},
                 "split": MIDDLE,
             },
             rows="method",
@@ -82,9 +82,9 @@ STUDIES = {
             file=HERE / "mnist.toml",
             axes={
                 "step": {
-                    "η = 0.1": _method("splitting", step_size=0.1),
-                    "η = 1": _method("splitting", step_size=1.0),
-                    "η = 100": _method("splitting", step_size=100.0),
+                    "η=0.1": _method("splitting", step_size=0.1),
+                    "η=1": _method("splitting", step_size=1.0),
+                    "η=100": _method("splitting", step_size=100.0),
                     "100 over ln t": _method("splitting", step_size=100.0, schedule="inverse_log"),
                     "100 over t": _method("splitting", step_size=100.0, schedule="inverse"),
                     "FedAvg": FEDAVG,
