@@ -167,15 +167,23 @@ def anderson(
         checks.require(memory < num_rounds, "memory", f"be below the {num_rounds} rounds", memory)
     first = memory + 1 if first is None else first
     checks.require(first >= memory, "first", f"be at least the memory, {memory}", first)
-    point = _point_of(federation, of)
-    scheme = _Scheme(federation, of, memory + 1, first, point, _norm_weights(federation, weights))
     numbers = {
         "anderson_ridge": ridge,
         "anderson_damping": damping,
         "anderson_growth": growth,
     }
+    point, weights = _point_of(federation, of), _norm_weights(federation, weights)
+
+    def bound(plain: Federation) -> Federation:
+        return _bound(_Scheme(plain, of, memory + 1, first, point, weights), numbers)
+
+    return bound(federation)._replace(laid_out=lambda layout: bound(federation.laid_out(layout)))
+
+
+def _bound(scheme: "_Scheme", numbers: dict[str, float]) -> Federation:
+    """Gives the federation of a scheme, but for other layouts."""
+    federation, hyper = scheme.federation, scheme.federation.hyper
     algorithm = _lifted(federation.algorithm, scheme).with_numbers(numbers, _RANGES)
-    hyper = federation.hyper
     added = {name: np.float32(number) for name, number in numbers.items()}
 
     def check(hyper):
@@ -198,16 +206,6 @@ def anderson(
         hyper=hyper._replace(algorithm={**hyper.algorithm, **added}),
         check=check,
         algorithm=algorithm,
-        laid_out=lambda layout: anderson(
-            federation.laid_out(layout),
-            memory=memory,
-            of=of,
-            first=first,
-            ridge=ridge,
-            damping=damping,
-            growth=growth,
-            weights=weights,
-        ),
     )
 
 
