@@ -271,7 +271,7 @@ def _splitting(numbers, *, phi="prox", is_averaged=False, is_weighted=False, sch
 
         def prox(r, i, u, mean):
             stiffer = 1 / eta(r) - 1 / STEP_SIZE
-            rates = SETTINGS.learning_rate / (1 + SETTINGS.learning_rate / 2 * stiffer)
+            rates = 1 / (1 / SETTINGS.learning_rate + stiffer)
             settings = SETTINGS._replace(learning_rate=rates)
             train = federated.local_sgd(run.clients, run.replay, settings, mu=1 / eta(r))
             return train(mean, r, i, (mean - u) / eta(r))

@@ -12,7 +12,7 @@ LOSS = ACCURACY | {"test_loss": 1.0}
 
 
 def _options(**options: float | str | bool) -> list[str]:
-    return [f"--algorithm.options.{name}={str(value)}" for name, value in options.items()]
+    return [f"--algorithm.options.{name}={value!s}" for name, value in options.items()]
 
 
 def _method(name: str, **options: float | str) -> list[str]:

@@ -1,12 +1,14 @@
-"""Runs one method on a convex problem and keeps its model of every round."""
+"""Runs methods on a convex problem, side by side, and keeps their models of every round."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
-from experiments.splitting.problems import Problem
+from experiments.splitting.problems import problem_of
 from fedjax_dp.algorithms import splitting
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
@@ -19,15 +21,18 @@ METHODS: Mapping[str, tuple[float, float, float]] = {
     "FedSplit": (2, 2, 1),
     "FedPi": (2, 2, 0.5),
 }
+# Of the steps that solve a proximal step, which are Nesterov's.
+INNER_RATE, MOMENTUM = 2.2e-3, 0.6
 
 
 class Setting(NamedTuple):
     """What is static in a program; all else is a number.
 
     Attributes:
+      problem: "ls" or "lr".
+      sigma: noise of least squares.
       client_map: "gradient" or "prox".
       num_rounds: rounds.
-      num_steps: local steps, or the most of them in a proximal step that is not exact.
       schedule: of the step size.
       period: of the exponential schedule, in rounds.
       memory: τ of the acceleration, 0 for none.
@@ -35,9 +40,10 @@ class Setting(NamedTuple):
       batch_size: examples of a local step; all of a client where it is None.
     """
 
+    problem: str
+    sigma: float
     client_map: str
     num_rounds: int
-    num_steps: int = 1
     schedule: str = "constant"
     period: int | None = None
     memory: int = 0
@@ -45,62 +51,65 @@ class Setting(NamedTuple):
     batch_size: int | None = None
 
 
-def run(
-    problem: Problem, setting: Setting, settings: list[Mapping[str, float]]
-) -> list[dict[str, np.ndarray]]:
-    """Runs several settings of the numbers side by side.
+class Group(NamedTuple):
+    """Curves that one call computes side by side.
+
+    Attributes:
+      name: of its file.
+      figure: of the chapter.
+      setting: the program.
+      num_steps: local steps, or the most of them in a proximal step that is not exact.
+      curves: numbers by label, of one set of names: `learning_rate` and those of the algorithm.
+    """
+
+    name: str
+    figure: str
+    setting: Setting
+    num_steps: int
+    curves: Mapping[str, Mapping[str, float]]
+
+
+def run(group: Group) -> dict[str, dict[str, np.ndarray]]:
+    """Runs a group.
 
     Args:
-      problem: what is minimised.
-      setting: the program.
-      settings: numbers by name, `learning_rate` and those of the algorithm; of one set of names.
+      group: the curves.
 
     Returns:
-      For each the `gap` of every round's model, and that of the `average`, `[rounds]`.
+      For each label the `gap` of every round's model, and that of the `average`, `[rounds]`.
     """
-    data, num_clients = problem.data, problem.data.num_clients
-    size = int(data.sizes.max())
-    is_exact = problem.name == "ls" and setting.client_map == "prox"
-    largest = max(numbers.get("learning_rate", 1e-9) for numbers in settings)
-    config = LocalConfig(largest, setting.batch_size or size, num_steps=setting.num_steps)
-    options: dict[str, Any] = {}
-    if setting.client_map == "prox":
-        options = {"step_size": max(numbers["step_size"] for numbers in settings)}
-        if is_exact:
-            options["solver"] = "exact"
-        else:
-            options["smoothness"] = problem.smoothness
-            options["tolerance"] = 1e-4 if setting.batch_size is None else 0.0
-    rows = sampling.everybody() if setting.batch_size is None else sampling.shuffled()
-    trainer = local_trainer(problem.model, config, sampler=rows, micro_batch_size=size)
-    algorithm = splitting(
-        problem.model,
-        trainer,
-        client_map=setting.client_map,  # type: ignore[arg-type]
-        schedule=setting.schedule,  # type: ignore[arg-type]
-        period=setting.period,
-        is_averaged=setting.memory == 0,
-        form="centralised",
-        **options,
-    )
+    gaps, numbers = problem_of(*group.setting[:2]).gaps, list(group.curves.values())
+    columns = {name: np.float32([one[name] for one in numbers]) for name in numbers[0]}
+    found = program(group.setting)(np.int32(group.num_steps), columns)
+    points, averages = (np.asarray(x, np.float64) for x in found)
+    return {
+        label: {"gap": gaps(p), "average": gaps(a)}
+        for label, p, a in zip(group.curves, points, averages, strict=True)
+    }
+
+
+@functools.cache
+def program(setting: Setting) -> Any:
+    """Compiles `(num_steps, numbers by name [curves]) -> models, averages [curves, rounds, p]`."""
+    problem = problem_of(setting.problem, setting.sigma)
+    num_clients = problem.data.num_clients
+    algorithm = _algorithm(setting)
     is_full = setting.participation == 1
     sampler = sampling.everybody() if is_full else sampling.poisson()
     cohort = None if is_full else setting.participation * num_clients
-    who = participants.participation(sampler, num_clients, cohort)
-    fed = federation(algorithm, data, who)
+    fed = federation(
+        algorithm, problem.data, participants.participation(sampler, num_clients, cohort)
+    )
     if setting.memory:
         fed = anderson(fed, memory=setting.memory, of="clients", num_rounds=setting.num_rounds)
     fed = fed.laid_out(Layout(num_clients, None))
-    key, examples = jax.random.key(100), jax.device_put(examples_of(data))
-    names = list(settings[0])
+    key, examples = jax.random.key(100), jax.device_put(examples_of(problem.data))
 
-    def models(numbers):
-        own = dict(zip(names, numbers, strict=True))
-        hyper = fed.hyper
-        if "learning_rate" in own:
-            local = hyper.local._replace(learning_rate=own.pop("learning_rate"))
-            hyper = hyper._replace(local=local)
-        hyper = hyper._replace(algorithm={**hyper.algorithm, **own})
+    def models(num_steps, numbers):
+        own, hyper = dict(numbers), fed.hyper
+        rate = own.pop("learning_rate", hyper.local.learning_rate)
+        local = hyper.local._replace(learning_rate=rate, num_steps=num_steps)
+        hyper = hyper._replace(local=local, algorithm={**hyper.algorithm, **own})
 
         def body(state, _):
             state, _, _ = fed.step(state, hyper, examples, key)
@@ -110,10 +119,32 @@ def run(
 
         return jax.lax.scan(body, fed.init(key), length=setting.num_rounds)[1]
 
-    columns = [np.float32([numbers[name] for numbers in settings]) for name in names]
-    found = jax.jit(jax.vmap(models))(columns)
-    points, averages = (np.asarray(x, np.float64) for x in found)
-    return [
-        {"gap": problem.gaps(p), "average": problem.gaps(a)}
-        for p, a in zip(points, averages, strict=True)
-    ]
+    return jax.jit(jax.vmap(models, in_axes=(None, 0)))
+
+
+def _algorithm(setting: Setting) -> Any:
+    """Declares the scheme; the numbers that it is built with are replaced."""
+    problem = problem_of(setting.problem, setting.sigma)
+    size = int(problem.data.sizes.max())
+    is_prox, is_exact = setting.client_map == "prox", setting.problem == "ls"
+    options: dict[str, Any] = {}
+    optimizer: Any = optax.sgd
+    if is_prox and is_exact:
+        options = {"solver": "exact"}
+    elif is_prox:
+        options = {"tolerance": 0.0, "smoothness": problem.smoothness}
+        optimizer = functools.partial(optax.sgd, momentum=MOMENTUM, nesterov=True)
+    rows = sampling.everybody() if setting.batch_size is None else sampling.shuffled()
+    config = LocalConfig(INNER_RATE, setting.batch_size or size, num_steps=1)
+    return splitting(
+        problem.model,
+        local_trainer(
+            problem.model, config, optimizer=optimizer, sampler=rows, micro_batch_size=size
+        ),
+        client_map=setting.client_map,  # type: ignore[arg-type]
+        schedule=setting.schedule,  # type: ignore[arg-type]
+        period=setting.period,
+        is_averaged=setting.memory == 0,
+        form="centralised",
+        **options,
+    )

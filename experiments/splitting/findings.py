@@ -32,7 +32,8 @@ class Curves:
         found: dict[str, Any] = {}
         for result in self.results:
             group = result["group"]
-            if (group["figure"], group["problem"]) == (figure, problem) and part in group["name"]:
+            of = group["figure"], group["setting"]["problem"]
+            if of == (figure, problem) and part in group["name"]:
                 found |= result["curves"]
         return found
 
@@ -107,7 +108,12 @@ def _lines(curves: Curves, problem: str) -> list[Row]:
 
 
 def _schedules(curves: Curves, figure: str, problem: str) -> list[Row]:
-    own = curves.of(figure, problem)
+    method = "FedProx" if figure == "2.5" else "FedRP"
+    own = {
+        label.partition(", ")[2]: curve
+        for label, curve in curves.of("2.5", problem).items()
+        if label.startswith(method)
+    }
     ends = {label: _end(curve) for label, curve in own.items()}
     averages = {label: _end(curve, "average") for label, curve in own.items()}
     constant, inverse = own["constant"], own["inverse"]
@@ -159,8 +165,9 @@ def _heterogeneity(curves: Curves) -> list[Row]:
         group = result["group"]
         if group["figure"] == "2.7":
             ends = {label: _end(curve) for label, curve in result["curves"].items()}
-            by_sigma.setdefault(group["sigma"], {}).update(ends)
-            measures[group["sigma"]] = 4 * result["H"]
+            sigma = group["setting"]["sigma"]
+            by_sigma.setdefault(sigma, {}).update(ends)
+            measures[sigma] = 4 * result["H"]
     best = ("FedSplit", "FedPi", "FedAvg, k = 1")
     rows: list[Row] = []
     for sigma, ends in by_sigma.items():
@@ -194,7 +201,7 @@ def _acceleration(curves: Curves, problem: str) -> list[Row]:
     rows: list[Row] = []
     gains = {}
     slow, fast = (
-        curves.of("2.8", problem, f"-fedavg-{m}") | curves.of("2.8", problem, f"-prox-{m}")
+        curves.of("2.8", problem, f"-prox-{m}") | curves.of("2.8", problem, f"-fedavg-{m}")
         for m in (0, 2)
     )
     for label in slow:
@@ -221,7 +228,7 @@ def _parts(curves: Curves, problem: str) -> list[Row]:
     rows: list[Row] = []
     whole = curves.of("2.8", problem, "-fedavg-0") | curves.of("2.8", problem, "-prox-0")
     for share in ("0.5", "0.7"):
-        own = curves.of("B.1", problem, f"-{share}-")
+        own = curves.of("B.1", problem, f"-{share}")
         ends = {label: _end(curve) for label, curve in own.items()}
         worse = {label: ends[label] - _end(whole[label]) for label in own if label in whole}
         rows.append(
@@ -252,12 +259,12 @@ def rows_of(results: Sequence[Mapping[str, Any]]) -> list[Row]:
             curve["rounds"] = result["rounds"]
     curves, rows = Curves(results), []
     figures = curves.figures()
-    for problem in sorted({r["group"]["problem"] for r in results}, reverse=False)[::-1]:
+    for problem in sorted({r["group"]["setting"]["problem"] for r in results}):
         has = {f for f in figures if curves.of(f, problem)}
         rows += _trade_off(curves, problem) if "2.2" in has else []
         rows += _lines(curves, problem) if "2.4" in has else []
         for figure in ("2.5", "2.6"):
-            rows += _schedules(curves, figure, problem) if figure in has else []
+            rows += _schedules(curves, figure, problem) if "2.5" in has else []
         rows += _acceleration(curves, problem) if "2.8" in has else []
         rows += _parts(curves, problem) if "B.1" in has and "2.8" in has else []
     rows += _heterogeneity(curves) if "2.7" in figures else []

@@ -1,12 +1,12 @@
 """Which curves each convex figure of chapter 2 consists of."""
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from experiments.splitting.curves import METHODS, Setting
+from experiments.splitting.curves import INNER_RATE, METHODS, Group, Setting
 
-LS_ROUNDS, LR_ROUNDS = 605, 805
-NUM_STEPS = (1, 2, 5, 10, 20, 50, 100)
+ROUNDS = {"ls": 605, "lr": 805}
+NUM_STEPS = {"ls": (1, 2, 5, 10, 20, 50, 100), "lr": (1, 2, 5, 10, 20)}
+LINE_STEPS = (2, 5, 10, 20, 50, 100)
 DECAYS = (1, 1 / 2, 1 / 5, 1 / 10, 1 / 20, 1 / 50)
 SCHEDULES = ("constant", "inverse", "inverse_sqrt", "inverse_log10", "exponential")
 SIGMAS = (0.25, 2.0, 10.0)
@@ -17,133 +17,94 @@ PROX = {"ls": 1e-5, "lr": 0.01}
 FIRST = {"ls": 1e-3, "lr": 0.1}
 # η (k − 1) of the lines of figure 2.4.
 LINES = {"ls": (1e-4, 5e-5, 2e-5, 1e-5), "lr": (1e-3, 5e-4, 2.5e-4, 1.25e-4)}
-# Of the steps that solve a proximal step, below 2 / (L + 1/η), and the most of them.
-INNER_RATE, INNER_STEPS = 3e-3, 300
+# The norm of the gradient at which a proximal step counts as solved, and the most steps to it.
+TOLERANCE, FIRST_TOLERANCE, INNER_STEPS = 1e-3, 1e-2, 100
+PROXIMAL = [method for method in METHODS if method != "FedAvg"]
 
 
-class Group(NamedTuple):
-    """Curves that one program computes side by side.
-
-    Attributes:
-      name: of its file.
-      figure: of the chapter.
-      problem: "ls" or "lr".
-      sigma: noise of least squares.
-      setting: the program.
-      curves: numbers by label.
-    """
-
-    name: str
-    figure: str
-    problem: str
-    sigma: float
-    setting: Setting
-    curves: Mapping[str, Mapping[str, float]]
-
-
-def rounds_of(problem: str) -> int:
-    """The chapter's number of rounds."""
-    return LS_ROUNDS if problem == "ls" else LR_ROUNDS
-
-
-def _numbers(problem: str, method: str, step: float) -> dict[str, float]:
+def _numbers(
+    problem: str, method: str, step: float, tolerance: float = TOLERANCE
+) -> dict[str, float]:
     alpha, beta, gamma = METHODS[method]
-    own = {"alpha": alpha, "beta": beta, "gamma": gamma}
+    own: dict[str, float] = {"alpha": alpha, "beta": beta, "gamma": gamma}
     if method == "FedAvg":
         return own | {"learning_rate": step}
-    if problem == "lr":
-        own["learning_rate"] = INNER_RATE
-    return own | {"step_size": step}
+    own["step_size"] = step
+    return own if problem == "ls" else own | {"learning_rate": INNER_RATE, "tolerance": tolerance}
 
 
-def _prox(problem: str, num_rounds: int, **options) -> Setting:
-    return Setting("prox", num_rounds, 1 if problem == "ls" else INNER_STEPS, **options)
+def _group(figure: str, name: str, curves, k: int, *of, **options) -> Group:
+    return Group(f"{figure}-{name}", figure, Setting(*of, **options), k, curves)
 
 
 def _fedavg(problem: str) -> Iterator[Group]:
-    rounds, eta = rounds_of(problem), FEDAVG[problem]
-    for k in NUM_STEPS:
-        one = {f"k = {k}": _numbers(problem, "FedAvg", eta)}
-        yield Group(
-            f"2.2-{problem}-k{k}", "2.2", problem, 0.25, Setting("gradient", rounds, k), one
-        )
-    swept = {f"η0 · {d:g}": _numbers(problem, "FedAvg", d * eta) for d in DECAYS}
-    yield Group(f"2.2-{problem}-eta", "2.2", problem, 0.25, Setting("gradient", rounds, 10), swept)
+    of = (problem, 0.25, "gradient", ROUNDS[problem])
+    for k in NUM_STEPS[problem]:
+        one = {f"k = {k}": _numbers(problem, "FedAvg", FEDAVG[problem])}
+        yield _group("2.2", f"{problem}-k{k}", one, k, *of)
+    swept = {f"η0 · {d:g}": _numbers(problem, "FedAvg", d * FEDAVG[problem]) for d in DECAYS}
+    yield _group("2.2", f"{problem}-eta", swept, 10, *of)
 
 
 def _lines(problem: str) -> Iterator[Group]:
-    for k in NUM_STEPS[1:]:
+    of = (problem, 0.25, "gradient")
+    for k in LINE_STEPS:
         curves = {
             f"k = {k}, η (k − 1) = {c:g}": _numbers(problem, "FedAvg", c / (k - 1))
             for c in LINES[problem]
         }
-        setting = Setting("gradient", LS_ROUNDS, k)
-        if problem == "lr":
+        if problem == "ls":
+            yield _group("2.4", f"{problem}-k{k}", curves, k, *of, ROUNDS["ls"])
+        else:
             # The end is what is plotted, and acceleration comes to the same end.
-            setting = Setting("gradient", 400, k, memory=5)
-        yield Group(f"2.4-{problem}-k{k}", "2.4", problem, 0.25, setting, curves)
+            yield _group("2.4", f"{problem}-k{k}", curves, k, *of, 120, memory=5)
     if problem == "lr":
-        setting = Setting("gradient", 6000, 2)
         curves = {f"k = 2, η (k − 1) = {c:g}": _numbers(problem, "FedAvg", c) for c in LINES["lr"]}
-        yield Group("2.4-lr-plain-k2", "2.4 plain", problem, 0.25, setting, curves)
+        plain = _group("2.4", "lr-plain-k2", curves, 2, *of, 6000)
+        yield plain._replace(figure="2.4 plain")
 
 
 def _schedules(problem: str) -> Iterator[Group]:
     for schedule in SCHEDULES:
         period = PERIOD if schedule == "exponential" else None
-        setting = _prox(problem, rounds_of(problem), schedule=schedule, period=period)
-        for figure, method in (("2.5", "FedProx"), ("2.6", "FedRP")):
-            curves = {schedule: _numbers(problem, method, FIRST[problem])}
-            yield Group(f"{figure}-{problem}-{schedule}", figure, problem, 0.25, setting, curves)
+        curves = {
+            f"{method}, {schedule}": _numbers(problem, method, FIRST[problem], FIRST_TOLERANCE)
+            for method in ("FedProx", "FedRP")
+        }
+        of = (problem, 0.25, "prox", ROUNDS[problem], schedule, period)
+        yield _group("2.5", f"{problem}-{schedule}", curves, INNER_STEPS, *of)
 
 
 def _heterogeneity() -> Iterator[Group]:
-    others = [method for method in METHODS if method != "FedAvg"]
     for sigma in SIGMAS:
-        curves = {method: _numbers("ls", method, PROX["ls"]) for method in others}
-        name = f"2.7-sigma{sigma:g}"
-        yield Group(f"{name}-prox", "2.7", "ls", sigma, _prox("ls", LS_ROUNDS), curves)
+        curves = {method: _numbers("ls", method, PROX["ls"]) for method in PROXIMAL}
+        yield _group("2.7", f"sigma{sigma:g}-prox", curves, 1, "ls", sigma, "prox", ROUNDS["ls"])
         for k in (1, 10):
             one = {f"FedAvg, k = {k}": _numbers("ls", "FedAvg", FEDAVG["ls"])}
-            setting = Setting("gradient", LS_ROUNDS, k)
-            yield Group(f"{name}-k{k}", "2.7", "ls", sigma, setting, one)
+            of = ("ls", sigma, "gradient", ROUNDS["ls"])
+            yield _group("2.7", f"sigma{sigma:g}-k{k}", one, k, *of)
 
 
-def _acceleration(problem: str) -> Iterator[Group]:
-    others = [method for method in METHODS if method != "FedAvg"]
-    rounds = rounds_of(problem)
-    for memory in (0, 2):
-        setting = _prox(problem, rounds, memory=memory)
-        curves = {method: _numbers(problem, method, PROX[problem]) for method in others}
-        yield Group(f"2.8-{problem}-prox-{memory}", "2.8", problem, 0.25, setting, curves)
-        one = {"FedAvg": _numbers(problem, "FedAvg", FEDAVG[problem])}
-        setting = Setting("gradient", rounds, 5, memory=memory)
-        yield Group(f"2.8-{problem}-fedavg-{memory}", "2.8", problem, 0.25, setting, one)
-
-
-def _parts(problem: str) -> Iterator[Group]:
-    others = [method for method in METHODS if method != "FedAvg"]
-    curves = {method: _numbers(problem, method, PROX[problem]) for method in others}
+def _all_methods(figure: str, name: str, problem: str, **options) -> Iterator[Group]:
+    """The proximal methods, and FedAvg with five steps."""
+    curves = {method: _numbers(problem, method, PROX[problem]) for method in PROXIMAL}
+    of = (problem, 0.25, "prox", ROUNDS[problem])
+    yield _group(figure, f"{problem}-prox-{name}", curves, INNER_STEPS, *of, **options)
     one = {"FedAvg": _numbers(problem, "FedAvg", FEDAVG[problem])}
-    rounds = rounds_of(problem)
-    for share in (0.5, 0.7):
-        setting = _prox(problem, rounds, participation=share)
-        name = f"B.1-{problem}-{share:g}"
-        yield Group(f"{name}-prox", "B.1", problem, 0.25, setting, curves)
-        setting = Setting("gradient", rounds, 5, participation=share)
-        yield Group(f"{name}-fedavg", "B.1", problem, 0.25, setting, one)
-    if problem == "lr":
-        # A pass over five batches is five steps of local training; of a proximal step, 100 steps.
-        setting = Setting("prox", rounds, 100, batch_size=200)
-        yield Group("B.2-lr-prox", "B.2", problem, 0.25, setting, curves)
-        setting = Setting("gradient", rounds, 5, batch_size=200)
-        yield Group("B.2-lr-fedavg", "B.2", problem, 0.25, setting, one)
+    of = (problem, 0.25, "gradient", ROUNDS[problem])
+    yield _group(figure, f"{problem}-fedavg-{name}", one, 5, *of, **options)
 
 
 def groups() -> list[Group]:
     """All curves of all convex figures."""
     found: list[Group] = []
     for problem in ("ls", "lr"):
-        for part in (_fedavg, _lines, _schedules, _acceleration, _parts):
+        for part in (_fedavg, _lines, _schedules):
             found += part(problem)
+        for memory in (0, 2):
+            found += _all_methods("2.8", f"{memory}", problem, memory=memory)
+        for share in (0.5, 0.7):
+            found += _all_methods("B.1", f"{share:g}", problem, participation=share)
+    # A pass over five batches is five steps of local training.
+    found += _all_methods("B.2", "batches", "lr", batch_size=200)
     return found + list(_heterogeneity())

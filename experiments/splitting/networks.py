@@ -7,7 +7,7 @@ from fedjax_dp.models.base import Model
 
 
 class _MnistCnn(nn.Module):
-    """Two pooled convolutions, the second behind dropout of whole channels, and two dense layers."""
+    """Two pooled convolutions, dropout of whole channels in the second, and two dense layers."""
 
     num_classes: int
 

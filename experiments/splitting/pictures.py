@@ -18,11 +18,15 @@ def draw(results: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> None:
     by_figure: dict[str, dict[str, list[Any]]] = {}
     for result in results:
         group = result["group"]
-        panel = group["problem"].upper()
+        panel = group["setting"]["problem"].upper()
         if group["figure"] == "2.7":
             panel = f"LS, H = {4 * result['H']:.3g}"
-        panels = by_figure.setdefault(group["figure"].split()[0], {})
         for label, curve in result["curves"].items():
+            figure = group["figure"].split()[0]
+            if figure == "2.5":
+                method, _, label = label.partition(", ")
+                figure = "2.5" if method == "FedProx" else "2.6"
+            panels = by_figure.setdefault(figure, {})
             if group["figure"] == "B.1":
                 label = f"{label}, {group['setting']['participation']:g}"
             if group["setting"]["memory"] and group["figure"] == "2.8":

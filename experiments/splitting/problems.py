@@ -1,5 +1,6 @@
 """The convex problems of the chapter, from its generators: least squares, logistic regression."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -93,6 +94,20 @@ def least_squares_problem(sigma: float) -> Problem:
         float(np.linalg.eigvalsh(hessians)[:, -1].max()),
         float(np.mean(np.sum(slopes**2, axis=1))),
     )
+
+
+@functools.cache
+def problem_of(name: str, sigma: float) -> Problem:
+    """Builds each problem once.
+
+    Args:
+      name: "ls" or "lr".
+      sigma: noise of least squares.
+
+    Returns:
+      The problem.
+    """
+    return least_squares_problem(sigma) if name == "ls" else logistic_problem()
 
 
 def logistic_problem(flips: float = 0.257) -> Problem:

@@ -4,43 +4,38 @@ python -m experiments.splitting.study [--output FOLDER] [--only FIGURE …]
 """
 
 import argparse
-import functools
 import json
+import multiprocessing
 import os
 import pathlib
 import platform
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from experiments.splitting import findings, pictures
-from experiments.splitting.curves import run
-from experiments.splitting.grid import Group, groups
-from experiments.splitting.problems import Problem, least_squares_problem, logistic_problem
+from experiments.splitting.curves import Group, Setting, run
+from experiments.splitting.grid import groups
+from experiments.splitting.problems import problem_of
 
 # Rounds of a curve that are kept: the first ones, then ever fewer.
-KEPT = np.unique(np.round(np.geomspace(1, 6001, 400)).astype(int) - 1)
+KEPT = np.unique(np.round(np.geomspace(1, 6001, 150)).astype(int) - 1)
 
 
-@functools.cache
-def problem_of(name: str, sigma: float) -> Problem:
-    """Builds each problem once."""
-    return least_squares_problem(sigma) if name == "ls" else logistic_problem()
-
-
-def computed(group: Group) -> dict:
+def computed(group: Group) -> dict[str, Any]:
     """Runs one group; numbers with five digits."""
-    problem = problem_of(group.problem, group.sigma)
     start = time.perf_counter()
-    found = run(problem, group.setting, list(group.curves.values()))
+    found = run(group)
     seconds = time.perf_counter() - start
-    rounds = [int(r) for r in KEPT if r < group.setting.num_rounds]
-    if rounds[-1] != group.setting.num_rounds - 1:
-        rounds.append(group.setting.num_rounds - 1)
+    last = group.setting.num_rounds - 1
+    rounds = [int(r) for r in KEPT if r < last] + [last]
     return {
         "group": described(group),
-        "H": problem.heterogeneity,
+        "H": problem_of(*group.setting[:2]).heterogeneity,
         "seconds": round(seconds, 2),
         "hardware": f"{os.cpu_count()} CPU cores, {platform.machine()}",
         "rounds": rounds,
@@ -49,46 +44,65 @@ def computed(group: Group) -> dict:
                 **{kind: [float(f"{v[r]:.5g}") for r in rounds] for kind, v in own.items()},
                 "reached": findings.first_rounds(own["gap"]),
             }
-            for label, own in zip(group.curves, found, strict=True)
+            for label, own in found.items()
         },
     }
 
 
-def described(group: Group) -> dict:
+def described(group: Group) -> dict[str, Any]:
     """A group as JSON holds it."""
     plain = {**group._asdict(), "setting": group.setting._asdict()}
     return json.loads(json.dumps(plain))
 
 
-def main(arguments: list[str] | None = None) -> None:
+def is_done(group: Group, folder: pathlib.Path) -> bool:
+    """Tells whether a group's curves are in a folder."""
+    path = folder / f"{group.name}.json"
+    return path.exists() and json.loads(path.read_text("utf-8"))["group"] == described(group)
+
+
+def compute_all(batch: Sequence[Group], folder: pathlib.Path) -> list[str]:
+    """Runs groups that share a program, and says how long each took."""
+    lines = []
+    for group in batch:
+        result = computed(group)
+        part = folder / f"{group.name}.part"
+        part.write_text(json.dumps(result, ensure_ascii=False) + "\n", "utf-8")
+        part.replace(folder / f"{group.name}.json")
+        lines.append(f"figure {group.figure}: {group.name}, {result['seconds']:.1f} s")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is missing in a folder, then writes findings and pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/splitting"))
     parser.add_argument("--only", nargs="+", metavar="FIGURE", help="such as 2.2 2.8 B.1")
-    parser.add_argument("--limit", type=int, help="so many groups at most, for a trial")
+    parser.add_argument("--processes", type=int, default=2, help="that share the work")
     options = parser.parse_args(arguments)
-    folder = options.output / "curves"
+    folder, console, started = options.output / "curves", Console(), time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    todo = [g for g in groups() if not options.only or g.figure.split()[0] in options.only]
-    todo = todo[: options.limit]
-    for i, group in enumerate(todo, 1):
-        path = folder / f"{group.name}.json"
-        label = f"[{i}/{len(todo)}] figure {group.figure}: {group.name}"
-        if path.exists() and json.loads(path.read_text())["group"] == described(group):
-            console.print(f"{label} is there", markup=False)
-            continue
-        result = computed(group)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(result, ensure_ascii=False))
-        part.replace(path)
-        console.print(f"{label}: {result['seconds']:.1f} s", markup=False)
-    results = [json.loads((folder / f"{g.name}.json").read_text()) for g in todo]
+    wanted = [g for g in groups() if not options.only or g.figure.split()[0] in options.only]
+    batches: dict[Setting, list[Group]] = {}
+    for group in wanted:
+        if not is_done(group, folder):
+            batches.setdefault(group.setting, []).append(group)
+    done = len(wanted) - sum(map(len, batches.values()))
+    # Those of logistic regression take longest, and begin.
+    order = sorted(batches, key=lambda setting: setting.problem)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
+        jobs = [pool.submit(compute_all, batches[setting], folder) for setting in order]
+        for job in as_completed(jobs):
+            for line in job.result():
+                done += 1
+                console.print(f"[{done}/{len(wanted)}] {line}", markup=False)
+    results = [json.loads((folder / f"{g.name}.json").read_text("utf-8")) for g in wanted]
     text = findings.as_markdown(results)
-    (options.output / "findings.md").write_text(text)
+    (options.output / "findings.md").write_text(text, "utf-8")
     pictures.draw(results, options.output)
-    total = sum(result["seconds"] for result in results)
-    console.print(f"\n{text}\n{len(results)} groups, {total / 60:.1f} minutes", markup=False)
+    minutes = (time.perf_counter() - started) / 60
+    console.print(f"\n{text}\n{len(results)} groups, {minutes:.1f} minutes", markup=False)
 
 
 if __name__ == "__main__":

@@ -217,7 +217,8 @@ def splitting(
         if is_exact:
             return proximal_move(quadratic, u, step), None
         stiffer = 1 / step - 1 / own["step_size"]
-        rate = local.learning_rate / (1 + local.learning_rate / 2 * stiffer)
+        # A stable rate stays so: r (L + 1/η) goes to 1 as 1/η grows, where one step is enough.
+        rate = local.learning_rate / (1 + local.learning_rate * stiffer)
         pull, stops = towards(trees.cast_like(u, server.params), 1 / step), None
         if tolerance is not None:
             pull, stops = watched(pull), lambda state: state.norm <= own["tolerance"]
