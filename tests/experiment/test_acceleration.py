@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
         (("memory=-1",), "acceleration.memory must be a whole number of at least 1"),
         (("memory=2",), "acceleration.memory must be below the 2 rounds, got 2"),
         (("memory=1", "first=0"), "acceleration.first must be at least acceleration.memory = 1"),
-        (("memory=1", "damping=1.5"), "acceleration.damping must be a number from 0 to 1"),
+        (("memory=1", "damping=1.5"), "acceleration.damping must be a number in [0, 1]"),
         (("damping=0.5",), "acceleration.damping must be left out without an acceleration.memory"),
-        (("memory=1", "of=server"), "acceleration.of must be 'shared' or 'clients'"),
+        (("memory=1", "of=server"), "acceleration.of must be one of 'shared', 'clients'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_data_are_read(tmp_path, monkeypatch, words, message):
