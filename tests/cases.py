@@ -14,6 +14,7 @@ from marks import later, telling
 from oracles import clustered, federated, generalization, local, noise_aware
 from oracles.feddyn import feddyn
 from oracles.replay import Replay
+from oracles.splitting import FACTORS, scheme
 from oracles.trimmed_mean import trimmed_mean
 
 from fedjax_dp import algorithms
@@ -254,6 +255,54 @@ def _feddyn(run: Run):
     theta = theta_of(run.initial.server.params)
     theta, h, g = feddyn(theta, NUM_CLIENTS, run.replay, ROUNDS, train, 0.4)
     return {"params": theta, "correction": h, "corrections": g}
+
+
+# Of the proximal step in the first round.
+STEP_SIZE = 0.8
+
+
+def _splitting(numbers, *, phi="prox", is_averaged=False, is_weighted=False, schedule="constant"):
+    """The oracle of the splitting scheme; Φ is a proximal step, SGD or DP-SGD."""
+
+    def eta(t):
+        return STEP_SIZE * FACTORS[schedule](t, None)
+
+    def expect(run: Run):
+        sizes, theta = run.replay.sizes, theta_of(run.initial.server.params)
+
+        def prox(r, i, u, mean):
+            stiffer = 1 / eta(r) - 1 / STEP_SIZE
+            rates = 1 / (1 / SETTINGS.learning_rate + stiffer)
+            settings = SETTINGS._replace(learning_rate=rates)
+            train = federated.local_sgd(run.clients, run.replay, settings, mu=1 / eta(r))
+            return train(mean, r, i, (mean - u) / eta(r))
+
+        def trained(r, i, u, mean):
+            how = federated.local_dp_sgd if phi == "dp_sgd" else federated.local_sgd
+            return how(run.clients, run.replay, SETTINGS)(u, r, i)
+
+        found = scheme(
+            np.tile(theta, (NUM_CLIENTS, 1)),
+            sizes.astype(float) if is_weighted else (sizes > 0).astype(float),
+            run.replay.cohort,
+            ROUNDS,
+            prox if phi == "prox" else trained,
+            numbers,
+            is_central=False,
+            eta=eta,
+        )
+        return found if is_averaged else {k: found[k] for k in ("params", "points")}
+
+    return expect
+
+
+def _observe_splitting(state):
+    average = state.server.average
+    return {
+        "params": theta_of(state.server.params),
+        "points": theta_of(state.clients.point),
+        **({} if average is None else {"average": theta_of(average.mean)}),
+    }
 
 
 def _scaffold(run: Run):
@@ -666,6 +715,58 @@ _CASES = (
         _propfair(generalization.propfair_dp_sgd),
         _params,
         is_private=True,
+    ),
+    Case(
+        "splitting",
+        algorithms.splitting,
+        lambda m: algorithms.splitting(
+            m,
+            plain_trainer(m),
+            alpha=1.6,
+            beta=0.7,
+            gamma=0.6,
+            step_size=STEP_SIZE,
+            schedule="inverse",
+            is_averaged=True,
+        ),
+        _splitting((1.6, 0.7, 0.6), is_averaged=True, schedule="inverse"),
+        _observe_splitting,
+    ),
+    Case(
+        "fedsplit",
+        algorithms.fedsplit,
+        lambda m: algorithms.fedsplit(m, plain_trainer(m), step_size=STEP_SIZE, is_weighted=True),
+        _splitting((2, 2, 1), is_weighted=True),
+        _observe_splitting,
+    ),
+    Case(
+        "fedpi",
+        algorithms.fedpi,
+        lambda m: algorithms.fedpi(m, plain_trainer(m), step_size=STEP_SIZE),
+        _splitting((2, 2, 0.5)),
+        _observe_splitting,
+    ),
+    Case(
+        "fedrp",
+        algorithms.fedrp,
+        lambda m: algorithms.fedrp(m, plain_trainer(m), step_size=STEP_SIZE),
+        _splitting((2, 1, 1)),
+        _observe_splitting,
+    ),
+    Case(
+        "reflected_fedavg",
+        algorithms.reflected_fedavg,
+        lambda m: algorithms.reflected_fedavg(m, private_trainer(m)),
+        _splitting((1, 2, 1), phi="dp_sgd"),
+        _observe_splitting,
+        is_private=True,
+    ),
+    Case(
+        "reflected_fedprox",
+        algorithms.reflected_fedprox,
+        lambda m: algorithms.reflected_fedprox(m, plain_trainer(m), step_size=STEP_SIZE),
+        _splitting((1, 2, 1)),
+        _observe_splitting,
     ),
     Case(
         "ifca",

@@ -35,6 +35,14 @@ from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.algorithms.registry import ALGORITHMS, build
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
+from fedjax_dp.algorithms.splitting import (
+    fedpi,
+    fedrp,
+    fedsplit,
+    reflected_fedavg,
+    reflected_fedprox,
+    splitting,
+)
 from fedjax_dp.algorithms.term import term
 from fedjax_dp.algorithms.weiavg import weiavg
 
@@ -59,7 +67,10 @@ __all__ = [
     "fedadam",
     "fedavg",
     "fedavgm",
+    "fedpi",
     "fedprox",
+    "fedrp",
+    "fedsplit",
     "fedyogi",
     "ifca",
     "km_cdpfl",
@@ -76,9 +87,12 @@ __all__ = [
     "r_dpcfl",
     "rc_dpfl",
     "record_dp_fedavg",
+    "reflected_fedavg",
+    "reflected_fedprox",
     "robust_hdp",
     "scaffold",
     "smallest_budget",
+    "splitting",
     "term",
     "weiavg",
 ]

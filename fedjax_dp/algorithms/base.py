@@ -79,6 +79,21 @@ def _kept(server: PyTree, aggregate: PyTree, own: PyTree, hyper: Hyper) -> PyTre
     return own
 
 
+class SharedModel(NamedTuple):
+    """Where in a state a model is, such as that for the whole population in the server's.
+
+    Attributes:
+      read: `(state) -> params`.
+      write: `(state, params) -> state` with another model in its place.
+      is_start: whether the next round starts from it; not where it is an average of what rounds
+        came to, which wrappers that extrapolate refuse.
+    """
+
+    read: Callable[[PyTree], PyTree]
+    write: Callable[[PyTree, PyTree], PyTree]
+    is_start: bool = True
+
+
 class ClientState(NamedTuple):
     """What clients keep from round to round.
 
@@ -89,23 +104,14 @@ class ClientState(NamedTuple):
         or what it began with for a client that sat out. None leaves it as it is.
       finishes_everybody: whether `finish` is for all clients, or for those alone whose contribution
         is in the aggregate.
+      iterate: where in it the point is that a round maps to its next, for wrappers that
+        extrapolate the points of all clients; None where it is not there as such.
     """
 
     init: Callable[[PyTree], PyTree]
     finish: Callable[[PyTree, PyTree, PyTree, Hyper], PyTree] | None = None
     finishes_everybody: bool = False
-
-
-class SharedModel(NamedTuple):
-    """Where in the server's state the model for the whole population is.
-
-    Attributes:
-      read: `(server) -> params`.
-      write: `(server, params) -> server` with another model in its place.
-    """
-
-    read: Callable[[PyTree], PyTree]
-    write: Callable[[PyTree, PyTree], PyTree]
+    iterate: SharedModel | None = None
 
 
 def field(name: str) -> SharedModel:

@@ -320,12 +320,13 @@ class LocalTrainer(NamedTuple):
 
     Attributes:
       train: `(start, client, config, key, *, gradient_transform, update_transform, penalty,
-        objective) -> LocalResult`; the optional Optax transform sees every gradient before the
-        optimiser does, noised where training is private, the optional update transform comes behind
-        those of the trainer and is refused as they are, the optional penalty, `(params) -> scalar`,
-        is added to the loss of every example and clipped with it; the optional objective, `(loss)
-        -> value`, is minimised in place of the mean loss of a batch or, where training is private,
-        in place of each example's.
+        objective, until) -> LocalResult`; the optional Optax transform sees every gradient before
+        the optimiser does, noised where training is private, the optional update transform comes
+        behind those of the trainer and is refused as they are, the optional penalty, `(params) ->
+        scalar`, is added to the loss of every example and clipped with it; the optional objective,
+        `(loss) -> value`, is minimised in place of the mean loss of a batch or, where training is
+        private, in place of each example's; the optional `until`, `(state of the gradient
+        transform) -> bool`, ends training early, which costs no more than all its steps.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       claim: what one run of `train` promises to a record, its numbers being a `LocalConfig`; None

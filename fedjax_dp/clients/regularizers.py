@@ -103,6 +103,38 @@ def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+class Watched(NamedTuple):
+    """What a watched transform keeps.
+
+    Attributes:
+      inner: the state of the transform that is watched.
+      norm: L2 norm of the gradient that it gave last, float32; infinite before the first.
+    """
+
+    inner: PyTree
+    norm: jax.Array
+
+
+def watched(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Keeps the norm of what a transform gives, so that training can stop when it is small.
+
+    Args:
+      transform: gives the gradient of a local objective.
+
+    Returns:
+      The same transform; its state is a `Watched`, which `until` of `LocalTrainer.train` reads.
+    """
+
+    def init(params):
+        return Watched(transform.init(params), jnp.float32(jnp.inf))
+
+    def update(gradient, state, params=None):
+        gradient, inner = transform.update(gradient, state.inner, params)
+        return gradient, Watched(inner, trees.l2_norm(gradient))
+
+    return optax.GradientTransformation(init, update)
+
+
 @checked
 def distance_to(anchor: PyTree, strength: NonNegative) -> Callable[[PyTree], jax.Array]:
     """Builds the penalty `strength / 2 * ‖w − anchor‖²` for `LocalTrainer.train`.

@@ -177,6 +177,7 @@ class _Training:
         update_transform=None,
         penalty=None,
         objective=None,
+        until=None,
     ) -> LocalResult:
         """Trains one client from `start` on."""
         is_private = self.rule.event is not None
@@ -204,7 +205,13 @@ class _Training:
             _nothing_read(),
             trees.zeros_like(start),
         )
-        local = jax.lax.while_loop(lambda local: local.step < steps, partial(self.step, run), local)
+
+        def goes_on(local):
+            is_left = local.step < steps
+            # The gradient transform is the first link of the chain.
+            return is_left if until is None else is_left & ~until(local.optimizer[0])
+
+        local = jax.lax.while_loop(goes_on, partial(self.step, run), local)
         delta = trees.subtract(local.params, start)
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.
@@ -212,7 +219,9 @@ class _Training:
             context = UpdateContext(local.params, local.gradient, client, config, own_key)
             delta = transform(delta, context)
         metrics = for_people(local.metrics._replace(update_norm=trees.l2_norm(delta)))
-        return LocalResult(delta, local.params, client.size.astype(jnp.float32), steps, metrics)
+        return LocalResult(
+            delta, local.params, client.size.astype(jnp.float32), local.step, metrics
+        )
 
     def parts(self, start: Any, client: ClientData) -> tuple[int, int]:
         """Chooses the slots of a draw, and how many of them are computed at once."""

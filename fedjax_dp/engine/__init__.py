@@ -1,6 +1,7 @@
 """The engine: a federation as a value, and what compiles, lays out and accounts its rounds."""
 
 from fedjax_dp.engine.accounting import PrivacyAccounting
+from fedjax_dp.engine.anderson import anderson
 from fedjax_dp.engine.calibration import calibrate, run_event
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.compile import Simulation, compile_federation, simulation
@@ -24,6 +25,7 @@ __all__ = [
     "Simulation",
     "SimulationState",
     "TrainingInfo",
+    "anderson",
     "calibrate",
     "compile_federation",
     "evaluator",

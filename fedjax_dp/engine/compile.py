@@ -106,6 +106,7 @@ def simulation(
     execution: ExecutionConfig = ExecutionConfig(),
     *,
     validation: FederatedData | None = None,
+    wrapper: Callable[[Federation], Federation] | None = None,
 ) -> Simulation:
     """Compiles an algorithm on a population.
 
@@ -116,17 +117,20 @@ def simulation(
       execution: how it is laid out.
       validation: a second split of the same clients' own data, which they read as
         `client.validation`.
+      wrapper: what the federation passes through, such as `partial(anderson, memory=2)`.
 
     Returns:
       The simulation.
 
     Raises:
-      ValueError: as `federation` and `compile_federation`.
+      ValueError: as `federation`, the wrapper and `compile_federation`.
     """
     _require_32_bits()
     execution.validate()
     bound = federation(algorithm, population_of(data, validation), participation)
     _warn_of_divisor(bound)
+    if wrapper is not None:
+        bound = wrapper(bound)
     return compile_federation(bound, data, execution, validation=validation)
 
 

@@ -13,12 +13,15 @@ from fedjax_dp.evaluation.fairness import (
     over_seeds,
     summarize,
 )
+from fedjax_dp.evaluation.heterogeneity import Heterogeneity, heterogeneity
 
 __all__ = [
     "Evaluation",
+    "Heterogeneity",
     "by_group",
     "cluster_fairness",
     "disparity_of_gains",
+    "heterogeneity",
     "is_minority_found",
     "is_partition_found",
     "matched_share",

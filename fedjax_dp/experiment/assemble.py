@@ -1,12 +1,15 @@
 """Builds the parts of an experiment from its configuration, checking all of it before any work."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.core import checks, trees
+from fedjax_dp.engine.anderson import anderson
 from fedjax_dp.engine.compile import Simulation, simulation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
+from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.evaluation.metrics import METRICS, Metric
 from fedjax_dp.experiment.analysis import Asked, require_analysis
@@ -19,7 +22,12 @@ from fedjax_dp.experiment.build import (
     calibrated,
     record_level,
 )
-from fedjax_dp.experiment.config import Config, ExecutionSection, RunSection
+from fedjax_dp.experiment.config import (
+    AccelerationSection,
+    Config,
+    ExecutionSection,
+    RunSection,
+)
 from fedjax_dp.experiment.devices import offer_devices
 from fedjax_dp.experiment.mechanism import Setting, structure_of
 from fedjax_dp.experiment.participation import participation_of
@@ -86,7 +94,8 @@ def assemble(config: Config) -> Experiment:
         algorithm = calibrated(
             config.algorithm.name, algorithm, privacy.record, setting, train.sizes
         )
-    compiled = simulation(algorithm, train, participation, execution)
+    wrapper = acceleration_of(config.acceleration, config.run)
+    compiled = simulation(algorithm, train, participation, execution, wrapper=wrapper)
     share = config.data.client_test_share
     metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
     evaluations = _evaluator(compiled, model, population, share, metrics)
@@ -119,6 +128,23 @@ def population_of(config: Config) -> Population:
     population = build_population(config.data, config.run.seed)
     is_pooled = algorithms.ALGORITHMS[config.algorithm.name].pools_clients
     return population.pooled() if is_pooled else population
+
+
+def acceleration_of(
+    section: AccelerationSection, run: RunSection
+) -> Callable[[Federation], Federation] | None:
+    """Gives what accelerates the rounds.
+
+    Args:
+      section: what was asked for.
+      run: how many rounds there are, which bounds the memory.
+
+    Returns:
+      The wrapper of a federation; None for plain rounds.
+    """
+    if section.memory is None:
+        return None
+    return partial(anderson, num_rounds=run.rounds, **section.model_dump())
 
 
 def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:

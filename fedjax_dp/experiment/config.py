@@ -115,6 +115,25 @@ class AlgorithmSection(Section):
     )
 
 
+class AccelerationSection(Section):
+    """Anderson acceleration: a round starts from a mix of what earlier ones came to."""
+
+    memory: Count | None = _setting(
+        None, "earlier rounds that are looked at; no acceleration if not given"
+    )
+    of: Literal["shared", "clients"] = _setting(
+        "shared", "what is mixed: the server's model, or the points of all clients"
+    )
+    first: Index | None = _setting(
+        None, "rounds that stay plain before it begins; memory + 1 if not given"
+    )
+    ridge: NonNegative = _setting(1e-10, "regularisation of the small system, over its trace")
+    damping: Fraction = _setting(0.0, "share of the plain round in the mix")
+    growth: Size = _setting(
+        1e4, "how many times the shortest residual remembered a longer one starts anew"
+    )
+
+
 class TrainingSection(Section):
     """Local training at the clients; numbers may be one for all or a list, one a client."""
 
@@ -329,6 +348,7 @@ class Config(Section):
       data: which examples, and how they are spread.
       model: what is trained.
       algorithm: how the parts are put together.
+      acceleration: of the rounds.
       training: local training.
       participation: who joins a round.
       privacy: what is protected.
@@ -339,6 +359,7 @@ class Config(Section):
     data: DataSection = Field(default_factory=DataSection)
     model: ModelSection = Field(default_factory=ModelSection)
     algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    acceleration: AccelerationSection = Field(default_factory=AccelerationSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
     participation: ParticipationSection = Field(default_factory=FullParticipation)
     privacy: PrivacySection = Field(default_factory=PrivacySection)

@@ -89,6 +89,8 @@ def to_toml(config: Config) -> str:
         # Of a mechanism that does not run only what was said is repeated.
         if unit not in privacy.model_fields_set:
             del tables["privacy"][unit]
+    if not config.acceleration.model_fields_set:
+        del tables["acceleration"]
     return tomli_w.dumps(tables)
 
 

@@ -49,7 +49,11 @@ class _Case:
         self.model: Model = parts.model
         self.workload = workload
         self.simulation: Simulation = simulation(
-            parts.algorithm, parts.data, parts.participation, execution
+            parts.algorithm,
+            parts.data,
+            parts.participation,
+            execution,
+            wrapper=parts.wrapper,
         )
         self._key = jax.random.key(0)
         state = self.simulation.init(self._key)
@@ -70,7 +74,7 @@ class _Case:
 def measure(
     name: str, execution: ExecutionConfig, num_rounds: int, **changes: Any
 ) -> dict[str, Any]:
-    """Times a workload, beside the same work without privacy where there is such.
+    """Times a workload, beside the same work without privacy, or by FedAvg, where there is such.
 
     Args:
       name: a key of `WORKLOADS`.

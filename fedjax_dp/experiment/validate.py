@@ -10,6 +10,7 @@ from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks
 from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.experiment.config import (
+    AccelerationSection,
     AlgorithmSection,
     ClientLevel,
     Config,
@@ -19,6 +20,7 @@ from fedjax_dp.experiment.config import (
     ParticipationSection,
     PrivacySection,
     RecordLevel,
+    RunSection,
     TrainingSection,
 )
 from fedjax_dp.experiment.partitions import PARTITIONS
@@ -42,6 +44,7 @@ def validate(config: Config) -> None:
     _check_public_examples(name, entry, config.data.public_examples)
     _check_unit(name, entry, privacy)
     _check_inactive(privacy)
+    _check_acceleration(config.acceleration, config.run)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
     transforms = entry.transforms(options)
@@ -105,6 +108,20 @@ def _check_inactive(privacy: PrivacySection) -> None:
             rule = f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit}"
             key = f"privacy.{unit}.{fields[0]}"
             raise ValueError(f"{key} must {rule}, got {getattr(given, fields[0])!r}")
+
+
+def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
+    if section.memory is not None:
+        rule = f"be below the {run.rounds} rounds"
+        checks.require(section.memory < run.rounds, "acceleration.memory", rule, section.memory)
+        first = section.first
+        rule = f"be at least acceleration.memory = {section.memory}"
+        fits = first is None or first >= section.memory
+        checks.require(fits, "acceleration.first", rule, first)
+        return
+    for name in sorted(section.model_fields_set - {"memory"}):
+        rule = "be left out without an acceleration.memory"
+        raise ValueError(f"acceleration.{name} must {rule}, got {getattr(section, name)!r}")
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:

@@ -1,6 +1,7 @@
 """The workloads that benchmarks run: synthetic data of real shapes, fixed seeds."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ from fedjax_dp.core import checks
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.anderson import anderson
+from fedjax_dp.engine.federation import Federation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.masking import gradient_mask
@@ -38,6 +41,7 @@ class Workload(NamedTuple):
       base: the same work without privacy, or by FedAvg, against which the overhead is measured.
       algorithm: its name, where it is not FedAvg; without privacy alone.
       is_masked: whether FedAvg's steps are masked by agreement.
+      memory: τ of Anderson acceleration; None without.
     """
 
     about: str
@@ -55,6 +59,7 @@ class Workload(NamedTuple):
     base: str | None = None
     algorithm: str = "fedavg"
     is_masked: bool = False
+    memory: int | None = None
 
 
 def _with_privacy(base: Workload, name: str, unit: str, clip_norm: float) -> Workload:
@@ -115,6 +120,9 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4gma": _W4._replace(about=f"{_W4.about}; steps masked", is_masked=True, base="W4"),
     "W1propfair": _W1._replace(about=f"{_W1.about}; PropFair", algorithm="propfair", base="W1"),
     "W1term": _W1._replace(about=f"{_W1.about}; TERM", algorithm="term", base="W1"),
+    "W4fedpi": _W4._replace(about=f"{_W4.about}; FedPi", algorithm="fedpi", base="W4"),
+    "W4fedsplit": _W4._replace(about=f"{_W4.about}; FedSplit", algorithm="fedsplit", base="W4"),
+    "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),
     "users": _USERS._replace(unit="client", clip_norm=0.3),
     "cifar10": _CIFAR,
     "cifar10dp": _with_privacy(_CIFAR, "cifar10", "client", 0.4),
@@ -133,12 +141,14 @@ class Prepared(NamedTuple):
       model: what is trained.
       algorithm: the declaration.
       participation: who joins a round.
+      wrapper: what the federation of these passes through; None where it stays as it is.
     """
 
     data: FederatedData
     model: Model
     algorithm: FederatedAlgorithm
     participation: Participation
+    wrapper: Callable[[Federation], Federation] | None = None
 
 
 def synthetic_data(workload: Workload) -> FederatedData:
@@ -213,4 +223,6 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
     if workload.unit == "client" and not everybody:
         sampler = sampling.poisson()
     participation = participants.participation(sampler, workload.num_clients, cohort)
-    return Prepared(data, model, build, participation)
+    memory = workload.memory
+    wrapper = None if memory is None else partial(anderson, memory=memory)
+    return Prepared(data, model, build, participation, wrapper)

@@ -41,6 +41,8 @@ class Model(NamedTuple):
         refreshes, as `kinds.marked` takes it; empty where there are none.
       full_params: `full_params(params) -> params` with the frozen parameters back in their places,
         as whoever goes on without the `Model` needs them; the same object where nothing is frozen.
+      is_quadratic: whether the loss of every example is a quadratic function of the parameters,
+        which exact proximal steps ask for; nothing can check it.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Model(NamedTuple):
     mixes_examples: bool
     buffer_keys: Where = ()
     full_params: Callable[[PyTree], PyTree] = _same
+    is_quadratic: bool = False
 
     def losses(
         self,

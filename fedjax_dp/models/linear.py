@@ -1,13 +1,17 @@
 """Models that are linear in their parameters."""
 
+import math
+
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import half_squared_error
 
 
 class _Linear(nn.Module):
@@ -60,9 +64,43 @@ def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1
       ValueError: if there is no output.
     """
     checks.whole("num_outputs", num_outputs)
-    return Model.from_flax(
+    model = Model.from_flax(
         _Linear(num_outputs), example_x, loss="squared_error", name="linear_regression"
     )
+    return model._replace(is_quadratic=True)
+
+
+def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> Model:
+    """Builds least squares without an intercept, from a start at zero: `scale · ½ (xᵀw − y)²`.
+
+    It has as many parameters as there are features.
+
+    Args:
+      example_x: shape and type of one input, flattened to features.
+      scale: what every loss is multiplied by, above 0; a client's number of examples makes the mean
+        over its examples their sum, half of all squared errors.
+
+    Returns:
+      The model; outputs are `[examples]`, and there is no accuracy.
+
+    Raises:
+      ValueError: for a scale that is not above 0.
+
+    Source: Malekmohammadi and others 2021, section 2.4.1.
+    """
+    checks.positive("scale", scale)
+
+    def loss(outputs, batch):
+        return scale * half_squared_error(outputs, batch["y"])
+
+    num_features = math.prod(example_x.shape)
+    model = Model.from_functions(
+        lambda key: jnp.zeros(num_features),
+        lambda params, x: inputs.features(x) @ params,
+        loss=loss,
+        name="least_squares",
+    )
+    return model._replace(is_quadratic=True)
 
 
 def head(num_classes: int, single_logit: bool) -> tuple[int, str]:

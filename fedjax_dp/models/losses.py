@@ -109,10 +109,27 @@ def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.mean(squares.reshape(squares.shape[0], -1), axis=1)
 
 
+def half_squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """Computes half the squared error, summed over each example's targets.
+
+    Args:
+      outputs: predictions, `[examples, ...]`; a last axis of size 1 that the targets lack is
+        dropped.
+      targets: real values, `[examples, ...]`.
+
+    Returns:
+      Losses, `[examples]`, float32 or better.
+    """
+    outputs = _same_rank(_widen(outputs), targets)
+    squares = jnp.square(outputs - targets.astype(outputs.dtype))
+    return jnp.sum(squares.reshape(squares.shape[0], -1), axis=1) / 2
+
+
 _NAMED: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any] | None]] = {
     "softmax_cross_entropy": (softmax_cross_entropy, softmax_correct),
     "sigmoid_binary_cross_entropy": (sigmoid_binary_cross_entropy, sigmoid_correct),
     "squared_error": (squared_error, None),
+    "half_squared_error": (half_squared_error, None),
 }
 NAMES = tuple(_NAMED)
 
@@ -130,7 +147,7 @@ def resolve(
 
     Returns:
       The loss function and the counting function; the latter is None where accuracy has no meaning:
-      for `squared_error` and for a function without a count of its own.
+      for squared errors and for a function without a count of its own.
 
     Raises:
       ValueError: if `loss` is a name that does not exist; from the functions themselves, when they

@@ -7,6 +7,7 @@ import pytest
 from experiments.clustered_dp import grid as clustered
 from experiments.generalization import fairness, masking
 from experiments.heterogeneous_dp import sweep as heterogeneous
+from experiments.splitting import cnn
 from experiments.user_level_dp import grids as user_level
 from experiments.user_level_dp import mnist_by_writer
 from fedjax_dp.experiment import reading as configuration
@@ -28,6 +29,7 @@ STUDIES = {
     },
     **{f"generalization {name}": study for name, study in masking.STUDIES.items()},
     "generalization fairness": fairness.STUDY,
+    **{f"splitting {name}": study for name, study in cnn.STUDIES.items()},
     "user-level tune": mnist_by_writer.TUNE,
     "user-level compare": mnist_by_writer.COMPARE,
 }

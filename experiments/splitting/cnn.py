@@ -1,0 +1,118 @@
+"""The chapter's figures on MNIST, reduced: `python -m experiments.splitting.cnn STUDY`."""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+from experiments import sweep
+
+HERE = pathlib.Path(__file__).parent
+ACCURACY = {"test_accuracy": 100.0}
+LOSS = ACCURACY | {"test_loss": 1.0}
+
+
+def _options(**options: float | str | bool) -> list[str]:
+    return [f"--algorithm.options.{name}={value!s}" for name, value in options.items()]
+
+
+def _method(name: str, **options: float | str) -> list[str]:
+    return [f"--algorithm.name={name}", *_options(**options)]
+
+
+FEDAVG = _method("splitting", client_map="gradient")
+METHODS: Mapping[str, list[str]] = {
+    "FedAvg": FEDAVG,
+    "FedProx": _method("splitting", step_size=1.0),
+    "FedRP": _method("fedrp", step_size=1.0),
+    "FedSplit": _method("fedsplit", step_size=1.0),
+    "FedPi": _method("fedpi", step_size=1.0),
+}
+SPLITS = {
+    "IID": ["--data.partition=iid"],
+    "at most 6 classes": [
+        "--data.partition=shards",
+        "--data.partition_options.shards_per_client=6",
+    ],
+    "at most 2 classes": [
+        "--data.partition=shards",
+        "--data.partition_options.shards_per_client=2",
+    ],
+}
+MIDDLE = {"at most 6 classes": SPLITS["at most 6 classes"]}
+
+
+def _steps() -> dict[str, list[str]]:
+    """k and η of figures 2.3 and 2.4, two lines of the same c = η (k − 1)."""
+    found = {}
+    for line in (0.2, 0.8):
+        for k in (3, 5, 17):
+            words = [f"--training.num_steps={k}", f"--training.learning_rate={line / (k - 1):g}"]
+            found[f"k={k} c={line:g}"] = [*FEDAVG, *words]
+    return found
+
+
+STUDIES = {
+    study.name: study
+    for study in (
+        sweep.Study(
+            name="heterogeneity",
+            file=HERE / "mnist.toml",
+            axes={
+                "method": {"FedAvg k=1": [*FEDAVG, "--training.num_steps=1"]} | dict(METHODS),
+                "split": SPLITS,
+            },
+            rows="method",
+            columns="split",
+            metrics=ACCURACY,
+        ),
+        sweep.Study(
+            name="acceleration",
+            file=HERE / "mnist.toml",
+            axes={
+                "method": METHODS,
+                "memory": {"none": [], "τ=10": ["--acceleration.memory=10"]},
+                "split": MIDDLE,
+            },
+            rows="method",
+            columns="memory",
+            metrics=ACCURACY,
+        ),
+        sweep.Study(
+            name="schedules",
+            file=HERE / "mnist.toml",
+            axes={
+                "step": {
+                    "η=0.1": _method("splitting", step_size=0.1),
+                    "η=1": _method("splitting", step_size=1.0),
+                    "η=100": _method("splitting", step_size=100.0),
+                    "100 over ln t": _method("splitting", step_size=100.0, schedule="inverse_log"),
+                    "100 over t": _method("splitting", step_size=100.0, schedule="inverse"),
+                    "FedAvg": FEDAVG,
+                },
+                "split": MIDDLE,
+            },
+            rows="step",
+            columns="split",
+            metrics=ACCURACY,
+        ),
+        sweep.Study(
+            name="local_steps",
+            file=HERE / "mnist.toml",
+            axes={"steps": _steps(), "split": MIDDLE},
+            rows="steps",
+            columns="split",
+            metrics=LOSS,
+        ),
+    )
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the study that the first word names; the rest is as for every sweep."""
+    if not arguments or arguments[0] not in STUDIES:
+        raise SystemExit(f"the first word must be one of {', '.join(STUDIES)}")
+    sweep.main(STUDIES[arguments[0]], arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

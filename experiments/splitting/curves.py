@@ -1,0 +1,150 @@
+"""Runs methods on a convex problem, side by side, and keeps their models of every round."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from experiments.splitting.problems import problem_of
+from fedjax_dp.algorithms import splitting
+from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine import Layout, anderson, examples_of, federation
+
+METHODS: Mapping[str, tuple[float, float, float]] = {
+    "FedAvg": (1, 1, 1),
+    "FedProx": (1, 1, 1),
+    "FedRP": (2, 1, 1),
+    "FedSplit": (2, 2, 1),
+    "FedPi": (2, 2, 0.5),
+}
+# Of the steps that solve a proximal step, which are Nesterov's.
+INNER_RATE, MOMENTUM = 2.2e-3, 0.6
+
+
+class Setting(NamedTuple):
+    """What is static in a program; all else is a number.
+
+    Attributes:
+      problem: "ls" or "lr".
+      sigma: noise of least squares.
+      client_map: "gradient" or "prox".
+      num_rounds: rounds.
+      schedule: of the step size.
+      period: of the exponential schedule, in rounds.
+      memory: τ of the acceleration, 0 for none.
+      participation: the chance that a client joins a round.
+      batch_size: examples of a local step; all of a client where it is None.
+    """
+
+    problem: str
+    sigma: float
+    client_map: str
+    num_rounds: int
+    schedule: str = "constant"
+    period: int | None = None
+    memory: int = 0
+    participation: float = 1.0
+    batch_size: int | None = None
+
+
+class Group(NamedTuple):
+    """Curves that one call computes side by side.
+
+    Attributes:
+      name: of its file.
+      figure: of the chapter.
+      setting: the program.
+      num_steps: local steps, or the most of them in a proximal step that is not exact.
+      curves: numbers by label, of one set of names: `learning_rate` and those of the algorithm.
+    """
+
+    name: str
+    figure: str
+    setting: Setting
+    num_steps: int
+    curves: Mapping[str, Mapping[str, float]]
+
+
+def run(group: Group) -> dict[str, dict[str, np.ndarray]]:
+    """Runs a group.
+
+    Args:
+      group: the curves.
+
+    Returns:
+      For each label the `gap` of every round's model, and that of the `average`, `[rounds]`.
+    """
+    gaps, numbers = problem_of(*group.setting[:2]).gaps, list(group.curves.values())
+    columns = {name: np.float32([one[name] for one in numbers]) for name in numbers[0]}
+    found = program(group.setting)(np.int32(group.num_steps), columns)
+    points, averages = (np.asarray(x, np.float64) for x in found)
+    return {
+        label: {"gap": gaps(p), "average": gaps(a)}
+        for label, p, a in zip(group.curves, points, averages, strict=True)
+    }
+
+
+@functools.cache
+def program(setting: Setting) -> Any:
+    """Compiles `(num_steps, numbers by name [curves]) -> models, averages [curves, rounds, p]`."""
+    problem = problem_of(setting.problem, setting.sigma)
+    num_clients = problem.data.num_clients
+    algorithm = _algorithm(setting)
+    is_full = setting.participation == 1
+    sampler = sampling.everybody() if is_full else sampling.poisson()
+    cohort = None if is_full else setting.participation * num_clients
+    fed = federation(
+        algorithm, problem.data, participants.participation(sampler, num_clients, cohort)
+    )
+    if setting.memory:
+        fed = anderson(fed, memory=setting.memory, of="clients", num_rounds=setting.num_rounds)
+    fed = fed.laid_out(Layout(num_clients, None))
+    key, examples = jax.random.key(100), jax.device_put(examples_of(problem.data))
+
+    def models(num_steps, numbers):
+        own, hyper = dict(numbers), fed.hyper
+        rate = own.pop("learning_rate", hyper.local.learning_rate)
+        local = hyper.local._replace(learning_rate=rate, num_steps=num_steps)
+        hyper = hyper._replace(local=local, algorithm={**hyper.algorithm, **own})
+
+        def body(state, _):
+            state, _, _ = fed.step(state, hyper, examples, key)
+            server = state.server.inner if setting.memory else state.server
+            average = server.params if server.average is None else server.average.mean
+            return state, (server.params, average)
+
+        return jax.lax.scan(body, fed.init(key), length=setting.num_rounds)[1]
+
+    return jax.jit(jax.vmap(models, in_axes=(None, 0)))
+
+
+def _algorithm(setting: Setting) -> Any:
+    """Declares the scheme; the numbers that it is built with are replaced."""
+    problem = problem_of(setting.problem, setting.sigma)
+    size = int(problem.data.sizes.max())
+    is_prox, is_exact = setting.client_map == "prox", setting.problem == "ls"
+    options: dict[str, Any] = {}
+    optimizer: Any = optax.sgd
+    if is_prox and is_exact:
+        options = {"solver": "exact"}
+    elif is_prox:
+        options = {"tolerance": 0.0, "smoothness": problem.smoothness}
+        optimizer = functools.partial(optax.sgd, momentum=MOMENTUM, nesterov=True)
+    rows = sampling.everybody() if setting.batch_size is None else sampling.shuffled()
+    config = LocalConfig(INNER_RATE, setting.batch_size or size, num_steps=1)
+    return splitting(
+        problem.model,
+        local_trainer(
+            problem.model, config, optimizer=optimizer, sampler=rows, micro_batch_size=size
+        ),
+        client_map=setting.client_map,  # type: ignore[arg-type]
+        schedule=setting.schedule,  # type: ignore[arg-type]
+        period=setting.period,
+        is_averaged=setting.memory == 0,
+        form="centralised",
+        **options,
+    )

@@ -1,0 +1,409 @@
+"""Operator splitting: FedAvg, FedProx, FedSplit, FedPi, FedRP and two more as one scheme."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from annotated_types import Ge, Le
+
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    SharedModel,
+    of_training,
+)
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.quadratic import Quadratic, factorise, proximal_move, unread
+from fedjax_dp.clients.regularizers import towards, watched
+from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Positive
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.mean import per_part, weighted_mean
+
+# In [0, 2]: 1 is a projection or a proximal step, 2 the reflection at it.
+Relaxation = Annotated[float, Ge(0), Le(2)]
+ClientMap = Literal["prox", "gradient"]
+Solver = Literal["local", "exact"]
+Form = Literal["decentralised", "centralised"]
+
+
+class Average(NamedTuple):
+    """The ergodic average of all models so far, each weighted by its round's step size.
+
+    Attributes:
+      mean: θ̄, the structure of the parameters.
+      weight: the sum of step sizes so far over that of the first round, float32.
+    """
+
+    mean: PyTree
+    weight: jax.Array
+
+
+class ServerState(NamedTuple):
+    """What the server sends.
+
+    Attributes:
+      params: z̄, the model.
+      pull: γ β behind the first round, 0 before it: what of z̄ is in every u, float32.
+      average: the ergodic average; None where none is kept.
+    """
+
+    params: PyTree
+    pull: jax.Array
+    average: Average | None
+
+
+@flax.struct.dataclass
+class Kept:
+    """What is kept for each client, all in float32.
+
+    Attributes:
+      point: in the centralised form u; in the decentralised form what of it is the client's own,
+        u − γ β z̄.
+      answer: z of the client's last participation; None in the decentralised form.
+      quadratic: the client's loss; None where the proximal step is not exact.
+    """
+
+    point: PyTree
+    answer: PyTree | None
+    quadratic: Quadratic | None
+
+
+def splitting(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    alpha: Relaxation = 1.0,
+    beta: Relaxation = 1.0,
+    gamma: Fraction = 1.0,
+    client_map: ClientMap = "prox",
+    step_size: Positive | None = None,
+    schedule: Schedule = "constant",
+    period: Count | None = None,
+    solver: Solver = "local",
+    tolerance: NonNegative | None = None,
+    smoothness: NonNegative = 0.0,
+    form: Form = "decentralised",
+    is_averaged: bool = False,
+    is_weighted: bool = False,
+    name: str = "splitting",
+) -> FederatedAlgorithm:
+    """Declares the scheme that federated methods are settings of.
+
+    Each client has a point u. A round is
+
+        z_i = (1 − α) u_i + α Φ(u_i)        at the clients
+        z̄   = Σ π_i z_i                     at the server; the model
+        θ_i = (1 − β) z_i + β z̄
+        u_i ← (1 − γ) u_i + γ θ_i
+
+    with Φ the proximal step `argmin_x f_i(x) + ‖x − u_i‖² / (2 η)`, or local training, which is k
+    gradient steps. f_i is the mean loss of the client's examples.
+
+    | (α, β, γ) | prox | gradient |
+    |---|---|---|
+    | (1, 1, 1) | FedProx | FedAvg |
+    | (2, 2, 1) | FedSplit | |
+    | (2, 2, ½) | FedPi | |
+    | (2, 1, 1) | FedRP | |
+    | (1, 2, 1) | reflected FedProx | reflected FedAvg |
+
+    z̄ is the mean over those who take part; a round without anybody changes nothing. Whoever sits
+    out keeps its last z_i: in the centralised form its u_i moves by it in every round, in the
+    decentralised form its own part of u_i waits. The two are the same where γ is 1 or all join.
+
+    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+
+    Args:
+      model: what is trained; buffers, such as the statistics of batch norm, are averaged alone.
+      trainer: local training: Φ itself, or what minimises the proximal objective from the server's
+        model on; a private one is record-level privacy inside Φ.
+      alpha: α, how far a client goes along its Φ, in [0, 2].
+      beta: β, how far it goes to the mean, in [0, 2].
+      gamma: γ, how much of the way is taken, in [0, 1].
+      client_map: Φ, a proximal step or local training.
+      step_size: η of the proximal step in the first round, 1 if not given; FedProx's μ is 1/η.
+        Local training as Φ has its learning rate instead.
+      schedule: how η, or the learning rate, shrinks over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings under the schedule "exponential", for it alone.
+      solver: how a proximal step is found: by local training, or exactly, for a model whose loss is
+        quadratic; the client then keeps the decomposition of its Hessian.
+      tolerance: norm of the proximal objective's gradient at which local training stops early.
+      smoothness: L of the clients' losses where it is known, 0 where not; steps of plain SGD must
+        be below 2 / (L + 1/η). They shrink with η so that what is stable at first stays so.
+      form: who holds u: each client its own, or the server all of them.
+      is_averaged: keep the average of all models, weighted by step size, and make it the model.
+      is_weighted: π by number of examples; else all clients that have some count the same.
+      name: the name in reports.
+
+    Returns:
+      The algorithm. Its info holds `moved`, how far the model went.
+
+    Raises:
+      ValueError: for a number out of its range, a schedule without its period, an inner step that
+        is too long, or an exact step of a model that is not quadratic or under a private trainer.
+
+    Source: Malekmohammadi and others 2021 ("An Operator Splitting View of Federated Learning"),
+    equations 2.15 to 2.17; (2.12) and (2.13) for the reflected methods, section 2.4.5 for FedRP,
+    which is not the random-projection method of the same name.
+    """
+    checks.one_of("client_map", client_map, ("prox", "gradient"))
+    checks.one_of("solver", solver, ("local", "exact"))
+    checks.one_of("form", form, ("decentralised", "centralised"))
+    check_schedule(schedule, period)
+    is_prox, is_exact = client_map == "prox", solver == "exact"
+    if not is_prox:
+        for option, value in (("step_size", step_size), ("tolerance", tolerance)):
+            rule = "be left out where Φ is local training, whose step is its learning rate"
+            checks.require(value is None, option, rule, value)
+        checks.require(not is_exact, "solver", "be 'local' where Φ is local training", solver)
+    numbers: dict[str, Any] = {"alpha": alpha, "beta": beta, "gamma": gamma}
+    ranges: dict[str, Any] = {"alpha": Relaxation, "beta": Relaxation, "gamma": Fraction}
+    if is_prox:
+        numbers["step_size"], ranges["step_size"] = (
+            1.0 if step_size is None else step_size,
+            Positive,
+        )
+    if period is not None:
+        numbers["period"], ranges["period"] = period, Count
+    if tolerance is not None:
+        numbers["tolerance"], ranges["tolerance"] = tolerance, NonNegative
+    if is_exact:
+        rule = "be one whose loss is quadratic in its parameters for an exact proximal step"
+        checks.require(model.is_quadratic, "model", rule, model.name)
+        rule = "be 'local' under a private trainer: an exact step reads records without noise"
+        checks.require(not trainer.is_private, "solver", rule, solver)
+        checks.require(tolerance is None, "tolerance", "be left out for exact steps", tolerance)
+    elif is_prox and trainer.is_plain_sgd:
+        _check_inner_step(trainer.config.learning_rate, numbers["step_size"], smoothness)
+    if (alpha, beta, gamma) == (2, 2, 1) and schedule != "constant":
+        warnings.warn("FedSplit has no guarantee where its step changes over rounds", stacklevel=2)
+    is_central = form == "centralised"
+
+    def on_weights(of_weight, of_buffer, *parts):
+        """Applies one function to all weights, another to buffers, which are averaged alone."""
+
+        def one(is_buffer, *leaves):
+            return (of_buffer if is_buffer else of_weight)(*leaves)
+
+        return jax.tree.map(one, model.is_buffer(parts[0]), *parts)
+
+    def point_of(server, own):
+        """Gives u: what the client keeps, and in the decentralised form its part of z̄."""
+        pull = 0.0 if is_central else server.pull
+        return on_weights(lambda w, z: w + pull * z, lambda w, z: z, own.point, server.params)
+
+    def mapped(server, u, quadratic, client, hyper, key):
+        """Computes `Φ(u) − u`."""
+        local, own = hyper.local, hyper.algorithm
+        factor = step_factor(schedule, client.round, own.get("period"))
+        if not is_prox:
+            local = local._replace(learning_rate=local.learning_rate * factor)
+            start = trees.cast_like(u, server.params)
+            result = trainer.train(start, client, local, key)
+            return result.delta, result.metrics
+        step = own["step_size"] * factor
+        if is_exact:
+            return proximal_move(quadratic, u, step), None
+        stiffer = 1 / step - 1 / own["step_size"]
+        # A stable rate stays so: r (L + 1/η) goes to 1 as 1/η grows, where one step is enough.
+        rate = local.learning_rate / (1 + local.learning_rate * stiffer)
+        pull, stops = towards(trees.cast_like(u, server.params), 1 / step), None
+        if tolerance is not None:
+            pull, stops = watched(pull), lambda state: state.norm <= own["tolerance"]
+        result = trainer.train(
+            server.params,
+            client,
+            local._replace(learning_rate=rate),
+            key,
+            gradient_transform=pull,
+            until=stops,
+        )
+        return trees.subtract(trees.add(server.params, result.delta), u), result.metrics
+
+    def client(server, own, client, hyper, key):
+        alpha, beta, gamma = (hyper.algorithm[k] for k in ("alpha", "beta", "gamma"))
+        quadratic = own.quadratic if not is_exact else _read_once(model, own, client, server.params)
+        u = point_of(server, own)
+        move, metrics = mapped(server, u, quadratic, client, hyper, key)
+        z = on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
+        # Nothing is known of a client without examples: it has no say, and stays where it is.
+        is_known = client.size > 0
+        if is_central:
+            own = Kept(own.point, trees.where(is_known, z, own.answer), quadratic)
+        else:
+            point = jax.tree.map(lambda u, z: (1 - gamma) * u + gamma * (1 - beta) * z, u, z)
+            own = Kept(trees.where(is_known, point, own.point), None, quadratic)
+        weight = client.size if is_weighted else is_known
+        update = {"model": trees.subtract(z, server.params), "anybody": jnp.float32(1)}
+        return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
+
+    def server_step(server, aggregate, hyper, round, key):
+        came = aggregate["anybody"] > 0
+        params = optax.apply_updates(server.params, aggregate["model"])
+        pull = jnp.where(came, hyper.algorithm["gamma"] * hyper.algorithm["beta"], server.pull)
+        average = server.average
+        if average is not None:
+            factor = step_factor(schedule, round.index, hyper.algorithm.get("period"))
+            factor = jnp.where(came, factor, 0.0)
+            weight = average.weight + factor
+            share = factor * trees.reciprocal(weight)
+            mean = jax.tree.map(
+                lambda m, p: m + (share * (p - m)).astype(m.dtype), average.mean, params
+            )
+            average = Average(mean, weight)
+        moved = trees.l2_norm(aggregate["model"])
+        return ServerState(params, pull.astype(jnp.float32), average), {"moved": moved}
+
+    def finish(server, aggregate, own, hyper):
+        beta, gamma = hyper.algorithm["beta"], hyper.algorithm["gamma"]
+
+        def of_weight(u, z, mean):
+            theta = (1 - beta) * z + beta * mean
+            return (1 - gamma) * u + gamma * theta
+
+        moved = on_weights(of_weight, lambda u, z, mean: u, own.point, own.answer, server.params)
+        return own.replace(point=trees.where(aggregate["anybody"] > 0, moved, own.point))
+
+    def init(key):
+        params = model.init(key)
+        average = Average(params, jnp.float32(0)) if is_averaged else None
+        return ServerState(params, jnp.float32(0), average)
+
+    def first(server):
+        point = jax.tree.map(trees.at_least_float32, server.params)
+        quadratic = unread(server.params) if is_exact else None
+        return Kept(point, point if is_central else None, quadratic)
+
+    states = ClientState(first, iterate=_ITERATE if is_central else None)
+    if is_central:
+        states = states._replace(finish=finish, finishes_everybody=True)
+    aggregator = per_part({"model": weighted_mean(), "anybody": weighted_mean()})
+    return FederatedAlgorithm(
+        name=name,
+        init=init,
+        client=client,
+        aggregator=aggregator,
+        server_step=server_step,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
+        clients=states,
+        record=of_training(trainer),
+        check_noised=trainer.check_noised,
+    ).with_numbers(numbers, ranges)
+
+
+def _model_of(server: ServerState) -> PyTree:
+    return server.params if server.average is None else server.average.mean
+
+
+def _with_model(server: ServerState, params: PyTree) -> ServerState:
+    average = None if server.average is None else server.average._replace(mean=params)
+    return server._replace(params=params, average=average)
+
+
+_ITERATE = SharedModel(lambda own: own.point, lambda own, point: own.replace(point=point))
+
+
+def _read_once(model: Model, own: Kept, client: Any, params: PyTree) -> Quadratic:
+    """Reads a client's loss off its records in the first round that it joins."""
+    assert own.quadratic is not None
+    is_new = ~own.quadratic.is_ready
+    # Clients that are computed side by side read together, so that nobody reads again.
+    reads = client.widest(is_new.astype(jnp.int32)) > 0
+    found = jax.lax.cond(reads, lambda: factorise(model, client, params), lambda: own.quadratic)
+    return trees.where(is_new, found, own.quadratic)
+
+
+def _check_inner_step(rate: Any, step_size: Any, smoothness: float) -> None:
+    checks.non_negative("smoothness", smoothness)
+    checks.positive("step_size", step_size)
+    bound = float(np.min(2 / (smoothness + 1 / np.asarray(step_size, np.float64))))
+    largest = float(np.max(np.asarray(rate, np.float64)))
+    rule = f"be below 2 / (L + 1/step_size) = {bound:g} in an inner step, else it diverges"
+    checks.require(largest < bound, "learning_rate", rule, largest)
+
+
+def _setting(name: str, fixed: dict[str, Any], text: str) -> Callable[..., FederatedAlgorithm]:
+    """Makes a method of the scheme: `splitting` with some options fixed, and a name.
+
+    Its signature and the lines of its docstring are those of `splitting` for what is left.
+    """
+    fixed = fixed | {"name": name}
+    left_out = set(fixed)
+    if fixed.get("client_map") == "gradient":
+        left_out |= {"step_size", "solver", "tolerance", "smoothness"}
+
+    def factory(model: Model, trainer: LocalTrainer, **options: Any) -> FederatedAlgorithm:
+        return splitting(model, trainer, **fixed, **options)
+
+    signature = inspect.signature(splitting)
+    kept = [p for p in signature.parameters.values() if p.name not in left_out]
+    factory.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    factory.__name__ = factory.__qualname__ = name
+    factory.__annotations__ = {p.name: p.annotation for p in kept} | {"return": FederatedAlgorithm}
+    before, arguments = (inspect.getdoc(splitting) or "").split("Args:\n")
+    arguments, after = arguments.split("\n\n", 1)
+    entries = re.split(r"\n(?=  \w)", arguments)
+    names = {p.name for p in kept}
+    arguments = "\n".join(e for e in entries if e.strip().partition(":")[0] in names)
+    guarantee = re.search(r"Guarantee: [^\n]+(?:\n[^\n]+)*", before)
+    said = guarantee[0] if guarantee else ""
+    after = after[: after.index("Source:")]
+    source = "Source: Malekmohammadi and others 2021, section 2.4, a setting of `splitting`."
+    factory.__doc__ = f"{text}\n\n{said}\n\nArgs:\n{arguments}\n\n{after}{source}\n"
+    return factory
+
+
+fedsplit = _setting(
+    "fedsplit",
+    {"alpha": 2.0, "beta": 2.0, "gamma": 1.0, "client_map": "prox"},
+    """Declares FedSplit: reflections at the proximal steps of clients, then at their mean.
+
+(α, β, γ) = (2, 2, 1) of `splitting`. It reaches the minimum of the mean loss with a constant step,
+where that loss is strongly convex.""",
+)
+fedpi = _setting(
+    "fedpi",
+    {"alpha": 2.0, "beta": 2.0, "gamma": 0.5, "client_map": "prox"},
+    """Declares FedPi: half the way of FedSplit, which is ADMM with a dual variable by client.
+
+(α, β, γ) = (2, 2, ½) of `splitting`. It reaches the minimum of the mean loss with a constant step;
+convex losses are enough.""",
+)
+fedrp = _setting(
+    "fedrp",
+    {"alpha": 2.0, "beta": 1.0, "gamma": 1.0, "client_map": "prox"},
+    """Declares FedRP: reflections at the proximal steps of clients, then their mean.
+
+(α, β, γ) = (2, 1, 1) of `splitting`. It goes where FedProx goes, in half the rounds; it is not the
+random-projection method of the same name.""",
+)
+reflected_fedavg = _setting(
+    "reflected_fedavg",
+    {"alpha": 1.0, "beta": 2.0, "gamma": 1.0, "client_map": "gradient"},
+    """Declares FedAvg with a reflection at the mean of the clients' models in its place.
+
+(α, β, γ) = (1, 2, 1) of `splitting` on local training, equation 2.12 of the source. With one
+gradient step it goes to the point of FedProx with η replaced by −η/2.""",
+)
+reflected_fedprox = _setting(
+    "reflected_fedprox",
+    {"alpha": 1.0, "beta": 2.0, "gamma": 1.0, "client_map": "prox"},
+    """Declares FedProx with a reflection at the mean of the clients' models in its place.
+
+(α, β, γ) = (1, 2, 1) of `splitting`, equation 2.13 of the source. It goes to the point of FedProx
+with η halved.""",
+)

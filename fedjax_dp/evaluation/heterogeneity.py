@@ -1,0 +1,79 @@
+"""How much clients disagree about the model that is best for all of them."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData, nested
+from fedjax_dp.models.base import Model
+
+
+class Heterogeneity(NamedTuple):
+    """The mean over clients of ‖∇f_i(θ*)‖², in the two conventions that are printed.
+
+    Attributes:
+      value: as it is defined, with the gradient of each client's mean loss.
+      doubled: 4 times that, with twice the gradient, as the chapter's figures print it: its losses
+        carry a factor ½ that its gradients do not.
+      by_client: each client's term of `value`, `[num_clients]`.
+    """
+
+    value: float
+    doubled: float
+    by_client: np.ndarray
+
+
+def heterogeneity(
+    model: Model, data: FederatedData, params: PyTree, *, block_size: int = 1024
+) -> Heterogeneity:
+    """Measures heterogeneity; it is exact, and so not private.
+
+    Args:
+      model: gives the loss f_i of a client, the mean over its examples; `least_squares` with the
+        clients' size as its scale makes it the sum.
+      data: the clients' examples; those without any have the gradient zero.
+      params: θ*, a minimiser of the mean over clients; elsewhere H says how they disagree there.
+      block_size: examples that are computed at once; bounds memory.
+
+    Returns:
+      H, 0 where one model is best for every client.
+
+    Raises:
+      ValueError: for a block without examples, or a population without any.
+
+    Source: Malekmohammadi and others 2021, section 2.4.4.
+    """
+    checks.whole("block_size", block_size)
+    checks.require(data.num_examples > 0, "data", "hold examples", data.num_examples)
+    examples = jax.device_put(nested({k: np.asarray(v) for k, v in data.examples.items()}))
+    last = data.num_examples - 1
+
+    @jax.jit
+    def square_of(start, size):
+        def of_block(i):
+            rows = i * block_size + jnp.arange(block_size)
+            batch = jax.tree.map(lambda a: a[jnp.clip(start + rows, 0, last)], examples)
+            is_real = rows < size
+
+            def loss(params):
+                return jnp.sum(model.losses(params, batch, mask=is_real)[0])
+
+            return jax.grad(loss)(params)
+
+        with jax.default_matmul_precision("highest"):
+            total = jax.lax.fori_loop(
+                0,
+                -(-size // block_size),
+                lambda i, total: sums.add(total, of_block(i)),
+                sums.zeros_like(jax.eval_shape(of_block, 0)),
+            )
+        return jnp.square(trees.l2_norm(trees.scale(sums.value(total), trees.reciprocal(size))))
+
+    spans = zip(data.offsets[:-1], data.sizes, strict=True)
+    by_client = np.array([square_of(np.int32(a), np.int32(n)) for a, n in spans], np.float64)
+    value = float(by_client.mean())
+    return Heterogeneity(value, 4 * value, by_client)

@@ -1,0 +1,312 @@
+"""Operator splitting on least squares: closed forms, equal forms, and what is refused."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from marks import slow, telling
+from oracles.splitting import FACTORS, LeastSquares, scheme
+
+from fedjax_dp import algorithms
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.quadratic import Quadratic, proximal_move
+from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.step_sizes import step_factor
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import simulation
+from fedjax_dp.models.linear import least_squares, logistic_regression
+
+NUM_CLIENTS, NUM_ROWS, NUM_FEATURES = 5, 20, 4
+ETA = 0.05
+KEY = jax.random.key(0)
+X = jax.ShapeDtypeStruct((NUM_FEATURES,), jnp.float32)
+
+
+def problem(*, is_same=False):
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=(NUM_CLIENTS, NUM_ROWS, NUM_FEATURES)).astype("f4")
+    b = a @ rng.normal(size=NUM_FEATURES) + 0.5 * rng.normal(size=(NUM_CLIENTS, NUM_ROWS))
+    if is_same:
+        a, b = (np.repeat(part[:1], NUM_CLIENTS, axis=0) for part in (a, b))
+    return a, b.astype("f4")
+
+
+A, B = problem()
+ORACLE = LeastSquares(A, B)
+
+
+def model():
+    return least_squares(X, scale=NUM_ROWS)
+
+
+def trainer(k=1, rate=0.01, **options):
+    config = LocalConfig(learning_rate=rate, batch_size=NUM_ROWS, num_steps=k)
+    return local_trainer(model(), config, **options)
+
+
+def simulated(algorithm, a=A, b=B, sampler=None, cohort=None):
+    data = FederatedData.from_clients([{"x": x, "y": y} for x, y in zip(a, b, strict=True)])
+    who = participants.participation(sampler or sampling.everybody(), NUM_CLIENTS, cohort)
+    return simulation(algorithm, data, who)
+
+
+def after(algorithm, rounds, **options):
+    sim = simulated(algorithm, **options)
+    state, _, _ = sim.run(sim.init(KEY), KEY, rounds)
+    return np.asarray(sim.federation.shared(state), np.float64)
+
+
+EXACT = {"step_size": ETA, "solver": "exact"}
+LIMITS = {
+    "fedavg, k = 1": (
+        lambda: algorithms.splitting(model(), trainer(), client_map="gradient"),
+        lambda: ORACLE.optimum,
+    ),
+    "fedavg, k = 5": (
+        lambda: algorithms.splitting(model(), trainer(5), client_map="gradient"),
+        lambda: ORACLE.fedavg_limit(0.01, 5),
+    ),
+    "fedprox": (
+        lambda: algorithms.splitting(model(), trainer(), **EXACT),
+        lambda: ORACLE.fedprox_limit(ETA),
+    ),
+    "fedrp": (
+        lambda: algorithms.fedrp(model(), trainer(), **EXACT),
+        lambda: ORACLE.fedprox_limit(ETA),
+    ),
+    "fedsplit": (
+        lambda: algorithms.fedsplit(model(), trainer(), **EXACT),
+        lambda: ORACLE.optimum,
+    ),
+    "fedpi": (lambda: algorithms.fedpi(model(), trainer(), **EXACT), lambda: ORACLE.optimum),
+    "reflected_fedprox": (
+        lambda: algorithms.reflected_fedprox(model(), trainer(), **EXACT),
+        lambda: ORACLE.fedprox_limit(ETA / 2),
+    ),
+    "reflected_fedavg": (
+        lambda: algorithms.reflected_fedavg(model(), trainer()),
+        lambda: ORACLE.fedprox_limit(-0.01 / 2),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "fedpi" else telling) for n in LIMITS],
+)
+def test_a_constant_step_leads_to_the_closed_form(name):
+    make, limit = LIMITS[name]
+    np.testing.assert_allclose(after(make(), 600), limit(), rtol=0, atol=1e-6)
+
+
+def test_the_closed_forms_are_apart():
+    apart = [ORACLE.optimum, ORACLE.fedavg_limit(0.01, 5), *map(ORACLE.fedprox_limit, (ETA, -5e-3))]
+    for i, one in enumerate(apart):
+        assert all(np.abs(one - other).max() > 1e-4 for other in apart[:i])
+
+
+@telling
+@pytest.mark.parametrize("name", ["fedsplit", "fedrp", "reflected_fedavg"])
+def test_clients_that_agree_have_one_limit(name):
+    a, b = problem(is_same=True)
+    options = {} if name == "reflected_fedavg" else EXACT
+    algorithm = getattr(algorithms, name)(model(), trainer(), **options)
+    expected = LeastSquares(a, b).optimum
+    np.testing.assert_allclose(after(algorithm, 400, a=a, b=b), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param((2.0, 2.0, 0.5)),
+        pytest.param((2.0, 2.0, 1.0), marks=slow),
+        pytest.param((1.3, 0.4, 0.7), marks=slow),
+    ],
+)
+def test_the_server_or_clients_may_hold_the_points(numbers):
+    names = dict(zip(("alpha", "beta", "gamma"), numbers, strict=True))
+    ends = [
+        after(algorithms.splitting(model(), trainer(), form=form, **names, **EXACT), 4)
+        for form in ("centralised", "decentralised")
+    ]
+    np.testing.assert_allclose(*ends, rtol=0, atol=1e-6)
+    # Short of the end, so that the way is compared.
+    assert np.abs(ends[0] - ORACLE.optimum).max() > 1e-4
+
+
+def test_fedpi_is_admm_with_a_dual_variable():
+    theta, dual = np.zeros(NUM_FEATURES), np.zeros((NUM_CLIENTS, NUM_FEATURES))
+    found = after(algorithms.fedpi(model(), trainer(), **EXACT), 6)
+    for _ in range(6):
+        z = ORACLE.prox(theta + dual, ETA)
+        # The scheme's z is 2 P(v) − v, whose mean is 2 mean P(v) − mean v.
+        reported = 2 * z.mean(axis=0) - (theta + dual).mean(axis=0)
+        theta_next = (z - dual).mean(axis=0)
+        dual = dual + theta_next - z
+        theta = theta_next
+    np.testing.assert_allclose(found, reported, rtol=0, atol=1e-6)
+
+
+@telling
+def test_fedsplit_is_its_form_with_two_states():
+    s = np.zeros((NUM_CLIENTS, NUM_FEATURES))
+    mean = s.mean(axis=0)
+    for _ in range(6):
+        x = ORACLE.prox(2 * mean - s, ETA)
+        s = s + 2 * (x - mean)
+        mean = s.mean(axis=0)
+    found = after(algorithms.fedsplit(model(), trainer(), **EXACT), 6)
+    np.testing.assert_allclose(found, mean, rtol=0, atol=1e-6)
+
+
+@telling
+def test_a_frozen_dual_is_fedprox_and_gradient_steps_are_fedavg():
+    config = LocalConfig(learning_rate=0.01, batch_size=7, num_epochs=2)
+    same = local_trainer(model(), config)
+    pairs = [
+        (
+            algorithms.splitting(model(), same, step_size=ETA, is_weighted=True),
+            algorithms.fedprox(model(), same, mu=1 / ETA),
+        ),
+        (
+            algorithms.splitting(model(), same, client_map="gradient", is_weighted=True),
+            algorithms.fedavg(model(), same),
+        ),
+    ]
+    for setting, own in pairs:
+        np.testing.assert_allclose(after(setting, 3), after(own, 3), rtol=0, atol=1e-6)
+
+
+@telling
+@pytest.mark.parametrize("optimizer", [optax.sgd, optax.adam])
+def test_a_local_solver_comes_to_the_exact_step(optimizer):
+    local = trainer(4000, 0.02, optimizer=optimizer)
+    inexact = algorithms.fedpi(model(), local, step_size=ETA, tolerance=1e-4)
+    exact = algorithms.fedpi(model(), trainer(), **EXACT)
+    sim = simulated(inexact)
+    state, _, info = sim.run(sim.init(KEY), KEY, 5)
+    found = np.asarray(sim.federation.shared(state))
+    np.testing.assert_allclose(found, after(exact, 5), rtol=0, atol=2e-5)
+    # The tolerance ended it long before the last step that it was given.
+    assert np.all(info.training.num_examples < NUM_CLIENTS * NUM_ROWS * 1500)
+
+
+@telling
+def test_whoever_sits_out_keeps_its_answer_at_the_server():
+    numbers = (1.6, 0.7, 0.6)
+    names = dict(zip(("alpha", "beta", "gamma"), numbers, strict=True))
+    algorithm = algorithms.splitting(model(), trainer(), form="centralised", **names, **EXACT)
+    sim = simulated(algorithm, sampler=sampling.poisson(), cohort=2.5)
+    state, record, _ = sim.run(sim.init(KEY), KEY, 8)
+    cohorts = [sorted(int(i) for i in row if i >= 0) for row in record.clients]
+    assert len({len(c) for c in cohorts}) > 1
+    expected = scheme(
+        np.zeros((NUM_CLIENTS, NUM_FEATURES)),
+        np.ones(NUM_CLIENTS),
+        lambda r: cohorts[r],
+        8,
+        lambda r, i, u, mean: ORACLE.prox(np.tile(u, (NUM_CLIENTS, 1)), ETA)[i],
+        numbers,
+        is_central=True,
+    )
+    np.testing.assert_allclose(sim.federation.shared(state), expected["params"], atol=2e-6)
+    np.testing.assert_allclose(state.clients.point, expected["points"], atol=2e-6)
+
+
+@telling
+def test_every_number_is_swept_without_a_second_trace():
+    options = {"schedule": "exponential", "period": 3, "tolerance": 1e-3, "step_size": ETA}
+    sim = simulated(algorithms.splitting(model(), trainer(5), **options))
+    ends = set()
+    for name in (None, *sim.hyper.algorithm):
+        own = dict(sim.hyper.algorithm)
+        if name is not None:
+            own[name] = {"gamma": 0.5, "period": 1, "tolerance": 50.0}.get(name, 0.6 * own[name])
+        hyper = sim.hyper._replace(algorithm=own)
+        state, _, _ = sim.run(sim.init(KEY), KEY, 4, hyper)
+        ends.add(np.asarray(sim.federation.shared(state)).tobytes())
+    assert sim.num_traces() == 1 and len(ends) == 1 + len(sim.hyper.algorithm)
+
+
+def test_a_proximal_step_is_where_its_gradient_says():
+    values, vectors = np.linalg.eigh(ORACLE.h[0])
+    quadratic = Quadratic(*map(jnp.float32, (vectors, values, ORACLE.c[0] @ vectors)), True)
+    v = np.array([0.3, -1.0, 2.0, 0.1])
+    move = np.asarray(proximal_move(quadratic, jnp.float32(v), ETA), np.float64)
+    gradient = ORACLE.h[0] @ (v + move) - ORACLE.c[0]
+    np.testing.assert_allclose(v + move + ETA * gradient, v, atol=1e-5)
+
+    # ∇M = (v − P(v)) / η, by differences of the envelope itself.
+    def envelope(at):
+        x = ORACLE.prox(np.tile(at, (NUM_CLIENTS, 1)), ETA)[0]
+        return x @ ORACLE.h[0] @ x / 2 - ORACLE.c[0] @ x + np.sum((x - at) ** 2) / (2 * ETA)
+
+    slope = [(envelope(v + 1e-5 * e) - envelope(v - 1e-5 * e)) / 2e-5 for e in np.eye(4)]
+    np.testing.assert_allclose(-move / ETA, slope, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_schedules(name):
+    period = 4 if name == "exponential" else None
+    rounds = np.arange(13)
+    expected = [FACTORS[name](t, period) for t in rounds]
+    np.testing.assert_allclose(step_factor(name, rounds, period), expected, rtol=1e-6)
+
+
+def test_record_level_privacy_is_that_of_the_trainer():
+    config = LocalConfig(0.1, batch_size=5, num_steps=3, clip_norm=1.0, noise_multiplier=2.0)
+    private = dp_sgd_trainer(model(), config)
+    algorithm = algorithms.fedpi(model(), private)
+    found = algorithm.claims.record.events[0](20, algorithm.hyper)
+    assert found == private.claim.events[0](20, config) and algorithm.claims.client is None
+
+
+REFUSED = {
+    "alpha must be at least 0 and at most 2, got 2.1": {"alpha": 2.1},
+    "beta must be at least 0 and at most 2, got -0.1": {"beta": -0.1},
+    "gamma must be at least 0 and at most 1, got 1.5": {"gamma": 1.5},
+    "step_size must be positive, got 0": {"step_size": 0.0},
+    "period must be given for the schedule 'exponential'": {"schedule": "exponential"},
+    "period must be left out for the schedule 'inverse'": {"schedule": "inverse", "period": 3},
+    "schedule must be": {"schedule": "linear"},
+    "form must be": {"form": "federated"},
+    "learning_rate must be below 2 / (L + 1/step_size) = 0.02": {"step_size": 0.01},
+    "learning_rate must be below 2 / (L + 1/step_size) = 0.00": {"smoothness": 400.0},
+    "step_size must be left out where Φ is local training": {
+        "client_map": "gradient",
+        "step_size": 1.0,
+    },
+    "solver must be 'local' where Φ is local training": {
+        "client_map": "gradient",
+        "solver": "exact",
+    },
+    "tolerance must be left out for exact steps": {"solver": "exact", "tolerance": 1e-3},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_not_defined_is_refused(words):
+    with pytest.raises(ValueError) as error:
+        algorithms.splitting(model(), trainer(rate=0.025), **REFUSED[words])
+    assert words in str(error.value)
+
+
+def test_exact_steps_ask_for_a_quadratic_loss_and_open_records():
+    logistic = logistic_regression(X, num_classes=2)
+    with pytest.raises(ValueError, match="model must be one whose loss is quadratic"):
+        algorithms.fedpi(logistic, trainer(), solver="exact")
+    config = LocalConfig(0.1, batch_size=5, clip_norm=1.0, noise_multiplier=2.0)
+    with pytest.raises(ValueError, match="reads records without noise"):
+        algorithms.fedpi(model(), dp_sgd_trainer(model(), config), solver="exact")
+
+
+def test_fedsplit_warns_where_its_step_changes():
+    with pytest.warns(UserWarning, match="no guarantee"):
+        algorithms.fedsplit(model(), trainer(), schedule="inverse", **EXACT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithms.fedpi(model(), trainer(), schedule="inverse", **EXACT)

@@ -1,0 +1,41 @@
+"""The study of operator splitting: its grid, its curves against NumPy, its findings."""
+
+import numpy as np
+from marks import slow
+from oracles.splitting import LeastSquares, chapter_data
+
+from experiments.splitting import curves, grid, study
+
+
+def test_groups_have_names_of_their_own_and_share_programs():
+    groups = grid.groups()
+    assert len({g.name for g in groups}) == len(groups)
+    assert len({g.setting for g in groups}) < 0.7 * len(groups)
+    figures = {g.figure for g in groups}
+    assert figures == {"2.2", "2.4", "2.4 plain", "2.5", "2.7", "2.8", "B.1", "B.2"}
+    for group in groups:
+        names = {frozenset(numbers) for numbers in group.curves.values()}
+        assert len(names) == 1, "curves of a program differ in numbers alone"
+        assert study.described(group)["setting"]["problem"] in ("ls", "lr")
+
+
+@slow
+def test_curves_of_a_program_are_those_of_numpy():
+    oracle = LeastSquares(*chapter_data(0.25))
+    numbers = {m: grid._numbers("ls", m, 1e-5) for m in grid.PROXIMAL}
+    prox = curves.Group("p", "2.8", curves.Setting("ls", 0.25, "prox", 4), 1, numbers)
+    found = curves.run(prox)
+    for method, (alpha, beta, gamma) in ((m, curves.METHODS[m]) for m in grid.PROXIMAL):
+        u, gaps = np.zeros((25, 100)), []
+        for _ in range(4):
+            z = u + alpha * (oracle.prox(u, 1e-5) - u)
+            gaps.append(oracle.gap(z.mean(axis=0)))
+            u = (1 - gamma) * u + gamma * ((1 - beta) * z + beta * z.mean(axis=0))
+        np.testing.assert_allclose(found[method]["gap"], gaps, rtol=1e-4)
+    numbers = {"FedAvg": grid._numbers("ls", "FedAvg", 1e-5)}
+    steps = curves.Group("g", "2.2", curves.Setting("ls", 0.25, "gradient", 3), 5, numbers)
+    u, gaps = np.zeros((25, 100)), []
+    for _ in range(3):
+        u = np.tile(oracle.steps(u, 1e-5, 5).mean(axis=0), (25, 1))
+        gaps.append(oracle.gap(u[0]))
+    np.testing.assert_allclose(curves.run(steps)["FedAvg"]["gap"], gaps, rtol=1e-4)
