@@ -103,8 +103,8 @@ def noise_stddev(sensitivity: Sensitivity, noise_multiplier: NonNegativeNumbers)
     """
     if not isinstance(sensitivity, Sensitivity):
         raise ValueError(
-            "sensitivity must be stated: noise needs a stated Sensitivity, of a clipped function or "
-            f"an aggregator, got {sensitivity!r}; nearest valid choice: clip every contribution "
+            "sensitivity must be stated: noise needs a stated Sensitivity, of a clipped function "
+            f"or an aggregator, got {sensitivity!r}; nearest valid choice: clip every contribution "
             "before it is summed"
         )
     if not isinstance(noise_multiplier, jax.Array):
