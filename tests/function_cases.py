@@ -63,7 +63,10 @@ HOLD = {
     "ModelChoice",
     "Similarity",
     "Dataset",
+    "Masked",
+    "Told",
     # What was computed.
+    "Heterogeneity",
     "Fate",
     "Round",
     "RoundInfo",
@@ -168,6 +171,12 @@ def private_algorithm():
 @functools.cache
 def bound():
     return engine.federation(private_algorithm(), store(), joining())
+
+
+@functools.cache
+def joined_by_all():
+    everyone = data.participation(data.everybody(), NUM_CLIENTS)
+    return engine.federation(plain_algorithm(), store(), everyone)
 
 
 @functools.cache
@@ -482,7 +491,12 @@ CASES: dict[str, Case] = {
     # The engine.
     "examples_of": Case(engine.examples_of, given(data=lambda: store())),
     "population_of": Case(engine.population_of, given(data=lambda: store())),
+    "anderson": Case(engine.anderson, given(federation=lambda: joined_by_all(), memory=2)),
     # Evaluation.
+    "heterogeneity": Case(
+        evaluation.heterogeneity,
+        given(model=lambda: model(), data=lambda: store(), params=lambda: model().init(KEY)),
+    ),
     "by_group": Case(evaluation.by_group, given(values=np.arange(4.0), is_minority=IS_REAL)),
     "cluster_fairness": Case(
         evaluation.cluster_fairness,
@@ -549,7 +563,11 @@ CASES: dict[str, Case] = {
         name: Case(getattr(models, name), given(logits=_LOGITS[0], labels=np.ones(3)))
         for name in ("sigmoid_correct", "sigmoid_binary_cross_entropy")
     },
-    "squared_error": Case(models.squared_error, given(outputs=np.ones(3), targets=np.ones(3))),
+    **{
+        name: Case(getattr(models, name), given(outputs=np.ones(3), targets=np.ones(3)))
+        for name in ("squared_error", "half_squared_error")
+    },
+    "least_squares": Case(models.least_squares, given(example_x=VECTOR)),
     # Privacy.
     "add_gaussian": Case(privacy.add_gaussian, given(key=KEY, tree=TREE, stddev=1.0)),
     "add_laplace": Case(privacy.add_laplace, given(key=KEY, tree=TREE, scale=1.0)),
@@ -797,6 +815,9 @@ CASES: dict[str, Case] = {
     "noise_aware_mean": Case(servers.noise_aware_mean, given(num_clients=6)),
     "weighted_by_client": Case(servers.weighted_by_client, given(num_clients=6)),
     "per_part": Case(servers.per_part, given(parts=lambda: {"a": servers.uniform_mean()})),
+    "agnostic_mean": Case(servers.agnostic_mean, given(num_clients=6)),
+    "onto_simplex": Case(servers.onto_simplex, given(y=jnp.arange(3.0))),
+    "gradient_mask": Case(servers.gradient_mask, given()),
     "projected_mean": Case(servers.projected_mean, given(is_public=[True, True, False])),
     "scaled_sum": Case(servers.scaled_sum, given(divisor=3.0)),
     "trimmed_mean": Case(servers.trimmed_mean, given()),

@@ -10,9 +10,11 @@ from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.objectives import Extension, proportional
 from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 
+@checked
 def propfair(
     model: Model,
     trainer: LocalTrainer,

@@ -11,6 +11,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum
@@ -29,6 +30,7 @@ class ServerState(NamedTuple):
     params: PyTree
 
 
+@checked
 def q_ffl(
     model: Model, trainer: LocalTrainer, *, q: NonNegative = 1.0, is_weighted: bool = False
 ) -> FederatedAlgorithm:

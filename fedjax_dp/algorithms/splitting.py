@@ -27,6 +27,7 @@ from fedjax_dp.clients.regularizers import towards, watched
 from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, weighted_mean
@@ -80,6 +81,7 @@ class Kept:
     quadratic: Quadratic | None
 
 
+@checked
 def splitting(
     model: Model,
     trainer: LocalTrainer,

@@ -11,6 +11,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import trees
 from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum
@@ -33,6 +34,7 @@ class ServerState(NamedTuple):
     risk: Any
 
 
+@checked
 def term(
     model: Model,
     trainer: LocalTrainer,

@@ -11,7 +11,8 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, SharedModel
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.ranges import Fraction, NonNegative, Size
+from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation
 
@@ -111,17 +112,18 @@ def mixing_weights(
     return (1 - damping) * found + damping * (jnp.arange(len(found)) == newest)
 
 
+@checked
 def anderson(
     federation: Federation,
     *,
-    memory: int,
+    memory: Count,
     of: Of = "shared",
-    first: int | None = None,
-    ridge: float = 1e-10,
-    damping: float = 0.0,
-    growth: float = 1e4,
+    first: Count | None = None,
+    ridge: NonNegative = 1e-10,
+    damping: Fraction = 0.0,
+    growth: Size = 1e4,
     weights: Any = None,
-    num_rounds: int | None = None,
+    num_rounds: Count | None = None,
 ) -> Federation:
     """Accelerates a federation: after each round its point becomes a mix of what rounds came to.
 
@@ -370,7 +372,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel:
             warnings.warn(
                 f"acceleration is a heuristic where {participation.sampler.name} draws a part of "
                 "the clients: residuals of different cohorts are compared",
-                stacklevel=3,
+                stacklevel=4,
             )
         return algorithm.shared
     rule = f"be 'shared' for {name}, which keeps no points of clients that a round maps on"

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.models.base import Model
@@ -27,8 +29,9 @@ class Heterogeneity(NamedTuple):
     by_client: np.ndarray
 
 
+@checked
 def heterogeneity(
-    model: Model, data: FederatedData, params: PyTree, *, block_size: int = 1024
+    model: Model, data: FederatedData, params: PyTree, *, block_size: Count = 1024
 ) -> Heterogeneity:
     """Measures heterogeneity; it is exact, and so not private.
 

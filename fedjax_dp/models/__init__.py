@@ -3,9 +3,10 @@
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
 from fedjax_dp.models.lenet import lenet5
-from fedjax_dp.models.linear import linear_regression, logistic_regression
+from fedjax_dp.models.linear import least_squares, linear_regression, logistic_regression
 from fedjax_dp.models.losses import (
     IGNORE_LABEL,
+    half_squared_error,
     sigmoid_binary_cross_entropy,
     sigmoid_correct,
     softmax_correct,
@@ -27,6 +28,8 @@ __all__ = [
     "char_transformer",
     "emnist_cnn",
     "fedavg_cnn",
+    "half_squared_error",
+    "least_squares",
     "lenet5",
     "linear_regression",
     "logistic_regression",

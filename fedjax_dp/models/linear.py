@@ -70,6 +70,7 @@ def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1
     return model._replace(is_quadratic=True)
 
 
+@checked
 def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> Model:
     """Builds least squares without an intercept, from a start at zero: `scale · ½ (xᵀw − y)²`.
 

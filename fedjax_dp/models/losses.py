@@ -109,6 +109,7 @@ def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.mean(squares.reshape(squares.shape[0], -1), axis=1)
 
 
+@checked
 def half_squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """Computes half the squared error, summed over each example's targets.
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, ranges, trees
-from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.ranges import Count, NonNegative
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked
 
@@ -23,6 +24,7 @@ class Told(NamedTuple):
     loss: jax.Array
 
 
+@checked
 def onto_simplex(y: jax.Array) -> jax.Array:
     """Finds the point of the simplex that is nearest to another point.
 
@@ -40,7 +42,8 @@ def onto_simplex(y: jax.Array) -> jax.Array:
     return jnp.maximum(y + room[last], 0.0)
 
 
-def agnostic_mean(num_clients: int, step_size: float = 0.1) -> Stacked:
+@checked
+def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     """Averages updates by weights that have just climbed along the clients' losses.
 
     `λ ← Proj(λ + γ f)` over all clients, and the new λ weighs the updates of the same round, so

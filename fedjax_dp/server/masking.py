@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.ranges import Fraction, ProperFraction
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.clipping import clip_by_global_norm
@@ -61,6 +62,7 @@ def masked(step: PyTree, mask: PyTree | None, is_buffer: PyTree | None = None) -
     return jax.tree.map(lambda s, m: (s * m).astype(s.dtype), step, mask)
 
 
+@checked
 def gradient_mask(
     mean: Aggregator | None = None,
     *,
