@@ -262,7 +262,7 @@ def _warn_of_divisor(bound: Federation) -> None:
             f"the public divisor should be near {cohort_size:g}, the clients that a round draws, "
             f"and is {cohort_size / factor:g}: steps are {factor:.3g} times as long as those of a "
             "mean",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
