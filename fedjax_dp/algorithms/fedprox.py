@@ -43,6 +43,6 @@ def fedprox(
         result = trainer.train(server.params, client, hyper.local, key, gradient_transform=pull)
         return ClientOutput(result.delta, result.weight, own, result.metrics)
 
-    options = {"server_learning_rate": server_learning_rate, "name": "fedprox"} | options
-    algorithm = fedavg(model, trainer, **options)
+    own: dict[str, Any] = {"server_learning_rate": server_learning_rate, "name": "fedprox"}
+    algorithm = fedavg(model, trainer, **(own | options))
     return algorithm.with_numbers({"mu": mu}, {"mu": NonNegative})._replace(client=client)

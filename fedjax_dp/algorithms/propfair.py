@@ -67,8 +67,8 @@ def propfair(
         info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)}
         return ClientOutput(result.delta, result.weight, own, told, info)
 
-    options = {"server_learning_rate": server_learning_rate, "name": "propfair"} | options
-    algorithm = fedavg(model, trainer, **options)
+    own: dict[str, Any] = {"server_learning_rate": server_learning_rate, "name": "propfair"}
+    algorithm = fedavg(model, trainer, **(own | options))
     return algorithm.with_numbers(
         {"baseline": baseline, "margin": margin}, {"baseline": Positive, "margin": Positive}
     )._replace(client=client)

@@ -20,7 +20,7 @@ from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.base import Aggregator, Summed
 from fedjax_dp.server.masking import masked, unmasked
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
 
@@ -105,6 +105,9 @@ def scaffold(
         return ServerState(params, trees.add(server.control, aggregate["control"])), {}
 
     mean = aggregator or (weighted_mean() if is_weighted else uniform_mean())
+    rule = "be summed, as control variates are, not stacked"
+    checks.require(isinstance(mean, Summed), "aggregator", rule, type(mean).__name__)
+    assert isinstance(mean, Summed)
     aggregator = per_part({"params": mean, "control": scaled_sum(num_clients)})
     return FederatedAlgorithm(
         name="scaffold",

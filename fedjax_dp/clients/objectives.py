@@ -15,7 +15,9 @@ Extension = Literal["smooth", "released", "released_huber"]
 
 
 def proportional(
-    baseline: float, margin: float = 0.2, extension: Extension = "smooth"
+    baseline: jax.typing.ArrayLike,
+    margin: jax.typing.ArrayLike = 0.2,
+    extension: Extension = "smooth",
 ) -> Objective:
     """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
 
