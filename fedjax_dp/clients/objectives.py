@@ -15,8 +15,8 @@ Extension = Literal["smooth", "released", "released_huber"]
 
 
 def proportional(
-    baseline: jax.typing.ArrayLike,
-    margin: jax.typing.ArrayLike = 0.2,
+    baseline: float | jax.Array,
+    margin: float | jax.Array = 0.2,
     extension: Extension = "smooth",
 ) -> Objective:
     """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
