@@ -269,7 +269,7 @@ REFUSED = {
     "alpha must be at least 0 and at most 2, got 2.1": {"alpha": 2.1},
     "beta must be at least 0 and at most 2, got -0.1": {"beta": -0.1},
     "gamma must be at least 0 and at most 1, got 1.5": {"gamma": 1.5},
-    "step_size must be positive, got 0": {"step_size": 0.0},
+    "step_size must be above 0, got 0.0": {"step_size": 0.0},
     "period must be given for the schedule 'exponential'": {"schedule": "exponential"},
     "period must be left out for the schedule 'inverse'": {"schedule": "inverse", "period": 3},
     "schedule must be": {"schedule": "linear"},

@@ -117,8 +117,9 @@ def test_keys_of_a_part_lists_its_options(fedjax_dp, part):
 
 def test_keys_of_fedprox_say_what_mu_may_be(fedjax_dp):
     _, output, _ = fedjax_dp("run", "--keys", "algorithm.name=fedprox")
-    [(key, _, default, about)] = rows_of(output)
-    assert (key, default) == ("algorithm.options.mu", "0.01") and "proximal term" in about
+    rows = {key: (default, about) for key, _, default, about in rows_of(output)}
+    default, about = rows["algorithm.options.mu"]
+    assert default == "0.01" and "proximal term" in about
 
 
 ACCOUNT = ("--sampling-rate", 0.1, "--steps", 50, "--delta", 1e-5)

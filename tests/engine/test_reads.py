@@ -244,6 +244,11 @@ VALUES = {
     "reestimate": ("first",),
     "mode": ("inexact",),
     "extension": ("smooth",),
+    "client_map": ("prox", "gradient"),
+    "schedule": ("constant",),
+    "solver": ("local",),
+    "form": ("decentralised", "centralised"),
+    "is_averaged": (True,),
     "is_weighted": (False, True),
     "is_standardized": (False, True),
     "is_pull_clipped": (False, True),
@@ -397,7 +402,7 @@ def expected(name, unit, options):
     is_private = unit in ("record", "both")
     if name == "blur_lus" and options["score"] == "cost" and options["sparsity"] > 0:
         return "refused" if is_private else "free"
-    if name == "ifca":
+    if name in ("ifca", "afl", "term", "q_ffl"):
         return "free"
     if name == "rc_dpfl" or options.get("selection") == "exact":
         return "said"

@@ -161,10 +161,10 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         (
             (
                 "--privacy.unit=none",
-                "--algorithm.name=scaffold",
+                "--algorithm.name=feddyn",
                 "--algorithm.aggregator=weighted_mean",
             ),
-            "algorithm.aggregator must be none for scaffold, which combines updates in a way of",
+            "algorithm.aggregator must be none for feddyn, which combines updates in a way of",
         ),
         (
             (*FEDAVG, "--algorithm.aggregator_options.trimmed_share=0.1"),
