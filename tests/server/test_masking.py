@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import COHORT, make_data, make_model, plain_trainer, snapshot, theta_of
+from cases import COHORT, NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
 from marks import telling
 from oracles import generalization
 
@@ -299,6 +299,12 @@ def test_a_threshold_out_of_its_range_is_refused(bad):
     hyper = sim.hyper._replace(aggregator={"threshold": bad})
     with pytest.raises(ValueError, match=r"hyper\.aggregator\.threshold must be"):
         sim.run(sim.init(jax.random.key(0)), jax.random.key(0), 1, hyper)
+
+
+def test_scaffold_takes_no_stacked_aggregator():
+    own = make_model()
+    with pytest.raises(ValueError, match="aggregator must be summed, as control variates are"):
+        scaffold(own, plain_trainer(own), num_clients=NUM_CLIENTS, aggregator=trimmed_mean())
 
 
 def test_other_bad_input_is_refused():
