@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 PyTree = Any
+# Of float32, shared out among fewer than 2^31 clients.
+_LARGEST_SUMMAND = 2.0**96
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
@@ -125,6 +127,24 @@ def is_finite(tree: PyTree) -> jax.Array:
     """
     flags = [
         jnp.all(jnp.isfinite(x))
+        for x in jax.tree.leaves(tree)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return jnp.all(jnp.stack(flags)) if flags else jnp.bool_(True)
+
+
+def can_be_summed(tree: PyTree) -> jax.Array:
+    """Tells whether the sum of such a tree over any population is finite.
+
+    Args:
+      tree: a tree of arrays.
+
+    Returns:
+      A boolean scalar: whether no entry of a float leaf is NaN or above 2^96, which fewer than 2^31
+      of them do not bring above what float32 holds.
+    """
+    flags = [
+        jnp.all(jnp.abs(at_least_float32(x)) <= _LARGEST_SUMMAND)
         for x in jax.tree.leaves(tree)
         if jnp.issubdtype(x.dtype, jnp.inexact)
     ]

@@ -17,7 +17,7 @@ class Fate(enum.IntEnum):
     Attributes:
       EMPTY: nobody was drawn into it.
       CONTRIBUTED: what the client sent is in the sum.
-      NOT_FINITE: the client's update was not finite; it sent zeros.
+      NOT_FINITE: the client's update was not finite, or too large to be summed; it sent zeros.
       UNANNOUNCED: drawn, but never told so: nothing left the client.
       DROPPED: drawn and told so, but nothing came from the client.
       LATE: what the client sent came when the sum was closed.

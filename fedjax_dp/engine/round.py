@@ -51,7 +51,10 @@ class _Slots(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What each slot ends with, `[slots, ...]`; the contribution only where it is stacked."""
+    """What each slot ends with, `[slots, ...]`; the contribution only where it is stacked.
+
+    `own` is what the client keeps, where it waits for the end of the round.
+    """
 
     own: PyTree
     metrics: TrainingMetrics | None
@@ -101,7 +104,7 @@ def play_round(
     )
     context = _Context(state, hyper, examples, round, key)
     slots = _slots_of(algorithm, layout, context, cohort)
-    total, outcome = _over_devices(algorithm, layout, context, slots)
+    total, outcome, table = _over_devices(algorithm, layout, context, slots)
 
     contributes = slots.takes_part & outcome.is_finite
     aggregator = algorithm.aggregator
@@ -112,15 +115,17 @@ def play_round(
     kept, aggregate, told = aggregator.combine(
         state.aggregator, hyper.aggregator, gathered, round_key
     )
-    # Finite contributions may overflow in their sum; then nobody has contributed.
+    # What a server makes of finite contributions may overflow; then nobody has contributed.
     is_finite = trees.is_finite(aggregate)
     aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
     contributes = contributes & is_finite
     step_key = fold(key, Purpose.SERVER_STEP, state.round)
     server, of_server = algorithm.server_step(state.server, aggregate, hyper, round, step_key)
-    clients = _finished(
-        algorithm, layout, context, slots, outcome.own, contributes, server, aggregate
-    )
+    clients = table
+    if _waits(algorithm):
+        clients = _finished(
+            algorithm, layout, context, slots, outcome.own, contributes, server, aggregate
+        )
     fate = jnp.where(slots.takes_part & ~contributes, Fate.NOT_FINITE, cohort.fate)
     record = RoundRecord(
         clients=jnp.where(cohort.is_drawn, cohort.ids, -1),
@@ -159,24 +164,38 @@ def _slots_of(
     )
 
 
+def _waits(algorithm: FederatedAlgorithm) -> bool:
+    """Tells whether what clients keep waits for the end of the round, or is kept at once.
+
+    Sums of finite contributions are finite, and nothing can become of a round then but a step. What
+    a server makes of a stack may be anything, and what is finished reads the step.
+    """
+    states = algorithm.clients
+    is_stacked = isinstance(algorithm.aggregator, Stacked)
+    return states is not None and (is_stacked or states.finish is not None)
+
+
 def _over_devices(
     algorithm: FederatedAlgorithm, layout: Layout, context: _Context, slots: _Slots
-) -> tuple[PyTree, _Outcome]:
-    """Runs the slots of all devices; the sum of contributions is the same on each."""
+) -> tuple[PyTree, _Outcome, PyTree]:
+    """Runs the slots of all devices; the sum of contributions is the same on each.
+
+    The table of what clients keep comes back as it was where its rows wait for the end.
+    """
     if layout.mesh is None:
         return _run_slots(algorithm, layout, context, slots)
 
     def on_each_device(context, clients, slots):
         own_part = context._replace(state=context.state._replace(clients=clients))
-        total, outcome = _run_slots(algorithm, layout, own_part, slots)
-        return _added_up(total, layout.num_devices), outcome
+        total, outcome, table = _run_slots(algorithm, layout, own_part, slots)
+        return _added_up(total, layout.num_devices), outcome, table
 
     shared = context._replace(state=context.state._replace(clients=None))
     return jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
         in_specs=(P(), P(AXIS), P(AXIS)),
-        out_specs=(P(), P(AXIS)),
+        out_specs=(P(), P(AXIS), P(AXIS)),
         check_vma=False,
     )(shared, context.state.clients, slots)
 
@@ -192,26 +211,32 @@ def _added_up(total: PyTree, num_devices: int) -> PyTree:
 
 def _run_slots(
     algorithm: FederatedAlgorithm, layout: Layout, context: _Context, slots: _Slots
-) -> tuple[PyTree, _Outcome]:
-    """Streams over the chunks of a cohort; returns the sum of contributions and what slots keep."""
+) -> tuple[PyTree, _Outcome, PyTree]:
+    """Streams over the chunks of a cohort; returns sum, outcomes, and what clients keep."""
     chunk, is_stacked = layout.chunk, isinstance(algorithm.aggregator, Stacked)
 
-    def chunk_of(c, width):
+    waits = _waits(algorithm)
+
+    def chunk_of(table, c, width):
+        now = context._replace(state=context.state._replace(clients=table))
         part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, c * width, width), slots)
 
         def run(slot):
-            return _run_slot(algorithm, context, slot, CHUNK_AXIS if width > 1 else None)
+            return _run_slot(algorithm, now, slot, CHUNK_AXIS if width > 1 else None)
 
         if width > 1:
             return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
         return jax.tree.map(lambda a: a[None], run(jax.tree.map(lambda a: a[0], part)))
 
     def body(width, c, carry):
-        total, outcome = carry
-        new = chunk_of(c, width)
+        total, outcome, table = carry
+        new = chunk_of(table, c, width)
         if not is_stacked:
             total = sums.merge(total, sums.over_first_axis(new.contribution))
             new = new._replace(contribution=None)
+        if table is not None and not waits:
+            table = kept_in(table, new.own, c, width)
+            new = new._replace(own=None)
         written = jax.tree.map(
             lambda all_slots, part: jax.lax.dynamic_update_slice_in_dim(
                 all_slots, part, c * width, axis=0
@@ -219,9 +244,21 @@ def _run_slots(
             outcome,
             new,
         )
-        return total, written
+        return total, written, table
 
-    shapes, total = jax.eval_shape(partial(chunk_of, width=chunk), 0), None
+    def kept_in(table, own, c, width):
+        """Puts a chunk's rows into their places; an empty slot has none."""
+        places, is_drawn = (
+            jax.lax.dynamic_slice_in_dim(a, c * width, width)
+            for a in (slots.places, slots.takes_part)
+        )
+        target = jnp.where(is_drawn, places, len(jax.tree.leaves(table)[0]))
+        return jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), table, own)
+
+    table = context.state.clients
+    shapes, total = jax.eval_shape(partial(chunk_of, table, width=chunk), 0), None
+    if not waits:
+        shapes = shapes._replace(own=None)
     if not is_stacked:
         one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), shapes)
         total, shapes = sums.zeros_like(one.contribution), shapes._replace(contribution=None)
@@ -229,7 +266,7 @@ def _run_slots(
     empty = jax.tree.map(lambda s: jnp.zeros((num_slots, *s.shape[1:]), s.dtype), shapes)
     # Those who take part come first: chunks behind the last of them are never computed.
     behind_last = jnp.max(jnp.where(slots.takes_part, jnp.arange(1, num_slots + 1), 0))
-    carry, first = (total, empty), jnp.int32(0)
+    carry, first = (total, empty, table), jnp.int32(0)
     if layout.alone_above is not None:
         num_alone = jnp.sum(slots.is_alone, dtype=jnp.int32)
         carry = jax.lax.fori_loop(0, num_alone, partial(body, 1), carry)
@@ -252,7 +289,7 @@ def _run_slot(
     contribution = jax.tree.map(trees.at_least_float32, contribution)
     # A finite update can still overflow on its way into the sum, and clipping hides one that is not
     # finite: both ends are looked at.
-    is_finite = trees.is_finite((output.update, output.weight, output.state, contribution))
+    is_finite = trees.can_be_summed((output.update, output.weight, output.state, contribution))
     contributes = slot.takes_part & is_finite
     contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
     if not isinstance(aggregator, Stacked) and aggregator.encoders:
@@ -304,8 +341,7 @@ def _finished(
     aggregate: PyTree,
 ) -> PyTree:
     """Puts what clients keep back into its table, finished with what the round came to."""
-    if algorithm.clients is None:
-        return None
+    assert algorithm.clients is not None
     finish, for_everybody = algorithm.clients.finish, algorithm.clients.finishes_everybody
 
     def finished(table, ids):

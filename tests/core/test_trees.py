@@ -27,6 +27,15 @@ def test_one_entry_of_many_is_seen_whichever_way_it_is_compiled(bad, size):
     np.testing.assert_array_equal(seen, [True, False])
 
 
+def test_what_can_be_summed_over_any_population():
+    largest = jnp.float32(2.0**96)
+    assert trees.can_be_summed({"w": jnp.array([1.0, -largest]), "count": jnp.array([2**30])})
+    assert float(largest) * (2**31 - 1) < np.finfo(np.float32).max
+    for bad in (np.nan, np.inf, -np.inf, np.nextafter(np.float32(largest), np.float32(np.inf))):
+        for size in (5, 5_000):
+            assert not jax.jit(trees.can_be_summed)(jnp.ones(size).at[size // 3].set(bad))
+
+
 def test_the_largest_numbers_and_nothing_at_all_are_finite():
     assert trees.is_finite({"w": jnp.array([1.0, -3e38], jnp.float32), "none": jnp.zeros((0, 3))})
     assert trees.is_finite({}) and trees.is_finite({"count": jnp.array([2**30])})
