@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_dp.audit import attack_model
+from fedjax_dp.core import checks
 from fedjax_dp.experiment.loading import load_run
+
+# An attacker tells their test parts from any training part, members or not.
+SHIFTED = ("fedcmnist", "fedrotmnist")
 
 
 def attacked(folder: pathlib.Path, seed: int = 0) -> dict[str, float]:
@@ -21,6 +25,8 @@ def attacked(folder: pathlib.Path, seed: int = 0) -> dict[str, float]:
       The attacker's accuracy and area under the curve, and the model's accuracy on either side.
     """
     run = load_run(folder)
+    name, rule = run.config.data.name, "have a test part like its training part to be attacked"
+    checks.require(name not in SHIFTED, "data.name", rule, name)
     population = run.experiment.population
     assert population.test is not None
     members, others = population.train.examples, population.test.examples

@@ -10,7 +10,7 @@ from chex import PRNGKey
 from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
 from fedjax_dp.clients.selection import Choice
-from fedjax_dp.core import ranges, signatures
+from fedjax_dp.core import checks, ranges, signatures
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
@@ -193,6 +193,8 @@ class FederatedAlgorithm(NamedTuple):
       host_steps: what is done on the host between rounds.
       check_noised: raises a ValueError if noise on updates would move what training leaves alone;
         that of the trainer where an update is one of a model.
+      num_clients: the population that it is made for, the only one that it can be bound to; None
+        for any.
     """
 
     name: str
@@ -211,6 +213,7 @@ class FederatedAlgorithm(NamedTuple):
     stage_of: Callable[[PyTree, Hyper, Any], Any] = one_stage
     host_steps: tuple[HostStep, ...] = ()
     check_noised: Callable[[], None] = lambda: None
+    num_clients: int | None = None
 
     @property
     def claims(self) -> Claims:
@@ -248,6 +251,9 @@ class FederatedAlgorithm(NamedTuple):
           ValueError: naming the number, its range and its value.
         """
         signatures.check_fields(hyper, "hyper.")
+        if None not in (num_clients, self.num_clients):
+            rule = f"be the {num_clients} clients of the data for {self.name}"
+            checks.require(self.num_clients == num_clients, "num_clients", rule, self.num_clients)
         hyper.local.validate(num_clients)
         ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")

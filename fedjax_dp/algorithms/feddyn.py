@@ -102,6 +102,7 @@ def feddyn(
         aggregator=aggregator,
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_clients=num_clients,
         num_steps=trainer.num_steps,
         shared=field("params"),
         clients=ClientState(init=lambda server: correction_of(server.params)),

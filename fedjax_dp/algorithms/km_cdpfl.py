@@ -132,6 +132,7 @@ def km_cdpfl(
         aggregator=Stacked(stateless, contribute, combine),
         server_step=server_step,
         hyper=Hyper(trainer.config),
+        num_clients=num_clients,
         num_steps=trainer.num_steps,
         personal=lambda server, own, client: trees.take(
             server.models, server.clusters[client.index]

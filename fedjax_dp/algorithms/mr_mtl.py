@@ -89,6 +89,7 @@ def mr_mtl(
         aggregator=aggregator,
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_clients=num_clients,
         num_steps=trainer.num_steps,
         shared=field("mean"),
         personal=lambda server, own, client: own,

@@ -92,6 +92,7 @@ def o_dpcfl(
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
         hyper=Hyper(trainer.config),
+        num_clients=num_clients,
         num_steps=trainer.num_steps,
         personal=lambda server, own, client: own_model(server, client),
         record=of_training(trainer),

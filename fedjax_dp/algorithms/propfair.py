@@ -29,11 +29,13 @@ def propfair(
 
     Each step follows the objective of its batch's mean loss, which scales the gradient by
     `1 / (M − ℓ)`. A loss within the margin of M, or above it, goes on in a straight line: its value
-    is defined, and `share_beyond` tells how many clients had such a loss on average.
+    is defined, and `share_beyond` tells how many clients had such a loss on average. A margin of M
+    or more leaves the straight line alone.
 
     Guarantee: that of trainer and aggregator. Behind a private trainer the objective is taken of
     each record's loss, before its gradient is clipped, and costs nothing more; what is told of
-    losses is then the objective.
+    losses is then the objective, and `share_beyond` is left out where that is "released", which
+    does not grow with the loss.
 
     Args:
       model: what is trained.
@@ -55,6 +57,8 @@ def propfair(
     """
     proportional(baseline, margin, extension)  # Refuses a margin that leaves nothing.
 
+    is_told = not (trainer.is_private and extension == "released")
+
     def client(server, own, client, hyper, key):
         baseline, margin = hyper.algorithm["baseline"], hyper.algorithm["margin"]
         objective = proportional(jnp.asarray(baseline), jnp.asarray(margin), extension)
@@ -64,7 +68,7 @@ def propfair(
             last = -jnp.log(margin / baseline)
         told = result.metrics
         is_beyond = jax.tree.map(lambda s, n: s > last * n, told.loss_sum, told.num_read)
-        info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)}
+        info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)} if is_told else {}
         return ClientOutput(result.delta, result.weight, own, told, info)
 
     own: dict[str, Any] = {"server_learning_rate": server_learning_rate, "name": "propfair"}

@@ -1,21 +1,23 @@
 """q-FFL: clients count by a power of their loss, and the step is as long as that allows."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import optax
+from annotated_types import Ge, Le
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, field
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.ranges import NonNegative
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum
 
+# Beyond it powers of a loss of 80 are beyond float32.
+Power = Annotated[float, Ge(0), Le(20)]
 # What keeps a loss of 0 from being divided by.
 _SMALLEST_LOSS = 1e-10
 
@@ -32,7 +34,7 @@ class ServerState(NamedTuple):
 
 @checked
 def q_ffl(
-    model: Model, trainer: LocalTrainer, *, q: NonNegative = 1.0, is_weighted: bool = False
+    model: Model, trainer: LocalTrainer, *, q: Power = 1.0, is_weighted: bool = False
 ) -> FederatedAlgorithm:
     """Declares q-FedAvg, which minimises `Σ p_i f_i^{q+1} / (q + 1)`.
 
@@ -42,12 +44,16 @@ def q_ffl(
     `− Σ Δ_i / Σ h_i`. With q = 0 this is FedAvg with equal weights; the larger q, the more the
     clients with large losses count, and the shorter the step.
 
+    1/L is that of plain gradient descent; with momentum or adaptive steps it is a length of step
+    that has to be found by trying.
+
     Guarantee: none. Updates are scaled by exact losses, so that private training is refused.
 
     Args:
       model: what is trained.
       trainer: local training, not a private one, at learning rates above 0.
-      q: 0 is the plain mean; the paper takes 0.1 to 5.
+      q: in [0, 20]; 0 is the plain mean, and the paper takes 0.1 to 5. Losses are at least 0, or a
+        client's power is not finite, and it counts as one that sent nothing finite.
       is_weighted: let p_i follow the clients' sizes; the paper draws clients by size instead, and
         weighs them the same.
 
@@ -97,4 +103,4 @@ def q_ffl(
         num_steps=trainer.num_steps,
         shared=field("params"),
         check_noised=trainer.check_noised,
-    ).with_numbers({"q": q}, {"q": NonNegative})
+    ).with_numbers({"q": q}, {"q": Power})

@@ -58,8 +58,9 @@ def scaffold(
       num_clients: the population; the server's control variate is the mean over all of it.
       server_learning_rate: the server's step size.
       is_weighted: weight deltas by client size; the paper weights all clients the same.
-      aggregator: how deltas are combined, a summed one; their mean where it is None. Control
-        variates are averaged in any case.
+      aggregator: how deltas are combined, a summed one that weighs as it does; their mean where it
+        is None. Control variates are averaged in any case. Its numbers are those of
+        `hyper.aggregator["params"]`, its info begins with `params_`.
 
     Returns:
       The algorithm; it keeps one control variate for each client.
@@ -101,9 +102,13 @@ def scaffold(
         mean, mask = unmasked(aggregate["params"])
         step = trees.scale(mean, hyper.algorithm["server_learning_rate"])
         is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
+        if is_buffer is not None:
+            step = jax.tree.map(lambda plain, s, m: m if plain else s, is_buffer, step, mean)
         params = optax.apply_updates(server.params, masked(step, mask, is_buffer))
         return ServerState(params, trees.add(server.control, aggregate["control"])), {}
 
+    rule = "be left to the aggregator where one is given"
+    checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
     mean = aggregator or (weighted_mean() if is_weighted else uniform_mean())
     rule = "be summed, as control variates are, not stacked"
     checks.require(isinstance(mean, Summed), "aggregator", rule, type(mean).__name__)
@@ -116,6 +121,7 @@ def scaffold(
         aggregator=aggregator,
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_clients=num_clients,
         num_steps=trainer.num_steps,
         shared=field("params"),
         clients=ClientState(init=lambda server: server.control),

@@ -1,5 +1,6 @@
 """TERM: clients weigh the more the larger their loss, by an exponential tilt."""
 
+import math
 from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -50,8 +51,9 @@ def term(
     large one minimises the largest loss, a negative one leaves out clients that fit badly.
 
     Exponents count from R of the round before, which changes no weight and keeps `e^{t (f − R)}`
-    below 1/p_i. Where losses move by more than 60/t between two rounds, or in a first round, an
-    exponent is cut off at 60: these clients weigh the same, and `num_limited` counts them.
+    below 1/p_i. Where an exponent is beyond ±60 nevertheless, as in a first round or with losses
+    that are 60/t apart, it is cut off there: these clients weigh the same, and `num_limited`
+    counts them. The next exponents count from what that makes of R, at least from the mean loss.
 
     Guarantee: none. Weights follow exact losses, so that private training is refused.
 
@@ -63,7 +65,8 @@ def term(
       server_learning_rate: the server's step size.
 
     Returns:
-      The algorithm. Its info holds `tilted_loss`, R of the round.
+      The algorithm. Its info holds `tilted_loss`, R of the round; a bound of it on the side of the
+      mean loss where `num_limited` is not 0, and that mean where the tilt is within 1e-3 of 0.
 
     Raises:
       ValueError: for a private trainer, or a number out of its range.
@@ -101,6 +104,11 @@ def term(
         is_curved = (jnp.abs(tilt) > _SMALLEST_TILT) & (spread > 0)
         of_tilt = jnp.log(jnp.where(is_curved, spread, 1.0)) / jnp.where(is_curved, tilt, 1.0)
         risk = jnp.where(is_curved, server.risk + of_tilt, average)
+        # Where exponents were cut off above it is a bound of R, as the mean is, and the nearer one
+        # counts; where all were cut off below it says nothing.
+        side, is_told = jnp.sign(tilt), spread > math.exp(1 - _LARGEST)
+        nearer = side * jnp.maximum(jnp.where(is_told, side * risk, -jnp.inf), side * average)
+        risk = jnp.where(total["limited"] > 0, nearer, risk)
         risk = jnp.where(total["share"] > 0, risk, server.risk)
         info = {"tilted_loss": risk, "num_limited": total["limited"]}
         return ServerState(optax.apply_updates(server.params, step), risk), info

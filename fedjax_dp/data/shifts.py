@@ -134,7 +134,13 @@ def color_by_label(
     checks.require(len(labels) == len(images), "labels", f"be {len(images)}", len(labels))
     checks.require(len(colors) > 0, "colors", "hold at least one offset", colors)
     palette = np.asarray(palette, dtype=np.float32)
-    checks.require(palette.ndim == 2, "palette", "be [colours, 3]", palette.shape)
+    fits = palette.ndim == 2 and len(palette) > 0 and palette.shape[1] == 3
+    checks.require(fits, "palette", "be [colours, 3]", palette.shape)
+    is_inside = bool(np.all((palette >= 0) & (palette <= 1)))
+    checks.require(is_inside, "palette", "lie in [0, 1]", palette)
+    is_known = labels.size == 0 or (labels.min() >= 0 and labels.max() < len(palette))
+    rule = f"be classes from 0 to {len(palette) - 1}"
+    checks.require(bool(is_known), "labels", rule, labels.tolist()[:5])
     chosen = np.random.default_rng(rng).choice(np.asarray(colors), size=len(labels))
     paint = palette[(labels + chosen) % len(palette)][:, None, None, :]
     painted = images * paint

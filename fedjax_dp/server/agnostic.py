@@ -11,6 +11,9 @@ from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked
 
+# A longer climb gives one client all the weight whatever the others do, and overflows in the end.
+_LONGEST_CLIMB = 1e6
+
 
 class Told(NamedTuple):
     """An update, and the loss that its client had before it.
@@ -36,6 +39,8 @@ def onto_simplex(y: jax.Array) -> jax.Array:
 
     Source: Duchi and others 2008, figure 1.
     """
+    # The nearest point does not change with a shift; large numbers would round it away.
+    y = y - jnp.max(y)
     ordered = jnp.sort(y)[::-1]
     room = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
     last = jnp.sum(ordered + room > 0) - 1
@@ -52,7 +57,7 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
 
     Args:
       num_clients: the population, at least 1.
-      step_size: γ, at least 0; 0 is the plain mean.
+      step_size: γ, at least 0; 0 is the plain mean. No weight climbs by more than 1e6.
 
     Returns:
       The aggregator of `Told` updates; its state is λ, `[num_clients]`. Its info holds `weights`,
@@ -73,7 +78,8 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
         counts = stack.is_real & (size > 0)
         at = jnp.where(counts, stack.senders, num_clients)
         losses = jnp.zeros(num_clients).at[at].set(loss, mode="drop")
-        climbed = onto_simplex(weights + numbers["step_size"] * losses)
+        climb = jnp.minimum(numbers["step_size"] * losses, _LONGEST_CLIMB)
+        climbed = onto_simplex(weights + climb)
         weights = jnp.where(jnp.any(counts), climbed, weights)
         share = jnp.where(counts, weights[stack.senders], 0.0)
         share = share * trees.reciprocal(jnp.sum(share))

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.ranges import Fraction, ProperFraction
@@ -99,11 +100,12 @@ def gradient_mask(
     Returns:
       The aggregator; its aggregate is `Masked`, which the server steps of FedAvg and its kin and of
       SCAFFOLD read. Its info holds `agreement`, the mean over coordinates, and `unmasked_share`,
-      how many of them keep all of their step.
+      how many of them keep all of their step; buffers, which are not masked, count in both.
 
     Raises:
-      ValueError: for a number out of its range, a mean that is stacked, or one with other noise
-        than Gaussian.
+      ValueError: for a number out of its range, a mean that is stacked or masked already, or one
+        with other noise than Gaussian, clipping by layer, or a clip norm that follows the norms of
+        updates.
 
     Source: Tenison and others 2022, "Gradient Masked Averaging for Federated Learning", algorithm 1
     and equation 3; the hard mask is that of Parascandolo and others 2021. Votes under noise are our
@@ -112,6 +114,7 @@ def gradient_mask(
     base = mean or (weighted_mean() if is_weighted else uniform_mean())
     checks.require(isinstance(base, Summed), "mean", "be summed, not stacked", type(base).__name__)
     assert isinstance(base, Summed)
+    checks.require("threshold" not in base.numbers, "mean", "be without a mask", "a masked mean")
     checks.one_of("mask", mask, ("soft", "hard"))
     checks.one_of("form", form, ("corrected", "printed"))
 
@@ -167,6 +170,10 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
     event = claim.event(mean.numbers)
     is_gaussian = isinstance(event, dp_accounting.GaussianDpEvent) and not mean.encoders
     checks.require(is_gaussian, "mean", rule, type(event).__name__)
+    # Norms of updates with their votes are no norms of updates.
+    rule = "clip by a norm that is a number of the run, not by one that follows updates"
+    checks.require("clip_norm" in mean.numbers, "mean", rule, "adaptive clipping")
+    _check_clips_whole(mean)
 
     def init(structure):
         return mean.init({"update": structure, "votes": structure})
@@ -180,17 +187,29 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
     def contribute(state, numbers, update, weight, sender):
         longest, vote = bounds(state, numbers, update)
         widened = jax.tree.map(trees.at_least_float32, update)
-        shortened, _ = clip_by_global_norm(widened, longest)
+        shortened, norm = clip_by_global_norm(widened, longest)
         votes = jax.tree.map(lambda d: jnp.where(weight > 0, vote * jnp.sign(d), 0.0), widened)
         both = {"update": shortened, "votes": votes}
-        return mean.contribute(state, numbers, both, weight, sender)
+        is_shorter = jnp.float32(norm > longest)
+        return mean.contribute(state, numbers, both, weight, sender), is_shorter
 
     def combine(state, numbers, total, key):
-        kept, both, info = mean.combine(state, numbers, total, key)
+        of_mean, num_clipped = total
+        kept, both, info = mean.combine(state, numbers, of_mean, key)
         # The mean of votes is one over the clients that were expected.
         _, vote = bounds(state, numbers, both["votes"])
         votes = jax.tree.map(lambda v: jnp.clip(v / vote, -1.0, 1.0), both["votes"])
         aggregate, of_mask = told(both["update"], votes, jnp.float32(1), numbers)
-        return kept, aggregate, {**info, **of_mask}
+        return kept, aggregate, {**info, **of_mask, "num_clipped": num_clipped}
 
     return mean._replace(init=init, contribute=contribute, combine=combine)
+
+
+def _check_clips_whole(mean: Summed) -> None:
+    """Requires that a leaf may have nearly all of the bound, as votes and updates share it."""
+    bound = float(np.max(np.asarray(mean.numbers["clip_norm"])))
+    probe = {"update": jnp.full(1, 0.9 * bound), "votes": jnp.zeros(1)}
+    numbers = jax.tree.map(lambda x: jnp.float32(np.max(np.asarray(x))), dict(mean.numbers))
+    sent, _ = mean.contribute(mean.init(probe), numbers, probe, jnp.float32(1), jnp.int32(0))
+    is_whole = bool(jnp.allclose(sent["update"], probe["update"], rtol=1e-3))
+    checks.require(is_whole, "mean", "clip updates whole", "clipping by layer")

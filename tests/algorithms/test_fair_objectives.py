@@ -15,7 +15,7 @@ from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import simulation
 from fedjax_dp.experiment import reading, validate
 from fedjax_dp.models import Model
-from fedjax_dp.server import onto_simplex, uniform_mean
+from fedjax_dp.server import gaussian_mean, onto_simplex, uniform_mean
 
 SIZES = (7, 4, 12, 5, 9, 3)
 
@@ -70,6 +70,29 @@ def test_the_projection_is_the_nearest_point(seed):
     assert found.sum() == pytest.approx(1, abs=1e-6) and found.min() >= 0
     order = np.argsort(y)
     assert np.all(np.diff(found[order]) >= 0)
+
+
+@pytest.mark.parametrize(
+    "y, nearest",
+    [([1e10, 0.0], [1, 0]), ([1e8, 1e8 + 8, 0.0], [0, 1, 0]), ([3e38, 0.0, 3e38], [0.5, 0, 0.5])],
+)
+def test_large_numbers_are_projected_onto_the_simplex(y, nearest):
+    np.testing.assert_array_equal(onto_simplex(jnp.asarray(y, jnp.float32)), nearest)
+
+
+@pytest.mark.parametrize("step_size, weights", [(1.0, [1, 0, 0]), (1e30, [1 / 3] * 3)])
+def test_weights_of_afl_survive_losses_and_steps_of_any_size(step_size, weights):
+    """Who climbs by more than 1e6 climbs alike."""
+    model, trainer, data = told_losses(1e9, 1.0, 2.0)
+    state, info = run(afl(model, trainer, num_clients=3, step_size=step_size), 3, data)
+    np.testing.assert_allclose(info.aggregator["weights"][0], weights, atol=1e-6)
+    assert float(state.aggregator.sum()) == pytest.approx(1)
+
+
+def test_a_population_of_another_size_is_refused():
+    model = make_model()
+    with pytest.raises(ValueError, match="num_clients must be the 6 clients of the data for afl"):
+        run(afl(model, plain_trainer(model), num_clients=2), 1, make_data())
 
 
 @telling
@@ -132,7 +155,7 @@ def test_a_tilt_beyond_floats_is_cut_off_and_said(tilt, kept):
     """e^800 is beyond floats. Losses move along, and later rounds count from where they are."""
     model, trainer, data = told_losses(1.0, 2.0)
     config = trainer.config._replace(learning_rate=np.array([1e-4, 1e-3]))
-    state, info = run(term(model, local_trainer(model, config), tilt=tilt), 60, data)
+    state, info = run(term(model, local_trainer(model, config), tilt=tilt), 12, data)
     assert np.isfinite(float(state.server.params))
     assert float(info.server["num_limited"][0]) == 2
     # In the end R is the one loss that counts, and the step is that client's own.
@@ -203,6 +226,21 @@ def test_a_loss_above_the_baseline_is_said():
     assert float(state.server.params) == pytest.approx(-(0.5 + 2.0) / 2, rel=1e-5)
 
 
+@telling
+@pytest.mark.parametrize("extension", ["smooth", "released_huber", "released"])
+def test_behind_private_training_a_loss_above_the_baseline_is_said_where_it_can_be(extension):
+    model = make_model()
+    private = propfair(
+        model, private_trainer(model), baseline=1e-3, margin=5e-4, extension=extension
+    )
+    _, info = run(private, 1, make_data())
+    if extension == "released":
+        assert "share_beyond" not in info.clients
+    else:
+        # One of six clients has no examples.
+        assert float(info.clients["share_beyond"][0]) == pytest.approx(5 / 6)
+
+
 # Bad input, before any work.
 
 
@@ -216,6 +254,7 @@ def test_bad_numbers_are_refused_by_name():
         (lambda: term(model, trainer, tilt=1e9), "tilt must be at least -1000 and at most 1000"),
         (lambda: term(model, trainer, tilt=np.nan), "tilt must be"),
         (lambda: q_ffl(model, trainer, q=-0.1), "q must be at least 0"),
+        (lambda: q_ffl(model, trainer, q=200.0), "q must be at least 0 and at most 20"),
         (lambda: afl(model, trainer, num_clients=0), "num_clients must be"),
         (lambda: afl(model, trainer, num_clients=3, step_size=-1.0), "step_size must be"),
     ):
@@ -244,7 +283,12 @@ def test_what_reads_exact_losses_is_refused_under_privacy_with_the_reason(name):
 def test_propfair_is_charged_as_its_training_and_its_mean_are(unit):
     model = make_model()
     trainer = private_trainer(model) if unit != "client" else plain_trainer(model)
-    algorithm = propfair(model, trainer)
+    mean = gaussian_mean(0.2, 0.8, 4.0) if unit != "record" else None
+    algorithm = propfair(model, trainer, aggregator=mean)
+    charged = algorithm.claims.client
+    assert (charged is None) == (mean is None)
+    if mean is not None:
+        assert charged.event(mean.numbers) == mean.claim.event(mean.numbers)
     if unit != "client":
         event = trainer.claim.events[0]
         (own,) = algorithm.record.events

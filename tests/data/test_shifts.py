@@ -72,6 +72,20 @@ class TestColors:
         with pytest.raises(ValueError, match="images must have one channel"):
             shifts.color_by_label(np.repeat(images, 3, axis=-1), np.zeros(6, int), 0)
 
+    @pytest.mark.parametrize(
+        "labels, palette, rule",
+        [
+            (np.arange(6), np.zeros((10, 4)), "palette must be \\[colours, 3\\]"),
+            (np.arange(6), np.full((10, 3), 2.0), "palette must lie in \\[0, 1\\]"),
+            (np.arange(6), np.full((10, 3), np.nan), "palette must lie in \\[0, 1\\]"),
+            (np.arange(6) - 1, shifts.PALETTE, "labels must be classes from 0 to 9"),
+            (np.arange(6) + 94, shifts.PALETTE, "labels must be classes from 0 to 9"),
+        ],
+    )
+    def test_what_is_no_colour_and_no_class_is_refused(self, images, labels, palette, rule):
+        with pytest.raises(ValueError, match=rule):
+            shifts.color_by_label(images, labels, 0, palette=palette)
+
 
 def rotated(image, degrees):
     """Turns one square image by looking every pixel up in the original, linearly."""

@@ -16,9 +16,11 @@ from fedjax_dp.algorithms import dp_fedavg, fedadam, fedavg, fedprox, fedyogi, s
 from fedjax_dp.algorithms.fedopt import adaptive
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import simulation
+from fedjax_dp.privacy import make_adaptive_clipping
 from fedjax_dp.server import (
     Masked,
     RoundKey,
+    adaptive_gaussian_mean,
     apply_aggregate,
     gaussian_mean,
     gradient_mask,
@@ -116,14 +118,21 @@ def test_oracle_4_agreement_of_pure_noise(count, expected):
     [("adam", 0.0, 0.990099), ("adam", 1e-6, 0.9900505), ("yogi", 1e-6, 0.9900500)],
 )
 def test_oracles_5_and_6_first_steps_of_adaptive_servers(optimizer, second, expected):
-    """Of one client, whose step is whole; the rate of the oracles is 1, ours is 0.1."""
-    made = OPTIMIZERS[optimizer]()
-    params = jnp.zeros(1)
-    state = made.init(params)
-    state = state._replace(second=jnp.full(1, second, jnp.float32))
-    aggregate, _ = aggregated([[1.0]])
-    _, after = apply_aggregate(made, state, params, aggregate)
-    assert float(after[0]) / 0.1 == pytest.approx(expected, abs=1e-6)
+    """Of one client, whose step is whole, by the algorithms with their defaults and the rate 1."""
+    make, model = {"adam": fedadam, "yogi": fedyogi}[optimizer], make_model()
+    algorithm = make(model, plain_trainer(model), server_learning_rate=1.0)
+    server = algorithm.init(jax.random.key(0))
+
+    def filled(like, value):
+        return jax.tree.map(lambda x: jnp.full_like(x, value), like)
+
+    opt_state = server.opt_state._replace(second=filled(server.opt_state.second, second))
+    aggregate = Masked(filled(server.params, 1.0), filled(server.params, 1.0))
+    before = server._replace(opt_state=opt_state)
+    after, _ = algorithm.server_step(before, aggregate, algorithm.hyper, None, None)
+    moved = jax.tree.map(jnp.subtract, after.params, server.params)
+    for leaf in jax.tree.leaves(moved):
+        np.testing.assert_allclose(leaf, expected, atol=2e-6)
 
 
 def run(algorithm, num_rounds=3, data=None):
@@ -248,7 +257,10 @@ def test_update_and_votes_stay_within_the_bound_together(scale, share):
     aggregator = private_mask(share=share)
     update = scale * jax.random.normal(jax.random.key(0), (500,))
     state = aggregator.init(update)
-    sent, _ = aggregator.contribute(state, aggregator.numbers, update, jnp.float32(9), jnp.int32(0))
+    (sent, _), is_shorter = aggregator.contribute(
+        state, aggregator.numbers, update, jnp.float32(9), jnp.int32(0)
+    )
+    assert is_shorter == (scale >= 1)
     votes = np.linalg.norm(np.asarray(sent["votes"], np.float64))
     assert votes == pytest.approx(share, rel=1e-5)
     whole = np.hypot(votes, np.linalg.norm(np.asarray(sent["update"], np.float64)))
@@ -277,6 +289,12 @@ def test_without_noise_the_mask_is_that_of_the_votes():
     np.testing.assert_allclose(aggregate.mask, expected, atol=1e-5)
 
 
+def test_updates_that_are_shortened_beside_their_votes_are_counted():
+    updates = jnp.stack([10 * jnp.ones(9), 0.01 * jnp.ones(9), jnp.ones(9)])
+    _, info = combined(private_mask(), updates)
+    assert info["num_clipped"] == 2
+
+
 def test_noise_on_an_agreement_is_what_the_docstring_says():
     """z √p / (share · N), read off the votes of nobody."""
     multiplier, share, expected, size = 0.01, 0.5, 4.0, 40_000
@@ -301,8 +319,16 @@ def test_a_threshold_out_of_its_range_is_refused(bad):
         sim.run(sim.init(jax.random.key(0)), jax.random.key(0), 1, hyper)
 
 
-def test_scaffold_takes_no_stacked_aggregator():
+def test_scaffold_takes_no_stacked_aggregator_and_weighs_as_a_given_one():
     own = make_model()
+    with pytest.raises(ValueError, match="is_weighted must be left to the aggregator"):
+        scaffold(
+            own,
+            plain_trainer(own),
+            num_clients=NUM_CLIENTS,
+            is_weighted=True,
+            aggregator=gradient_mask(),
+        )
     with pytest.raises(ValueError, match="aggregator must be summed, as control variates are"):
         scaffold(own, plain_trainer(own), num_clients=NUM_CLIENTS, aggregator=trimmed_mean())
 
@@ -314,6 +340,13 @@ def test_other_bad_input_is_refused():
         ({"mean": trimmed_mean()}, "mean must be summed, not stacked"),
         ({"mean": laplace_mean(1.0, 1.0, 4.0)}, "Gaussian noise"),
         ({"mean": by_realised_count(gaussian_mean(1.0, 1.0, 4.0))}, "Gaussian noise"),
+        ({"mean": gaussian_mean(1.0, 1.0, 4.0, per_layer=True)}, "clip updates whole"),
+        (
+            {"mean": adaptive_gaussian_mean(make_adaptive_clipping(40.0), 1.0)},
+            "clip by a norm that is a number of the run",
+        ),
+        ({"mean": gradient_mask()}, "mean must be without a mask"),
+        ({"mean": private_mask()}, "mean must be without a mask"),
         ({"mean": gaussian_mean(1.0, 1.0, 4.0), "vote_share": 1.0}, "vote_share must be"),
     ):
         with pytest.raises(ValueError, match=rule):
