@@ -5,58 +5,23 @@ left out, and what was stopped goes on; `--seconds 3600` starts no run later tha
 """
 
 import argparse
-import csv
-import functools
 import itertools
 import json
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from experiments import sweep
+from experiments.generalization import paper, tables
 from experiments.sweep import Study
 
 HERE = pathlib.Path(__file__).parent
 SEEDS = {str(seed): [f"--run.seed={seed}"] for seed in range(3)}
 METRICS = {"test_accuracy_last_ten": 100.0}
-# Ours and the paper's names of data; table 3.1 or 3.2 has the accuracies.
-DATA = {
-    "mnist": "MNIST",
-    "fashion_mnist": "FMNIST",
-    "fedcmnist": "FedCMNIST",
-    "fedrotmnist": "FedRotMNIST",
-    "cifar10": "CIFAR-10",
-}
 # In the colours of other digits a trained model is right one time in eight: it goes by colour.
 OPTIONS = {"fedcmnist": ["--data.options.test_colors=unseen"]}
-DISTRIBUTIONS = {"non_iid": ("Non-IID", "majority_classes"), "iid": ("IID", "iid")}
-ALGORITHMS = ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi")
+PARTITIONS = {"non_iid": "majority_classes", "iid": "iid"}
 THRESHOLD = 0.4
-
-
-class Rates(NamedTuple):
-    """The paper's step sizes of a cell."""
-
-    server: float
-    local: float
-
-
-@functools.cache
-def _rows(name: str) -> list[dict[str, str]]:
-    with (HERE / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def rates(data: str, distribution: str, algorithm: str) -> Rates:
-    """Gives the best step sizes of tables B.5 and B.6, the same for both aggregations."""
-    (row,) = (
-        row
-        for row in _rows("paper_rates.csv")
-        if (row["dataset"], row["distribution"], row["algorithm"])
-        == (data, distribution, algorithm)
-    )
-    return Rates(float(row["eta_g"]), float(row["eta_l"]))
 
 
 def masked(threshold: float, *options: str) -> list[str]:
@@ -72,7 +37,7 @@ def masked(threshold: float, *options: str) -> list[str]:
 AGGREGATIONS = {"AVG": [], "GMA": masked(THRESHOLD)}
 
 
-def words_of(algorithm: str, found: Rates) -> list[str]:
+def words_of(algorithm: str, found: paper.Rates) -> list[str]:
     """The overrides that make an algorithm with its rates.
 
     Control variates are computed from plain steps: SCAFFOLD takes them without momentum, ten times
@@ -93,25 +58,21 @@ def printed(data: str, distribution: str):
     """Gives the paper's accuracy of a cell of table 3.1 or 3.2."""
 
     def published(metric: str, values: Mapping[str, str]) -> float | None:
-        cell = (DATA[data], distribution, values["algorithm"], values["aggregation"])
-        for row in _rows("paper_tables.csv"):
-            names = (row["dataset"], row["distribution"], row["algorithm"], row["aggregation"])
-            if row["source_table"] in ("3.1", "3.2") and names == cell:
-                return float(row["value"])
-        return None
+        return paper.accuracy(data, distribution, values["algorithm"], values["aggregation"])
 
     return published
 
 
 def _table(data: str, distribution: str) -> Study:
-    name, partition = DISTRIBUTIONS[distribution]
+    partition = PARTITIONS[distribution]
     common = [f"--data.name={data}", f"--data.partition={partition}", *OPTIONS.get(data, [])]
     return Study(
         name=f"{data}_{distribution}",
         file=HERE / "image.toml",
         axes={
             "algorithm": {
-                one: [*common, *words_of(one, rates(DATA[data], name, one))] for one in ALGORITHMS
+                one: [*common, *words_of(one, paper.rates(data, distribution, one))]
+                for one in paper.ALGORITHMS
             },
             "aggregation": AGGREGATIONS,
             "seed": SEEDS,
@@ -119,16 +80,17 @@ def _table(data: str, distribution: str) -> Study:
         rows="algorithm",
         columns="aggregation",
         metrics=METRICS,
-        published=printed(data, name),
+        published=printed(data, distribution),
     )
 
 
 TABLES = {
-    study.name: study for study in itertools.starmap(_table, itertools.product(DATA, DISTRIBUTIONS))
+    study.name: study
+    for study in itertools.starmap(_table, itertools.product(paper.DATA, PARTITIONS))
 }
 _FMNIST = [
     "--data.name=fashion_mnist",
-    *words_of("FedAvg", rates("FMNIST", "Non-IID", "FedAvg")),
+    *words_of("FedAvg", paper.rates("fashion_mnist", "non_iid", "FedAvg")),
 ]
 
 
@@ -136,11 +98,7 @@ def printed_of(table: str, axis: str):
     """Gives the paper's accuracy of a table with one variable."""
 
     def published(metric: str, values: Mapping[str, str]) -> float | None:
-        for row in _rows("paper_tables.csv"):
-            cell = (row["source_table"], row["variable_value"], row["aggregation"])
-            if cell == (table, values[axis], values["aggregation"]):
-                return float(row["value"])
-        return None
+        return paper.accuracy_of(table, values[axis], values["aggregation"])
 
     return published
 
@@ -212,30 +170,6 @@ GROUPS = {
 }
 
 
-def compare(output: pathlib.Path, names: Sequence[str]) -> str:
-    """Sets the tables of a group side by side, and counts the cells in which GMA is no worse."""
-    lines = ["| data | algorithm | AVG | GMA | GMA − AVG | paper: AVG | GMA |", "|---" * 7 + "|"]
-    is_no_worse = []
-    for name in names:
-        file = output / name / "table.csv"
-        if not file.is_file():
-            continue
-        with file.open(encoding="utf-8") as opened:
-            entries = list(csv.DictReader(opened))
-        for algorithm in ALGORITHMS:
-            cell = {e["aggregation"]: e for e in entries if e["algorithm"] == algorithm}
-            if len(cell) < 2:
-                continue
-            avg, gma = (float(cell[kind]["mean"]) for kind in ("AVG", "GMA"))
-            is_no_worse.append(gma >= avg)
-            spread = [f" ± {float(e['std']):.2f}" if e["std"] else "" for e in cell.values()]
-            paper = " | ".join(cell[kind]["published"] for kind in ("AVG", "GMA"))
-            shown = f"{avg:.2f}{spread[0]} | {gma:.2f}{spread[1]} | {gma - avg:+.2f} | {paper}"
-            lines.append(f"| {name} | {algorithm} | {shown} |")
-    count = f"GMA is at least as good in {sum(is_no_worse)} of {len(is_no_worse)} cells."
-    return "\n".join([*lines, "", count, ""])
-
-
 def main(arguments: Sequence[str]) -> None:
     """Runs the study or the group that the first word names."""
     known = [*STUDIES, *GROUPS]
@@ -250,12 +184,13 @@ def main(arguments: Sequence[str]) -> None:
     options, rest = parser.parse_known_args(words)
     for one in GROUPS[name]:
         sweep.main(STUDIES[one], [*rest, f"--output={options.output / one}"])
-    tables = [one for one in GROUPS[name] if one in TABLES]
-    text = compare(options.output, tables)
-    (options.output / f"{name}.md").write_text(text, encoding="utf-8")
+    if name in PARTITIONS:
+        text = tables.of_masking(tables.runs_in(options.output), name)
+        (options.output / f"{name}.md").write_text(text, encoding="utf-8")
+        print(text)
     seconds = [json.loads((options.output / one / "runs.json").read_text()) for one in GROUPS[name]]
     total = sum(run["seconds"] for runs in seconds for run in runs)
-    print(text, f"runs took {total:.0f} s", sep="\n")
+    print(f"runs took {total:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,170 @@
+"""Tables and a picture of what has run: `python -m experiments.generalization.tables RUNS`.
+
+RUNS holds a folder for each study. Aggregations are compared over the seeds that both have.
+"""
+
+import argparse
+import csv
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments.generalization import paper
+
+HERE = pathlib.Path(__file__).parent
+METRIC = "test_accuracy_last_ten"
+PAIR = ("AVG", "GMA")
+FAIRNESS = {
+    "test": "test_accuracy",
+    "mean of clients": "mean_client_accuracy",
+    "worst tenth": "worst_tenth_accuracy",
+    "worst client": "worst_client_accuracy",
+    "spread": "std_client_accuracy",
+}
+
+Run = Mapping[str, Any]
+
+
+def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the summaries of all finished runs: study, what their names say, and what came out."""
+    found = []
+    for file in sorted(folder.glob("*/*=*/summary.json")):
+        named = dict(part.split("=", 1) for part in file.parent.name.split(","))
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        found.append({**summary, **named, "study": file.parent.parent.name})
+    return found
+
+
+def paired(runs: Sequence[Run], metric: str = METRIC) -> dict[str, np.ndarray]:
+    """Values of both aggregations over the seeds that both have, in percent."""
+    by_seed = {
+        kind: {run["seed"]: 100 * run[metric] for run in runs if run["aggregation"] == kind}
+        for kind in PAIR
+    }
+    seeds = sorted(set.intersection(*map(set, by_seed.values())))
+    return {kind: np.array([values[s] for s in seeds]) for kind, values in by_seed.items()}
+
+
+def shown(values: np.ndarray) -> str:
+    """A mean, with the standard deviation where there are several."""
+    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread}"
+
+
+def of_masking(runs: Sequence[Run], distribution: str) -> str:
+    """Table 3.1 or 3.2, with the number of cells in which masking is at least as good."""
+    lines = [
+        "| data | algorithm | AVG | GMA | GMA − AVG | seeds | paper: AVG | GMA |",
+        "|---" * 8 + "|",
+    ]
+    is_no_worse = []
+    for data, name in paper.DATA.items():
+        for algorithm in paper.ALGORITHMS:
+            cell = (f"{data}_{distribution}", algorithm)
+            of_cell = [r for r in runs if (r["study"], r["algorithm"]) == cell]
+            values = paired(of_cell)
+            if not len(values["AVG"]):
+                continue
+            gain = values["GMA"].mean() - values["AVG"].mean()
+            is_no_worse.append(gain >= 0)
+            printed = [paper.accuracy(data, distribution, algorithm, kind) for kind in PAIR]
+            ours = [shown(values[kind]) for kind in PAIR]
+            cells = [
+                name,
+                algorithm,
+                *ours,
+                f"{gain:+.2f}",
+                str(len(values["AVG"])),
+                *map(str, printed),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    count = f"GMA is at least as good in {sum(is_no_worse)} of {len(is_no_worse)} cells."
+    return "\n".join([*lines, "", count, ""])
+
+
+def of_step_length(runs: Sequence[Run]) -> str:
+    """Accuracy by the length of the server's step, 40 rounds."""
+    lines = ["| server's step | AVG | GMA | seeds |", "|---" * 4 + "|"]
+    for factor in ("x0.5", "x0.75", "", "x1.5", "x2"):
+        cells, seeds = [], set()
+        for kind in PAIR:
+            name = f"{kind} {factor}".strip()
+            values = np.array(
+                [
+                    100 * run[METRIC]
+                    for run in runs
+                    if (run["study"], run.get("rounds"), run["aggregation"])
+                    == ("step_length", "40", name)
+                ]
+            )
+            cells.append(shown(values) if len(values) else "–")
+            seeds.add(len(values))
+        lines.append(f"| {factor or 'x1'} | {' | '.join(cells)} | {max(seeds)} |")
+    return "\n".join([*lines, ""])
+
+
+def of_fairness(runs: Sequence[Run]) -> str:
+    """Accuracy of the whole and by client, means over seeds, in percent."""
+    lines = [f"| objective | {' | '.join(FAIRNESS)} | seeds |", "|---" * (len(FAIRNESS) + 2) + "|"]
+    objectives = dict.fromkeys(run["objective"] for run in runs if run["study"] == "fairness")
+    for objective in objectives:
+        own = [r for r in runs if r["study"] == "fairness" and r["objective"] == objective]
+        means = [f"{100 * np.mean([r[metric] for r in own]):.2f}" for metric in FAIRNESS.values()]
+        lines.append(f"| {objective} | {' | '.join(means)} | {len(own)} |")
+    return "\n".join([*lines, ""])
+
+
+def draw(folder: pathlib.Path, study: str, algorithm: str, file: pathlib.Path) -> None:
+    """Draws test accuracy by round of both aggregations of a cell, one line a seed."""
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for kind, color in zip(PAIR, ("tab:blue", "tab:orange"), strict=True):
+        pattern = f"algorithm={algorithm},aggregation={kind},seed=*/metrics.jsonl"
+        for i, path in enumerate(sorted((folder / study).glob(pattern))):
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows = [row for row in rows if "test_accuracy" in row]
+            axes.plot(
+                [row["round"] for row in rows],
+                [100 * row["test_accuracy"] for row in rows],
+                color=color,
+                label=kind if i == 0 else None,
+            )
+    axes.set(xlabel="round", ylabel="test accuracy, %", title=f"{study}, {algorithm}")
+    axes.legend()
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+def write(runs_folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Writes all tables of what is there, and a line for each run of masking."""
+    output.mkdir(parents=True, exist_ok=True)
+    runs = runs_in(runs_folder)
+    masking = [run for run in runs if "aggregation" in run]
+    tables = {
+        distribution: of_masking(masking, distribution) for distribution in ("non_iid", "iid")
+    }
+    tables |= {"step_length": of_step_length(masking), "fairness": of_fairness(runs)}
+    for name, text in tables.items():
+        (output / f"{name}.md").write_text(text, encoding="utf-8")
+        print(text)
+    columns = ("study", "algorithm", "aggregation", "seed", METRIC, "test_accuracy", "seconds")
+    with (output / "runs.csv").open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, columns, extrasaction="ignore", restval="")
+        writer.writeheader()
+        writer.writerows(masking)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Reads a folder of studies and writes what came out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=pathlib.Path)
+    parser.add_argument("--output", type=pathlib.Path, default=HERE / "results")
+    known = parser.parse_args(arguments)
+    write(known.runs, known.output)
+
+
+if __name__ == "__main__":
+    main()
