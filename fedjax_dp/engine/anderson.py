@@ -124,6 +124,7 @@ def anderson(
     growth: Size = 1e4,
     weights: Any = None,
     num_rounds: Count | None = None,
+    is_buffer: Callable[[PyTree], PyTree] | None = None,
 ) -> Federation:
     """Accelerates a federation: after each round its point becomes a mix of what rounds came to.
 
@@ -151,6 +152,8 @@ def anderson(
       growth: how much longer a residual may be than the shortest remembered, at least 1.
       weights: of the clients in the norm of a residual, `[num_clients]`; equal where it is None.
       num_rounds: rounds of the run, where it is known, so that a longer memory is refused.
+      is_buffer: marks what is no weight, such as `Model.is_buffer`: statistics of batch norm stay
+        as rounds leave them, and say nothing of residuals. None where there are no buffers.
 
     Returns:
       The federation; its info of the server gains `residual`, the length of the newest, and
@@ -177,7 +180,7 @@ def anderson(
     point, weights = _point_of(federation, of), _norm_weights(federation, weights)
 
     def bound(plain: Federation) -> Federation:
-        return _bound(_Scheme(plain, of, memory + 1, first, point, weights), numbers)
+        return _bound(_Scheme(plain, of, memory + 1, first, point, weights, is_buffer), numbers)
 
     return bound(federation)._replace(laid_out=lambda layout: bound(federation.laid_out(layout)))
 
@@ -223,6 +226,7 @@ class _Scheme(NamedTuple):
     first: int
     point: SharedModel
     weights: np.ndarray
+    is_buffer: Callable[[PyTree], PyTree] | None
 
     @property
     def axis(self) -> int:
@@ -298,7 +302,7 @@ class _Scheme(NamedTuple):
             gram.products, counts, place, numbers["anderson_ridge"], numbers["anderson_damping"]
         )
         is_shorter = found @ gram.products @ found <= squares[place]
-        mixed = self._mixed(memory.images, image, found)
+        mixed = self.for_buffers(self._mixed(memory.images, image, found), image)
         is_mixed = (before.round >= self.first) & is_shorter & ~is_wild & trees.is_finite(mixed)
         point = trees.where(is_mixed, mixed, image)
         gram = gram.replace(num_valid=jnp.where(is_wild, 1, gram.num_valid))
@@ -308,6 +312,14 @@ class _Scheme(NamedTuple):
         }
         info = info._replace(server={**info.server, **told})
         return self.joined(self.with_point(after, point), memory, gram), record, info
+
+    def for_buffers(self, point: PyTree, other: PyTree) -> PyTree:
+        """Takes the buffers of another point."""
+        if self.is_buffer is None:
+            return point
+        return jax.tree.map(
+            lambda flag, x, y: y if flag else x, self.is_buffer(point), point, other
+        )
 
     def _remembered(self, state: Any, start: PyTree, image: PyTree, place: Any) -> Any:
         """Writes a round into its place, and its products with all others."""
@@ -319,6 +331,7 @@ class _Scheme(NamedTuple):
         memory, gram = self.memory_in(state), state.server.gram
         widened = [jax.tree.map(trees.at_least_float32, x) for x in (start, image)]
         residual = trees.subtract(*widened)
+        residual = self.for_buffers(residual, trees.zeros_like(residual))
         images, residuals = written(memory.images, image), written(memory.residuals, residual)
         row = sum(
             jax.tree.leaves(jax.tree.map(self._products, residuals, residual)),

@@ -94,7 +94,7 @@ def assemble(config: Config) -> Experiment:
         algorithm = calibrated(
             config.algorithm.name, algorithm, privacy.record, setting, train.sizes
         )
-    wrapper = acceleration_of(config.acceleration, config.run)
+    wrapper = acceleration_of(config.acceleration, config.run, model)
     compiled = simulation(algorithm, train, participation, execution, wrapper=wrapper)
     share = config.data.client_test_share
     metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
@@ -131,20 +131,22 @@ def population_of(config: Config) -> Population:
 
 
 def acceleration_of(
-    section: AccelerationSection, run: RunSection
+    section: AccelerationSection, run: RunSection, model: Model
 ) -> Callable[[Federation], Federation] | None:
     """Gives what accelerates the rounds.
 
     Args:
       section: what was asked for.
       run: how many rounds there are, which bounds the memory.
+      model: what is trained, whose buffers are left alone.
 
     Returns:
       The wrapper of a federation; None for plain rounds.
     """
     if section.memory is None:
         return None
-    return partial(anderson, num_rounds=run.rounds, **section.model_dump())
+    is_buffer = model.is_buffer if model.buffer_keys else None
+    return partial(anderson, num_rounds=run.rounds, is_buffer=is_buffer, **section.model_dump())
 
 
 def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:

@@ -120,6 +120,8 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4gma": _W4._replace(about=f"{_W4.about}; steps masked", is_masked=True, base="W4"),
     "W1propfair": _W1._replace(about=f"{_W1.about}; PropFair", algorithm="propfair", base="W1"),
     "W1term": _W1._replace(about=f"{_W1.about}; TERM", algorithm="term", base="W1"),
+    "W1q_ffl": _W1._replace(about=f"{_W1.about}; q-FFL", algorithm="q_ffl", base="W1"),
+    "W1afl": _W1._replace(about=f"{_W1.about}; AFL", algorithm="afl", base="W1"),
     "W4fedpi": _W4._replace(about=f"{_W4.about}; FedPi", algorithm="fedpi", base="W4"),
     "W4fedsplit": _W4._replace(about=f"{_W4.about}; FedSplit", algorithm="fedsplit", base="W4"),
     "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),

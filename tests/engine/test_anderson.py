@@ -226,6 +226,28 @@ def _fedavg(memory=2, **options):
     return anderson(fed, memory=memory, **options)
 
 
+def test_buffers_are_as_rounds_leave_them():
+    """A buffer whose rounds go back and forth would be extrapolated to what no round came to."""
+    model = make_model()
+    plain = algorithms.fedavg(model, plain_trainer(model))
+
+    def server_step(server, aggregate, hyper, round, key):
+        after, info = plain.server_step(server, aggregate, hyper, round, key)
+        moved = after.params | {"b": 3.0 * (round.index % 2) - 1.0}
+        return after._replace(params=moved), info
+
+    fed = federation(plain._replace(server_step=server_step), make_data(), everybody(6))
+    found = {}
+    for told, flags in {"weight": None, "buffer": lambda p: {"w": False, "b": True}}.items():
+        sim = compile_federation(anderson(fed, memory=2, is_buffer=flags), make_data())
+        state, _, info = sim.run(sim.init(KEY), KEY, 8)
+        assert info.server["is_mixed"].any()
+        found[told] = float(
+            fed.shared(sim.federation and state._replace(server=state.server.inner))["b"]
+        )
+    assert found["buffer"] == 2.0 != pytest.approx(found["weight"])
+
+
 @telling
 def test_what_has_arrived_stays_there():
     problem = small()
