@@ -136,12 +136,10 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
     checks.require(fits, "algorithm.aggregator", rule, section.aggregator)
     if is_around and "client" in privacy.units:
         level = privacy.client
-        fits = isinstance(level, GaussianLevel) and not (
-            level.per_layer or level.is_realised or level.adaptive_clipping
-        )
+        fits = isinstance(level, GaussianLevel) and not level.per_layer and not level.is_realised
         rule = (
-            f"be gaussian, clip updates whole by a norm that stays, and divide by what is expected "
-            f"for {section.aggregator}, whose votes share the bound of the update"
+            f"be gaussian, clip updates whole and divide by what is expected for "
+            f"{section.aggregator}, whose votes share the bound of the update"
         )
         checks.require(fits, "privacy.client.mechanism", rule, level.mechanism)
 

@@ -26,6 +26,8 @@ class ClientClaim(NamedTuple):
         of the noise.
       divisor: `(numbers) -> count`, the public number that the noised sum is divided by; None where
         it is not divided.
+      clips_whole: whether an update is scaled by one number, and left as it is within the bound in
+        L2 norm; what shares that bound with the update is then treated as it is.
     """
 
     sensitivity: Callable[[Any, Any], Sensitivity]
@@ -33,6 +35,7 @@ class ClientClaim(NamedTuple):
     min_separation: int = 1
     min_participants: int = 0
     divisor: Callable[[Any], Any] | None = None
+    clips_whole: bool = False
 
 
 class UnclaimedNoise(NamedTuple):

@@ -31,6 +31,7 @@ class Mechanism(NamedTuple):
         (`amplification.sampled_event`). Raises ValueError where its numbers are traced.
       clips_by_leaf_norms: whether `clip` scales each leaf by a number that depends on the L2 norms
         of the leaves alone, so that it can be applied to the norms without the leaves.
+      clips_whole: whether `clip` scales the tree by one number, 1 within the bound in L2 norm.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Mechanism(NamedTuple):
     add_noise: Callable[[PRNGKey, PyTree], PyTree]
     event: Callable[[], DpEvent]
     clips_by_leaf_norms: bool = False
+    clips_whole: bool = False
 
 
 def concrete(argument: str, value: Scalar) -> float:
@@ -99,6 +101,7 @@ def gaussian(
         add_noise=lambda key, total: noise.add_gaussian(key, total, stddev),
         event=lambda: dpa.GaussianDpEvent(concrete("noise_multiplier", noise_multiplier)),
         clips_by_leaf_norms=True,
+        clips_whole=method == "global",
     )
 
 

@@ -5,14 +5,12 @@ from typing import Any, Literal, NamedTuple
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.ranges import Fraction, ProperFraction
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
-from fedjax_dp.privacy.clipping import clip_by_global_norm
 from fedjax_dp.server.base import Aggregator, Summed
 from fedjax_dp.server.mean import uniform_mean, weighted_mean
 
@@ -83,9 +81,11 @@ def gradient_mask(
 
     Guarantee: none of its own. Behind records' noise signs are those of noised updates. Around a
     private mean the votes are part of what is clipped, noised and charged: a client sends one
-    vector within the same bound, `vote_share` of it for its signs, and the mask is computed from
-    the noised sum. With N expected clients, p parameters and a noise multiplier z the noise on an
-    agreement has a standard deviation of `z √p / (vote_share · N)`.
+    vector within the same bound, `vote_share` of it for its signs and what they leave for its
+    update, and the mask is computed from the noised sum. A clip norm that adapts follows updates in
+    that room, and `num_clipped` counts those that are longer. With N expected clients, p parameters
+    and a noise multiplier z the noise on an agreement has a standard deviation of
+    `z √p / (vote_share · N)`.
 
     Args:
       mean: what is masked; a plain mean where it is None.
@@ -94,18 +94,19 @@ def gradient_mask(
       form: "corrected", or "printed" for the listing as it stands, which steps the other way and,
         with the hard mask, takes the agreement without its absolute value.
       is_weighted: weigh clients by size in that plain mean; votes weigh the same in any case.
-      vote_share: around a private mean, the part of the bound that the signs get, in (0, 1); not
-        read otherwise.
+      vote_share: around a private mean, the part of the bound that the signs get, in (0, 1), less
+        where some are 0; not read otherwise.
 
     Returns:
       The aggregator; its aggregate is `Masked`, which the server steps of FedAvg and its kin and of
       SCAFFOLD read. Its info holds `agreement`, the mean over coordinates, and `unmasked_share`,
-      how many of them keep all of their step; buffers, which are not masked, count in both.
+      how many of them keep all of their step; both count buffers by their votes. Its numbers are
+      swept by name, as `hyper.aggregator["threshold"]`, in SCAFFOLD, which aggregates two parts, as
+      `hyper.aggregator["params"]["threshold"]`.
 
     Raises:
       ValueError: for a number out of its range, a mean that is stacked or masked already, or one
-        with other noise than Gaussian, clipping by layer, or a clip norm that follows the norms of
-        updates.
+        that does other than to clip updates whole and add Gaussian noise.
 
     Source: Tenison and others 2022, "Gradient Masked Averaging for Federated Learning", algorithm 1
     and equation 3; the hard mask is that of Parascandolo and others 2021. Votes under noise are our
@@ -114,7 +115,8 @@ def gradient_mask(
     base = mean or (weighted_mean() if is_weighted else uniform_mean())
     checks.require(isinstance(base, Summed), "mean", "be summed, not stacked", type(base).__name__)
     assert isinstance(base, Summed)
-    checks.require("threshold" not in base.numbers, "mean", "be without a mask", "a masked mean")
+    rule = "have no number called threshold, as a mean that is masked already has"
+    checks.require("threshold" not in base.numbers, "mean", rule, dict(base.numbers))
     checks.one_of("mask", mask, ("soft", "hard"))
     checks.one_of("form", form, ("corrected", "printed"))
 
@@ -170,46 +172,34 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
     event = claim.event(mean.numbers)
     is_gaussian = isinstance(event, dp_accounting.GaussianDpEvent) and not mean.encoders
     checks.require(is_gaussian, "mean", rule, type(event).__name__)
-    # Norms of updates with their votes are no norms of updates.
-    rule = "clip by a norm that is a number of the run, not by one that follows updates"
-    checks.require("clip_norm" in mean.numbers, "mean", rule, "adaptive clipping")
-    _check_clips_whole(mean)
+    rule = "clip updates whole, not by layer, so that no vote is shortened by itself"
+    checks.require(claim.clips_whole, "mean", rule, "one that states nothing of the kind")
 
     def init(structure):
         return mean.init({"update": structure, "votes": structure})
 
     def bounds(state, numbers, structure):
-        """How long an update may be beside its votes, and the length of one vote."""
-        whole, share = claim.sensitivity(state, numbers).contribution, numbers["vote_share"]
-        vote = share * whole / trees.num_parameters(structure) ** 0.5
-        return jnp.sqrt(1 - share**2) * whole, vote
+        """How long an update and its votes may be together, and the length of one vote."""
+        whole = claim.sensitivity(state, numbers).contribution
+        return whole, numbers["vote_share"] * whole / trees.num_parameters(structure) ** 0.5
 
     def contribute(state, numbers, update, weight, sender):
-        longest, vote = bounds(state, numbers, update)
+        whole, vote = bounds(state, numbers, update)
         widened = jax.tree.map(trees.at_least_float32, update)
-        shortened, norm = clip_by_global_norm(widened, longest)
         votes = jax.tree.map(lambda d: jnp.where(weight > 0, vote * jnp.sign(d), 0.0), widened)
-        both = {"update": shortened, "votes": votes}
-        is_shorter = jnp.float32(norm > longest)
-        return mean.contribute(state, numbers, both, weight, sender), is_shorter
+        room = jnp.sqrt(whole**2 - trees.l2_norm(votes) ** 2)
+        # Votes grow as much as the update is too long: the mean, which shortens both, sees that it
+        # is, and brings them back.
+        excess = jnp.maximum(trees.l2_norm(widened) / room, 1.0)
+        both = {"update": widened, "votes": trees.scale(votes, excess)}
+        return mean.contribute(state, numbers, both, weight, sender)
 
     def combine(state, numbers, total, key):
-        of_mean, num_clipped = total
-        kept, both, info = mean.combine(state, numbers, of_mean, key)
+        kept, both, info = mean.combine(state, numbers, total, key)
         # The mean of votes is one over the clients that were expected.
         _, vote = bounds(state, numbers, both["votes"])
         votes = jax.tree.map(lambda v: jnp.clip(v / vote, -1.0, 1.0), both["votes"])
         aggregate, of_mask = told(both["update"], votes, jnp.float32(1), numbers)
-        return kept, aggregate, {**info, **of_mask, "num_clipped": num_clipped}
+        return kept, aggregate, {**info, **of_mask}
 
     return mean._replace(init=init, contribute=contribute, combine=combine)
-
-
-def _check_clips_whole(mean: Summed) -> None:
-    """Requires that a leaf may have nearly all of the bound, as votes and updates share it."""
-    bound = float(np.max(np.asarray(mean.numbers["clip_norm"])))
-    probe = {"update": jnp.full(1, 0.9 * bound), "votes": jnp.zeros(1)}
-    numbers = jax.tree.map(lambda x: jnp.float32(np.max(np.asarray(x))), dict(mean.numbers))
-    sent, _ = mean.contribute(mean.init(probe), numbers, probe, jnp.float32(1), jnp.int32(0))
-    is_whole = bool(jnp.allclose(sent["update"], probe["update"], rtol=1e-3))
-    checks.require(is_whole, "mean", "clip updates whole", "clipping by layer")

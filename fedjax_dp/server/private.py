@@ -79,6 +79,7 @@ def private_mean(
         sensitivity=lambda state, numbers: mechanism_of(numbers).sensitivity,
         event=lambda numbers: mechanism_of(numbers).event(),
         divisor=lambda numbers: numbers["expected_cohort_size"],
+        clips_whole=mechanism_of(start).clips_whole,
     )
     return Summed(stateless, contribute, combine, numbers=start, ranges=RANGES, claim=claim)
 
@@ -314,6 +315,7 @@ def adaptive_gaussian_mean(
         ),
         event=lambda numbers: mechanisms.gaussian(1.0, of_round(numbers)).event(),
         divisor=of_mean.divisor,
+        clips_whole=of_mean.clips_whole,
     )
     return mean._replace(
         init=lambda structure: jnp.float32(rule.initial_clip_norm),
