@@ -89,7 +89,10 @@ def plant_clients(
 
     local = jax.tree.map(lambda x: _grown(x, num_canaries), algorithm.hyper.local)
     watched = algorithm._replace(
-        client=client, server_step=server_step, hyper=algorithm.hyper._replace(local=local)
+        client=client,
+        server_step=server_step,
+        hyper=algorithm.hyper._replace(local=local),
+        num_clients=None if algorithm.num_clients is None else num_clients,
     )
     return Planted(
         "client",
