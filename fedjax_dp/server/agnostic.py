@@ -11,6 +11,9 @@ from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked
 
+# Losses times the step size count up to this, so that none is beyond floats.
+_LARGEST_MOVE = 1e30
+
 
 class Told(NamedTuple):
     """An update, and the loss that its client had before it.
@@ -29,13 +32,15 @@ def onto_simplex(y: jax.Array) -> jax.Array:
     """Finds the point of the simplex that is nearest to another point.
 
     Args:
-      y: `[n]`.
+      y: `[n]`, finite.
 
     Returns:
       `[n]`, at least 0, summing to 1, in the order of y.
 
     Source: Duchi and others 2008, figure 1.
     """
+    # Who is 1 or more below the largest has no part; without these no sum loses what is near it.
+    y = jnp.maximum(y - jnp.max(y), -1.0)
     ordered = jnp.sort(y)[::-1]
     room = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
     last = jnp.sum(ordered + room > 0) - 1
@@ -73,7 +78,9 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
         counts = stack.is_real & (size > 0)
         at = jnp.where(counts, stack.senders, num_clients)
         losses = jnp.zeros(num_clients).at[at].set(loss, mode="drop")
-        climbed = onto_simplex(weights + numbers["step_size"] * losses)
+        moves = jnp.clip(numbers["step_size"] * losses, -_LARGEST_MOVE, _LARGEST_MOVE)
+        # Moves that are alike change nothing, also where they are much larger than weights.
+        climbed = onto_simplex(weights + (moves - jnp.max(moves)))
         weights = jnp.where(jnp.any(counts), climbed, weights)
         share = jnp.where(counts, weights[stack.senders], 0.0)
         share = share * trees.reciprocal(jnp.sum(share))
