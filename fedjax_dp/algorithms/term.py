@@ -21,6 +21,8 @@ from fedjax_dp.server.mean import per_part, scaled_sum
 Tilt = Annotated[float, Ge(-1000), Le(1000)]
 # e^60 clients' worth of weight can be summed in float32; a tilt below the second has no curvature.
 _LARGEST, _SMALLEST_TILT = 60.0, 1e-3
+# A mean weight below this tells little more than where exponents were cut off from below.
+_LOST = math.exp(-50.0)
 
 
 class ServerState(NamedTuple):
@@ -28,7 +30,8 @@ class ServerState(NamedTuple):
 
     Attributes:
       params: the model's parameters.
-      risk: R of the clients of the last round, float32; exponents count from it.
+      risk: R of the clients of the last round, as near as it is known, float32; exponents count
+        from it.
     """
 
     params: PyTree
@@ -47,13 +50,16 @@ def term(
     """Declares tilted empirical risk minimisation over clients.
 
     It minimises `R = (1/t) ln Σ p_i e^{t f_i}`: a client weighs `p_i e^{t f_i}`, f_i being its loss
-    at the model that it is sent, and weights are made to sum to one. A tilt near 0 is FedAvg, a
-    large one minimises the largest loss, a negative one leaves out clients that fit badly.
+    at the model that it is sent, and weights are made to sum to one. A tilt near 0 is FedAvg, and
+    from -1e-3 to 1e-3 R is the plain mean; a large one minimises the largest loss, a negative one
+    leaves out clients that fit badly.
 
     Exponents count from R of the round before, which changes no weight and keeps `e^{t (f − R)}`
-    below 1/p_i. Where an exponent is beyond ±60 nevertheless, as in a first round or with losses
-    that are 60/t apart, it is cut off there: these clients weigh the same, and `num_limited`
-    counts them. The next exponents count from what that makes of R, at least from the mean loss.
+    below 1/p_i. One above 60 is cut off at 60, in a first round or where losses move by more than
+    60/t: these clients weigh the same. `num_limited` counts them, and all clients where every
+    exponent is cut off at -60. The next round then counts from the mean loss or from what was found
+    beyond it, since R is never on the other side of the mean: few rounds come to the largest loss,
+    or with a negative tilt to the smallest.
 
     Guarantee: none. Weights follow exact losses, so that private training is refused.
 
@@ -65,8 +71,8 @@ def term(
       server_learning_rate: the server's step size.
 
     Returns:
-      The algorithm. Its info holds `tilted_loss`, R of the round; a bound of it on the side of the
-      mean loss where `num_limited` is not 0, and that mean where the tilt is within 1e-3 of 0.
+      The algorithm. Its info holds `num_limited` and `tilted_loss`, which is R of the round where
+      `num_limited` is 0, and elsewhere where the next round counts from.
 
     Raises:
       ValueError: for a private trainer, or a number out of its range.
@@ -91,7 +97,8 @@ def term(
             "weight": weight,
             "share": share,
             "loss": share * loss,
-            "limited": jnp.float32((share > 0) & (jnp.abs(exponent) > _LARGEST)),
+            "above": jnp.float32((share > 0) & (exponent > _LARGEST)),
+            "below": jnp.float32((share > 0) & (exponent < -_LARGEST)),
         }
         return ClientOutput(update, result.weight, own, result.metrics)
 
@@ -103,17 +110,16 @@ def term(
         average, spread = total["loss"] * inverse, total["weight"] * inverse
         is_curved = (jnp.abs(tilt) > _SMALLEST_TILT) & (spread > 0)
         of_tilt = jnp.log(jnp.where(is_curved, spread, 1.0)) / jnp.where(is_curved, tilt, 1.0)
-        risk = jnp.where(is_curved, server.risk + of_tilt, average)
-        # Where exponents were cut off above it is a bound of R, as the mean is, and the nearer one
-        # counts; where all were cut off below it says nothing.
-        side, is_told = jnp.sign(tilt), spread > math.exp(1 - _LARGEST)
-        nearer = side * jnp.maximum(jnp.where(is_told, side * risk, -jnp.inf), side * average)
-        risk = jnp.where(total["limited"] > 0, nearer, risk)
+        is_lost = (spread < _LOST) & (total["below"] > 0)
+        found = jnp.where(is_curved & ~is_lost, server.risk + of_tilt, average)
+        # By Jensen's inequality, and what was cut off may only have hidden it.
+        risk = jnp.where(tilt > 0, jnp.maximum(found, average), jnp.minimum(found, average))
         risk = jnp.where(total["share"] > 0, risk, server.risk)
-        info = {"tilted_loss": risk, "num_limited": total["limited"]}
+        limited = total["above"] + jnp.where(is_lost, total["below"], 0.0)
+        info = {"tilted_loss": risk, "num_limited": limited}
         return ServerState(optax.apply_updates(server.params, step), risk), info
 
-    parts = ("delta", "weight", "share", "loss", "limited")
+    parts = ("delta", "weight", "share", "loss", "above", "below")
     aggregator = per_part({part: scaled_sum(1.0) for part in parts})
     return FederatedAlgorithm(
         name="term",

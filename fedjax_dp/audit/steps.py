@@ -34,6 +34,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.server.base import Aggregator, RoundKey, Stacked
+from fedjax_dp.server.masking import noised_parts
 
 _COHORT = 4
 # Updates and records of hostile floats that a check tries.
@@ -232,7 +233,7 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
     examples = Examples({}, jnp.zeros_like(ids), jnp.ones_like(ids))
 
     def show(server, aggregate, hyper, round, key):
-        return server, {"aggregate": aggregate}
+        return server, {"aggregate": noised_parts(aggregate)}
 
     def run(state, update, weight, is_there, key):
         def client(server, own, client, hyper, key):

@@ -11,8 +11,8 @@ from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked
 
-# A longer climb gives one client all the weight whatever the others do, and overflows in the end.
-_LONGEST_CLIMB = 1e6
+# Losses times the step size count up to this, so that none is beyond floats.
+_LARGEST_MOVE = 1e30
 
 
 class Told(NamedTuple):
@@ -32,15 +32,15 @@ def onto_simplex(y: jax.Array) -> jax.Array:
     """Finds the point of the simplex that is nearest to another point.
 
     Args:
-      y: `[n]`.
+      y: `[n]`, finite.
 
     Returns:
       `[n]`, at least 0, summing to 1, in the order of y.
 
     Source: Duchi and others 2008, figure 1.
     """
-    # The nearest point does not change with a shift; large numbers would round it away.
-    y = y - jnp.max(y)
+    # Who is 1 or more below the largest has no part; without these no sum loses what is near it.
+    y = jnp.maximum(y - jnp.max(y), -1.0)
     ordered = jnp.sort(y)[::-1]
     room = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
     last = jnp.sum(ordered + room > 0) - 1
@@ -57,7 +57,7 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
 
     Args:
       num_clients: the population, at least 1.
-      step_size: γ, at least 0; 0 is the plain mean. No weight climbs by more than 1e6.
+      step_size: γ, at least 0; 0 is the plain mean.
 
     Returns:
       The aggregator of `Told` updates; its state is λ, `[num_clients]`. Its info holds `weights`,
@@ -78,8 +78,9 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
         counts = stack.is_real & (size > 0)
         at = jnp.where(counts, stack.senders, num_clients)
         losses = jnp.zeros(num_clients).at[at].set(loss, mode="drop")
-        climb = jnp.minimum(numbers["step_size"] * losses, _LONGEST_CLIMB)
-        climbed = onto_simplex(weights + climb)
+        moves = jnp.clip(numbers["step_size"] * losses, -_LARGEST_MOVE, _LARGEST_MOVE)
+        # Moves that are alike change nothing, also where they are much larger than weights.
+        climbed = onto_simplex(weights + (moves - jnp.max(moves)))
         weights = jnp.where(jnp.any(counts), climbed, weights)
         share = jnp.where(counts, weights[stack.senders], 0.0)
         share = share * trees.reciprocal(jnp.sum(share))

@@ -24,10 +24,13 @@ class Masked(NamedTuple):
     Attributes:
       mean: the mean, unmasked: server optimisers read it as it is.
       mask: what the optimiser's step is multiplied by, the structure of the mean.
+      votes: behind noise, what the mask is made of as it was noised, in the units of the mean; what
+        is released are these two, of which the mask is a function. None elsewhere.
     """
 
     mean: PyTree
     mask: PyTree
+    votes: PyTree | None = None
 
 
 def unmasked(aggregate: PyTree) -> tuple[PyTree, PyTree | None]:
@@ -39,7 +42,20 @@ def unmasked(aggregate: PyTree) -> tuple[PyTree, PyTree | None]:
     Returns:
       The mean and the mask of the step, which is None where there is none.
     """
-    return aggregate if isinstance(aggregate, Masked) else (aggregate, None)
+    is_masked = isinstance(aggregate, Masked)
+    return (aggregate.mean, aggregate.mask) if is_masked else (aggregate, None)
+
+
+def noised_parts(aggregate: PyTree) -> PyTree:
+    """Takes away what is a function of the rest, for audits that measure noise.
+
+    Args:
+      aggregate: `Masked`, or a mean by itself.
+
+    Returns:
+      The mean and the noised votes, or the mean as it is.
+    """
+    return (aggregate.mean, aggregate.votes) if isinstance(aggregate, Masked) else aggregate
 
 
 def masked(step: PyTree, mask: PyTree | None, is_buffer: PyTree | None = None) -> PyTree:
@@ -200,6 +216,6 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
         _, vote = bounds(state, numbers, both["votes"])
         votes = jax.tree.map(lambda v: jnp.clip(v / vote, -1.0, 1.0), both["votes"])
         aggregate, of_mask = told(both["update"], votes, jnp.float32(1), numbers)
-        return kept, aggregate, {**info, **of_mask}
+        return kept, aggregate._replace(votes=both["votes"]), {**info, **of_mask}
 
     return mean._replace(init=init, contribute=contribute, combine=combine)

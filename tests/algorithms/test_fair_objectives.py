@@ -73,20 +73,24 @@ def test_the_projection_is_the_nearest_point(seed):
 
 
 @pytest.mark.parametrize(
-    "y, nearest",
-    [([1e10, 0.0], [1, 0]), ([1e8, 1e8 + 8, 0.0], [0, 1, 0]), ([3e38, 0.0, 3e38], [0.5, 0, 0.5])],
+    "y, expected",
+    [
+        ([1e10, 0], [1, 0]),
+        ([1e8, 1e8 + 8, 0], [0, 1, 0]),
+        ([-3e38, 3e38, 3e38], [0, 0.5, 0.5]),
+        ([-1e30, -1e30], [0.5, 0.5]),
+    ],
 )
-def test_large_numbers_are_projected_onto_the_simplex(y, nearest):
-    np.testing.assert_array_equal(onto_simplex(jnp.asarray(y, jnp.float32)), nearest)
+def test_points_far_from_the_simplex_are_projected_onto_it(y, expected):
+    np.testing.assert_array_equal(onto_simplex(jnp.asarray(y, jnp.float32)), expected)
 
 
-@pytest.mark.parametrize("step_size, weights", [(1.0, [1, 0, 0]), (1e30, [1 / 3] * 3)])
-def test_weights_of_afl_survive_losses_and_steps_of_any_size(step_size, weights):
-    """Who climbs by more than 1e6 climbs alike."""
-    model, trainer, data = told_losses(1e9, 1.0, 2.0)
-    state, info = run(afl(model, trainer, num_clients=3, step_size=step_size), 3, data)
-    np.testing.assert_allclose(info.aggregator["weights"][0], weights, atol=1e-6)
-    assert float(state.aggregator.sum()) == pytest.approx(1)
+@pytest.mark.parametrize("losses, expected", [((1e28, 1.0), (1, 0)), ((1e28, 1e28), (0.5, 0.5))])
+def test_large_losses_leave_weights_on_the_simplex(losses, expected):
+    model, trainer, data = told_losses(*losses)
+    state, info = run(afl(model, trainer, num_clients=2, step_size=10.0), 2, data)
+    np.testing.assert_array_equal(state.aggregator, expected)
+    np.testing.assert_array_equal(info.aggregator["weights"], [expected] * 2)
 
 
 def test_a_population_of_another_size_is_refused():
@@ -160,6 +164,35 @@ def test_a_tilt_beyond_floats_is_cut_off_and_said(tilt, kept):
     assert float(info.server["num_limited"][0]) == 2
     # In the end R is the one loss that counts, and the step is that client's own.
     assert float(info.server["tilted_loss"][-1]) == pytest.approx([1.0, 2.0][kept], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "tilt, losses, risk",
+    [
+        (1000.0, (2.3, 2.5), 2.5 - np.log(2) / 1000),
+        (-1000.0, (2.3, 2.5), 2.3 + np.log(2) / 1000),
+        # All far below where the first round counts from, which is 0.
+        (100.0, (-5.0, -6.0), -5 - np.log(2) / 100),
+        (1000.0, (2.0, 2.0, 2.0, 3.0), 3 - np.log(4) / 1000),
+    ],
+)
+def test_a_large_tilt_is_on_its_way_after_a_round(tilt, losses, risk):
+    """Losses stay where they are; the clients that count are alone from the second round on."""
+    model, _, data = told_losses(*losses)
+    rates = 1e-6 * (1 + np.arange(len(losses)))
+    trainer = local_trainer(model, LocalConfig(learning_rate=rates, batch_size=1, num_steps=1))
+    sim = simulation(term(model, trainer, tilt=tilt), data, joins(len(losses)))
+    key = jax.random.key(0)
+    first, _, info = sim.run(sim.init(key), key, 1)
+    assert info.server["num_limited"] == len(losses)
+    assert float(info.server["tilted_loss"][0]) == pytest.approx(np.mean(losses), abs=1e-4)
+    start = float(first.server.params)
+    state, _, info = sim.run(first, key, 1)
+    kept = np.argmax(losses) if tilt > 0 else np.argmin(losses)
+    assert float(state.server.params) - start == pytest.approx(-rates[kept], rel=1e-3)
+    *_, info = sim.run(state, key, 20)
+    assert info.server["num_limited"][-1] == 0
+    assert float(info.server["tilted_loss"][-1]) == pytest.approx(risk, abs=1e-4)
 
 
 @telling
