@@ -60,4 +60,4 @@ def afl(
         output = algorithm.client(server, own, client, hyper, key)
         return output._replace(update=Told(output.update, loss))
 
-    return algorithm._replace(client=client)
+    return algorithm._replace(client=client, num_clients=num_clients)

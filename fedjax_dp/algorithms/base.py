@@ -10,7 +10,7 @@ from chex import PRNGKey
 from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
 from fedjax_dp.clients.selection import Choice
-from fedjax_dp.core import ranges, signatures
+from fedjax_dp.core import checks, ranges, signatures
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
@@ -193,6 +193,9 @@ class FederatedAlgorithm(NamedTuple):
       host_steps: what is done on the host between rounds.
       check_noised: raises a ValueError if noise on updates would move what training leaves alone;
         that of the trainer where an update is one of a model.
+      num_clients: the population that it was built for; None where it serves any.
+      check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
+        their ranges and do not go together; the prefix comes before a number's name.
     """
 
     name: str
@@ -211,6 +214,8 @@ class FederatedAlgorithm(NamedTuple):
     stage_of: Callable[[PyTree, Hyper, Any], Any] = one_stage
     host_steps: tuple[HostStep, ...] = ()
     check_noised: Callable[[], None] = lambda: None
+    num_clients: int | None = None
+    check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
 
     @property
     def claims(self) -> Claims:
@@ -242,14 +247,19 @@ class FederatedAlgorithm(NamedTuple):
 
         Args:
           hyper: the numbers of a run.
-          num_clients: the population that arrays must match, where it is known.
+          num_clients: the population that algorithm and arrays must match, where it is known.
 
         Raises:
           ValueError: naming the number, its range and its value.
         """
+        if num_clients is not None and self.num_clients is not None:
+            rule = f"be the {num_clients} clients of the data for {self.name}"
+            is_same = self.num_clients == num_clients
+            checks.require(is_same, "num_clients", rule, self.num_clients)
         signatures.check_fields(hyper, "hyper.")
         hyper.local.validate(num_clients)
         ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
+        self.check_numbers(hyper.algorithm, "hyper.algorithm.")
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
 
 

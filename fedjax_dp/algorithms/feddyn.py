@@ -103,6 +103,7 @@ def feddyn(
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         shared=field("params"),
         clients=ClientState(init=lambda server: correction_of(server.params)),
         record=of_training(trainer),

@@ -133,6 +133,7 @@ def km_cdpfl(
         server_step=server_step,
         hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         personal=lambda server, own, client: trees.take(
             server.models, server.clusters[client.index]
         ),

@@ -90,6 +90,7 @@ def mr_mtl(
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         shared=field("mean"),
         personal=lambda server, own, client: own,
         clients=ClientState(init=lambda server: server.start),

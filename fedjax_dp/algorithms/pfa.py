@@ -72,7 +72,7 @@ def pfa(
         weight_of=lambda client, config: epsilon[client.index],
         aggregator=aggregator,
     )
-    return algorithm._replace(name="pfa")
+    return algorithm._replace(name="pfa", num_clients=num_clients)
 
 
 @checked

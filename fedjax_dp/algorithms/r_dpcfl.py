@@ -279,6 +279,7 @@ def r_dpcfl(
         server_step=server_step,
         hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         personal=lambda server, own, client: trees.take(server.models, own),
         clients=ClientState(init=lambda server: jnp.int32(0)),
         record=RecordClaim(events, NOT_COVERED if is_exact else None),

@@ -42,4 +42,4 @@ def record_dp_fedavg(
 
     aggregator = weighted_by_client(num_clients)
     algorithm = dp_sgd(model, trainer, weight_of=weight_of, aggregator=aggregator)
-    return algorithm._replace(name="record_dp_fedavg")
+    return algorithm._replace(name="record_dp_fedavg", num_clients=num_clients)

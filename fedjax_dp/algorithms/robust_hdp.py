@@ -74,4 +74,4 @@ def robust_hdp(
     algorithm = dp_sgd(
         model, trainer, weight_of=lambda client, config: jnp.float32(1), aggregator=aggregator
     )
-    return algorithm._replace(name="robust_hdp")
+    return algorithm._replace(name="robust_hdp", num_clients=num_clients)

@@ -50,4 +50,4 @@ def weiavg(
         weight_of=lambda client, config: epsilon[client.index],
         aggregator=weighted_by_client(num_clients),
     )
-    return algorithm._replace(name="weiavg")
+    return algorithm._replace(name="weiavg", num_clients=num_clients)
