@@ -193,8 +193,9 @@ class FederatedAlgorithm(NamedTuple):
       host_steps: what is done on the host between rounds.
       check_noised: raises a ValueError if noise on updates would move what training leaves alone;
         that of the trainer where an update is one of a model.
-      num_clients: the population that it is made for, the only one that it can be bound to; None
-        for any.
+      num_clients: the population that it was built for; None where it serves any.
+      check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
+        their ranges and do not go together; the prefix comes before a number's name.
     """
 
     name: str
@@ -214,6 +215,7 @@ class FederatedAlgorithm(NamedTuple):
     host_steps: tuple[HostStep, ...] = ()
     check_noised: Callable[[], None] = lambda: None
     num_clients: int | None = None
+    check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
 
     @property
     def claims(self) -> Claims:
@@ -245,17 +247,22 @@ class FederatedAlgorithm(NamedTuple):
 
         Args:
           hyper: the numbers of a run.
-          num_clients: the population that arrays must match, where it is known.
+          num_clients: the population that algorithm and arrays must match, where it is known.
 
         Raises:
           ValueError: naming the number, its range and its value.
         """
+        if num_clients is not None and self.num_clients is not None:
+            rule = f"be the {num_clients} clients of the data for {self.name}"
+            is_same = self.num_clients == num_clients
+            checks.require(is_same, "num_clients", rule, self.num_clients)
         signatures.check_fields(hyper, "hyper.")
         if None not in (num_clients, self.num_clients):
             rule = f"be the {num_clients} clients of the data for {self.name}"
             checks.require(self.num_clients == num_clients, "num_clients", rule, self.num_clients)
         hyper.local.validate(num_clients)
         ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
+        self.check_numbers(hyper.algorithm, "hyper.algorithm.")
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
 
 

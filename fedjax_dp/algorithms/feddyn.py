@@ -104,6 +104,7 @@ def feddyn(
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_clients=num_clients,
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         shared=field("params"),
         clients=ClientState(init=lambda server: correction_of(server.params)),
         record=of_training(trainer),

@@ -134,6 +134,7 @@ def km_cdpfl(
         hyper=Hyper(trainer.config),
         num_clients=num_clients,
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         personal=lambda server, own, client: trees.take(
             server.models, server.clusters[client.index]
         ),

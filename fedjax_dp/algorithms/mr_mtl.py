@@ -91,6 +91,7 @@ def mr_mtl(
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_clients=num_clients,
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         shared=field("mean"),
         personal=lambda server, own, client: own,
         clients=ClientState(init=lambda server: server.start),

@@ -94,6 +94,7 @@ def o_dpcfl(
         hyper=Hyper(trainer.config),
         num_clients=num_clients,
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         personal=lambda server, own, client: own_model(server, client),
         record=of_training(trainer),
         check_noised=trainer.check_noised,

@@ -1,5 +1,6 @@
 """PropFair: clients minimise a loss that grows steep near a baseline, and models are averaged."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.objectives import Extension, proportional
+from fedjax_dp.clients.objectives import Extension, check_margin, proportional
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
@@ -29,8 +30,9 @@ def propfair(
 
     Each step follows the objective of its batch's mean loss, which scales the gradient by
     `1 / (M − ℓ)`. A loss within the margin of M, or above it, goes on in a straight line: its value
-    is defined, and `share_beyond` tells how many clients had such a loss on average. A margin of M
-    or more leaves the straight line alone.
+    is defined, and `share_beyond` tells how many clients had such a loss on average. Behind a
+    private trainer it tells whose mean objective is above that of M − ε, which cannot be told where
+    the objective falls there, as the "released" one does: it is left out.
 
     Guarantee: that of trainer and aggregator. Behind a private trainer the objective is taken of
     each record's loss, before its gradient is clipped, and costs nothing more; what is told of
@@ -51,11 +53,13 @@ def propfair(
       The algorithm.
 
     Raises:
-      ValueError: for a number out of its range.
+      ValueError: for a number out of its range, a margin that is not below the baseline, or an
+        unknown extension.
 
     Source: Zhang and others 2022, "Proportional Fairness in Federated Learning", algorithm 1.
     """
-    proportional(baseline, margin, extension)  # Refuses a margin that leaves nothing.
+    proportional(baseline, margin, extension)  # Refuses what it cannot be built with.
+    is_told = not (trainer.is_private and extension == "released")
 
     is_told = not (trainer.is_private and extension == "released")
 
@@ -67,6 +71,8 @@ def propfair(
         if trainer.is_private:
             last = -jnp.log(margin / baseline)
         told = result.metrics
+        if not is_told:
+            return ClientOutput(result.delta, result.weight, own, told)
         is_beyond = jax.tree.map(lambda s, n: s > last * n, told.loss_sum, told.num_read)
         info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)} if is_told else {}
         return ClientOutput(result.delta, result.weight, own, told, info)
@@ -75,4 +81,17 @@ def propfair(
     algorithm = fedavg(model, trainer, **(own | options))
     return algorithm.with_numbers(
         {"baseline": baseline, "margin": margin}, {"baseline": Positive, "margin": Positive}
-    )._replace(client=client)
+    )._replace(client=client, check_numbers=check_options)
+
+
+def check_options(options: Mapping[str, Any], prefix: str) -> None:
+    """Requires a margin below the baseline.
+
+    Args:
+      options: of `propfair`, by name; baseline and margin are read.
+      prefix: what an error puts before the name.
+
+    Raises:
+      ValueError: for a margin that is not above 0 and below the baseline.
+    """
+    check_margin(options["baseline"], options["margin"], prefix)

@@ -16,8 +16,8 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum
 
-# Beyond it powers of a loss of 80 are beyond float32.
-Power = Annotated[float, Ge(0), Le(20)]
+# Powers of losses up to 80 are floats.
+Q = Annotated[float, Ge(0), Le(20)]
 # What keeps a loss of 0 from being divided by.
 _SMALLEST_LOSS = 1e-10
 
@@ -34,7 +34,7 @@ class ServerState(NamedTuple):
 
 @checked
 def q_ffl(
-    model: Model, trainer: LocalTrainer, *, q: Power = 1.0, is_weighted: bool = False
+    model: Model, trainer: LocalTrainer, *, q: Q = 1.0, is_weighted: bool = False
 ) -> FederatedAlgorithm:
     """Declares q-FedAvg, which minimises `Σ p_i f_i^{q+1} / (q + 1)`.
 
@@ -44,16 +44,17 @@ def q_ffl(
     `− Σ Δ_i / Σ h_i`. With q = 0 this is FedAvg with equal weights; the larger q, the more the
     clients with large losses count, and the shorter the step.
 
-    1/L is that of plain gradient descent; with momentum or adaptive steps it is a length of step
-    that has to be found by trying.
+    Losses must be at least 0: with q above 0 a client with another one counts as not finite, and so
+    does one whose `f^q` is beyond floats. Where all powers vanish, as for losses of 0.001 and
+    q = 20, the step is 0, and so is `step_size`.
 
     Guarantee: none. Updates are scaled by exact losses, so that private training is refused.
 
     Args:
       model: what is trained.
-      trainer: local training, not a private one, at learning rates above 0.
-      q: in [0, 20]; 0 is the plain mean, and the paper takes 0.1 to 5. Losses are at least 0, or a
-        client's power is not finite, and it counts as one that sent nothing finite.
+      trainer: local training with `optax.sgd`, not a private one, at learning rates above 0: an
+        update is read as their multiple of a gradient.
+      q: from 0, the plain mean, to 20; the paper takes 0.1 to 5.
       is_weighted: let p_i follow the clients' sizes; the paper draws clients by size instead, and
         weighs them the same.
 
@@ -61,11 +62,13 @@ def q_ffl(
       The algorithm. Its info holds `step_size`, `Σ f_i^q / Σ h_i`: 1 where q is 0, less above.
 
     Raises:
-      ValueError: for a private trainer, a learning rate of 0, or a number out of its range.
+      ValueError: for a private trainer, one that does not take plain SGD steps, a learning rate of
+        0, or a number out of its range.
 
     Source: Li and others 2020, "Fair Resource Allocation in Federated Learning", algorithm 2.
     """
     trainer.require_open("updates are scaled by exact losses, whose release no noise covers")
+    trainer.require_plain_sgd("the curvature is bounded by its steps over the learning rate")
     slowest = float(np.min(np.asarray(trainer.config.learning_rate)))
     checks.require(
         slowest > 0, "learning_rate", "be above 0, since q-FedAvg divides by it", slowest
@@ -73,7 +76,8 @@ def q_ffl(
 
     def client(server, own, client, hyper, key):
         q = hyper.algorithm["q"]
-        loss = mean_loss(model, server.params, client) + _SMALLEST_LOSS
+        loss = mean_loss(model, server.params, client)
+        loss = jnp.where((loss < 0) & (q > 0), jnp.nan, loss + _SMALLEST_LOSS)
         result = trainer.train(server.params, client, hyper.local, key)
         share = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         scale = share * loss**q
@@ -103,4 +107,4 @@ def q_ffl(
         num_steps=trainer.num_steps,
         shared=field("params"),
         check_noised=trainer.check_noised,
-    ).with_numbers({"q": q}, {"q": Power})
+    ).with_numbers({"q": q}, {"q": Q})

@@ -280,6 +280,7 @@ def r_dpcfl(
         hyper=Hyper(trainer.config),
         num_clients=num_clients,
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         personal=lambda server, own, client: trees.take(server.models, own),
         clients=ClientState(init=lambda server: jnp.int32(0)),
         record=RecordClaim(events, NOT_COVERED if is_exact else None),

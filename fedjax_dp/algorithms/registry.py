@@ -3,13 +3,14 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.blur_lus import declared_transforms
 from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
+from fedjax_dp.algorithms.propfair import check_options
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks
@@ -56,6 +57,10 @@ class Entry(NamedTuple):
       sends_model: whether an update has the structure of the model, which discrete and correlated
         noise are made for.
       reason: why it is given no other units, in words; empty where its kind says so.
+      check_options: `(options, prefix)` raises a ValueError for options that do not go together;
+        all options are given, and the prefix comes before a name.
+      steps: what it asks of local steps: "any", "plain", those of SGD without momentum, or
+        "moving", plain ones at learning rates above 0.
       transforms: `(options) -> declarations` of what updates pass through before they leave, for
         checks that have no model yet; all options are given.
     """
@@ -69,6 +74,8 @@ class Entry(NamedTuple):
     pools_clients: bool = False
     sends_model: bool = True
     reason: str = ""
+    check_options: Callable[[Mapping[str, Any], str], None] = lambda options, prefix: None
+    steps: Literal["any", "plain", "moving"] = "any"
     transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
 
     @property
@@ -111,10 +118,10 @@ ALGORITHMS: Registry[Entry] = Registry(
         "fedyogi": Entry(_load("fedyogi", "fedopt"), _ANY, _MEAN),
         "fedadagrad": Entry(_load("fedadagrad", "fedopt"), _ANY, _MEAN),
         "fedprox": Entry(_load("fedprox"), _ANY, _MEAN),
-        "propfair": Entry(_load("propfair"), _ANY, _MEAN),
+        "propfair": Entry(_load("propfair"), _ANY, _MEAN, check_options=check_options),
         "afl": Entry(_load("afl"), _UNPROTECTED, _CLIENTS, reason=_BY_LOSS),
         "term": Entry(_load("term"), _UNPROTECTED, reason=_BY_LOSS),
-        "q_ffl": Entry(_load("q_ffl"), _UNPROTECTED, reason=_BY_LOSS),
+        "q_ffl": Entry(_load("q_ffl"), _UNPROTECTED, reason=_BY_LOSS, steps="moving"),
         "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
         "splitting": Entry(_load("splitting"), _OPEN, for_code=("name",)),
         "fedsplit": Entry(_load("fedsplit", "splitting"), _OPEN),
@@ -122,7 +129,7 @@ ALGORITHMS: Registry[Entry] = Registry(
         "fedrp": Entry(_load("fedrp", "splitting"), _OPEN),
         "reflected_fedavg": Entry(_load("reflected_fedavg", "splitting"), _OPEN),
         "reflected_fedprox": Entry(_load("reflected_fedprox", "splitting"), _OPEN),
-        "scaffold": Entry(_load("scaffold"), _OPEN, (*_CLIENTS, *_MEAN)),
+        "scaffold": Entry(_load("scaffold"), _OPEN, (*_CLIENTS, *_MEAN), steps="plain"),
         "ifca": Entry(_load("ifca"), ("none",)),
         "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
         "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),

@@ -21,8 +21,8 @@ from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, Summed
-from fedjax_dp.server.masking import masked, unmasked
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
+from fedjax_dp.server.optimizers import apply_aggregate
 
 
 class ServerState(NamedTuple):
@@ -58,26 +58,23 @@ def scaffold(
       num_clients: the population; the server's control variate is the mean over all of it.
       server_learning_rate: the server's step size.
       is_weighted: weight deltas by client size; the paper weights all clients the same.
-      aggregator: how deltas are combined, a summed one that weighs as it does; their mean where it
-        is None. Control variates are averaged in any case. Its numbers are those of
-        `hyper.aggregator["params"]`, its info begins with `params_`.
+      aggregator: how deltas are combined, a summed one, in place of their mean; `gradient_mask()`
+        weighs them by size unless it is told otherwise. Control variates are averaged in any case.
+        Its numbers are those of the part "params", as `hyper.aggregator["params"]["threshold"]`.
 
     Returns:
       The algorithm; it keeps one control variate for each client.
 
     Raises:
-      ValueError: for a number out of its range, or a trainer that does not take plain SGD steps.
+      ValueError: for a number out of its range, a trainer that does not take plain SGD steps, or
+        weights beside an aggregator.
 
     Source: Karimireddy and others 2020, algorithm 1.
     """
     checks.whole("num_clients", num_clients)
-    checks.require(
-        trainer.is_plain_sgd,
-        "trainer",
-        "take plain steps of `optax.sgd` and send its delta unchanged, since control variates are "
-        "computed from both",
-        "another optimiser or an update transform",
-    )
+    trainer.require_plain_sgd("control variates are computed from both")
+    rule = "be False beside an aggregator, which weighs in its own way"
+    checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
 
     def init(key):
         params = model.init(key)
@@ -99,12 +96,10 @@ def scaffold(
         return ClientOutput(update, result.weight, trees.add(control, moved), result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        mean, mask = unmasked(aggregate["params"])
-        step = trees.scale(mean, hyper.algorithm["server_learning_rate"])
+        optimizer = optax.sgd(hyper.algorithm["server_learning_rate"])
         is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
-        if is_buffer is not None:
-            step = jax.tree.map(lambda plain, s, m: m if plain else s, is_buffer, step, mean)
-        params = optax.apply_updates(server.params, masked(step, mask, is_buffer))
+        state, mean = optimizer.init(server.params), aggregate["params"]
+        _, params = apply_aggregate(optimizer, state, server.params, mean, is_buffer)
         return ServerState(params, trees.add(server.control, aggregate["control"])), {}
 
     rule = "be left to the aggregator where one is given"
@@ -123,6 +118,7 @@ def scaffold(
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_clients=num_clients,
         num_steps=trainer.num_steps,
+        num_clients=num_clients,
         shared=field("params"),
         clients=ClientState(init=lambda server: server.control),
         record=of_training(trainer),

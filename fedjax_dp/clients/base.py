@@ -359,6 +359,20 @@ class LocalTrainer(NamedTuple):
         """
         checks.require(not self.is_private, "trainer", f"be non-private: {reason}", "a private one")
 
+    def require_plain_sgd(self, reason: str) -> None:
+        """Refuses training whose delta does not tell its gradients.
+
+        Args:
+          reason: what the algorithm does with them, in words.
+
+        Raises:
+          ValueError: if training does not take plain steps of `optax.sgd`, or transforms its delta.
+        """
+        rule = f"take plain steps of `optax.sgd` and send its delta unchanged, since {reason}"
+        checks.require(
+            self.is_plain_sgd, "trainer", rule, "another optimiser or an update transform"
+        )
+
     def private_claim(self) -> RecordClaim:
         """Gives the claim, for algorithms that promise privacy for records.
 

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.ranges import Positive
@@ -12,6 +13,24 @@ from fedjax_dp.core.ranges import Positive
 # `(loss) -> value`, both scalars; smooth wherever a gradient is to flow.
 Objective: TypeAlias = Callable[[jax.Array], jax.Array]
 Extension = Literal["smooth", "released", "released_huber"]
+
+
+def check_margin(baseline: float | jax.Array, margin: float | jax.Array, prefix: str = "") -> None:
+    """Requires a margin that leaves something of the baseline; traced ones cannot be looked at.
+
+    Args:
+      baseline: M of `proportional`.
+      margin: ε of `proportional`.
+      prefix: what an error puts before the name, such as "hyper.algorithm.".
+
+    Raises:
+      ValueError: for a margin that is not above 0 and below the baseline.
+    """
+    if isinstance(baseline, jax.core.Tracer) or isinstance(margin, jax.core.Tracer):
+        return
+    rule = f"be above 0 and below the baseline {np.asarray(baseline).tolist()}"
+    fits = bool(np.all((np.asarray(margin) > 0) & (np.asarray(margin) < np.asarray(baseline))))
+    checks.require(fits, f"{prefix}margin", rule, margin)
 
 
 def proportional(
@@ -41,9 +60,7 @@ def proportional(
     """
     checks.one_of("extension", extension, ("smooth", "released", "released_huber"))
     ranges.check({"baseline": baseline, "margin": margin}, {"baseline": Positive})
-    if not isinstance(baseline, jax.core.Tracer) and not isinstance(margin, jax.core.Tracer):
-        rule = f"be above 0 and below the baseline {float(baseline):g}"
-        checks.require(0 < float(margin) < float(baseline), "margin", rule, margin)
+    check_margin(baseline, margin)
 
     def objective(loss):
         last = baseline - margin

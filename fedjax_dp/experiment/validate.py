@@ -47,6 +47,12 @@ def validate(config: Config) -> None:
     _check_acceleration(config.acceleration, config.run)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
+    entry.check_options(options, "algorithm.options.")
+    if config.algorithm.aggregator is not None and "aggregator" in entry.given:
+        rule = "be false beside an algorithm.aggregator, which weighs in its own way"
+        is_weighted = options.get("is_weighted", False)
+        checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
+    _check_steps(name, entry, config.training)
     transforms = entry.transforms(options)
     declared("algorithm.options", transforms, is_private="record" in privacy.units)
     _check_lists(config.training, num_clients)
@@ -142,6 +148,19 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
             f"{section.aggregator}, whose votes share the bound of the update"
         )
         checks.require(fits, "privacy.client.mechanism", rule, level.mechanism)
+
+
+def _check_steps(name: str, entry: Entry, section: TrainingSection) -> None:
+    if entry.steps == "any":
+        return
+    rule = f"be sgd for {name}, which reads gradients off updates"
+    checks.require(section.optimizer == "sgd", "training.optimizer", rule, section.optimizer)
+    options = section.optimizer_options
+    rule = f"be empty for {name}, which reads gradients off updates of plain steps"
+    checks.require(not options, "training.optimizer_options", rule, options)
+    moves = entry.steps == "plain" or bool(np.all(np.asarray(section.learning_rate) > 0))
+    rule = f"be above 0 for {name}, which divides by it"
+    checks.require(moves, "training.learning_rate", rule, section.learning_rate)
 
 
 def _check_lists(section: TrainingSection, num_clients: int | None) -> None:

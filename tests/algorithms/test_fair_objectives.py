@@ -5,14 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import SETTINGS, make_data, make_model, plain_trainer, private_trainer, theta_of
+from dp_accounting import GaussianDpEvent
 from marks import telling
 from oracles import generalization
 
 from fedjax_dp.algorithms import ALGORITHMS, afl, fedavg, propfair, q_ffl, registry, term
-from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.objectives import proportional
 from fedjax_dp.data import FederatedData, participants, sampling
-from fedjax_dp.engine import simulation
+from fedjax_dp.engine import Fate, simulation
 from fedjax_dp.experiment import reading, validate
 from fedjax_dp.models import Model
 from fedjax_dp.server import gaussian_mean, onto_simplex, uniform_mean
@@ -222,6 +223,23 @@ def test_q_ffl_steps_by_the_curvature_that_it_bounds():
     assert float(info.server["step_size"][0]) == pytest.approx(5 / 7, rel=1e-5)
 
 
+@pytest.mark.parametrize(("losses", "q"), [((1.0, -1.0), 0.5), ((1.0, -1.0), 2.0), ((1.0, 90), 20)])
+def test_a_loss_without_a_power_counts_as_not_finite(losses, q):
+    model, trainer, data = told_losses(*losses)
+    sim = simulation(q_ffl(model, trainer, q=float(q)), data, joins(2))
+    key = jax.random.key(0)
+    state, record, _ = sim.run(sim.init(key), key, 1)
+    assert np.sum(np.asarray(record.fate) == Fate.NOT_FINITE) == 1
+    # The other client's step by itself: f^q over q f^(q-1) + f^q.
+    assert float(state.server.params) == pytest.approx(-1 / (1 + q), rel=1e-5)
+
+
+def test_without_an_exponent_any_loss_is_fine():
+    model, trainer, data = told_losses(1.0, -1.0)
+    state, _ = run(q_ffl(model, trainer, q=0.0), 1, data)
+    assert float(state.server.params) == pytest.approx(-1.0, rel=1e-6)
+
+
 @pytest.mark.parametrize("q", [0.0, 0.1, 5.0])
 def test_a_loss_of_nothing_keeps_q_ffl_finite(q):
     model, trainer, data = told_losses(0.0, 0.0)
@@ -261,17 +279,15 @@ def test_a_loss_above_the_baseline_is_said():
 
 @telling
 @pytest.mark.parametrize("extension", ["smooth", "released_huber", "released"])
-def test_behind_private_training_a_loss_above_the_baseline_is_said_where_it_can_be(extension):
-    model = make_model()
-    private = propfair(
-        model, private_trainer(model), baseline=1e-3, margin=5e-4, extension=extension
-    )
-    _, info = run(private, 1, make_data())
-    if extension == "released":
-        assert "share_beyond" not in info.clients
-    else:
-        # One of six clients has no examples.
-        assert float(info.clients["share_beyond"][0]) == pytest.approx(5 / 6)
+def test_behind_privacy_a_loss_above_the_baseline_is_said_where_it_can_be(extension):
+    """What is told is the objective; the released one falls at M - ε, from 1.8 to 0.8."""
+    model, trainer, data = told_losses(2.4, 2.6, 9.0, 0.0)
+    config = trainer.config._replace(clip_norm=1.0, noise_multiplier=1e-3)
+    private = dp_sgd_trainer(model, config, sampler=sampling.everybody())
+    algorithm = propfair(model, private, baseline=3.0, margin=0.5, extension=extension)
+    _, info = run(algorithm, 1, data)
+    told = {name: float(value[0]) for name, value in info.clients.items()}
+    assert told == ({} if extension == "released" else {"share_beyond": 0.5})
 
 
 # Bad input, before any work.
@@ -280,6 +296,7 @@ def test_behind_private_training_a_loss_above_the_baseline_is_said_where_it_can_
 def test_bad_numbers_are_refused_by_name():
     model = make_model()
     trainer = plain_trainer(model)
+    heavy = local_trainer(model, LocalConfig(optimizer={"momentum": 0.9}))
     for build, rule in (
         (lambda: propfair(model, trainer, baseline=0.0), "baseline must be above 0"),
         (lambda: propfair(model, trainer, baseline=0.1), "margin must be above 0 and below"),
@@ -288,6 +305,7 @@ def test_bad_numbers_are_refused_by_name():
         (lambda: term(model, trainer, tilt=np.nan), "tilt must be"),
         (lambda: q_ffl(model, trainer, q=-0.1), "q must be at least 0"),
         (lambda: q_ffl(model, trainer, q=200.0), "q must be at least 0 and at most 20"),
+        (lambda: q_ffl(model, heavy), "trainer must take plain steps of `optax.sgd` .* curvature"),
         (lambda: afl(model, trainer, num_clients=0), "num_clients must be"),
         (lambda: afl(model, trainer, num_clients=3, step_size=-1.0), "step_size must be"),
     ):
@@ -296,6 +314,72 @@ def test_bad_numbers_are_refused_by_name():
     resting = local_trainer(model, LocalConfig(learning_rate=0.0))
     with pytest.raises(ValueError, match="learning_rate must be above 0, since q-FedAvg"):
         q_ffl(model, resting)
+
+
+def test_a_margin_above_the_baseline_is_refused_in_a_sweep_too():
+    model = make_model()
+    sim = simulation(propfair(model, plain_trainer(model)), make_data(SIZES), joins(6))
+    numbers = {**sim.hyper.algorithm, "baseline": 0.1, "margin": 0.2}
+    with pytest.raises(
+        ValueError, match=r"hyper\.algorithm\.margin must be above 0 and below .*0.1"
+    ):
+        sim.run(
+            sim.init(jax.random.key(0)), jax.random.key(0), 1, sim.hyper._replace(algorithm=numbers)
+        )
+
+
+OPEN = "--privacy.unit=none"
+MASKED = "--algorithm.aggregator=gradient_mask"
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            ("--algorithm.name=propfair", "--algorithm.options.baseline=0.1"),
+            "algorithm.options.margin must be above 0 and below the baseline 0.1, got 0.2",
+        ),
+        (
+            (OPEN, "--algorithm.name=q_ffl", "--training.learning_rate=0"),
+            "training.learning_rate must be above 0 for q_ffl, which divides by it, got 0.0",
+        ),
+        (
+            (OPEN, "--algorithm.name=q_ffl", "--training.optimizer=adam"),
+            "training.optimizer must be sgd for q_ffl, which reads gradients off updates",
+        ),
+        (
+            (OPEN, "--algorithm.name=scaffold", "--training.optimizer_options.momentum=0.9"),
+            "training.optimizer_options must be empty for scaffold, which reads gradients off",
+        ),
+        (
+            (OPEN, MASKED, "--algorithm.name=scaffold", "--algorithm.options.is_weighted=true"),
+            "algorithm.options.is_weighted must be false beside an algorithm.aggregator",
+        ),
+        (
+            (OPEN, "--algorithm.name=q_ffl", "--algorithm.options.q=200"),
+            "algorithm.options.q must be a number in [0, 20], got 200",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_before_data_are_read(words, message):
+    with pytest.raises(ValueError) as error:
+        validate.validate(reading.load(None, words))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", [n for n, e in ALGORITHMS.items() if "num_clients" in e.given])
+def test_an_algorithm_for_another_population_is_refused(name):
+    model, is_private = make_model(), "none" not in ALGORITHMS[name].units
+    config = LocalConfig(batch_size=4, clip_norm=1.0, noise_multiplier=1.0)
+    trainer = (dp_sgd_trainer if is_private else local_trainer)(model, config)
+    options = {"clusters": (0, 1, 0), "num_models": 2}
+    options = {key: options[key] for key in options if key in registry.options_of(name)}
+    problem = registry.Problem(num_clients=3, num_rounds=4, declared_epsilon=np.ones(3))
+    unit = "record" if is_private else "none"
+    algorithm = registry.build(name, model, trainer, problem, unit=unit, options=options)
+    rule = f"num_clients must be the 6 clients of the data for {algorithm.name}, got 3"
+    with pytest.raises(ValueError, match=rule):
+        simulation(algorithm, make_data(SIZES), joins(6))
 
 
 @pytest.mark.parametrize("name", ["afl", "term", "q_ffl"])
@@ -316,13 +400,16 @@ def test_what_reads_exact_losses_is_refused_under_privacy_with_the_reason(name):
 def test_propfair_is_charged_as_its_training_and_its_mean_are(unit):
     model = make_model()
     trainer = private_trainer(model) if unit != "client" else plain_trainer(model)
-    mean = gaussian_mean(0.2, 0.8, 4.0) if unit != "record" else None
-    algorithm = propfair(model, trainer, aggregator=mean)
-    charged = algorithm.claims.client
-    assert (charged is None) == (mean is None)
-    if mean is not None:
-        assert charged.event(mean.numbers) == mean.claim.event(mean.numbers)
-    if unit != "client":
+    mean = gaussian_mean(1.0, 0.8, 6.0)
+    algorithm = propfair(model, trainer, aggregator=None if unit == "record" else mean)
+    of_clients = algorithm.claims.client
+    if unit == "record":
+        assert of_clients is None
+    else:
+        assert of_clients.event(algorithm.hyper.aggregator) == GaussianDpEvent(0.8)
+    if unit == "client":
+        assert algorithm.record is None
+    else:
         event = trainer.claim.events[0]
         (own,) = algorithm.record.events
         assert own(12, algorithm.hyper.of_client(2)) == event(12, trainer.config.row(2))

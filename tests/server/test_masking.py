@@ -242,6 +242,20 @@ def test_buffers_are_averaged_without_a_mask():
     np.testing.assert_array_equal(after["seen"], 1.0)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_servers_add_the_mean_of_buffers_at_any_learning_rate(name):
+    model = make_model()._replace(buffer_keys=("b",))
+    algorithm = MAKERS[name](model, plain_trainer(model), server_learning_rate=0.5)
+    server = algorithm.init(jax.random.key(0))
+    ones = jax.tree.map(jnp.ones_like, server.params)
+    mean = Masked(ones, jax.tree.map(lambda x: 0.25 * x, ones))
+    aggregate = {"params": mean, "control": ones} if name == "scaffold" else mean
+    after, _ = algorithm.server_step(server, aggregate, algorithm.hyper, None, None)
+    moved = jax.tree.map(jnp.subtract, after.params, server.params)
+    np.testing.assert_allclose(moved["b"], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(moved["w"], 0.5 * 0.25, rtol=1e-6)
+
+
 # Behind privacy.
 
 
@@ -381,6 +395,13 @@ def test_scaffold_takes_no_stacked_aggregator_and_weighs_as_a_given_one():
         )
     with pytest.raises(ValueError, match="aggregator must be summed, as control variates are"):
         scaffold(own, plain_trainer(own), num_clients=NUM_CLIENTS, aggregator=trimmed_mean())
+
+
+def test_scaffold_takes_no_weights_beside_an_aggregator():
+    own = make_model()
+    build = MAKERS["scaffold"]
+    with pytest.raises(ValueError, match="is_weighted must be False beside an aggregator"):
+        build(own, plain_trainer(own), aggregator=gradient_mask(), is_weighted=True)
 
 
 def test_other_bad_input_is_refused():
