@@ -257,9 +257,6 @@ class FederatedAlgorithm(NamedTuple):
             is_same = self.num_clients == num_clients
             checks.require(is_same, "num_clients", rule, self.num_clients)
         signatures.check_fields(hyper, "hyper.")
-        if None not in (num_clients, self.num_clients):
-            rule = f"be the {num_clients} clients of the data for {self.name}"
-            checks.require(self.num_clients == num_clients, "num_clients", rule, self.num_clients)
         hyper.local.validate(num_clients)
         ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
         self.check_numbers(hyper.algorithm, "hyper.algorithm.")

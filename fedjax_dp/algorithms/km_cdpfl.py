@@ -132,7 +132,6 @@ def km_cdpfl(
         aggregator=Stacked(stateless, contribute, combine),
         server_step=server_step,
         hyper=Hyper(trainer.config),
-        num_clients=num_clients,
         num_steps=trainer.num_steps,
         num_clients=num_clients,
         personal=lambda server, own, client: trees.take(

@@ -38,7 +38,7 @@ def minimum_epsilon(
     Source: Malekmohammadi and others 2024, section 3.3.
     """
     algorithm = record_dp_fedavg(model, trainer, num_clients=num_clients, is_weighted=is_weighted)
-    return algorithm._replace(name="minimum_epsilon", num_clients=num_clients)
+    return algorithm._replace(name="minimum_epsilon")
 
 
 @checked

@@ -89,7 +89,6 @@ def mr_mtl(
         aggregator=aggregator,
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_clients=num_clients,
         num_steps=trainer.num_steps,
         num_clients=num_clients,
         shared=field("mean"),

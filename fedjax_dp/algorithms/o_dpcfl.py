@@ -92,7 +92,6 @@ def o_dpcfl(
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
         hyper=Hyper(trainer.config),
-        num_clients=num_clients,
         num_steps=trainer.num_steps,
         num_clients=num_clients,
         personal=lambda server, own, client: own_model(server, client),

@@ -36,8 +36,7 @@ def propfair(
 
     Guarantee: that of trainer and aggregator. Behind a private trainer the objective is taken of
     each record's loss, before its gradient is clipped, and costs nothing more; what is told of
-    losses is then the objective, and `share_beyond` is left out where that is "released", which
-    does not grow with the loss.
+    losses is then the objective.
 
     Args:
       model: what is trained.
@@ -61,8 +60,6 @@ def propfair(
     proportional(baseline, margin, extension)  # Refuses what it cannot be built with.
     is_told = not (trainer.is_private and extension == "released")
 
-    is_told = not (trainer.is_private and extension == "released")
-
     def client(server, own, client, hyper, key):
         baseline, margin = hyper.algorithm["baseline"], hyper.algorithm["margin"]
         objective = proportional(jnp.asarray(baseline), jnp.asarray(margin), extension)
@@ -74,7 +71,7 @@ def propfair(
         if not is_told:
             return ClientOutput(result.delta, result.weight, own, told)
         is_beyond = jax.tree.map(lambda s, n: s > last * n, told.loss_sum, told.num_read)
-        info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)} if is_told else {}
+        info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)}
         return ClientOutput(result.delta, result.weight, own, told, info)
 
     own: dict[str, Any] = {"server_learning_rate": server_learning_rate, "name": "propfair"}

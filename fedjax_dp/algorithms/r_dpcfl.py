@@ -278,7 +278,6 @@ def r_dpcfl(
         aggregator=mean_per_cluster(capacity, num_clients, features=features),
         server_step=server_step,
         hyper=Hyper(trainer.config),
-        num_clients=num_clients,
         num_steps=trainer.num_steps,
         num_clients=num_clients,
         personal=lambda server, own, client: trees.take(server.models, own),

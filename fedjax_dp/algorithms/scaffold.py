@@ -102,8 +102,6 @@ def scaffold(
         _, params = apply_aggregate(optimizer, state, server.params, mean, is_buffer)
         return ServerState(params, trees.add(server.control, aggregate["control"])), {}
 
-    rule = "be left to the aggregator where one is given"
-    checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
     mean = aggregator or (weighted_mean() if is_weighted else uniform_mean())
     rule = "be summed, as control variates are, not stacked"
     checks.require(isinstance(mean, Summed), "aggregator", rule, type(mean).__name__)
@@ -116,7 +114,6 @@ def scaffold(
         aggregator=aggregator,
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_clients=num_clients,
         num_steps=trainer.num_steps,
         num_clients=num_clients,
         shared=field("params"),

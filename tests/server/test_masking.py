@@ -385,7 +385,7 @@ def test_a_threshold_out_of_its_range_is_refused(bad):
 
 def test_scaffold_takes_no_stacked_aggregator_and_weighs_as_a_given_one():
     own = make_model()
-    with pytest.raises(ValueError, match="is_weighted must be left to the aggregator"):
+    with pytest.raises(ValueError, match="is_weighted must be False beside an aggregator"):
         scaffold(
             own,
             plain_trainer(own),
