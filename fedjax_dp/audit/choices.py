@@ -15,6 +15,7 @@ from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import checks
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import flat, nested
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.privacy.selection import BoundedRangeDpEvent
 
@@ -41,7 +42,8 @@ def check_choice(
       choice: the choice, such as `FederatedAlgorithm.choice`, or None.
       numbers: its numbers, such as `Hyper.algorithm`.
       models: parameters of the models that are offered, `[models, ...]`, unlike one another.
-      batch: the client's records, named arrays `[examples, ...]`, two at least.
+      batch: the client's records, named arrays `[examples, ...]`, or trees of dicts of them, two at
+        least.
       key: root of all draws.
       num_draws: choices on each client, at least 1,000.
 
@@ -54,6 +56,7 @@ def check_choice(
     """
     if choice is None or choice.event is None:
         return []
+    batch = {name: np.asarray(array) for name, array in flat(batch).items()}
     size = len(next(iter(batch.values())))
     checks.require(size >= 2, "batch", "hold two examples at least", size)
     checks.whole("num_draws", num_draws, at_least=1000)
@@ -64,7 +67,10 @@ def check_choice(
     @jax.jit
     def frequencies(examples, size, key):
         held = Examples(
-            examples, jnp.zeros(1, jnp.int32), size[None], limit=len(jax.tree.leaves(batch)[0])
+            nested(examples),
+            jnp.zeros(1, jnp.int32),
+            size[None],
+            limit=len(next(iter(batch.values()))),
         )
         client = held.client(0)
 
@@ -74,7 +80,6 @@ def check_choice(
         drawn = jax.lax.map(one, jax.random.split(key, num_draws), batch_size=1000)
         return jnp.zeros(count, jnp.int32).at[drawn].add(1)
 
-    batch = {name: np.asarray(array) for name, array in batch.items()}
     clients = [(batch, size), (batch, size - 1)]
     first = {name: array[0] for name, array in batch.items()}
     for record in extreme_records(first, np.random.default_rng(0)):

@@ -13,6 +13,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import flat, nested
 
 # What rounding may add to a bound (docs/privacy.md, "Clipping in floating point").
 MARGIN = 1e-3
@@ -169,7 +170,8 @@ def check_records(
       rule: a rule that claims privacy.
       params: the parameters at which gradients are taken; those of half of the records are ordinary
         ones.
-      batch: named arrays `[examples, ...]`, two examples at least; gives shapes and labels.
+      batch: named arrays `[examples, ...]`, or trees of dicts of them, two examples at least; gives
+        shapes and labels.
       config: the numbers of one client, scalars.
       key: root of all draws.
       num_records: how many are tried, at least 1.
@@ -184,12 +186,12 @@ def check_records(
         raise ValueError("rule must state a bound, got one that claims no privacy")
     bound = float(rule.bound(config).contribution)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
-    arrays = {name: np.asarray(array) for name, array in batch.items()}
+    arrays = {name: np.asarray(array) for name, array in flat(batch).items()}
     size = len(next(iter(arrays.values())))
 
     @jax.jit
     def total(batch, is_real):
-        return rule.micro_batch(params, batch, is_real, key, config).gradient
+        return rule.micro_batch(params, nested(batch), is_real, key, config).gradient
 
     def make(rng):
         index = int(rng.integers(size))

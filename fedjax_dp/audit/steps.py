@@ -27,7 +27,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.federation import population_of, update_structure
 from fedjax_dp.engine.layout import Layout
@@ -60,7 +60,7 @@ def check_gradient_rule(
     Args:
       rule: a rule that claims privacy.
       params: the parameters at which gradients are taken.
-      batch: named arrays `[examples, ...]`, two examples at least.
+      batch: named arrays `[examples, ...]`, or trees of dicts of them, two examples at least.
       config: the numbers of one client, scalars.
       key: root of all draws.
       num_draws: releases from which the noise is measured, at least 2.
@@ -73,6 +73,7 @@ def check_gradient_rule(
     """
     if rule.bound is None or rule.event is None:
         raise ValueError("rule must state a bound and an event, got one that claims no privacy")
+    batch = {name: np.asarray(array) for name, array in flat(batch).items()}
     size = len(next(iter(batch.values())))
     checks.require(size >= 2, "batch", "hold two examples at least", size)
     contribution, event = float(rule.bound(config).contribution), rule.event(config)
@@ -80,13 +81,12 @@ def check_gradient_rule(
 
     @jax.jit
     def total(batch, is_real):
-        return rule.micro_batch(params, batch, is_real, key, config).gradient
+        return rule.micro_batch(params, nested(batch), is_real, key, config).gradient
 
     @jax.jit
     def release(summed, count, key):
         return rule.release(summed, count, config, key)
 
-    batch = {name: np.asarray(array) for name, array in batch.items()}
     without = total(batch, others)
     zeros = trees.zeros_like(without)
     before = farthest = total(batch, everybody)

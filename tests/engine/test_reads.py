@@ -402,7 +402,7 @@ def expected(name, unit, options):
     is_private = unit in ("record", "both")
     if name == "blur_lus" and options["score"] == "cost" and options["sparsity"] > 0:
         return "refused" if is_private else "free"
-    if name in ("ifca", "afl", "term", "q_ffl"):
+    if name == "ifca":
         return "free"
     if name == "rc_dpfl" or options.get("selection") == "exact":
         return "said"

@@ -38,8 +38,10 @@ BOTH = [*itertools.product(["both"], PARTICIPATION, MECHANISMS, BATCHES, PROMISE
 
 def configured(unit, participation, mechanism, batches, promise):
     relation, accountant = promise
+    # What protects clients is not given where clients are not protected.
+    of_clients = {} if unit == "record" else {"client": mechanism()}
     privacy = config.PrivacySection(
-        unit=unit, relation=relation, accountant=accountant, client=mechanism()
+        unit=unit, relation=relation, accountant=accountant, **of_clients
     )
     return analysis.Asked(privacy, participation, config.TrainingSection(sampler=batches))
 
