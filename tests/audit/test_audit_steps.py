@@ -10,6 +10,7 @@ import pytest
 from marks import later, telling
 
 from fedjax_dp.algorithms import fedavg
+from fedjax_dp.audit.clients import plant_clients
 from fedjax_dp.audit.local import check_client
 from fedjax_dp.audit.noise import measure_noise
 from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
@@ -17,6 +18,7 @@ from fedjax_dp.clients import gradients
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants
+from fedjax_dp.engine import federation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
@@ -326,6 +328,14 @@ def test_a_count_that_adapts_the_clip_norm_without_noise_is_found():
 
     found = broken_names(check_mean(mean._replace(combine=combine), participation))
     assert found == {"round with and without a client"}
+
+
+def test_an_algorithm_for_one_population_is_audited_with_canaries():
+    algorithm = cases.build("dp_fedavg", cases.model(), "client")
+    sized = algorithm._replace(num_clients=cases.NUM_CLIENTS)
+    joins = participants.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
+    planted = plant_clients(sized, cases.data(), joins, 3, np.random.default_rng(0))
+    federation(planted.algorithm, planted.data, planted.participation)
 
 
 def test_means_that_claim_nothing_are_refused():
