@@ -73,5 +73,5 @@ def extreme_updates(structure: PyTree) -> Iterator[tuple[PyTree, float]]:
 
     for value in (*_VALUES, 1e-3, 1.0, 1e12):
         yield filled(value), 1.0
-    for weight in (0.0, 1e30, -1e30, np.nan, np.inf):
+    for weight in (0.0, 1e20, 1e30, -1e30, np.nan, np.inf):
         yield filled(1.0), weight

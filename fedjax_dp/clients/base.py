@@ -1,15 +1,17 @@
 """What a client is in a compiled round: its data, its numbers, and what it returns."""
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Gt, Le
 
 from fedjax_dp.core import checks, ranges
-from fedjax_dp.core.ranges import Amount, NonNegative, Positive, Size
+from fedjax_dp.core.ranges import Amount, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordClaim, RecordEvent
 
@@ -18,7 +20,7 @@ RANGES: Mapping[str, Any] = {
     "batch_size": Size,
     "num_epochs": Amount,
     "num_steps": Amount,
-    "clip_norm": Positive,
+    "clip_norm": Annotated[float, Gt(0), Le(math.inf)],
     "noise_multiplier": NonNegative,
 }
 
@@ -36,7 +38,8 @@ class LocalConfig(NamedTuple):
         where it is swept.
       num_epochs: passes over the client's data, at least 0; used where `num_steps` is None.
       num_steps: local steps a round, at least 0, whatever the client's size.
-      clip_norm: bound on each example's gradient under record-level privacy, above 0.
+      clip_norm: bound on each example's gradient under record-level privacy, above 0; infinity
+        bounds nothing, and goes with a noise multiplier of 0 alone.
       noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
       optimizer: further numbers that the optimiser factory takes, such as `{"momentum": 0.9}`.
     """
@@ -59,6 +62,11 @@ class LocalConfig(NamedTuple):
           ValueError: naming the field, the rule and the value.
         """
         ranges.check(self._asdict(), RANGES)
+        bound, noise = self.clip_norm, self.noise_multiplier
+        if not any(x is None or isinstance(x, jax.core.Tracer) for x in (bound, noise)):
+            is_endless = bool(np.any(np.isinf(bound) & (np.asarray(noise) > 0)))
+            rule = "be finite where noise is to be in proportion to it"
+            checks.require(not is_endless, "clip_norm", rule, bound)
         if num_clients is None:
             return
         rule = f"be a scalar or have one entry for each of the {num_clients} clients"

@@ -24,7 +24,7 @@ RANGES: Mapping[str, Any] = {"selection_epsilon": Positive, "loss_bound": Positi
 
 @checked
 def mean_loss(
-    model: Model, params: PyTree, client: ClientData, *, block_size: int = 128
+    model: Model, params: PyTree, client: ClientData | PublicClient, *, block_size: int = 128
 ) -> jax.Array:
     """Computes the exact mean loss of a model over a client's examples.
 
@@ -42,7 +42,7 @@ def mean_loss(
 
 @checked
 def mean_accuracy(
-    model: Model, params: PyTree, client: ClientData, *, block_size: int = 128
+    model: Model, params: PyTree, client: ClientData | PublicClient, *, block_size: int = 128
 ) -> jax.Array:
     """Computes a model's share of correct predictions over a client's examples.
 
@@ -72,7 +72,7 @@ def mean_accuracy(
 def mean_clipped_loss(
     model: Model,
     params: PyTree,
-    client: ClientData,
+    client: ClientData | PublicClient,
     bound: PositiveNumbers,
     *,
     block_size: int = 128,
@@ -101,7 +101,7 @@ def mean_clipped_loss(
 
 
 def _mean(
-    values_of: Callable[[PyTree], jax.Array], client: ClientData, block_size: int
+    values_of: Callable[[PyTree], jax.Array], client: ClientData | PublicClient, block_size: int
 ) -> jax.Array:
     block = min(block_size, client.limit)
 

@@ -162,6 +162,8 @@ def within(name, value, kind):
         return np.float32(1e-3)
     if name == "batch_size":
         return np.maximum(value - 1, 1)
+    if name == "threshold":  # Two clients agree or tie, and nothing else lies between.
+        return np.float32(0)
     return np.float32(0.75 * value)
 
 
@@ -188,6 +190,7 @@ UNSEEN_OF = {
     "ae_dpfl": ("divisor",),  # The most voted label is the same at any scale.
     "rc_dpfl": ("selection_epsilon",),  # Its choices are exact.
     "r_dpcfl": ("selection_epsilon",),  # One round of choices; f_cdpfl has two.
+    "term": ("divisor",),  # Of how many were cut off, who are nobody.
 }
 
 

@@ -586,7 +586,8 @@ def test_a_run_may_go_on_for_longer_than_was_planned(tmp_path):
     assert execute(tmp_path / "short", *words, "--run.rounds=5")[0] == 0
     assert execute(tmp_path / "short", f"--run.rounds={ROUNDS}", resume=True)[0] == 0
     # The figures of round 5 were computed when it was the last one.
-    assert_same_run(tmp_path / "short", tmp_path / "whole", besides=("metrics.jsonl",))
+    besides = ("metrics.jsonl", "test_accuracy_last_ten")
+    assert_same_run(tmp_path / "short", tmp_path / "whole", besides=besides)
 
 
 @pytest.mark.parametrize(
