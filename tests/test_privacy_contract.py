@@ -625,6 +625,7 @@ def call(check: Callable[..., None], tmp_path: Any) -> None:
 
 # Clauses of which the check compiles several rounds of its own.
 LONG_CHECKS = (
+    noise_for_uniform_weights_hides_clients_of_any_size,
     records_are_poisson_sampled_where_that_is_accounted,
     noise_is_added_once_whatever_the_chunks,
     divided_by_the_expected_and_not_by_the_realised_count,
@@ -649,7 +650,6 @@ def test_holds(it, tmp_path):
 # program of a round, and compiling it is all that they cost.
 QUICK_BUGS = (
     divided_by_the_expected_and_not_by_the_realised_count,
-    noise_for_uniform_weights_hides_clients_of_any_size,
     weights_enter_the_sensitivity_and_the_noise,
     noise_without_a_sensitivity_is_refused,
     the_laplace_scale_is_not_inverted_in_the_accountant,

@@ -50,12 +50,12 @@ def build(name):
     return fedavg(model, trainer, aggregator=aggregator)
 
 
-CASES = [("fedavg", "poisson")]
+CASES = [("fedavg", "everybody")]
 LATER = [
+    ("fedavg", "poisson"),
     ("scaffold", "everybody"),
     ("dp_sgd", "poisson"),
     ("stacked", "everybody"),
-    ("fedavg", "everybody"),
 ]
 
 

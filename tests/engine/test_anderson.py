@@ -226,6 +226,7 @@ def _fedavg(memory=2, **options):
     return anderson(fed, memory=memory, **options)
 
 
+@telling
 def test_buffers_are_as_rounds_leave_them():
     """A buffer whose rounds go back and forth would be extrapolated to what no round came to."""
     model = make_model()

@@ -30,8 +30,12 @@ from fedjax_dp.engine.round import play_round
 NAMES = tuple(CASES)
 # Between them: state by client, several models, a streamed store. That two clients side by side
 # change nothing is tested for every algorithm below.
-QUICK_LAYOUTS = [("scaffold", "chunks of 3, streamed"), ("ifca", "chunks of 8")]
-TELLING_LAYOUTS = [("median", "chunks of 3, streamed"), ("dp_both", "chunks of 2")]
+QUICK_LAYOUTS = [("scaffold", "chunks of 3, streamed")]
+TELLING_LAYOUTS = [
+    ("ifca", "chunks of 8"),
+    ("median", "chunks of 3, streamed"),
+    ("dp_both", "chunks of 2"),
+]
 LAYOUTS = {
     "chunks of 2": ExecutionConfig(clients_per_chunk=2, placement="device", rounds_per_call=1),
     "chunks of 3, streamed": ExecutionConfig(clients_per_chunk=3, placement="host"),

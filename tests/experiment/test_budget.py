@@ -3,6 +3,7 @@
 import dp_accounting
 import numpy as np
 import pytest
+from marks import telling
 from dp_accounting import pld, rdp
 from run_folders import SMALL, assert_same_run, execute, metrics, read_json
 from typer.testing import CliRunner
@@ -33,6 +34,7 @@ def epsilon_of(event, count, dp_delta=1e-5, accountant=rdp.RdpAccountant):
     return composed.get_epsilon(dp_delta)
 
 
+@telling
 def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
     """The noise is given and too small for 20 rounds: as many run as dp-accounting allows."""
     folder, noise, budget = tmp_path / "run", 3.0, 1.5

@@ -56,6 +56,16 @@ def stalling(self, row):
         time.sleep(0.05)
 Logbook.write = stalling
 """
+# The process tells when its rounds are compiled and begin.
+_TELLING = """
+import pathlib
+from fedjax_dp.experiment import run
+rounds = run._rounds
+def telling(*args):
+    pathlib.Path(COMPILED).touch()
+    return rounds(*args)
+run._rounds = telling
+"""
 # The process kills itself where a whole checkpoint would take its name.
 _HALF_WRITTEN = """
 import os, signal, pathlib
@@ -288,6 +298,7 @@ def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypa
     assert np.abs(np.asarray(bases[0]["kernel"])).max() > 0.01
 
 
+@telling
 def test_the_statement_of_a_run_says_that_its_seed_gives_its_noise(uninterrupted):
     text = (uninterrupted / "privacy.md").read_text("utf-8")
     assert "`run.seed` in `config.toml`" in text and "publishing two of them may cancel" in text
@@ -422,13 +433,15 @@ def test_a_round_that_never_ends_is_ended_by_the_second_signal(
     words = ["--training.num_steps=2e9", f"--execution.devices={devices}"]
     if devices > (os.cpu_count() or 1):
         pytest.skip("no second core")
-    endless = f"import sys; sys.argv += {words}\n"
+    compiled = tmp_path / "compiled"
+    endless = _TELLING.replace("COMPILED", repr(str(compiled)))
+    endless += f"import sys; sys.argv += {words}\n"
     process = start(folder, 0, compilation_cache, endless)
-    wait_for(lambda: (folder / "config.toml").exists(), process)
+    wait_for(compiled.exists, process)
     for _ in range(2):
         time.sleep(8)
         process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "once more stops at once" in output and "is kept" in output
 

@@ -63,7 +63,7 @@ def _model_case(name, shape, num_classes, num_examples, tokens=False):
     ("name", "shape", "num_classes", "tokens"),
     [
         ("logistic_regression", (12,), 5, False),
-        ("mlp", (12,), 5, False),
+        pytest.param("mlp", (12,), 5, False, marks=pytest.mark.telling),
         pytest.param("thesis_cnn", (28, 28, 1), 10, False, marks=pytest.mark.telling),
         pytest.param("emnist_cnn", (28, 28, 1), 62, False, marks=pytest.mark.slow),
         pytest.param("char_transformer", (9,), 20, True, marks=pytest.mark.slow),
@@ -130,7 +130,7 @@ _SAME = {"window_strides": (1, 1), "padding": "SAME"}
             marks=pytest.mark.telling,
         ),
         pytest.param((3, 3), (4, 4, 64), 96, _SAME, marks=pytest.mark.telling),
-        ((5, 5), (8, 8, 3), 16, _SAME),
+        pytest.param((5, 5), (8, 8, 3), 16, _SAME, marks=pytest.mark.telling),
         pytest.param((5, 5), (8, 8, 40), 36, _SAME, marks=pytest.mark.telling),
         pytest.param(
             (3, 3),

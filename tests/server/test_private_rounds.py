@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import later, slow, telling
 from scipy import special, stats
 
 from fedjax_dp.algorithms.fedavg import fedavg
@@ -93,7 +93,9 @@ def test_discrete_mean_recovers_the_clipped_mean_as_noise_and_granularity_vanish
     assert info.aggregator["bits_per_parameter"][0] == pytest.approx(28 * 8 / DIMENSION)
 
 
-@pytest.mark.parametrize("num_shares", later([1, 12], but=[12]))
+@pytest.mark.parametrize(
+    "num_shares", [pytest.param(1, marks=slow), pytest.param(12, marks=telling)]
+)
 def test_discrete_mean_has_the_planned_noise(targets, num_shares):
     plan = make_plan(DIMENSION, 1.0, 2.0, num_clients=12, num_shares=num_shares, bits=20)
     run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12))
