@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import struct
 import tarfile
 import zipfile
@@ -256,6 +257,121 @@ class TestCifar:
             datasets.load("cifar10", tmp_path)
 
 
+IDS = ("n02124075", "n01443537", "n04067472")
+
+
+def write_tiny_imagenet(folder, rng, num_train=3, num_test=2):
+    """Writes the published layout; gives, by part and class, the pixels as they were encoded."""
+    image = pytest.importorskip("PIL.Image")
+    pixels = {"train": {}, "val": {}}
+
+    def save(path, is_grey=False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Flat colours outlive JPEG but for rounding.
+        color = rng.integers(0, 256, 1 if is_grey else 3).astype(np.uint8)
+        flat = np.broadcast_to(color, (64, 64, len(color)))
+        image.fromarray(flat[..., 0] if is_grey else np.array(flat)).save(path, "jpeg", quality=95)
+        return np.broadcast_to(color, (64, 64, 3))
+
+    annotations = []
+    for c, wnid in enumerate(IDS):
+        names = [f"{wnid}_{i}.JPEG" for i in range(num_train)]
+        where = folder / "train" / wnid
+        pixels["train"][wnid] = [save(where / "images" / n, is_grey=n == names[0]) for n in names]
+        boxes = "".join(f"{name}\t0\t10\t63\t58\n" for name in names)
+        (where / f"{wnid}_boxes.txt").write_text(boxes)
+        held = [f"val_{num_test * c + i}.JPEG" for i in range(num_test)]
+        pixels["val"][wnid] = [save(folder / "val" / "images" / name) for name in held]
+        annotations += [f"{name}\t{wnid}\t0\t32\t44\t62\n" for name in held]
+    (folder / "val" / "val_annotations.txt").write_text("".join(annotations))
+    (folder / "wnids.txt").write_text("\n".join(IDS) + "\n")
+    words = ["n00001740\tentity", *(f"{wnid}\tname of {wnid}, other" for wnid in sorted(IDS))]
+    (folder / "words.txt").write_text("\n".join(words) + "\n")
+    return pixels
+
+
+class TestTinyImagenet:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return tmp_path / "tiny-imagenet-200"
+
+    def check(self, loaded, pixels, classes):
+        assert loaded.class_names == tuple(f"name of {wnid}, other" for wnid in classes)
+        for part, arrays in (("train", loaded.train), ("val", loaded.test)):
+            expected = [p for wnid in classes for p in pixels[part][wnid]]
+            labels = [c for c, wnid in enumerate(classes) for _ in pixels[part][wnid]]
+            np.testing.assert_array_equal(arrays["y"], labels)
+            assert arrays["x"].dtype == np.uint8 and arrays["x"].shape[1:] == (64, 64, 3)
+            np.testing.assert_allclose(arrays["x"].astype(int), expected, atol=3)
+
+    def test_published_folder(self, tmp_path, folder, rng):
+        pixels = write_tiny_imagenet(folder, rng)
+        self.check(datasets.load("tiny_imagenet", tmp_path, dtype="uint8"), pixels, IDS)
+
+    def test_classes_are_drawn_once(self, tmp_path, folder, rng):
+        pixels = write_tiny_imagenet(folder, rng)
+        drawn = set()
+        for seed in range(8):
+            options = {"num_classes": 2, "class_seed": seed, "dtype": "uint8"}
+            loaded, again = (datasets.load("tiny_imagenet", tmp_path, **options) for _ in "ab")
+            own = tuple(wnid for wnid in IDS if f"name of {wnid}, other" in loaded.class_names)
+            assert len(own) == loaded.num_classes == 2
+            assert loaded.class_names == again.class_names
+            self.check(loaded, pixels, own)
+            drawn.add(own)
+        assert len(drawn) > 1
+        with pytest.raises(ValueError, match="num_classes must be at most 3"):
+            datasets.load("tiny_imagenet", tmp_path, num_classes=4)
+
+    @pytest.mark.parametrize(
+        ("path", "content", "rule"),
+        [
+            ("val/val_annotations.txt", "val_0.JPEG\tn99999999\t0\t0\t9\t9\n",
+             "val_annotations.txt, line 1 must name a class of wnids.txt, got 'n99999999'"),
+            ("val/val_annotations.txt", f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\n",
+             "val_annotations.txt, line 1 must have 6 columns"),
+            ("val/val_annotations.txt", f"../a.JPEG\t{IDS[0]}\t0\t0\t9\t9\n",
+             "val_annotations.txt, line 1 must name an image of the folder"),
+            ("val/val_annotations.txt", f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t65\n",
+             "val_annotations.txt, line 1 must hold a box"),
+            ("val/val_annotations.txt", f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t9\n",
+             "val_annotations.txt must name every image of the folder"),
+            (f"train/{IDS[0]}/{IDS[0]}_boxes.txt", f"{IDS[0]}_0.JPEG\t0\t0\t9\t9\n" * 2,
+             "_boxes.txt, line 2 must name each image once"),
+            ("wnids.txt", f"{IDS[0]}\nkatze\n", "wnids.txt, line 2 must be an id of WordNet"),
+            ("wnids.txt", f"{IDS[0]}\n" * 2, "wnids.txt, line 2 must name each class once"),
+            ("words.txt", f"{IDS[0]}\tcat\n", "words.txt must name every class"),
+            ("words.txt", f"{IDS[0]} cat\n", "words.txt, line 1 must hold an id, a tab"),
+        ],
+    )  # fmt: skip
+    def test_wrong_lists_are_named(self, tmp_path, folder, rng, path, content, rule):
+        write_tiny_imagenet(folder, rng)
+        (folder / path).write_text(content)
+        with pytest.raises(ValueError, match=re.escape(rule)):
+            datasets.load("tiny_imagenet", tmp_path)
+
+    def test_damaged_images_are_named(self, tmp_path, folder, rng):
+        image = pytest.importorskip("PIL.Image")
+        write_tiny_imagenet(folder, rng)
+        path = folder / "train" / IDS[1] / "images" / f"{IDS[1]}_1.JPEG"
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=rf"{path.name} must be (an|a whole) image"):
+            datasets.load("tiny_imagenet", tmp_path)
+        image.new("RGB", (64, 32)).save(path, "jpeg")
+        with pytest.raises(ValueError, match=rf"{path.name} must be 64x64 pixels"):
+            datasets.load("tiny_imagenet", tmp_path)
+
+    def test_missing_folders_are_named(self, tmp_path, folder, rng):
+        write_tiny_imagenet(folder, rng)
+        (folder / "train" / IDS[1] / "images").rename(folder / "elsewhere")
+        with pytest.raises(ValueError, match=rf"{IDS[1]}/images must be a folder of images"):
+            datasets.load("tiny_imagenet", tmp_path)
+        (folder / "val").rename(folder / "valid")
+        with pytest.raises(datasets.MissingDataError, match="val"):
+            datasets.load("tiny_imagenet", tmp_path)
+
+
 class TestEmnist:
     def files(self, rng, split, first_label, num_classes):
         contents, parts = {}, []
@@ -480,7 +596,8 @@ class TestRegistry:
                 assert download.sha256 in message
                 assert all(url in message for url in download.urls)
             assert source.downloads or source.note or len(datasets.info(name).sources) > 1
-        assert "fedjax-dp data fetch" in message
+        can_fetch = any(source.downloads for source in datasets.info(name).sources)
+        assert ("fedjax-dp data fetch" in message) == can_fetch
 
     def test_a_partly_missing_set_names_what_is_missing(self, tmp_path, rng):
         write_mnist(tmp_path / "mnist", rng)

@@ -209,6 +209,20 @@ CATALOG: dict[str, DatasetInfo] = {
                 ),
             ),
         ),
+        DatasetInfo(
+            "tiny_imagenet",
+            "photographs, 64x64x3, 100,000 + 10,000 images in 200 classes",
+            "none stated by the source (Stanford CS231n; images of ImageNet, for research)",
+            (
+                Source(
+                    "folder",
+                    ("wnids.txt", "words.txt", "train", "val"),
+                    ("tiny-imagenet-200", "tiny_imagenet", "tiny_imagenet/tiny-imagenet-200"),
+                    note="the folder that tiny-imagenet-200.zip (cs231n.stanford.edu) unpacks to; "
+                    "reading it needs the package pillow",
+                ),
+            ),
+        ),
         emnist(),
         DatasetInfo(
             "femnist",

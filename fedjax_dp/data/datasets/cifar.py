@@ -15,6 +15,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
+from fedjax_dp.data.datasets.images import pixels_of
 
 CLASS_NAMES = (
     "airplane",
@@ -259,13 +260,6 @@ def _is_image(name: str) -> bool:
 
 
 def _from_images(images: Iterator[tuple[str, bytes]], where: str) -> tuple[Part, Part]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(
-            "reading image files needs the package pillow: `pip install 'fedjax-dp[images]'`"
-        ) from error
-    damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     decoded: dict[str, list[tuple[str, int, np.ndarray]]] = {"train": [], "test": []}
     for name, content in images:
         if not _is_image(name):
@@ -274,12 +268,7 @@ def _from_images(images: Iterator[tuple[str, bytes]], where: str) -> tuple[Part,
         part, class_name = path.parts[-3:-1] if len(path.parts) >= 3 else ("", "")
         checks.require(part in decoded, place, "lie in train/CLASS/ or test/CLASS/", part)
         checks.one_of(f"the class folder of {place}", class_name, CLASS_NAMES)
-        with files.reading(place, "be an image", *damage):
-            opened = Image.open(io.BytesIO(content))
-        # Before it is decoded, which for a damaged size could take any memory.
-        checks.require(opened.size == (32, 32), place, "be 32x32 pixels", opened.size)
-        with files.reading(place, "be a whole image", *damage):
-            pixels = np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))
+        pixels = pixels_of(content, place, (32, 32))
         decoded[part].append((name, CLASS_NAMES.index(class_name), pixels))
     result = []
     for part, rows in decoded.items():

@@ -21,6 +21,7 @@ from fedjax_dp.data.datasets import (
     mnist,
     shakespeare,
     shifted_mnist,
+    tiny_imagenet,
 )
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
@@ -36,6 +37,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "fedcmnist": shifted_mnist.load_fedcmnist,
         "fedrotmnist": shifted_mnist.load_fedrotmnist,
         "cifar10": cifar.load,
+        "tiny_imagenet": tiny_imagenet.load,
         "emnist": emnist.load,
         "femnist": femnist.load,
         "adult": adult.load,

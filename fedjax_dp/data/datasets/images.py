@@ -1,0 +1,37 @@
+"""Image files to pixels."""
+
+import io
+
+import numpy as np
+
+from fedjax_dp.core import checks, files
+
+
+def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
+    """Decodes an image file.
+
+    Args:
+      content: the bytes of the file.
+      place: what to call it in an error.
+      size: the width and the height that it must have.
+
+    Returns:
+      Pixels `[height, width, 3]`, uint8; grey ones in three equal channels.
+
+    Raises:
+      ImportError: if pillow is not installed.
+      ValueError: if it is no whole image of that size.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(
+            "reading image files needs the package pillow: `pip install 'fedjax-dp[images]'`"
+        ) from error
+    damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+    with files.reading(place, "be an image", *damage):
+        opened = Image.open(io.BytesIO(content))
+    # Before it is decoded, which for a damaged size could take any memory.
+    checks.require(opened.size == size, place, f"be {size[0]}x{size[1]} pixels", opened.size)
+    with files.reading(place, "be a whole image", *damage):
+        return np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))
