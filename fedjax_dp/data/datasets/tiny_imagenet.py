@@ -14,6 +14,7 @@ from fedjax_dp.data.datasets.images import pixels_of
 
 _SIZE = (64, 64)
 _BOX = 4
+_SIDES = frozenset(str(side) for side in range(max(_SIZE) + 1))
 
 Part = tuple[np.ndarray, np.ndarray]
 
@@ -146,7 +147,7 @@ def _rows(path: pathlib.Path, num_columns: int, held: set[str]) -> Iterator[tupl
         checks.require(name in held, place, "name an image of the folder images", name)
         checks.require(name not in named, place, "name each image once", name)
         named.add(name)
-        inside = all(side.isdecimal() and int(side) <= max(_SIZE) for side in box)
+        inside = all(side in _SIDES for side in box)
         checks.require(inside, place, f"hold a box in pixels from 0 to {max(_SIZE)}", box)
         yield place, row
 
