@@ -67,6 +67,9 @@ from .algorithms import (
     centralized as centralized,
 )
 from .algorithms import (
+    ditto as ditto,
+)
+from .algorithms import (
     dp_fedavg as dp_fedavg,
 )
 from .algorithms import (
@@ -74,6 +77,9 @@ from .algorithms import (
 )
 from .algorithms import (
     f_cdpfl as f_cdpfl,
+)
+from .algorithms import (
+    fed_ltn as fed_ltn,
 )
 from .algorithms import (
     fedadagrad as fedadagrad,
@@ -88,7 +94,16 @@ from .algorithms import (
     fedavgm as fedavgm,
 )
 from .algorithms import (
+    fedbn as fedbn,
+)
+from .algorithms import (
+    fedper as fedper,
+)
+from .algorithms import (
     fedprox as fedprox,
+)
+from .algorithms import (
+    fedrep as fedrep,
 )
 from .algorithms import (
     fedyogi as fedyogi,
@@ -97,10 +112,16 @@ from .algorithms import (
     ifca as ifca,
 )
 from .algorithms import (
+    jump_start as jump_start,
+)
+from .algorithms import (
     km_cdpfl as km_cdpfl,
 )
 from .algorithms import (
     local_only as local_only,
+)
+from .algorithms import (
+    lottery_fl as lottery_fl,
 )
 from .algorithms import (
     minimum_epsilon as minimum_epsilon,

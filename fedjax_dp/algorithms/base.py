@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 from chex import PRNGKey
+from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 
 from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
@@ -272,7 +273,30 @@ def of_training(trainer: clients.LocalTrainer) -> RecordClaim | None:
     Returns:
       The same claim with the numbers of a `Hyper`, or None where the trainer claims nothing.
     """
+    return of_trainings(trainer, lambda hyper: hyper.local)
+
+
+def of_trainings(
+    trainer: clients.LocalTrainer, *numbers: Callable[[Hyper], LocalConfig]
+) -> RecordClaim | None:
+    """Adds up what several runs of local training in one round promise to records.
+
+    Args:
+      trainer: local training.
+      *numbers: of each run, `(hyper) -> LocalConfig`.
+
+    Returns:
+      The claim with the numbers of a `Hyper`, or None where the trainer claims nothing.
+    """
     if trainer.claim is None:
         return None
-    (event,) = trainer.claim.events
-    return RecordClaim((lambda size, hyper: event(size, hyper.local),), trainer.claim.not_covered)
+    (one,) = trainer.claim.events
+
+    def event(size: int, hyper: Hyper) -> DpEvent:
+        paid = [one(size, of_run(hyper)) for of_run in numbers]
+        paid = [each for each in paid if not isinstance(each, NoOpDpEvent)]
+        if len(paid) < 2:
+            return paid[0] if paid else NoOpDpEvent()
+        return ComposedDpEvent(paid)
+
+    return RecordClaim((event,), trainer.claim.not_covered)

@@ -328,20 +328,23 @@ class LocalTrainer(NamedTuple):
 
     Attributes:
       train: `(start, client, config, key, *, gradient_transform, update_transform, penalty,
-        objective, until) -> LocalResult`; the optional Optax transform sees every gradient before
-        the optimiser does, noised where training is private, the optional update transform comes
-        behind those of the trainer and is refused as they are, the optional penalty, `(params) ->
-        scalar`, is added to the loss of every example and clipped with it; the optional objective,
-        `(loss) -> value`, is minimised in place of the mean loss of a batch or, where training is
-        private, in place of each example's; the optional `until`, `(state of the gradient
-        transform) -> bool`, ends training early, which costs no more than all its steps.
+        objective, until, mask) -> LocalResult`; the optional Optax transform sees every gradient
+        before the optimiser does, noised where training is private, the optional update transform
+        comes behind those of the trainer and is refused as they are, the optional penalty,
+        `(params) -> scalar`, is added to the loss of every example and clipped with it; the
+        optional objective, `(loss) -> value`, is minimised in place of the mean loss of a batch or,
+        where training is private, in place of each example's; the optional `until`, `(state of the
+        gradient transform) -> bool`, ends training early, which costs no more than all its steps;
+        the optional mask, bools of the structure of the parameters with None for what is trained
+        whole, marks the entries that are trained, and all others stay as they were, bit for bit.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       claim: what one run of `train` promises to a record, its numbers being a `LocalConfig`; None
         where nothing is promised.
       is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
         client as it is; what control variates are computed from.
-      check_noised: raises a ValueError if noise on the delta would move what training leaves alone.
+      check_noised: `(is_sent)` raises a ValueError if noise on the delta would move what training
+        leaves alone; of parameters that are not sent it asks nothing, all are where it is left out.
     """
 
     train: Callable[..., LocalResult]
@@ -349,7 +352,7 @@ class LocalTrainer(NamedTuple):
     num_steps: Callable[[Any, LocalConfig], Any]
     claim: RecordClaim | None
     is_plain_sgd: bool = False
-    check_noised: Callable[[], None] = lambda: None
+    check_noised: Callable[..., None] = lambda is_sent=None: None
 
     @property
     def is_private(self) -> bool:
