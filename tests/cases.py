@@ -34,7 +34,7 @@ ROUNDS = 3
 KEY = 3
 NUM_FEATURES = 3
 SIZES = (7, 0, 12, 5, 9, 3)
-VALIDATION_SIZES = (5, 3, 7, 4, 0, 6)
+VALIDATION_SIZES = (5, 0, 7, 4, 2, 6)
 NUM_CLIENTS = len(SIZES)
 COHORT = 3.5
 NUM_MODELS = 2
@@ -563,14 +563,14 @@ def _bits(packed):
 def _lottery_fl(run: Run):
     train = personal.trainer(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.params)
-    theta, masks = personal.lottery_fl(theta, run, ROUNDS, train, 0.4, 0.5, 0.3)
+    theta, masks = personal.lottery_fl(theta, run, ROUNDS, train, 0.4, 0.5, 0.25)
     return {"params": theta, "masks": masks[:, 1:]}
 
 
 _LTN = {
-    "prune_rate": 0.4,
+    "prune_rate": 0.7,
     "target": 0.7,
-    "accuracy_threshold": 0.3,
+    "accuracy_threshold": 0.58,
     "strength": 0.05,
     "mixing": 0.6,
     "momentum": 0.4,
@@ -596,7 +596,7 @@ def _jump_start(run: Run):
     train = personal.trainer(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.inner.params)
     found = personal.fed_ltn(
-        theta, run, ROUNDS, train, IS_HOME, _LTN, jump_rounds=1, jump_target=0.4
+        theta, run, ROUNDS, train, IS_HOME, _LTN, jump_rounds=2, jump_target=0.4
     )
     return found | {"own": found["own"][:, 0]}
 
@@ -1095,7 +1095,7 @@ _CASES = (
             plain_trainer(m),
             prune_rate=0.4,
             target=0.5,
-            accuracy_threshold=0.3,
+            accuracy_threshold=0.25,
             prunable="w",
         ),
         _lottery_fl,
@@ -1119,7 +1119,7 @@ _CASES = (
         lambda m: algorithms.jump_start(
             m,
             plain_trainer(m),
-            jump_rounds=1,
+            jump_rounds=2,
             jump_target=0.4,
             home="b",
             prunable="w",

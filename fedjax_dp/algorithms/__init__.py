@@ -108,3 +108,6 @@ __all__ = [
     "term",
     "weiavg",
 ]
+
+# Every registered algorithm goes by its name here, so that a new one needs no further line.
+globals().update({name: entry.factory for name, entry in ALGORITHMS.items()})

@@ -195,6 +195,7 @@ class FederatedAlgorithm(NamedTuple):
       check_noised: raises a ValueError if noise on updates would move what training leaves alone;
         that of the trainer where an update is one of a model.
       num_clients: the population that it was built for; None where it serves any.
+      needs_validation: whether clients read a second split of their data in a round.
       check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
         their ranges and do not go together; the prefix comes before a number's name.
     """
@@ -216,6 +217,7 @@ class FederatedAlgorithm(NamedTuple):
     host_steps: tuple[HostStep, ...] = ()
     check_noised: Callable[[], None] = lambda: None
     num_clients: int | None = None
+    needs_validation: bool = False
     check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
 
     @property

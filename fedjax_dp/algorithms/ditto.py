@@ -134,6 +134,7 @@ def ditto(
         client=client,
         personal=lambda server, own, client: own,
         clients=ClientState(init=lambda server: server.params),
+        needs_validation=strengths is not None,
         record=of_trainings(trainer, lambda hyper: hyper.local, of_personal),
     ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
     start = built.hyper

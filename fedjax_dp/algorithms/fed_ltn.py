@@ -224,6 +224,7 @@ def fed_ltn(
         num_steps=trainer.num_steps,
         shared=field("params"),
         personal=of_client,
+        needs_validation=True,
         clients=ClientState(
             init=lambda server: Own(masks.packed(masks.full(weights)), at_home.own(server.params))
         ),
@@ -279,9 +280,13 @@ def scheme_of(
     def pull(strength):
         return proximal(strength) if distance == "squared" else drawn_back(strength, is_weight)
 
-    def pruned(params, mask, accuracy, hyper, target):
+    def pruned(params, mask, client, accuracy, hyper, target):
         numbers = hyper.algorithm
-        is_due = (accuracy > numbers["accuracy_threshold"]) & (pruned_share(mask) < target)
+        is_due = (
+            (client.size > 0)
+            & (accuracy > numbers["accuracy_threshold"])
+            & (pruned_share(mask) < target)
+        )
         rate = numbers["prune_rate"]
         left = jax.lax.cond(
             is_due, lambda: prune(mask, params, rate, target, scope=scope), lambda: mask
@@ -298,14 +303,14 @@ def scheme_of(
 
         if prunes == "before":
             accuracy = mean_accuracy(model, params, client.validation)
-            left, has_pruned = pruned(params, mask, accuracy, hyper, target)
+            left, has_pruned = pruned(params, mask, client, accuracy, hyper, target)
             params = after(left, has_pruned, params)
             result = train(params, config=hyper.local, key=key, gradient_transform=back, mask=left)
             return Ticket(masks.applied(left, result.params), left, accuracy, result.metrics)
 
         first = train(params, config=hyper.local, key=key, gradient_transform=back, mask=mask)
         accuracy = mean_accuracy(model, first.params, client.validation)
-        left, has_pruned = pruned(first.params, mask, accuracy, hyper, target)
+        left, has_pruned = pruned(first.params, mask, client, accuracy, hyper, target)
         second = train(
             after(left, has_pruned, first.params),
             config=_where(has_pruned, hyper.local),

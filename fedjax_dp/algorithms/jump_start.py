@@ -153,7 +153,9 @@ def jump_start(
         kept = Own(masks.packed(found.mask), scheme.home.own(found.params))
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
         nothing = jax.tree.map(jnp.zeros_like, scheme.home.sent(found.params))
-        state = Jumping(kept, found.params, found.accuracy)
+        # Whoever has no data has learned nothing that others could go on with.
+        accuracy = jnp.where(client.size > 0, found.accuracy, own.accuracy)
+        state = Jumping(kept, found.params, accuracy)
         update = _whole(Sparse(nothing, masks.none(nothing)))
         return ClientOutput(update, joins(client), state, found.metrics, info)
 

@@ -97,8 +97,10 @@ def lottery_fl(
         mask = masks.unpacked(own, weights)
         received = masks.applied(mask, server.params)
         accuracy = mean_accuracy(model, received, client.validation)
-        prunes = (accuracy > numbers["accuracy_threshold"]) & (
-            pruned_share(mask) < numbers["target"]
+        prunes = (
+            (client.size > 0)
+            & (accuracy > numbers["accuracy_threshold"])
+            & (pruned_share(mask) < numbers["target"])
         )
         mask = jax.lax.cond(
             prunes,
@@ -133,6 +135,7 @@ def lottery_fl(
         num_steps=trainer.num_steps,
         shared=field("params"),
         personal=of_client,
+        needs_validation=True,
         clients=ClientState(init=lambda server: masks.packed(masks.full(weights))),
     ).with_numbers(
         {"prune_rate": prune_rate, "target": target, "accuracy_threshold": accuracy_threshold},

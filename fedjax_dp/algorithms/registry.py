@@ -156,9 +156,13 @@ ALGORITHMS: Registry[Entry] = Registry(
         "fedper": Entry(_load("fedper", "fedbn"), _ANY, _MEAN, sends_model=False),
         "fedrep": Entry(_load("fedrep", "fedbn"), _ANY, _MEAN, sends_model=False),
         "ditto": Entry(_load("ditto"), _ANY, _MEAN),
-        "lottery_fl": Entry(_load("lottery_fl"), _UNPROTECTED, reason=_BY_ACCURACY),
-        "fed_ltn": Entry(_load("fed_ltn"), _UNPROTECTED, reason=_BY_ACCURACY),
-        "jump_start": Entry(_load("jump_start"), _UNPROTECTED, reason=_BY_ACCURACY),
+        "lottery_fl": Entry(
+            _load("lottery_fl"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY
+        ),
+        "fed_ltn": Entry(_load("fed_ltn"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY),
+        "jump_start": Entry(
+            _load("jump_start"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY
+        ),
         "mr_mtl": Entry(_load("mr_mtl"), _OPEN, _CLIENTS),
         "centralized": Entry(_load("centralized"), _OPEN, pools_clients=True),
     },

@@ -12,6 +12,7 @@ from fedjax_dp.experiment.assemble import assemble
 UNITS = {name: e.units[0] for name, e in ALGORITHMS.items() if "none" not in e.units}
 UNITS |= {"blur_lus": "client", "ae_dpfl": "client"}
 _TWO = ("--algorithm.options.num_models=2",)
+_HEAD = ("--algorithm.options.head=params/Dense_0/bias",)
 NEEDED = {
     "ae_dpfl": ("--data.public_examples=60",),
     "f_cdpfl": _TWO,
@@ -19,6 +20,8 @@ NEEDED = {
     "km_cdpfl": _TWO,
     "o_dpcfl": ("--algorithm.options.clusters=[0, 1, 0]",),
     "rc_dpfl": _TWO,
+    "fedper": _HEAD,
+    "fedrep": _HEAD,
 }
 # Only what a client would use itself can be evaluated: there is no model of the whole.
 WITHOUT_SERVER_MODEL = (

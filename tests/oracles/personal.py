@@ -100,11 +100,12 @@ def lottery_fl(theta, run, rounds, train, rate, target, threshold):
         sent = []
         for i in run.replay.cohort(r):
             start = theta * masks[i]
-            if accuracy(start, run.validation[i]) > threshold and share(masks[i]) < target:
+            size, found = len(run.clients[i][1]), accuracy(start, run.validation[i])
+            if size and found > threshold and share(masks[i]) < target:
                 masks[i] = pruned(masks[i], start, rate)
                 start = first * masks[i]
             end = train(start, r, i, mask=masks[i])
-            if len(run.clients[i][1]):
+            if size:
                 sent.append((end, masks[i]))
         theta, _ = sparse_mean(theta, sent)
     return theta, masks
@@ -120,6 +121,8 @@ def ticket(run, train, start, mask, r, i, numbers, target):
     end = train(start, r, i, mask=mask, pull=pull)
     found = accuracy(end, run.validation[i])
     left = mask
+    if len(run.clients[i][1]) == 0:
+        return end, mask, -1.0
     if found > numbers["accuracy_threshold"] and share(mask) < target:
         left = pruned(mask, end, numbers["prune_rate"], target)
         if left.sum() < mask.sum():
