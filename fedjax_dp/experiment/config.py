@@ -81,6 +81,11 @@ class DataSection(Section):
         "options of the partition; `run --keys data.partition=NAME`"
     )
     client_test_share: Decay = _setting(0.2, "share of each client's examples held out for it")
+    client_validation_share: Decay = _setting(
+        0.0,
+        "share of what each client has left for training that is set aside for what it decides in "
+        "its rounds, such as when to prune",
+    )
     public_examples: Index = _setting(
         0, "examples taken out of the pool, without labels, for algorithms that ask about them"
     )
@@ -176,6 +181,9 @@ class FixedSizeCohort(_Cohort):
     """So many clients join, drawn without replacement."""
 
     sampler: Literal["fixed_size"] = _setting("fixed_size", "how a cohort is drawn")
+    everybody_first: Index = _setting(
+        0, "rounds that all clients join before that, such as those of jump_start's first stage"
+    )
 
 
 class CyclicCohort(_Cohort):
