@@ -196,6 +196,10 @@ class FederatedAlgorithm(NamedTuple):
       num_clients: the population that it was built for; None where it serves any.
       check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
         their ranges and do not go together; the prefix comes before a number's name.
+      sent_down: `(server, own, client) -> message`, what the server sends a client, for whoever
+        counts bytes, see `core.messages`; None for what the client's round reads of the server's
+        state.
+      silent_stages: the stages in which nothing is sent.
     """
 
     name: str
@@ -216,6 +220,8 @@ class FederatedAlgorithm(NamedTuple):
     check_noised: Callable[[], None] = lambda: None
     num_clients: int | None = None
     check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
+    sent_down: Callable[[PyTree, PyTree, Any], PyTree] | None = None
+    silent_stages: tuple[int, ...] = ()
 
     @property
     def claims(self) -> Claims:
