@@ -73,6 +73,12 @@ class ClientOutput(NamedTuple):
     training: TrainingMetrics | None = None
     info: Mapping[str, Any] = {}
 
+    @property
+    def message(self) -> PyTree:
+        """Gives the update in the form in which it leaves, see `core.messages`."""
+        form = None if self.training is None else self.training.form
+        return self.update if form is None else form.of(self.update)
+
 
 def _kept(server: PyTree, aggregate: PyTree, own: PyTree, hyper: Hyper) -> PyTree:
     del server, aggregate, hyper

@@ -88,7 +88,8 @@ def q_ffl(
             "scale": scale,
             "curvature": share * q * loss ** (q - 1) * lipschitz * square + scale,
         }
-        return ClientOutput(update, result.weight, own, result.metrics)
+        metrics = result.metrics.of_changed_update()
+        return ClientOutput(update, result.weight, own, metrics)
 
     def server_step(server, total, hyper, round, key):
         inverse = trees.reciprocal(total["curvature"])

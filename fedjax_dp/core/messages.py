@@ -48,6 +48,37 @@ class Repeated:
     most: int = flax.struct.field(pytree_node=False)
 
 
+@flax.struct.dataclass
+class Form:
+    """In which form an update of floats leaves its client.
+
+    Attributes:
+      is_sparse: whether entries were set to 0 so that they need not be sent; static.
+      dtype: the name of the type that entries were rounded to, None for their own; static.
+    """
+
+    is_sparse: bool = flax.struct.field(pytree_node=False, default=False)
+    dtype: str | None = flax.struct.field(pytree_node=False, default=None)
+
+    def of(self, update: PyTree) -> PyTree:
+        """Gives the message that an update is sent as.
+
+        Args:
+          update: arrays.
+
+        Returns:
+          The same; what is not 0 of its arrays of floats, where it is sparse. Single numbers stay.
+        """
+
+        def one(x: Any) -> Any:
+            if is_part(x) or not jnp.issubdtype(x.dtype, jnp.floating) or not jnp.ndim(x):
+                return x
+            narrow = x if self.dtype is None else x.astype(self.dtype)
+            return Sparse(narrow, x != 0) if self.is_sparse else narrow
+
+        return jax.tree.map(one, update, is_leaf=is_part)
+
+
 class Tariff(NamedTuple):
     """What messages of one shape take, by encoding and by type of number.
 
@@ -175,24 +206,26 @@ class _Masked(NamedTuple):
     mask: Any
 
 
-def _is_part(x: Any) -> bool:
+def is_part(x: Any) -> bool:
+    """Tells what is sent in a way of its own from arrays.
+
+    Args:
+      x: a node of a message.
+
+    Returns:
+      True for `Sparse`, `Coded` and `Repeated`.
+    """
     return isinstance(x, Sparse | Coded | Repeated)
 
 
 def _parts(message: PyTree) -> Iterator[Any]:
     """Goes through a message: arrays, masked arrays, and what is coded or repeated."""
-    for part in jax.tree.leaves(message, is_leaf=_is_part):
+    for part in jax.tree.leaves(message, is_leaf=is_part):
         if not isinstance(part, Sparse):
-            yield part if _is_part(part) else _with_type(part)
+            yield part if is_part(part) else _with_type(part)
             continue
-        pairs: list[Any] = []
-        jax.tree.map(
-            lambda mask, values: pairs.append((mask, values)),
-            part.mask,
-            part.values,
-            is_leaf=lambda x: x is None,
-        )
-        for mask, values in pairs:
+        masks, structure = jax.tree.flatten(part.mask, is_leaf=lambda x: x is None)
+        for mask, values in zip(masks, structure.flatten_up_to(part.values), strict=True):
             if mask is None:
                 yield from map(_with_type, jax.tree.leaves(values))
             else:

@@ -11,8 +11,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.dependence import dependence
-from fedjax_dp.core.masks import Sparse
-from fedjax_dp.core.messages import ENCODINGS, Coded, Encoding, Repeated, Tariff, tariff_of
+from fedjax_dp.core.messages import ENCODINGS, Encoding, Tariff, is_part, tariff_of
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
@@ -113,7 +112,7 @@ class Meter(NamedTuple):
     everybody: int | None
     silent_stages: tuple[int, ...]
 
-    def count(self, record: RoundRecord, info: RoundInfo) -> Communication:
+    def measure(self, record: RoundRecord, info: RoundInfo) -> Communication:
         """Counts what was sent in some rounds.
 
         Args:
@@ -148,10 +147,9 @@ class Meter(NamedTuple):
         """
         everybody = record.count(*fates)
         if not tariff.rates:
-            return {e: self._alike(tariff, e, everybody) for e in ENCODINGS}
-        is_counted, each = counts
-        is_counted = np.asarray(is_counted)
-        each = np.stack([np.asarray(x, np.int64) for x in each], axis=-1)
+            return {e: _alike(tariff, e, everybody) for e in ENCODINGS}
+        is_counted = np.asarray(counts[0])
+        each = np.stack([np.asarray(x, np.int64) for x in counts[1]], axis=-1)
         uncounted = everybody - np.sum(is_counted, axis=-1)
         found = {}
         for encoding in ENCODINGS:
@@ -159,14 +157,9 @@ class Meter(NamedTuple):
                 name: np.sum(np.where(is_counted, by_slot, 0), axis=-1)
                 for name, by_slot in tariff.bytes_of(each, encoding).items()
             }
-            whole = self._alike(tariff, "values" if encoding == "values" else "dense", uncounted)
+            whole = _alike(tariff, "values" if encoding == "values" else "dense", uncounted)
             found[encoding] = _added(computed, whole)
         return found
-
-    def _alike(self, tariff: Tariff, encoding: Any, num: np.ndarray) -> dict[str, np.ndarray]:
-        """Counts so many messages of the largest size."""
-        one = tariff.bytes_of(np.array(tariff.most, np.int64), encoding)
-        return {name: np.asarray(num, np.int64) * int(each) for name, each in one.items()}
 
     def _after(self, record: RoundRecord) -> dict[str, dict[str, np.ndarray]]:
         if self.after is None:
@@ -174,7 +167,7 @@ class Meter(NamedTuple):
         num = record.count(Fate.CONTRIBUTED)
         if self.everybody is not None:
             num = np.full_like(num, self.everybody)
-        return {e: self._alike(self.after, e, num) for e in ENCODINGS}
+        return {e: _alike(self.after, e, num) for e in ENCODINGS}
 
 
 @checked
@@ -207,7 +200,7 @@ def communication(
       The bytes by round, direction, encoding and type of number.
     """
     federation = simulated.federation if isinstance(simulated, Simulation) else simulated
-    return meter_of(federation).count(record, info)
+    return meter_of(federation).measure(record, info)
 
 
 def meter_of(federation: Federation) -> Meter:
@@ -247,7 +240,7 @@ class _Arguments(NamedTuple):
 
 def _arguments(federation: Federation) -> _Arguments:
     algorithm, population = federation.algorithm, federation.population
-    index = jax.ShapeDtypeStruct((), jnp.int32)
+    index: Any = jax.ShapeDtypeStruct((), jnp.int32)
 
     def client_of(of):
         return ClientData(of.structure, index, index, index, of.limit, round=index, stage=index)
@@ -287,6 +280,7 @@ class _Reads:
         output = jax.eval_shape(run, server, own, client, hyper, key)
         sets = dependence(run, server, own, client, hyper, key)
         self._update, self._weight = output.update, output.weight
+        self._message = jax.eval_shape(lambda output: output.message, output)
         self._server = range(len(jax.tree.leaves(server)))
         marks = jax.tree.map(lambda x: False, arguments._replace(aggregator=()))
         known = marks._replace(
@@ -304,7 +298,7 @@ class _Reads:
     def _contribute(self) -> None:
         """Finds what the aggregator reads of update, weight and its own state."""
         aggregator, (_, _, _, hyper, key, state) = self._algorithm.aggregator, self._arguments
-        index = jax.ShapeDtypeStruct((), jnp.int32)
+        index: Any = jax.ShapeDtypeStruct((), jnp.int32)
 
         def contribution(state, update, weight, numbers, sender, key):
             found = aggregator.contribute(state, numbers, update, weight, sender)
@@ -329,9 +323,9 @@ class _Reads:
         """Gives the shapes of what a client sends."""
         declared = self._algorithm.aggregator.sent_up
         if declared is not None:
-            return jax.eval_shape(declared, self._update, self._weight)
+            return jax.eval_shape(declared, self._message, self._weight)
         flags = jax.tree.unflatten(jax.tree.structure(self._update), self._is_sent)
-        update = _chosen(flags, self._update)
+        update = _chosen(flags, self._update, self._message)
         return update, self._weight if self._sends_weight else None
 
     def message_down(self) -> PyTree:
@@ -415,15 +409,20 @@ def _only(flags: Any, tree: PyTree) -> PyTree:
     return [x for x, flag in zip(jax.tree.leaves(tree), flags, strict=True) if flag]
 
 
-def _is_part(x: Any) -> bool:
-    return isinstance(x, Sparse | Coded | Repeated)
-
-
-def _chosen(flags: PyTree, update: PyTree) -> list[Any]:
+def _chosen(flags: PyTree, update: PyTree, message: PyTree) -> list[Any]:
     """Keeps what is marked of an update; what is masked, coded or repeated goes as a whole."""
-    parts = jax.tree.leaves(update, is_leaf=_is_part)
-    marks = jax.tree.leaves(flags, is_leaf=_is_part)
-    return [part for part, mark in zip(parts, marks, strict=True) if _is_part(part) or mark]
+    parts = (jax.tree.leaves(tree, is_leaf=is_part) for tree in (flags, update, message))
+    return [
+        sent
+        for mark, whole, sent in zip(*parts, strict=True)
+        if is_part(whole) or is_part(sent) or mark
+    ]
+
+
+def _alike(tariff: Tariff, encoding: Any, num: np.ndarray) -> dict[str, np.ndarray]:
+    """Counts so many messages of the largest size."""
+    one = tariff.bytes_of(np.array(tariff.most, np.int64), encoding)
+    return {name: np.asarray(num, np.int64) * int(each) for name, each in one.items()}
 
 
 def _added(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -48,7 +48,8 @@ class Summed(NamedTuple):
       claim: what is promised to a client, `UnclaimedNoise` where noise is added and nothing is
         promised, None where there is no noise.
       sent_up: `(update, weight) -> message`, what leaves the client, where that is other than what
-        `contribute` reads of update and weight: for whoever counts bytes, see `core.messages`.
+        `contribute` reads of update and weight: for whoever counts bytes, see `core.messages`,
+        in whose forms the update may be.
     """
 
     init: Callable[[PyTree], PyTree]
