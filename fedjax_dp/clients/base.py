@@ -197,7 +197,9 @@ class PublicClient(_SideBySide):
         Returns:
           The same, each `Exact`.
         """
-        exact = {name: Exact(m) for name, m in metrics._asdict().items() if name != "form"}
+        exact: dict[str, Any] = {
+            name: Exact(m) for name, m in metrics._asdict().items() if name != "form"
+        }
         return metrics._replace(**exact)
 
 
@@ -315,7 +317,7 @@ class TrainingMetrics(NamedTuple):
         Returns:
           The metrics, for an update that is in no narrower type any more.
         """
-        return self if self.form is None else self._replace(form=self.form.replace(dtype=None))
+        return self if self.form is None else self._replace(form=self.form.of_type(None))
 
 
 class LocalResult(NamedTuple):

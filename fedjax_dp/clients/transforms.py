@@ -144,23 +144,6 @@ def _name_of(apply: Any) -> str:
     return str(getattr(apply, "__name__", repr(apply)))
 
 
-def sparse(form: Form) -> Form:
-    """Gives the form of an update whose zeros need not be sent.
-
-    Args:
-      form: that before.
-
-    Returns:
-      The form.
-    """
-    return form.replace(is_sparse=True)  # type: ignore[attr-defined]
-
-
-def _of_any_type(form: Form) -> Form:
-    """Zeros stay, and numbers need their whole type again."""
-    return form.replace(dtype=None)  # type: ignore[attr-defined]
-
-
 def _reads_none(
     name: str, apply: Apply, form: Callable[[Form], Form] = lambda form: Form()
 ) -> UpdateTransform:
@@ -181,7 +164,7 @@ def clip_update(clip_norm: float) -> UpdateTransform:
     return _reads_none(
         "clip_update",
         lambda delta, context: clipping.clip_by_global_norm(delta, clip_norm)[0],
-        _of_any_type,
+        lambda form: form.of_type(None),
     )
 
 
@@ -218,7 +201,9 @@ def keep_largest(share: float) -> UpdateTransform:
     def sparsify(x: jax.Array) -> jax.Array:
         return jnp.where(mask_of_largest(jnp.abs(x), share), x, 0)
 
-    return _reads_none("keep_largest", lambda delta, context: jax.tree.map(sparsify, delta), sparse)
+    return _reads_none(
+        "keep_largest", lambda delta, context: jax.tree.map(sparsify, delta), Form.sparse
+    )
 
 
 def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
@@ -254,7 +239,7 @@ def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:
         return jax.tree.map(lambda x: x.astype(dtype).astype(x.dtype), delta)
 
     name = jnp.dtype(dtype).name
-    return _reads_none("cast", rounded, lambda form: form.replace(dtype=name))  # type: ignore[attr-defined]
+    return _reads_none("cast", rounded, lambda form: form.of_type(name))
 
 
 @checked
@@ -268,5 +253,7 @@ def scale_update(factor: float) -> UpdateTransform:
       The transform.
     """
     return _reads_none(
-        "scale_update", lambda delta, context: trees.scale(delta, factor), _of_any_type
+        "scale_update",
+        lambda delta, context: trees.scale(delta, factor),
+        lambda form: form.of_type(None),
     )

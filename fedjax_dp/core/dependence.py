@@ -12,7 +12,7 @@ from fedjax_dp.core.trees import PyTree
 _Sets = list[int]
 
 
-def dependence(function: Callable[..., Any], *arguments: Any) -> PyTree:
+def dependence(function: Callable[..., Any], *arguments: Any) -> tuple[PyTree, PyTree]:
     """Finds, for every leaf of a function's output, which leaves of its arguments reach it.
 
     A value that only passes through reaches it; one that is read for its shape does not, nor one
@@ -24,13 +24,13 @@ def dependence(function: Callable[..., Any], *arguments: Any) -> PyTree:
 
     Returns:
       The structure of the output, at each leaf the set of the positions of the leaves of
-      `arguments`, flattened one after the other, that it depends on.
+      `arguments`, flattened one after the other, that it depends on; and its shapes.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     inputs = [1 << i for i in range(len(closed.jaxpr.invars))]
     found = _through(closed.jaxpr, inputs)
     sets = [frozenset(i for i in range(len(inputs)) if bits >> i & 1) for bits in found]
-    return jax.tree.unflatten(jax.tree.structure(shapes), sets)
+    return jax.tree.unflatten(jax.tree.structure(shapes), sets), shapes
 
 
 def _through(jaxpr: Any, inputs: _Sets) -> _Sets:

@@ -1,5 +1,6 @@
 """Messages: what is sent is arrays, whole or in part, and how many bytes that takes."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
@@ -48,17 +49,33 @@ class Repeated:
     most: int = flax.struct.field(pytree_node=False)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
 class Form:
-    """In which form an update of floats leaves its client.
+    """In which form an update of floats leaves its client; static wherever it is carried along.
 
     Attributes:
-      is_sparse: whether entries were set to 0 so that they need not be sent; static.
-      dtype: the name of the type that entries were rounded to, None for their own; static.
+      is_sparse: whether entries were set to 0 so that they need not be sent.
+      dtype: the name of the type that entries were rounded to, None for their own.
     """
 
-    is_sparse: bool = flax.struct.field(pytree_node=False, default=False)
-    dtype: str | None = flax.struct.field(pytree_node=False, default=None)
+    is_sparse: bool = False
+    dtype: str | None = None
+
+    def sparse(self) -> "Form":
+        """Gives the form in which zeros are not sent."""
+        return dataclasses.replace(self, is_sparse=True)
+
+    def of_type(self, dtype: str | None) -> "Form":
+        """Gives the form in which entries are of a type.
+
+        Args:
+          dtype: the name of the type, None for their own.
+
+        Returns:
+          The form.
+        """
+        return dataclasses.replace(self, dtype=dtype)
 
     def of(self, update: PyTree) -> PyTree:
         """Gives the message that an update is sent as.
@@ -224,12 +241,22 @@ def _parts(message: PyTree) -> Iterator[Any]:
         if not isinstance(part, Sparse):
             yield part if is_part(part) else _with_type(part)
             continue
-        masks, structure = jax.tree.flatten(part.mask, is_leaf=lambda x: x is None)
-        for mask, values in zip(masks, structure.flatten_up_to(part.values), strict=True):
-            if mask is None:
-                yield from map(_with_type, jax.tree.leaves(values))
+        for pair in _pairs(part):
+            if pair.mask is None:
+                yield from map(_with_type, jax.tree.leaves(pair.values))
             else:
-                yield _Masked(_with_type(values), mask)
+                yield pair._replace(values=_with_type(pair.values))
+
+
+def _pairs(part: Sparse) -> list[_Masked]:
+    """Lists the arrays of a part, each with its mask, which is None where it is whole."""
+    pairs = jax.tree.map(
+        lambda mask, values: _Masked(values, mask),
+        part.mask,
+        part.values,
+        is_leaf=lambda x: x is None,
+    )
+    return jax.tree.leaves(pairs, is_leaf=lambda x: isinstance(x, _Masked))
 
 
 def _with_type(x: Any) -> Any:

@@ -459,11 +459,11 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         output = algorithm.client(server.inner, own.inner, client, hyper, key)
         return output._replace(state=own.replace(inner=output.state))
 
-    def finish(server, aggregate, own, hyper):
+    def finished(server, aggregate, own, hyper):
         if clients.finish is None:
             return own
         return own.replace(inner=clients.finish(server.inner, aggregate, own.inner, hyper))
 
     # All points move in every round, whatever becomes of the rest.
-    kept = ClientState(first_state, finish, True)
+    kept = ClientState(first_state, finished, True)
     return lifted._replace(client=client, clients=kept)
