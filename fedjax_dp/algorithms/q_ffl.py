@@ -88,8 +88,7 @@ def q_ffl(
             "scale": scale,
             "curvature": share * q * loss ** (q - 1) * lipschitz * square + scale,
         }
-        metrics = result.metrics.of_changed_update()
-        return ClientOutput(update, result.weight, own, metrics)
+        return ClientOutput(update, result.weight, own, result.metrics)
 
     def server_step(server, total, hyper, round, key):
         inverse = trees.reciprocal(total["curvature"])
