@@ -74,6 +74,12 @@ class ClientOutput(NamedTuple):
     training: TrainingMetrics | None = None
     info: Mapping[str, Any] = {}
 
+    @property
+    def message(self) -> PyTree:
+        """Gives the update in the form in which it leaves, see `core.messages`."""
+        form = None if self.training is None else self.training.form
+        return self.update if form is None else form.of(self.update)
+
 
 def _kept(server: PyTree, aggregate: PyTree, own: PyTree, hyper: Hyper) -> PyTree:
     del server, aggregate, hyper
@@ -198,6 +204,10 @@ class FederatedAlgorithm(NamedTuple):
       needs_validation: whether clients read a second split of their data in a round.
       check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
         their ranges and do not go together; the prefix comes before a number's name.
+      sent_down: `(server, own, client) -> message`, what the server sends a client, for whoever
+        counts bytes, see `core.messages`; None for what the client's round reads of the server's
+        state.
+      silent_stages: the stages in which nothing is sent.
     """
 
     name: str
@@ -219,6 +229,8 @@ class FederatedAlgorithm(NamedTuple):
     num_clients: int | None = None
     needs_validation: bool = False
     check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
+    sent_down: Callable[[PyTree, PyTree, Any], PyTree] | None = None
+    silent_stages: tuple[int, ...] = ()
 
     @property
     def claims(self) -> Claims:

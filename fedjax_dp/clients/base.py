@@ -11,6 +11,7 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from fedjax_dp.core import checks, ranges
+from fedjax_dp.core.messages import Form
 from fedjax_dp.core.ranges import Amount, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordClaim, RecordEvent
@@ -196,7 +197,10 @@ class PublicClient(_SideBySide):
         Returns:
           The same, each `Exact`.
         """
-        return TrainingMetrics(*map(Exact, metrics))
+        exact: dict[str, Any] = {
+            name: Exact(m) for name, m in metrics._asdict().items() if name != "form"
+        }
+        return metrics._replace(**exact)
 
 
 def _unread(what: str) -> ValueError:
@@ -295,6 +299,8 @@ class TrainingMetrics(NamedTuple):
       num_computed: examples that were computed, padding included, int32.
       num_overflow: examples that were drawn and found no slot, int32.
       update_norm: L2 norm of what is sent, float32.
+      form: in which form the update leaves, as update transforms say; None where they say nothing.
+        It is static, and computed from no record.
     """
 
     loss_sum: Any
@@ -303,6 +309,15 @@ class TrainingMetrics(NamedTuple):
     num_computed: Any
     num_overflow: Any
     update_norm: Any
+    form: Form | None = None
+
+    def of_changed_update(self) -> "TrainingMetrics":
+        """Gives the same for an algorithm that sends the delta scaled or moved.
+
+        Returns:
+          The metrics, for an update that is in no narrower type any more.
+        """
+        return self if self.form is None else self._replace(form=self.form.of_type(None))
 
 
 class LocalResult(NamedTuple):

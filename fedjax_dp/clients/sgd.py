@@ -25,6 +25,7 @@ from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, 
 from fedjax_dp.clients.untrained import check_noised
 from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.messages import Form
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
@@ -213,13 +214,14 @@ class _Training:
             return is_left if until is None else is_left & ~until(local.optimizer[0])
 
         local = jax.lax.while_loop(goes_on, partial(self.step, run), local)
-        delta = trees.subtract(local.params, start)
+        delta, form = trees.subtract(local.params, start), Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.
             own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             context = UpdateContext(local.params, local.gradient, client, config, own_key)
-            delta = transform(delta, context)
-        metrics = for_people(local.metrics._replace(update_norm=trees.l2_norm(delta)))
+            delta, form = transform(delta, context), transform.form(form)
+        told = local.metrics._replace(update_norm=trees.l2_norm(delta), form=form)
+        metrics = for_people(told)
         return LocalResult(
             delta, local.params, client.size.astype(jnp.float32), local.step, metrics
         )

@@ -435,6 +435,9 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         server_step=server_step,
         stage_of=of_server(algorithm.stage_of),
     )
+    sent_down = algorithm.sent_down
+    if sent_down is not None:
+        lifted = lifted._replace(sent_down=of_server(sent_down))
     shared, personal, clients = algorithm.shared, algorithm.personal, algorithm.clients
     if shared is not None:
         view = SharedModel(
@@ -462,6 +465,11 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         output = algorithm.client(server.inner, own.inner, client, hyper, key)
         return output._replace(state=own.replace(inner=output.state))
 
+    def finished(server, aggregate, own, hyper):
+        if clients.finish is None:
+            return own
+        return own.replace(inner=clients.finish(server.inner, aggregate, own.inner, hyper))
+
     # All points move in every round, whatever becomes of the rest.
-    kept = ClientState(first_state, lambda server, aggregate, own, hyper: own, True)
+    kept = ClientState(first_state, finished, True)
     return lifted._replace(client=client, clients=kept)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Le, Lt, MinLen
 from pydantic import Field, StringConstraints
 
+from fedjax_dp.core.messages import Encoding
 from fedjax_dp.core.ranges import (
     Amount,
     Count,
@@ -348,6 +349,16 @@ class ExecutionSection(Section):
     )
 
 
+class CommunicationSection(Section):
+    """How bytes are counted; never what is trained."""
+
+    encoding: Encoding = _setting(
+        "smallest",
+        "how arrays are sent of which a mask keeps a part: dense, bitmap, index, the smallest of "
+        "these, or values, which leaves out which entries they are; all else is sent as it is",
+    )
+
+
 class Config(Section):
     """An experiment.
 
@@ -361,6 +372,7 @@ class Config(Section):
       participation: who joins a round.
       privacy: what is protected.
       execution: speed and memory.
+      communication: how bytes are counted.
     """
 
     run: RunSection = Field(default_factory=RunSection)
@@ -372,6 +384,7 @@ class Config(Section):
     participation: ParticipationSection = Field(default_factory=FullParticipation)
     privacy: PrivacySection = Field(default_factory=PrivacySection)
     execution: ExecutionSection = Field(default_factory=ExecutionSection)
+    communication: CommunicationSection = Field(default_factory=CommunicationSection)
 
     @property
     def title(self) -> str:
