@@ -169,7 +169,16 @@ from .clients import (
     dp_sgd_trainer as dp_sgd_trainer,
 )
 from .clients import (
+    drawn_back as drawn_back,
+)
+from .clients import (
     local_trainer as local_trainer,
+)
+from .clients import (
+    prune as prune,
+)
+from .clients import (
+    pruned_share as pruned_share,
 )
 from .clients import (
     update_transform as update_transform,
@@ -191,6 +200,9 @@ from .data import (
 )
 from .data import (
     everybody as everybody,
+)
+from .data import (
+    everybody_first as everybody_first,
 )
 from .data import (
     fixed_size as fixed_size,
@@ -284,6 +296,9 @@ from .server import (
 )
 from .server import (
     gradient_mask as gradient_mask,
+)
+from .server import (
+    sparse_mean as sparse_mean,
 )
 from .server import (
     weighted_mean as weighted_mean,

@@ -190,6 +190,11 @@ def fed_ltn(
         mask = masks.unpacked(own.mask, weights)
         return at_home.joined(masks.applied(mask, server.params), own.home)
 
+    def received(server, own, client):
+        # The initial model, where tickets are rewound to it, is what was received first.
+        mask = at_home.sent(masks.unpacked(own.mask, weights))
+        return Sparse(masks.applied(mask, at_home.sent(server.params)), mask)
+
     def client(server, own, client, hyper, key):
         start = of_client(server, own)
         mask = masks.unpacked(own.mask, weights)
@@ -225,6 +230,7 @@ def fed_ltn(
         shared=field("params"),
         personal=of_client,
         needs_validation=True,
+        sent_down=received,
         clients=ClientState(
             init=lambda server: Own(masks.packed(masks.full(weights)), at_home.own(server.params))
         ),

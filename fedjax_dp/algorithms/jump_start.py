@@ -130,8 +130,8 @@ def jump_start(
         is_masked_mean=is_masked_mean,
         **of_both,
     )
-    assert ltn.clients is not None and ltn.personal is not None
-    own_of, personal_of = ltn.clients.init, ltn.personal
+    assert ltn.clients and ltn.personal and ltn.sent_down
+    own_of, personal_of, sent_down = ltn.clients.init, ltn.personal, ltn.sent_down
 
     def init(key):
         return ServerState(ltn.init(key), jnp.bool_(False))
@@ -152,17 +152,20 @@ def jump_start(
         )
         kept = Own(masks.packed(found.mask), scheme.home.own(found.params))
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
-        nothing = jax.tree.map(jnp.zeros_like, scheme.home.sent(found.params))
         # Whoever has no data has learned nothing that others could go on with.
         accuracy = jnp.where(client.size > 0, found.accuracy, own.accuracy)
         state = Jumping(kept, found.params, accuracy)
-        update = _whole(Sparse(nothing, masks.none(nothing)))
+        # Nobody reads it: the stage is silent, and the server stays where it is.
+        update = Sparse(scheme.home.sent(found.params), scheme.home.sent(found.mask))
         return ClientOutput(update, joins(client), state, found.metrics, info)
 
     def together(server, own, client, hyper, key):
         output = ltn.client(server.inner, own.inner, client, hyper, key)
         state = own._replace(inner=output.state)
-        return output._replace(state=state, update=_whole(output.update))
+        return output._replace(state=state)
+
+    def received(server, own, client):
+        return sent_down(server.inner, own.inner, client)
 
     def client(server, own, client, hyper, key):
         return jax.lax.cond(
@@ -202,12 +205,9 @@ def jump_start(
         server_step=server_step,
         clients=ClientState(init=keeps),
         shared=None,
+        sent_down=received,
+        silent_stages=(LOCAL,),
         personal=personal,
         stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),
         host_steps=(HostStep(after=jump_rounds, step=jump),),
     ).with_numbers({"jump_target": jump_target}, {"jump_target": Decay})
-
-
-def _whole(update: Sparse) -> Sparse:
-    """Gives what is never pruned a mask too, so that a message can hold nothing at all."""
-    return Sparse(update.values, masks.whole(update.mask, update.values))

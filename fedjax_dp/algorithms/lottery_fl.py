@@ -92,11 +92,15 @@ def lottery_fl(
     def of_client(server, own, client=None):
         return masks.applied(masks.unpacked(own, weights), server.params)
 
+    def received(server, own, client):
+        # The initial model, which tickets are rewound to, is what was received first.
+        return Sparse(of_client(server, own), masks.unpacked(own, weights))
+
     def client(server, own, client, hyper, key):
         numbers = hyper.algorithm
         mask = masks.unpacked(own, weights)
-        received = masks.applied(mask, server.params)
-        accuracy = mean_accuracy(model, received, client.validation)
+        ticket = masks.applied(mask, server.params)
+        accuracy = mean_accuracy(model, ticket, client.validation)
         prunes = (
             (client.size > 0)
             & (accuracy > numbers["accuracy_threshold"])
@@ -104,10 +108,10 @@ def lottery_fl(
         )
         mask = jax.lax.cond(
             prunes,
-            lambda: prune(mask, received, numbers["prune_rate"], scope=scope),
+            lambda: prune(mask, ticket, numbers["prune_rate"], scope=scope),
             lambda: mask,
         )
-        start = trees.where(prunes, masks.applied(mask, server.start), received)
+        start = trees.where(prunes, masks.applied(mask, server.start), ticket)
         result = trainer.train(start, client, hyper.local, key, mask=mask)
         ticket = masks.applied(mask, trees.add(start, result.delta))
         info = {"pruned_share": pruned_share(mask), "validation_accuracy": accuracy}
@@ -136,6 +140,7 @@ def lottery_fl(
         shared=field("params"),
         personal=of_client,
         needs_validation=True,
+        sent_down=received,
         clients=ClientState(init=lambda server: masks.packed(masks.full(weights))),
     ).with_numbers(
         {"prune_rate": prune_rate, "target": target, "accuracy_threshold": accuracy_threshold},

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, masks
+from fedjax_dp.core.ranges import DecayNumbers
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import kinds
@@ -60,15 +61,15 @@ def pruned_share(mask: PyTree) -> jax.Array:
       A float32 scalar in [0, 1].
     """
     size = sum(m.size for m in jax.tree.leaves(mask))
-    return 1.0 - masks.num_alive(mask).astype(jnp.float32) / size
+    return (size - masks.num_alive(mask)).astype(jnp.float32) / size
 
 
 @checked
 def prune(
     mask: PyTree,
     params: PyTree,
-    rate: Any,
-    target: Any = None,
+    rate: DecayNumbers,
+    target: DecayNumbers | None = None,
     *,
     scope: Scope = "tensor",
 ) -> PyTree:

@@ -37,31 +37,6 @@ def full(shapes: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.ones(x.shape, bool), shapes)
 
 
-def none(shapes: PyTree) -> PyTree:
-    """Makes the mask that keeps nothing.
-
-    Args:
-      shapes: arrays, or shapes.
-
-    Returns:
-      Arrays of bools, all false.
-    """
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, bool), shapes)
-
-
-def whole(mask: PyTree, values: PyTree) -> PyTree:
-    """Gives what has no mask one that keeps everything.
-
-    Args:
-      mask: bool, with None in the place of an array that is whole, or of nothing at all.
-      values: arrays.
-
-    Returns:
-      A mask for every array.
-    """
-    return jax.tree.map(lambda m, x: full(x) if m is None else m, mask, values, is_leaf=_is_none)
-
-
 def applied(mask: PyTree, values: PyTree) -> PyTree:
     """Sets to zero what a mask does not keep.
 

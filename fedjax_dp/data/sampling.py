@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import sparse
 
 # A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that
@@ -263,6 +264,7 @@ def everybody() -> Sampler:
     )
 
 
+@checked
 def everybody_first(steps: Count, then: Sampler) -> Sampler:
     """Draws everybody at first, and by another sampler after that.
 
