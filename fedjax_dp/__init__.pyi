@@ -220,6 +220,9 @@ from .data import (
     shuffled as shuffled,
 )
 from .engine import (
+    Communication as Communication,
+)
+from .engine import (
     ExecutionConfig as ExecutionConfig,
 )
 from .engine import (
@@ -248,6 +251,9 @@ from .engine import (
 )
 from .engine import (
     calibrate as calibrate,
+)
+from .engine import (
+    communication as communication,
 )
 from .engine import (
     compile_federation as compile_federation,

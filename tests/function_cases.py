@@ -72,6 +72,7 @@ HOLD = {
     "RoundInfo",
     "RoundKey",
     "RoundRecord",
+    "Communication",
     "AuditResult",
     "AuditRuns",
     "MembershipResult",
@@ -390,6 +391,10 @@ CASES: dict[str, Case] = {
         },
     ),
     "told": Case(engine.told, lambda: {"record": ran()[1], "info": ran()[2]}),
+    "communication": Case(
+        engine.communication,
+        lambda: {"simulated": compiled(), "record": ran()[1], "info": ran()[2]},
+    ),
     "load_run": Case(fedjax_dp.load_run, None),
     "secret_key": Case(fedjax_dp.secret_key, given()),
     "participation": Case(
@@ -543,6 +548,10 @@ CASES: dict[str, Case] = {
     "Logbook": Case(io.Logbook, lambda: {"directory": tempfile.mkdtemp()}),
     "accuracy_and_epsilon": Case(
         io.accuracy_and_epsilon, given(rows=[{"round": 1, "accuracy": 0.5}], title="a run")
+    ),
+    "accuracy_by_megabytes": Case(
+        io.accuracy_by_megabytes,
+        given(rows=[{"round": 1, "test_accuracy": 0.5, "bytes_up": 8}], title="a run"),
     ),
     "client_accuracies": Case(
         io.client_accuracies,
