@@ -121,7 +121,7 @@ def test_prunings_add_up_as_the_papers_say(rate, times, share):
         assert found == by_hand
     assert round(1 - (1 - rate) ** times, 3) == share
     # Less than one weight a pruning is left over, and a share of it pruned in the next.
-    assert 0 <= by_hand - 10_000 * (1 - rate) ** times < 1 / rate
+    assert -1e-6 < by_hand - 10_000 * (1 - rate) ** times < 1 / rate
     np.testing.assert_array_equal(mask, np.argsort(np.argsort(np.abs(values))) >= 10_000 - by_hand)
 
 

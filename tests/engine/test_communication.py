@@ -317,6 +317,12 @@ UP_AND_DOWN = {
     # 8 public inputs in 3 rounds make 3 a round, of 2 classes.
     "ae_dpfl": (3 * 2 * 4, P),
     "local_only": (0, 0),
+    # The bias stays at home; what a client keeps as its own model is not sent.
+    **dict.fromkeys(("fedbn", "fedper", "fedrep"), (P - 4 + W, P - 4)),
+    "ditto": (P + W, P),
+    # Whole; in other encodings as the mask says.
+    "lottery_fl": (P + W, P),
+    **dict.fromkeys(("fed_ltn", "jump_start"), (P - 4 + W, P - 4)),
 }
 # All models where clients choose, one elsewhere.
 CLUSTERED = ("r_dpcfl", "rc_dpfl", "f_cdpfl")
@@ -325,8 +331,8 @@ CLUSTERED = ("r_dpcfl", "rc_dpfl", "f_cdpfl")
 @functools.cache
 def meter_of_case(name):
     case = cases.CASES[name]
-    bound = federation(case.make(cases.make_model()), case.data(), case.participation())
-    return meter_of(bound)
+    known = population_of(case.data(), case.validation())
+    return meter_of(federation(case.make(cases.make_model()), known, case.participation()))
 
 
 def test_every_algorithm_is_listed():
@@ -338,8 +344,10 @@ def test_the_bytes_of_an_algorithm_are_those_counted_by_hand(name):
     meter, (up, down) = meter_of_case(name), UP_AND_DOWN[name]
     played = record_of([[Fate.CONTRIBUTED] * 3 + [Fate.EMPTY]])
     is_counted = np.array([[True, True, True, False]])
-    counts = tuple(np.zeros((1, 4), np.int32) for _ in meter.up.rates)
-    info = NOTHING_COUNTED._replace(messages=MessageCounts(is_counted, counts, ()))
+    counts = [
+        tuple(np.zeros((1, 4), np.int32) for _ in way.rates) for way in (meter.up, meter.down)
+    ]
+    info = NOTHING_COUNTED._replace(messages=MessageCounts(is_counted, *counts))
     sent = meter.measure(played, info)
     assert sent.total("up", "dense") == 3 * up
     assert sent.total("down") == 3 * down
@@ -487,3 +495,22 @@ def test_what_a_transform_drops_or_rounds_is_not_sent(transforms, alive, width, 
 def test_an_update_that_is_scaled_after_it_was_rounded_goes_in_its_own_type():
     sent = transformed(cast("bfloat16"), make=algorithms.term)
     assert set(sent.by_type("up")) == {"float32"}
+
+
+def test_tickets_are_counted_by_what_is_alive():
+    """LotteryFL on the case: as many numbers up and down as the masks of those who sent keep."""
+    case = cases.CASES["lottery_fl"]
+    sim, key = case.simulation(), jax.random.key(cases.KEY)
+    state = sim.init(key)
+    for _ in range(cases.ROUNDS):
+        before = np.asarray(state.clients["w"]).copy()
+        state, record, info = sim.run(state, key, 1)
+        sent = communication(sim, record, info)
+        drawn = record.clients[0][record.clients[0] >= 0]
+        alive = [
+            int(np.unpackbits(np.asarray(rows)[drawn], axis=1)[:, : cases.NUM_FEATURES].sum())
+            for rows in (before, state.clients["w"])
+        ]
+        biases = 4 * len(drawn)
+        assert sent.total("down", "values") == 4 * alive[0] + biases
+        assert sent.total("up", "values") == 4 * alive[1] + biases + W * len(drawn)
