@@ -202,9 +202,9 @@ class FederatedAlgorithm(NamedTuple):
       num_clients: the population that it was built for; None where it serves any.
       check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
         their ranges and do not go together; the prefix comes before a number's name.
-      sent_down: `(server, own, client) -> message`, what the server sends a client, for whoever
-        counts bytes, see `core.messages`; None for what the client's round reads of the server's
-        state.
+      sent_down: `(server, own, client) -> message`, what the server sends a client, a
+        `PublicClient`, for whoever counts bytes, see `core.messages`; None for what the client's
+        round reads of the server's state.
       silent_stages: the stages in which nothing is sent.
     """
 
