@@ -204,9 +204,9 @@ class FederatedAlgorithm(NamedTuple):
       needs_validation: whether clients read a second split of their data in a round.
       check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
         their ranges and do not go together; the prefix comes before a number's name.
-      sent_down: `(server, own, client) -> message`, what the server sends a client, for whoever
-        counts bytes, see `core.messages`; None for what the client's round reads of the server's
-        state.
+      sent_down: `(server, own, client) -> message`, what the server sends a client, a
+        `PublicClient`, for whoever counts bytes, see `core.messages`; None for what the client's
+        round reads of the server's state.
       silent_stages: the stages in which nothing is sent.
     """
 

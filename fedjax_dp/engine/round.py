@@ -313,12 +313,16 @@ def _run_slot(
 
 
 def _counts(
-    algorithm: FederatedAlgorithm, server: PyTree, own: PyTree, client: Any, output: ClientOutput
+    algorithm: FederatedAlgorithm,
+    server: PyTree,
+    own: PyTree,
+    client: ClientData,
+    output: ClientOutput,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Counts what a client's messages hold, where their shapes do not tell."""
     sent_up, sent_down = algorithm.aggregator.sent_up, algorithm.sent_down
     up = output.message if sent_up is None else sent_up(output.message, output.weight)
-    down = () if sent_down is None else sent_down(server, own, client)
+    down = () if sent_down is None else sent_down(server, own, client.public())
     return messages.counts_of(up), messages.counts_of(down)
 
 

@@ -82,7 +82,8 @@ def messages_of(federation: Federation) -> Messages:
     clients = algorithm.clients
     is_for_all = clients is not None and clients.finishes_everybody
     if algorithm.sent_down is not None:
-        down = jax.eval_shape(algorithm.sent_down, *inputs[:3])
+        public = jax.eval_shape(lambda client: client.public(), inputs.client)
+        down = jax.eval_shape(algorithm.sent_down, inputs.server, inputs.own, public)
     else:
         needed = [s for s, flag in zip(of_update, is_new, strict=True) if flag]
         needed += [of_weight] if is_weighed else []

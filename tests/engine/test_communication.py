@@ -55,7 +55,7 @@ def sending(message_of, num_clients, *, own=None, aggregator=summed, **declared)
 
     def contribute(state, numbers, update, weight, sender):
         # Something of every array is read, so that all of it counts as sent.
-        return sum((jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(update)), 0.0)
+        return sum((jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(update)), jnp.float32(0))
 
     return FederatedAlgorithm(
         name="sending",
@@ -205,6 +205,29 @@ def test_masked_arrays_are_counted_by_what_is_alive_in_every_layout(layout, aggr
     assert sent.by_type("up", "index") == {"float32": 4 * (kept + 36), "int32": 4 * kept}
     assert sent.total("down") == 0 and sent.total("both", "dense") == 3 * 4 * 19 * 4
     assert sim.num_traces() == 1
+
+
+@pytest.mark.parametrize("layout", ["chunks", "streamed"])
+def test_masks_of_what_is_sent_down_are_those_that_clients_keep(layout):
+    """The model without what a client has pruned: 3 numbers, of which own and index keep some."""
+
+    def sent_down(server, own, client):
+        mask = jnp.arange(3) < own + client.index
+        return Sparse(jnp.where(mask, server["model"], 0.0), mask)
+
+    algorithm = sending(lambda own, client: ((), own + 1), 2, own=jnp.int32(0), sent_down=sent_down)
+    sent = counted(compiled(algorithm, 2, LAYOUTS[layout]), 4)
+    alive = [0 + 1, 1 + 2, 2 + 3, 3 + 3]
+    assert sent.by_round("down", "values").tolist() == [4 * a for a in alive]
+    assert sent.by_round("down", "bitmap").tolist() == [4 * a + 2 for a in alive]
+    assert sent.total("up") == 0
+
+
+def test_nothing_is_counted_in_rounds_whose_messages_are_known_by_their_shapes():
+    sim = compiled(sending(lambda own, client: (own_zeros(client, 2), own), 2), 2)
+    _, record, info = sim.run(sim.init(KEY), KEY, 2)
+    assert info.messages is None
+    assert communication(sim, record, info).total() == 2 * 2 * 8
 
 
 def test_the_smallest_encoding_is_chosen_for_every_message():
