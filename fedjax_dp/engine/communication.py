@@ -28,9 +28,11 @@ class Communication(NamedTuple):
       sent: by direction, "up" to the server or "down" to clients, by encoding and by type of
         number, `[rounds]`, int64. Bits of masks are of type "bool", indices of type "int32", and
         whole numbers of B bits of type "uintB".
+      num_rounds: how many rounds these are.
     """
 
     sent: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]
+    num_rounds: int
 
     def by_round(
         self, direction: Direction = "both", encoding: Encoding = "smallest"
@@ -43,6 +45,9 @@ class Communication(NamedTuple):
 
         Returns:
           Bytes, `[rounds]`, int64.
+
+        Raises:
+          ValueError: for an unknown direction or encoding.
         """
         return sum(self._of(direction, encoding).values(), self._nothing())
 
@@ -57,6 +62,9 @@ class Communication(NamedTuple):
 
         Returns:
           Bytes by type of number.
+
+        Raises:
+          ValueError: for an unknown direction or encoding.
         """
         each = self._of(direction, encoding)
         return {name: int(np.sum(rounds)) for name, rounds in each.items() if np.any(rounds)}
@@ -70,6 +78,9 @@ class Communication(NamedTuple):
 
         Returns:
           Bytes.
+
+        Raises:
+          ValueError: for an unknown direction or encoding.
         """
         return int(np.sum(self.by_round(direction, encoding)))
 
@@ -83,8 +94,7 @@ class Communication(NamedTuple):
         return dict(sorted(found.items()))
 
     def _nothing(self) -> np.ndarray:
-        shapes = [x.shape for x in jax.tree.leaves(self.sent)]
-        return np.zeros(shapes[0] if shapes else (), np.int64)
+        return np.zeros(self.num_rounds, np.int64)
 
 
 class Meter(NamedTuple):
@@ -125,7 +135,8 @@ class Meter(NamedTuple):
             "up": up,
             "down": {e: _added(down[e], after[e]) for e in ENCODINGS},
         }
-        return Communication(jax.tree.map(lambda x: np.where(is_silent, 0, x), sent))
+        heard = jax.tree.map(lambda x: np.where(is_silent, 0, x), sent)
+        return Communication(heard, len(record.stage))
 
     def _of_tariff(
         self,
