@@ -12,7 +12,7 @@ from experiments.sweep import Study
 from fedjax_dp.experiment.sweep import points
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402 - behind the choice of a backend
+import matplotlib.pyplot as plt
 
 HERE = pathlib.Path(__file__).parent
 
