@@ -1,8 +1,8 @@
 """Personal models and tickets: `python -m experiments.personalization.study NAME`.
 
 NAME is `two_classes` (table 4.1), `batch_norm` (the same with ResNet-18 for few rounds) or `many`
-(table 4.3, shorter). What has run is left out, and what was stopped goes on; `--seconds 3600` starts
-no run later than that, and `--only method=FedAvg` narrows an axis.
+(table 4.3, shorter). What has run is left out, and what was stopped goes on; `--seconds 3600`
+starts no run later than that, and `--only method=FedAvg` narrows an axis.
 """
 
 import argparse
