@@ -67,6 +67,9 @@ from .algorithms import (
     centralized as centralized,
 )
 from .algorithms import (
+    ditto as ditto,
+)
+from .algorithms import (
     dp_fedavg as dp_fedavg,
 )
 from .algorithms import (
@@ -74,6 +77,9 @@ from .algorithms import (
 )
 from .algorithms import (
     f_cdpfl as f_cdpfl,
+)
+from .algorithms import (
+    fed_ltn as fed_ltn,
 )
 from .algorithms import (
     fedadagrad as fedadagrad,
@@ -88,7 +94,16 @@ from .algorithms import (
     fedavgm as fedavgm,
 )
 from .algorithms import (
+    fedbn as fedbn,
+)
+from .algorithms import (
+    fedper as fedper,
+)
+from .algorithms import (
     fedprox as fedprox,
+)
+from .algorithms import (
+    fedrep as fedrep,
 )
 from .algorithms import (
     fedyogi as fedyogi,
@@ -97,10 +112,16 @@ from .algorithms import (
     ifca as ifca,
 )
 from .algorithms import (
+    jump_start as jump_start,
+)
+from .algorithms import (
     km_cdpfl as km_cdpfl,
 )
 from .algorithms import (
     local_only as local_only,
+)
+from .algorithms import (
+    lottery_fl as lottery_fl,
 )
 from .algorithms import (
     minimum_epsilon as minimum_epsilon,
@@ -148,7 +169,16 @@ from .clients import (
     dp_sgd_trainer as dp_sgd_trainer,
 )
 from .clients import (
+    drawn_back as drawn_back,
+)
+from .clients import (
     local_trainer as local_trainer,
+)
+from .clients import (
+    prune as prune,
+)
+from .clients import (
+    pruned_share as pruned_share,
 )
 from .clients import (
     update_transform as update_transform,
@@ -172,6 +202,9 @@ from .data import (
     everybody as everybody,
 )
 from .data import (
+    everybody_first as everybody_first,
+)
+from .data import (
     fixed_size as fixed_size,
 )
 from .data import (
@@ -185,6 +218,9 @@ from .data import (
 )
 from .data import (
     shuffled as shuffled,
+)
+from .engine import (
+    Communication as Communication,
 )
 from .engine import (
     ExecutionConfig as ExecutionConfig,
@@ -215,6 +251,9 @@ from .engine import (
 )
 from .engine import (
     calibrate as calibrate,
+)
+from .engine import (
+    communication as communication,
 )
 from .engine import (
     compile_federation as compile_federation,
@@ -263,6 +302,9 @@ from .server import (
 )
 from .server import (
     gradient_mask as gradient_mask,
+)
+from .server import (
+    sparse_mean as sparse_mean,
 )
 from .server import (
     weighted_mean as weighted_mean,

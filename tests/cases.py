@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from marks import later, telling
-from oracles import clustered, federated, generalization, local, noise_aware
+from oracles import clustered, federated, generalization, local, noise_aware, personal
 from oracles.feddyn import feddyn
 from oracles.replay import Replay
 from oracles.splitting import FACTORS, scheme
@@ -34,6 +34,7 @@ ROUNDS = 3
 KEY = 3
 NUM_FEATURES = 3
 SIZES = (7, 0, 12, 5, 9, 3)
+VALIDATION_SIZES = (5, 0, 7, 4, 2, 6)
 NUM_CLIENTS = len(SIZES)
 COHORT = 3.5
 NUM_MODELS = 2
@@ -116,6 +117,7 @@ class Run(NamedTuple):
     initial: Any
     clients: list
     replay: Replay
+    validation: list | tuple = ()
 
 
 class Case(NamedTuple):
@@ -131,12 +133,17 @@ class Case(NamedTuple):
     observe: Callable[[Any], dict[str, np.ndarray]]
     is_private: bool = False
     is_pooled: bool = False
+    is_validated: bool = False
 
     def settings(self) -> Settings:
         return ONE_CLIENT if self.is_pooled else SETTINGS
 
     def data(self) -> FederatedData:
         return algorithms.pool(make_data()) if self.is_pooled else make_data()
+
+    def validation(self) -> FederatedData | None:
+        """A second split of the same clients' data, for those that ask for one."""
+        return make_data(VALIDATION_SIZES, seed=1) if self.is_validated else None
 
     def participation(self) -> participants.Participation:
         if self.is_pooled:
@@ -148,14 +155,13 @@ class Case(NamedTuple):
 
     def simulation(self, execution=ExecutionConfig(), model=None) -> Simulation:
         algorithm = self.make(model or make_model())
-        return simulation(algorithm, self.data(), self.participation(), execution)
+        return simulation(
+            algorithm, self.data(), self.participation(), execution, validation=self.validation()
+        )
 
     def run_of(self, initial, key) -> Run:
         data, settings = self.data(), self.settings()
-        clients = [
-            (data.client(i)["x"].astype(np.float64), data.client(i)["y"].astype(np.float64))
-            for i in range(data.num_clients)
-        ]
+        clients = _by_client(data)
         replay = Replay(
             key,
             self.participation(),
@@ -164,7 +170,16 @@ class Case(NamedTuple):
             settings.batch_size,
             _SHAPES,
         )
-        return Run(initial, clients, replay)
+        return Run(initial, clients, replay, _by_client(self.validation()))
+
+
+def _by_client(data: FederatedData | None) -> list:
+    if data is None:
+        return []
+    return [
+        (data.client(i)["x"].astype(np.float64), data.client(i)["y"].astype(np.float64))
+        for i in range(data.num_clients)
+    ]
 
 
 def median_aggregator() -> Stacked:
@@ -514,6 +529,81 @@ def _mr_mtl(run: Run):
     theta = theta_of(run.initial.server.mean)
     own = clustered.mr_mtl(theta, run.clients, run.replay, ROUNDS, SETTINGS, 0.5)
     return {"rows": own, "mean": own.mean(axis=0)}
+
+
+# The bias stays at home.
+IS_HOME = np.array([True, False, False, False])
+
+
+def _at_home(head_epochs=None):
+    def expect(run: Run):
+        train = personal.trainer(run.clients, run.replay, SETTINGS)
+        theta = theta_of(run.initial.server.params)
+        theta, own = personal.at_home(theta, run, ROUNDS, train, IS_HOME, head_epochs=head_epochs)
+        return {"params": theta, "own": own[:, 0]}
+
+    return expect
+
+
+def _observe_at_home(state):
+    return {"params": theta_of(state.server.params), "own": np.asarray(state.clients["b"])}
+
+
+def _ditto(run: Run):
+    train = personal.trainer(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    theta, own = personal.ditto(theta, run, ROUNDS, train, 0.6)
+    return {"params": theta, "own": own}
+
+
+def _bits(packed):
+    return np.unpackbits(np.asarray(packed["w"]), axis=1)[:, :NUM_FEATURES]
+
+
+def _lottery_fl(run: Run):
+    train = personal.trainer(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    theta, masks = personal.lottery_fl(theta, run, ROUNDS, train, 0.4, 0.5, 0.25)
+    return {"params": theta, "masks": masks[:, 1:]}
+
+
+_LTN = {
+    "prune_rate": 0.7,
+    "target": 0.7,
+    "accuracy_threshold": 0.58,
+    "strength": 0.05,
+    "mixing": 0.6,
+    "momentum": 0.4,
+}
+
+
+def _fed_ltn(run: Run):
+    train = personal.trainer(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.params)
+    found = personal.fed_ltn(theta, run, ROUNDS, train, IS_HOME, _LTN)
+    return {"params": found["params"], "own": found["own"][:, 0], "masks": found["masks"]}
+
+
+def _observe_fed_ltn(state):
+    return {
+        "params": theta_of(state.server.params),
+        "own": np.asarray(state.clients.home["b"]),
+        "masks": _bits(state.clients.mask),
+    }
+
+
+def _jump_start(run: Run):
+    train = personal.trainer(run.clients, run.replay, SETTINGS)
+    theta = theta_of(run.initial.server.inner.params)
+    found = personal.fed_ltn(
+        theta, run, ROUNDS, train, IS_HOME, _LTN, jump_rounds=2, jump_target=0.4
+    )
+    return found | {"own": found["own"][:, 0]}
+
+
+def _observe_jump_start(state):
+    inner = state._replace(server=state.server.inner, clients=state.clients.inner)
+    return _observe_fed_ltn(inner) | {"alone": theta_of(state.clients.params)}
 
 
 _ADAPTIVE = {"server_learning_rate": 0.1, "b1": 0.8, "adaptivity": 0.1}
@@ -965,6 +1055,79 @@ _CASES = (
         lambda m: algorithms.mr_mtl(m, plain_trainer(m), num_clients=NUM_CLIENTS, strength=0.5),
         _mr_mtl,
         lambda state: {"rows": theta_of(state.clients), "mean": theta_of(state.server.mean)},
+    ),
+    Case(
+        "fedbn",
+        algorithms.fedbn,
+        lambda m: algorithms.fedbn(m, plain_trainer(m), home="b"),
+        _at_home(),
+        _observe_at_home,
+    ),
+    Case(
+        "fedper",
+        algorithms.fedper,
+        lambda m: algorithms.fedper(m, plain_trainer(m), head="b"),
+        _at_home(),
+        _observe_at_home,
+    ),
+    Case(
+        "fedrep",
+        algorithms.fedrep,
+        lambda m: algorithms.fedrep(m, plain_trainer(m), head="b", head_epochs=2),
+        _at_home(head_epochs=2),
+        _observe_at_home,
+    ),
+    Case(
+        "ditto",
+        algorithms.ditto,
+        lambda m: algorithms.ditto(m, plain_trainer(m), strength=0.6),
+        _ditto,
+        lambda state: {
+            "params": theta_of(state.server.params),
+            "own": theta_of(state.clients),
+        },
+    ),
+    Case(
+        "lottery_fl",
+        algorithms.lottery_fl,
+        lambda m: algorithms.lottery_fl(
+            m,
+            plain_trainer(m),
+            prune_rate=0.4,
+            target=0.5,
+            accuracy_threshold=0.25,
+            prunable="w",
+        ),
+        _lottery_fl,
+        lambda state: {
+            "params": theta_of(state.server.params),
+            "masks": _bits(state.clients),
+        },
+        is_validated=True,
+    ),
+    Case(
+        "fed_ltn",
+        algorithms.fed_ltn,
+        lambda m: algorithms.fed_ltn(m, plain_trainer(m), home="b", prunable="w", **_LTN),
+        _fed_ltn,
+        _observe_fed_ltn,
+        is_validated=True,
+    ),
+    Case(
+        "jump_start",
+        algorithms.jump_start,
+        lambda m: algorithms.jump_start(
+            m,
+            plain_trainer(m),
+            jump_rounds=2,
+            jump_target=0.4,
+            home="b",
+            prunable="w",
+            **_LTN,
+        ),
+        _jump_start,
+        _observe_jump_start,
+        is_validated=True,
     ),
     Case(
         "centralized",

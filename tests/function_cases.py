@@ -72,6 +72,7 @@ HOLD = {
     "RoundInfo",
     "RoundKey",
     "RoundRecord",
+    "Communication",
     "AuditResult",
     "AuditRuns",
     "MembershipResult",
@@ -120,6 +121,7 @@ IMAGES = np.zeros((12, 4, 4, 1), np.float32)
 IS_REAL = np.array([True, True, False, True])
 UPDATES = {"w": np.arange(12, dtype=np.float32).reshape(4, 3) ** 2 / 30}
 TREE = {"b": jnp.ones(()), "w": jnp.ones(3)}
+MASK = {"b": None, "w": jnp.ones(3, bool)}
 VECTOR = jax.ShapeDtypeStruct((6,), np.float32)
 IMAGE = jax.ShapeDtypeStruct((32, 32, 3), np.float32)
 TEXT = jax.ShapeDtypeStruct((5,), np.int32)
@@ -232,9 +234,14 @@ FACTS: Mapping[str, Callable[[], Any]] = {
     "clusters": lambda: CLUSTERS,
     "public_x": lambda: PUBLIC,
     "aggregator": mean,
+    "head": lambda: "b",
 }
 # What has a default that is good for some runs alone.
-OPTIONS: Mapping[str, Any] = {"radius": 1.0, "declared_epsilon": [1.0, 2.0, 3.0] * 2}
+OPTIONS: Mapping[str, Any] = {
+    "prunable": "w",
+    "radius": 1.0,
+    "declared_epsilon": [1.0, 2.0, 3.0] * 2,
+}
 
 
 def of_algorithm(name: str) -> Case:
@@ -384,6 +391,10 @@ CASES: dict[str, Case] = {
         },
     ),
     "told": Case(engine.told, lambda: {"record": ran()[1], "info": ran()[2]}),
+    "communication": Case(
+        engine.communication,
+        lambda: {"simulated": compiled(), "record": ran()[1], "info": ran()[2]},
+    ),
     "load_run": Case(fedjax_dp.load_run, None),
     "secret_key": Case(fedjax_dp.secret_key, given()),
     "participation": Case(
@@ -393,6 +404,7 @@ CASES: dict[str, Case] = {
         name: Case(getattr(data, name), given())
         for name in ("poisson", "fixed_size", "everybody", "cyclic", "shuffled")
     },
+    "everybody_first": Case(data.everybody_first, given(steps=2, then=lambda: data.fixed_size())),
     "min_separated": Case(data.min_separated, given(separation=2)),
     "local_trainer": Case(clients.local_trainer, given(model=lambda: model(), config=NUMBERS)),
     "dp_sgd_trainer": Case(clients.dp_sgd_trainer, given(model=lambda: model(), config=NUMBERS)),
@@ -425,6 +437,9 @@ CASES: dict[str, Case] = {
     "distance_to": Case(clients.distance_to, given(anchor=TREE, strength=0.1)),
     "towards": Case(clients.towards, given(anchor=TREE, strength=0.1)),
     "shift": Case(clients.shift, given(direction=TREE)),
+    "drawn_back": Case(clients.drawn_back, given(strength=0.1)),
+    "prune": Case(clients.prune, given(mask=MASK, params=TREE, rate=0.5, target=0.9)),
+    "pruned_share": Case(clients.pruned_share, given(mask=MASK)),
     "proximal": Case(clients.proximal, given(strength=0.1)),
     "exact_choice": Case(clients.exact_choice, given(model=lambda: model())),
     "private_choice": Case(clients.private_choice, given(model=lambda: model())),
@@ -533,6 +548,10 @@ CASES: dict[str, Case] = {
     "Logbook": Case(io.Logbook, lambda: {"directory": tempfile.mkdtemp()}),
     "accuracy_and_epsilon": Case(
         io.accuracy_and_epsilon, given(rows=[{"round": 1, "accuracy": 0.5}], title="a run")
+    ),
+    "accuracy_by_megabytes": Case(
+        io.accuracy_by_megabytes,
+        given(rows=[{"round": 1, "test_accuracy": 0.5, "bytes_up": 8}], title="a run"),
     ),
     "client_accuracies": Case(
         io.client_accuracies,
@@ -819,6 +838,7 @@ CASES: dict[str, Case] = {
     "onto_simplex": Case(servers.onto_simplex, given(y=jnp.arange(3.0))),
     "gradient_mask": Case(servers.gradient_mask, given()),
     "projected_mean": Case(servers.projected_mean, given(is_public=[True, True, False])),
+    "sparse_mean": Case(servers.sparse_mean, given()),
     "scaled_sum": Case(servers.scaled_sum, given(divisor=3.0)),
     "trimmed_mean": Case(servers.trimmed_mean, given()),
     **{name: Case(getattr(servers, name), given()) for name in ("uniform_mean", "weighted_mean")},

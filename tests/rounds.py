@@ -32,16 +32,11 @@ class HandRound(NamedTuple):
 
     def examples(self, garbage=0.0):
         """The case's data with rows of garbage around every client's own."""
-        data = self.ref.case.data()
-        rows = int(self.starts[-1] + self.sizes[-1] + GAP)
-        store = {
-            name: np.full((rows, *array.shape[1:]), garbage, array.dtype)
-            for name, array in data.examples.items()
-        }
-        for i, start in enumerate(self.starts):
-            for name, array in data.client(i).items():
-                store[name][start : start + len(array)] = array
-        return store
+        return _laid_out(self.ref.case.data(), garbage)
+
+    def validation(self, garbage=0.0):
+        """The same of a second split, where the case has one."""
+        return second_split(self.ref.case, garbage)
 
     def cohort(self, ids) -> Cohort:
         """A cohort of the clients in the order given, then empty slots that point anywhere."""
@@ -62,6 +57,7 @@ class HandRound(NamedTuple):
             self.ref.initial if state is None else state,
             self.ref.key,
             self.examples(garbage) if examples is None else examples,
+            self.validation(garbage),
             self.cohort(ids),
             self.ref.sim.hyper if hyper is None else typed(hyper),
         )
@@ -72,18 +68,44 @@ class HandRound(NamedTuple):
         return snapshot(state), told(snapshot(record), snapshot(info))
 
 
+def _starts(sizes):
+    return GAP + np.concatenate([[0], np.cumsum(sizes + GAP)[:-1]])
+
+
+def _laid_out(data, garbage):
+    starts = _starts(data.sizes)
+    rows = int(starts[-1] + data.sizes[-1] + GAP)
+    store = {
+        name: np.full((rows, *array.shape[1:]), garbage, array.dtype)
+        for name, array in data.examples.items()
+    }
+    for i, start in enumerate(starts):
+        for name, array in data.client(i).items():
+            store[name][start : start + len(array)] = array
+    return store
+
+
+def second_split(case, garbage=0.0) -> Examples | None:
+    """The second split of a case as a round reads it, or None where it has none."""
+    data = case.validation()
+    if data is None:
+        return None
+    places = _starts(data.sizes).astype(np.int32), data.sizes.astype(np.int32)
+    return Examples(_laid_out(data, garbage), *places, limit=int(data.sizes.max()) + 4)
+
+
 @functools.cache
 def hand_round(name: str) -> HandRound:
     """Compiles the hand-made round of a case once for all tests of a process."""
     ref = reference(name)
     algorithm, sizes = ref.sim.algorithm, ref.sim.sizes
-    starts = GAP + np.concatenate([[0], np.cumsum(sizes + GAP)[:-1]])
+    starts = _starts(sizes)
     layout, limit = Layout(chunk=CHUNK), int(sizes.max()) + 4
     places = starts.astype(np.int32), sizes.astype(np.int32)
 
     @jax.jit
-    def run(state, key, arrays, cohort, hyper):
-        examples = Examples(arrays, *map(jax.numpy.asarray, places), limit=limit)
+    def run(state, key, arrays, second, cohort, hyper):
+        examples = Examples(arrays, *map(jax.numpy.asarray, places), second, limit=limit)
         return play_round(algorithm, layout, state, hyper, examples, cohort, key)
 
     num_slots = -(-(len(sizes) + 2) // CHUNK) * CHUNK

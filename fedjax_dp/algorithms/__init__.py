@@ -13,15 +13,20 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.algorithms.blur_lus import blur_lus
 from fedjax_dp.algorithms.centralized import centralized, pool
+from fedjax_dp.algorithms.ditto import ditto
 from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
+from fedjax_dp.algorithms.fed_ltn import fed_ltn
 from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
+from fedjax_dp.algorithms.jump_start import jump_start
 from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
 from fedjax_dp.algorithms.local_only import local_only
+from fedjax_dp.algorithms.lottery_fl import lottery_fl
 from fedjax_dp.algorithms.minimum_epsilon import minimum_epsilon, smallest_budget
 from fedjax_dp.algorithms.mr_mtl import mr_mtl
 from fedjax_dp.algorithms.noise_oracle import noise_oracle
@@ -60,21 +65,28 @@ __all__ = [
     "blur_lus",
     "build",
     "centralized",
+    "ditto",
     "dp_fedavg",
     "dp_sgd",
     "f_cdpfl",
+    "fed_ltn",
     "fedadagrad",
     "fedadam",
     "fedavg",
     "fedavgm",
+    "fedbn",
+    "fedper",
     "fedpi",
     "fedprox",
+    "fedrep",
     "fedrp",
     "fedsplit",
     "fedyogi",
     "ifca",
+    "jump_start",
     "km_cdpfl",
     "local_only",
+    "lottery_fl",
     "minimum_epsilon",
     "mr_mtl",
     "noise_oracle",

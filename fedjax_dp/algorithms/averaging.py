@@ -1,24 +1,30 @@
 """Averaging with any optimiser at the server, of which FedAvg and its adaptive kin are made."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import optax
 
 from fedjax_dp.algorithms.base import (
     ClientOutput,
+    ClientState,
     FederatedAlgorithm,
     Hyper,
     field,
     of_training,
 )
-from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.base import LocalResult, LocalTrainer
 from fedjax_dp.core import ranges
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.kinds import Home
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.mean import weighted_mean
 from fedjax_dp.server.optimizers import apply_aggregate
+
+# `(start, client, hyper, key) -> LocalResult`.
+Train: TypeAlias = Callable[..., LocalResult]
 
 
 class ServerState(NamedTuple):
@@ -41,9 +47,11 @@ def averaged(
     numbers: Mapping[str, Any],
     ranges_of: Mapping[str, Any],
     aggregator: Aggregator | None = None,
+    home: Home | None = None,
+    train: Train | None = None,
     name: str,
 ) -> FederatedAlgorithm:
-    """Declares averaging with any optimiser at the server.
+    """Declares averaging with any optimiser at the server, of all parameters or of those shared.
 
     Args:
       model: what is trained.
@@ -52,10 +60,13 @@ def averaged(
       numbers: the optimiser's, by name.
       ranges_of: of these numbers.
       aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      home: which parameters stay with their clients; none where it is None.
+      train: what a client does, `trainer.train` where it is None.
       name: the name in reports.
 
     Returns:
-      The algorithm.
+      The algorithm; what a client keeps are the parameters that stay at home, and the server holds
+      those that every client starts with.
 
     Raises:
       ValueError: for a number out of its range.
@@ -63,22 +74,32 @@ def averaged(
     Source: Reddi and others 2021, algorithm 1.
     """
     ranges.check(numbers, ranges_of)
-    aggregator = aggregator or weighted_mean()
+    aggregator, train = aggregator or weighted_mean(), train or _plain(trainer)
+    home = home if home is not None and any(home.is_own) else None
+
+    def sent(params):
+        return params if home is None else home.sent(params)
 
     def init(key):
         params = model.init(key)
-        return ServerState(params, optimizer_of(numbers).init(params))
+        return ServerState(params, optimizer_of(numbers).init(sent(params)))
+
+    def of_client(server, own, client=None):
+        return server.params if home is None else home.joined(server.params, own)
 
     def client(server, own, client, hyper, key):
-        result = trainer.train(server.params, client, hyper.local, key)
-        return ClientOutput(result.delta, result.weight, own, result.metrics)
+        result = train(of_client(server, own), client, hyper, key)
+        kept = own if home is None else home.own(result.params)
+        return ClientOutput(sent(result.delta), result.weight, kept, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
+        shared = sent(server.params)
+        is_buffer = sent(model.is_buffer(server.params)) if model.buffer_keys else None
         optimizer = optimizer_of(hyper.algorithm)
         opt_state, params = apply_aggregate(
-            optimizer, server.opt_state, server.params, aggregate, is_buffer
+            optimizer, server.opt_state, shared, aggregate, is_buffer
         )
+        params = params if home is None else home.joined(params, server.params)
         return ServerState(params, opt_state), {}
 
     return FederatedAlgorithm(
@@ -91,6 +112,12 @@ def averaged(
         num_steps=trainer.num_steps,
         ranges=ranges_of,
         shared=field("params"),
+        personal=None if home is None else of_client,
+        clients=None if home is None else ClientState(lambda server: home.own(server.params)),
         record=of_training(trainer),
-        check_noised=trainer.check_noised,
+        check_noised=partial(trainer.check_noised, None if home is None else home.is_sent),
     )
+
+
+def _plain(trainer: LocalTrainer) -> Train:
+    return lambda start, client, hyper, key: trainer.train(start, client, hyper.local, key)

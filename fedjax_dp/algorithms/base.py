@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import flax.struct
 import jax
 from chex import PRNGKey
+from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 
 from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
@@ -72,6 +73,12 @@ class ClientOutput(NamedTuple):
     state: PyTree
     training: TrainingMetrics | None = None
     info: Mapping[str, Any] = {}
+
+    @property
+    def message(self) -> PyTree:
+        """Gives the update in the form in which it leaves, see `core.messages`."""
+        form = None if self.training is None else self.training.form
+        return self.update if form is None else form.of(self.update)
 
 
 def _kept(server: PyTree, aggregate: PyTree, own: PyTree, hyper: Hyper) -> PyTree:
@@ -194,8 +201,13 @@ class FederatedAlgorithm(NamedTuple):
       check_noised: raises a ValueError if noise on updates would move what training leaves alone;
         that of the trainer where an update is one of a model.
       num_clients: the population that it was built for; None where it serves any.
+      needs_validation: whether clients read a second split of their data in a round.
       check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
         their ranges and do not go together; the prefix comes before a number's name.
+      sent_down: `(server, own, client) -> message`, what the server sends a client, a
+        `PublicClient`, for whoever counts bytes, see `core.messages`; None for what the client's
+        round reads of the server's state.
+      silent_stages: the stages in which nothing is sent.
     """
 
     name: str
@@ -215,7 +227,10 @@ class FederatedAlgorithm(NamedTuple):
     host_steps: tuple[HostStep, ...] = ()
     check_noised: Callable[[], None] = lambda: None
     num_clients: int | None = None
+    needs_validation: bool = False
     check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
+    sent_down: Callable[[PyTree, PyTree, Any], PyTree] | None = None
+    silent_stages: tuple[int, ...] = ()
 
     @property
     def claims(self) -> Claims:
@@ -272,7 +287,30 @@ def of_training(trainer: clients.LocalTrainer) -> RecordClaim | None:
     Returns:
       The same claim with the numbers of a `Hyper`, or None where the trainer claims nothing.
     """
+    return of_trainings(trainer, lambda hyper: hyper.local)
+
+
+def of_trainings(
+    trainer: clients.LocalTrainer, *numbers: Callable[[Hyper], LocalConfig]
+) -> RecordClaim | None:
+    """Adds up what several runs of local training in one round promise to records.
+
+    Args:
+      trainer: local training.
+      *numbers: of each run, `(hyper) -> LocalConfig`.
+
+    Returns:
+      The claim with the numbers of a `Hyper`, or None where the trainer claims nothing.
+    """
     if trainer.claim is None:
         return None
-    (event,) = trainer.claim.events
-    return RecordClaim((lambda size, hyper: event(size, hyper.local),), trainer.claim.not_covered)
+    (one,) = trainer.claim.events
+
+    def event(size: int, hyper: Hyper) -> DpEvent:
+        paid = [one(size, of_run(hyper)) for of_run in numbers]
+        paid = [each for each in paid if not isinstance(each, NoOpDpEvent)]
+        if len(paid) < 2:
+            return paid[0] if paid else NoOpDpEvent()
+        return ComposedDpEvent(paid)
+
+    return RecordClaim((event,), trainer.claim.not_covered)

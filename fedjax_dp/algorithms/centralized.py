@@ -35,4 +35,5 @@ def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
     Returns:
       The algorithm; one round is one run of the trainer, continued from the last.
     """
-    return fedavg(model, trainer, name="centralized")
+    # There is nobody else whom anything could be sent to.
+    return fedavg(model, trainer, name="centralized")._replace(silent_stages=(0,))

@@ -18,6 +18,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.messages import Repeated
 from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -120,6 +121,11 @@ def f_cdpfl(
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
 
+    def sent_down(server, own, client):
+        """All models where clients choose; elsewhere the one that the client chose last."""
+        num_sent = jnp.where(client.stage == _SELECT, num_models, 1)
+        return Repeated(trees.take(server.models, 0), num_sent, num_models)
+
     def server_step(server, aggregate, hyper, round, key):
         return ServerState(optax.apply_updates(server.models, aggregate)), {}
 
@@ -146,4 +152,5 @@ def f_cdpfl(
         choice=choice,
         stage_of=stage_of,
         check_noised=trainer.check_noised,
+        sent_down=sent_down,
     ).with_numbers(numbers, {**RANGES, "num_selections": Index})

@@ -139,6 +139,9 @@ def km_cdpfl(
         ),
         record=of_training(trainer),
         check_noised=trainer.check_noised,
+        sent_down=lambda server, own, client: trees.take(
+            server.models, server.clusters[client.index]
+        ),
     )
 
 

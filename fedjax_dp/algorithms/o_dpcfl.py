@@ -97,4 +97,5 @@ def o_dpcfl(
         personal=lambda server, own, client: own_model(server, client),
         record=of_training(trainer),
         check_noised=trainer.check_noised,
+        sent_down=lambda server, own, client: own_model(server, client),
     )

@@ -20,6 +20,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.messages import Repeated
 from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -222,6 +223,11 @@ def r_dpcfl(
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
 
+    def sent_down(server, own, client):
+        """All models where clients choose; elsewhere one, which the server knows or draws."""
+        num_sent = jnp.where(client.stage == Stage.SELECT, server.num_models, 1)
+        return Repeated(trees.take(server.models, 0), num_sent, capacity)
+
     def server_step(server, aggregate: ClusterAggregate, hyper, round, key):
         is_first = round.stage == Stage.FIRST
         moved = optax.apply_updates(server.models, aggregate.mean)
@@ -287,4 +293,5 @@ def r_dpcfl(
         stage_of=stage_of,
         host_steps=(HostStep(1, cluster, reads_clients=False),),
         check_noised=trainer.check_noised,
+        sent_down=sent_down,
     ).with_numbers(numbers, limits)

@@ -92,6 +92,7 @@ class Entry(NamedTuple):
 _ANY = ("none", "record", "client", "both")
 _RECORD, _OPEN, _UNPROTECTED = ("record",), ("none", "record"), ("none",)
 _BY_LOSS = "which weighs clients by exact losses, and no noise covers those"
+_BY_ACCURACY = "whose pruning waits for exact accuracies, and no noise covers those"
 _MEAN, _CLIENTS = ("aggregator",), ("num_clients",)
 _BOTH_COUNTS = ("num_clients", "num_rounds")
 _BUDGETS: Mapping[str, Any] = {"declared_epsilon": Sequence[Positive] | None}
@@ -151,6 +152,17 @@ ALGORITHMS: Registry[Entry] = Registry(
         "f_cdpfl": Entry(_load("f_cdpfl"), _RECORD, ("num_rounds",)),
         "km_cdpfl": Entry(_load("km_cdpfl"), _OPEN, _CLIENTS),
         "o_dpcfl": Entry(_load("o_dpcfl"), _OPEN, _CLIENTS),
+        "fedbn": Entry(_load("fedbn"), _ANY, _MEAN, for_code=("name",), sends_model=False),
+        "fedper": Entry(_load("fedper", "fedbn"), _ANY, _MEAN, sends_model=False),
+        "fedrep": Entry(_load("fedrep", "fedbn"), _ANY, _MEAN, sends_model=False),
+        "ditto": Entry(_load("ditto"), _ANY, _MEAN),
+        "lottery_fl": Entry(
+            _load("lottery_fl"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY
+        ),
+        "fed_ltn": Entry(_load("fed_ltn"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY),
+        "jump_start": Entry(
+            _load("jump_start"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY
+        ),
         "mr_mtl": Entry(_load("mr_mtl"), _OPEN, _CLIENTS),
         "centralized": Entry(_load("centralized"), _OPEN, pools_clients=True),
     },

@@ -214,7 +214,7 @@ def splitting(
             local = local._replace(learning_rate=local.learning_rate * factor)
             start = trees.cast_like(u, server.params)
             result = trainer.train(start, client, local, key)
-            return result.delta, result.metrics
+            return result.delta, result.metrics.of_changed_update()
         step = own["step_size"] * factor
         if is_exact:
             return proximal_move(quadratic, u, step), None
@@ -232,7 +232,8 @@ def splitting(
             gradient_transform=pull,
             until=stops,
         )
-        return trees.subtract(trees.add(server.params, result.delta), u), result.metrics
+        moved = trees.subtract(trees.add(server.params, result.delta), u)
+        return moved, result.metrics.of_changed_update()
 
     def client(server, own, client, hyper, key):
         alpha, beta, gamma = (hyper.algorithm[k] for k in ("alpha", "beta", "gamma"))

@@ -100,7 +100,8 @@ def term(
             "above": jnp.float32((share > 0) & (exponent > _LARGEST)),
             "below": jnp.float32((share > 0) & (exponent < -_LARGEST)),
         }
-        return ClientOutput(update, result.weight, own, result.metrics)
+        metrics = result.metrics.of_changed_update()
+        return ClientOutput(update, result.weight, own, metrics)
 
     def server_step(server, total, hyper, round, key):
         tilt = hyper.algorithm["tilt"]

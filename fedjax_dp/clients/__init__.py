@@ -9,7 +9,15 @@ from fedjax_dp.clients.base import (
     PublicClient,
 )
 from fedjax_dp.clients.gradients import GradientRule, clipped, plain
-from fedjax_dp.clients.regularizers import blur, distance_to, proximal, shift, towards
+from fedjax_dp.clients.pruning import prune, pruned_share
+from fedjax_dp.clients.regularizers import (
+    blur,
+    distance_to,
+    drawn_back,
+    proximal,
+    shift,
+    towards,
+)
 from fedjax_dp.clients.selection import (
     Choice,
     exact_choice,
@@ -49,6 +57,7 @@ __all__ = [
     "clipped",
     "distance_to",
     "dp_sgd_trainer",
+    "drawn_back",
     "exact_choice",
     "keep_largest",
     "local_trainer",
@@ -58,6 +67,8 @@ __all__ = [
     "plain",
     "private_choice",
     "proximal",
+    "prune",
+    "pruned_share",
     "scale_update",
     "shift",
     "sparsify",

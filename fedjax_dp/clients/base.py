@@ -11,6 +11,7 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from fedjax_dp.core import checks, ranges
+from fedjax_dp.core.messages import Form
 from fedjax_dp.core.ranges import Amount, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordClaim, RecordEvent
@@ -196,7 +197,10 @@ class PublicClient(_SideBySide):
         Returns:
           The same, each `Exact`.
         """
-        return TrainingMetrics(*map(Exact, metrics))
+        exact: dict[str, Any] = {
+            name: Exact(m) for name, m in metrics._asdict().items() if name != "form"
+        }
+        return metrics._replace(**exact)
 
 
 def _unread(what: str) -> ValueError:
@@ -295,6 +299,8 @@ class TrainingMetrics(NamedTuple):
       num_computed: examples that were computed, padding included, int32.
       num_overflow: examples that were drawn and found no slot, int32.
       update_norm: L2 norm of what is sent, float32.
+      form: in which form the update leaves, as update transforms say; None where they say nothing.
+        It is static, and computed from no record.
     """
 
     loss_sum: Any
@@ -303,6 +309,15 @@ class TrainingMetrics(NamedTuple):
     num_computed: Any
     num_overflow: Any
     update_norm: Any
+    form: Form | None = None
+
+    def of_changed_update(self) -> "TrainingMetrics":
+        """Gives the same for an algorithm that sends the delta scaled or moved.
+
+        Returns:
+          The metrics, for an update that is in no narrower type any more.
+        """
+        return self if self.form is None else self._replace(form=self.form.of_type(None))
 
 
 class LocalResult(NamedTuple):
@@ -328,20 +343,23 @@ class LocalTrainer(NamedTuple):
 
     Attributes:
       train: `(start, client, config, key, *, gradient_transform, update_transform, penalty,
-        objective, until) -> LocalResult`; the optional Optax transform sees every gradient before
-        the optimiser does, noised where training is private, the optional update transform comes
-        behind those of the trainer and is refused as they are, the optional penalty, `(params) ->
-        scalar`, is added to the loss of every example and clipped with it; the optional objective,
-        `(loss) -> value`, is minimised in place of the mean loss of a batch or, where training is
-        private, in place of each example's; the optional `until`, `(state of the gradient
-        transform) -> bool`, ends training early, which costs no more than all its steps.
+        objective, until, mask) -> LocalResult`; the optional Optax transform sees every gradient
+        before the optimiser does, noised where training is private, the optional update transform
+        comes behind those of the trainer and is refused as they are, the optional penalty,
+        `(params) -> scalar`, is added to the loss of every example and clipped with it; the
+        optional objective, `(loss) -> value`, is minimised in place of the mean loss of a batch or,
+        where training is private, in place of each example's; the optional `until`, `(state of the
+        gradient transform) -> bool`, ends training early, which costs no more than all its steps;
+        the optional mask, bools of the structure of the parameters with None for what is trained
+        whole, marks the entries that are trained, and all others stay as they were, bit for bit.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       claim: what one run of `train` promises to a record, its numbers being a `LocalConfig`; None
         where nothing is promised.
       is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
         client as it is; what control variates are computed from.
-      check_noised: raises a ValueError if noise on the delta would move what training leaves alone.
+      check_noised: `(is_sent)` raises a ValueError if noise on the delta would move what training
+        leaves alone; of parameters that are not sent it asks nothing, all are where it is left out.
     """
 
     train: Callable[..., LocalResult]
@@ -349,7 +367,7 @@ class LocalTrainer(NamedTuple):
     num_steps: Callable[[Any, LocalConfig], Any]
     claim: RecordClaim | None
     is_plain_sgd: bool = False
-    check_noised: Callable[[], None] = lambda: None
+    check_noised: Callable[..., None] = lambda is_sent=None: None
 
     @property
     def is_private(self) -> bool:

@@ -50,6 +50,38 @@ def proximal(strength: NonNegative) -> optax.GradientTransformation:
 
 
 @checked
+def drawn_back(
+    strength: NonNegative, is_weight: PyTree | None = None
+) -> optax.GradientTransformation:
+    """Adds the gradient of `strength * ‖w − w₀‖`, of the distance from the start, not its square.
+
+    However far the parameters are, the pull is as long as `strength`; at the start it is 0. It
+    reads parameters only, as `proximal` does.
+
+    Args:
+      strength: the weight of the term, at least 0; 0 leaves gradients as they are.
+      is_weight: marks the parameters that count, a tree of bools; buffers, which refresh
+        themselves, should not. All where it is None.
+
+    Returns:
+      The transform.
+
+    Source: Mugunthan 2022, algorithm 1 (FedLTN); `personalization` section 6.
+    """
+    ranges.check({"strength": strength}, {"strength": NonNegative})
+
+    def update(gradient, state, params):
+        moved = trees.subtract(params, state.anchor)
+        if is_weight is not None:
+            moved = jax.tree.map(lambda m, w: m if w else jnp.zeros_like(m), moved, is_weight)
+        pull = strength * trees.reciprocal(trees.l2_norm(moved))
+        pulled = jax.tree.map(lambda g, m: (g + pull * m).astype(g.dtype), gradient, moved)
+        return pulled, state
+
+    return optax.GradientTransformation(AnchorState, update)
+
+
+@checked
 def blur(strength: float, radius: Bound) -> optax.GradientTransformation:
     """Adds the gradient of `strength / 2 * max(0, ‖w − w₀‖² − radius²)`: BLUR.
 

@@ -23,8 +23,9 @@ from fedjax_dp.clients.base import (
 from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
 from fedjax_dp.clients.untrained import check_noised
-from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.messages import Form
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
@@ -178,6 +179,7 @@ class _Training:
         penalty=None,
         objective=None,
         until=None,
+        mask=None,
     ) -> LocalResult:
         """Trains one client from `start` on."""
         is_private = self.rule.event is not None
@@ -195,7 +197,7 @@ class _Training:
         steps = self.num_steps(client.size, config)
         keys = _Keys(*(fold(key, p) for p in (Purpose.BATCH, Purpose.RECORD_NOISE, Purpose.MODEL)))
         parts = self.parts(start, client)
-        run = _Run(client, config, keys, steps, optimizer, penalty, objective, *parts)
+        run = _Run(client, config, keys, steps, optimizer, penalty, objective, mask, *parts)
         # Nobody pays for the last gradient where no transform reads it: it is then dead code.
         local = _Local(
             jnp.int32(0),
@@ -212,13 +214,14 @@ class _Training:
             return is_left if until is None else is_left & ~until(local.optimizer[0])
 
         local = jax.lax.while_loop(goes_on, partial(self.step, run), local)
-        delta = trees.subtract(local.params, start)
+        delta, form = trees.subtract(local.params, start), Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.
             own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             context = UpdateContext(local.params, local.gradient, client, config, own_key)
-            delta = transform(delta, context)
-        metrics = for_people(local.metrics._replace(update_norm=trees.l2_norm(delta)))
+            delta, form = transform(delta, context), transform.form(form)
+        told = local.metrics._replace(update_norm=trees.l2_norm(delta), form=form)
+        metrics = for_people(told)
         return LocalResult(
             delta, local.params, client.size.astype(jnp.float32), local.step, metrics
         )
@@ -260,10 +263,13 @@ class _Training:
             loss = summed.loss / jnp.maximum(count, 1)
             gradient = trees.scale(gradient, jax.grad(run.objective)(loss))
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
+        gradient = run.masked(gradient)
         updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
         # Traced numbers are float32, and would widen the state of a narrow model.
         opt_state = trees.cast_like(opt_state, local.optimizer)
-        params = optax.apply_updates(summed.params, _of_weights(self.model, updates))
+        # Decay and noisy optimisers move what has no gradient.
+        updates = run.masked(_of_weights(self.model, updates))
+        params = optax.apply_updates(summed.params, updates)
         read = TrainingMetrics(
             loss_sum=summed.loss,
             num_read=count,
@@ -325,6 +331,7 @@ class _Run(NamedTuple):
     optimizer: optax.GradientTransformation
     penalty: Callable[[Any], jax.Array] | None
     objective: Objective | None
+    mask: Any
     capacity: int
     micro: int
 
@@ -332,6 +339,10 @@ class _Run(NamedTuple):
     def num_micro(self) -> int:
         """Counts the micro-batches of a full draw."""
         return -(-self.capacity // self.micro)
+
+    def masked(self, tree: Any) -> Any:
+        """Sets to zero what is not to be trained."""
+        return tree if self.mask is None else masks.applied(self.mask, tree)
 
 
 class _Local(NamedTuple):

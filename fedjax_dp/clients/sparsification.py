@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.transforms import UpdateTransform, mask_of_largest
 from fedjax_dp.core import trees
+from fedjax_dp.core.messages import Form
 from fedjax_dp.core.ranges import Decay
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -88,6 +89,7 @@ def declared_sparsification(sparsity: Decay, score: Score) -> UpdateTransform:
         reads_records=score == "cost" and sparsity > 0,
         name=f"sparsify with score {score!r}",
         instead="the scores 'cost_of_last_step' and 'magnitude' read none",
+        form=Form.sparse if sparsity > 0 else lambda form: form,
     )
 
 

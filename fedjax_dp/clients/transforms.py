@@ -11,6 +11,7 @@ from chex import PRNGKey
 
 from fedjax_dp.clients.base import ClientData, LocalConfig, PublicClient
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.messages import Form
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise
@@ -50,12 +51,15 @@ class UpdateTransform:
         privacy for records refuses it then, since no event covers what it reads.
       name: what a refusal calls it.
       instead: what to take where it is refused, in words.
+      form: `(form) -> form`, in which form the update is sent behind it, for whoever counts bytes;
+        whole and in its own type where nothing else is said.
     """
 
     apply: Apply
     reads_records: bool
     name: str
     instead: str = "declare no privacy for records, or take what reads none"
+    form: Callable[[Form], Form] = lambda form: Form()
 
     def __call__(self, delta: PyTree, context: UpdateContext) -> PyTree:
         """Transforms an update.
@@ -140,8 +144,10 @@ def _name_of(apply: Any) -> str:
     return str(getattr(apply, "__name__", repr(apply)))
 
 
-def _reads_none(name: str, apply: Apply) -> UpdateTransform:
-    return UpdateTransform(apply, False, name)
+def _reads_none(
+    name: str, apply: Apply, form: Callable[[Form], Form] = lambda form: Form()
+) -> UpdateTransform:
+    return UpdateTransform(apply, False, name, form=form)
 
 
 @checked
@@ -158,6 +164,7 @@ def clip_update(clip_norm: float) -> UpdateTransform:
     return _reads_none(
         "clip_update",
         lambda delta, context: clipping.clip_by_global_norm(delta, clip_norm)[0],
+        lambda form: form.of_type(None),
     )
 
 
@@ -194,7 +201,9 @@ def keep_largest(share: float) -> UpdateTransform:
     def sparsify(x: jax.Array) -> jax.Array:
         return jnp.where(mask_of_largest(jnp.abs(x), share), x, 0)
 
-    return _reads_none("keep_largest", lambda delta, context: jax.tree.map(sparsify, delta))
+    return _reads_none(
+        "keep_largest", lambda delta, context: jax.tree.map(sparsify, delta), Form.sparse
+    )
 
 
 def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
@@ -229,7 +238,8 @@ def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:
     def rounded(delta, context):
         return jax.tree.map(lambda x: x.astype(dtype).astype(x.dtype), delta)
 
-    return _reads_none("cast", rounded)
+    name = jnp.dtype(dtype).name
+    return _reads_none("cast", rounded, lambda form: form.of_type(name))
 
 
 @checked
@@ -242,4 +252,8 @@ def scale_update(factor: float) -> UpdateTransform:
     Returns:
       The transform.
     """
-    return _reads_none("scale_update", lambda delta, context: trees.scale(delta, factor))
+    return _reads_none(
+        "scale_update",
+        lambda delta, context: trees.scale(delta, factor),
+        lambda form: form.of_type(None),
+    )

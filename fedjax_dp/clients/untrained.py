@@ -8,13 +8,18 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 
 # Optimisers that gather several gradients before they step move nothing until then.
 _MOST_STEPS = 100
 
 
-def check_noised(model: Model, make_optimizer: Callable[[], optax.GradientTransformation]) -> None:
+def check_noised(
+    model: Model,
+    make_optimizer: Callable[[], optax.GradientTransformation],
+    is_sent: PyTree | None = None,
+) -> None:
     """Requires that training moves every parameter, so that noise may be added to updates of it.
 
     Noise lands on all of an update. On what is not trained it would do nothing but harm: a frozen
@@ -24,6 +29,7 @@ def check_noised(model: Model, make_optimizer: Callable[[], optax.GradientTransf
     Args:
       model: what is trained.
       make_optimizer: `() -> optimizer`, with a learning rate above 0 where it is to move anything.
+      is_sent: marks the parameters that updates hold, a tree of bools; all where it is None.
 
     Raises:
       ValueError: naming the parameters, and what to do instead.
@@ -31,7 +37,10 @@ def check_noised(model: Model, make_optimizer: Callable[[], optax.GradientTransf
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     names = trees.paths(shapes)
     is_buffer = jax.tree.leaves(model.is_buffer(shapes))
-    buffers = [name for name, flag in zip(names, is_buffer, strict=True) if flag]
+    sent = [True] * len(names) if is_sent is None else jax.tree.leaves(is_sent)
+    buffers = [
+        name for name, flag, goes in zip(names, is_buffer, sent, strict=True) if flag and goes
+    ]
     if buffers:
         raise ValueError(
             f"model must have no buffers where noise is added to updates of them, got {model.name} "
@@ -39,9 +48,13 @@ def check_noised(model: Model, make_optimizer: Callable[[], optax.GradientTransf
             "(Model.freeze), which then are not sent"
         )
     is_moved = jax.device_get(_is_moved(make_optimizer(), shapes))
-    # What has no entries cannot be moved, nor need it be.
+    # What has no entries cannot be moved, nor need it be; what is not sent gets no noise.
     sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
-    tried = [(n, m) for n, m, size in zip(names, is_moved, sizes, strict=True) if size]
+    tried = [
+        (name, moved)
+        for name, moved, size, goes in zip(names, is_moved, sizes, sent, strict=True)
+        if size and goes
+    ]
     left = [name for name, moved in tried if not moved]
     # One that moves nothing at all is no way of freezing a part.
     if 0 < len(left) < len(tried):

@@ -27,6 +27,7 @@ class Purpose(enum.IntEnum):
       PUBLIC: what all clients and the server draw alike, such as a rotation.
       SERVER_STEP: draws of the server's step.
       RUN: the root of one of several runs.
+      PERSONAL: a client's second training, of what stays at home.
     """
 
     INIT = 1
@@ -43,6 +44,7 @@ class Purpose(enum.IntEnum):
     PUBLIC = 12
     SERVER_STEP = 13
     RUN = 14
+    PERSONAL = 15
 
 
 def secret_key() -> PRNGKey:

@@ -40,6 +40,7 @@ Bound = Annotated[float, Ge(0), Le(math.inf)]
 # The same of numbers that may be traced, or arrays of them.
 PositiveNumbers = Annotated[jax.typing.ArrayLike, Gt(0)]
 NonNegativeNumbers = Annotated[jax.typing.ArrayLike, Ge(0)]
+DecayNumbers = Annotated[jax.typing.ArrayLike, Ge(0), Lt(1)]
 Norms = Annotated[jax.typing.ArrayLike, Gt(0), Le(math.inf)]
 Bounds = Annotated[jax.typing.ArrayLike, Ge(0), Le(math.inf)]
 

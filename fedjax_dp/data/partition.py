@@ -6,6 +6,7 @@ give the same partition.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -165,6 +166,104 @@ def shards(
     owner = np.empty(len(labels), dtype=np.int64)
     owner[np.concatenate(by_class)] = client_of_shard[shard]
     return by_owner(owner, num_clients)
+
+
+class Splits(NamedTuple):
+    """Rows of each client in three parts.
+
+    Attributes:
+      train: rows of the training pool.
+      validation: other rows of the training pool.
+      test: rows of the test pool.
+    """
+
+    train: list[np.ndarray]
+    validation: list[np.ndarray]
+    test: list[np.ndarray]
+
+
+@checked
+def few_classes(
+    labels: np.ndarray,
+    test_labels: np.ndarray,
+    num_clients: int,
+    rng: Seed,
+    *,
+    classes_per_client: Count = 2,
+    train_per_class: Count = 25,
+    validation_per_client: Index = 25,
+    test_per_client: Index = 200,
+) -> Splits:
+    """Gives each client a few classes, few examples of each, and a test part of the same classes.
+
+    Classes are dealt so that they are used equally often. No training example is used twice. Test
+    parts of different clients may overlap, each without repetition.
+
+    Args:
+      labels: classes of the training pool, `[examples]`.
+      test_labels: classes of the test pool, `[examples]`.
+      num_clients: how many clients to make, at least 1.
+      rng: a NumPy generator, or a seed for one.
+      classes_per_client: different classes of a client, at least 1.
+      train_per_class: training examples of each of a client's classes, at least 1.
+      validation_per_client: validation examples, from its classes in like numbers, at least 0.
+      test_per_client: test examples, from its classes in like numbers, at least 0.
+
+    Returns:
+      The rows of each client.
+
+    Raises:
+      ValueError: if there are fewer classes than a client is to have, or too few examples of one.
+
+    Source: Mugunthan 2022, section 4.4; `personalization` section 9.
+    """
+    labels, test_labels = _check_labels(labels), _check_labels(test_labels)
+    checks.whole("num_clients", num_clients)
+    checks.whole("classes_per_client", classes_per_client)
+    checks.whole("train_per_class", train_per_class)
+    checks.whole("validation_per_client", validation_per_client, at_least=0)
+    checks.whole("test_per_client", test_per_client, at_least=0)
+    rng = np.random.default_rng(rng)
+    names = np.unique(labels)
+    rule = f"be at most the {len(names)} classes of the data"
+    checks.require(classes_per_client <= len(names), "classes_per_client", rule, classes_per_client)
+    dealt = _dealt_classes(len(names), num_clients, classes_per_client, rng)
+    pools = [list(rng.permutation(np.flatnonzero(labels == name))) for name in names]
+    tests = [np.flatnonzero(test_labels == name) for name in names]
+    found = Splits([], [], [])
+    for own in dealt:
+        train, validation, test = [], [], []
+        for place, c in enumerate(own):
+            asked = train_per_class + _like_part(validation_per_client, classes_per_client, place)
+            rule = f"hold {asked} more examples of class {names[c]} for client {len(found.train)}"
+            checks.require(len(pools[c]) >= asked, "data", rule, len(pools[c]))
+            taken, pools[c] = pools[c][:asked], pools[c][asked:]
+            train += taken[:train_per_class]
+            validation += taken[train_per_class:]
+            asked = _like_part(test_per_client, classes_per_client, place)
+            rule = f"hold {asked} test examples of class {names[c]}"
+            checks.require(len(tests[c]) >= asked, "data", rule, len(tests[c]))
+            test += list(rng.choice(tests[c], asked, replace=False))
+        for part, rows in zip(found, (train, validation, test), strict=True):
+            part.append(np.sort(np.asarray(rows, np.int64)))
+    return found
+
+
+def _dealt_classes(
+    num_classes: int, num_clients: int, each: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Gives every client the classes that were used least, at random among equal ones."""
+    used, dealt = np.zeros(num_classes), []
+    for _ in range(num_clients):
+        own = np.lexsort((rng.random(num_classes), used))[:each]
+        used[own] += 1
+        dealt.append(own)
+    return dealt
+
+
+def _like_part(count: int, parts: int, place: int) -> int:
+    """Splits a number into like parts."""
+    return count // parts + (place < count % parts)
 
 
 @checked

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import sparse
 
 # A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that
@@ -259,6 +261,44 @@ def everybody() -> Sampler:
         num_steps_per_epoch=lambda size, batch_size: jnp.ones_like(size),
         charges_everybody=True,
         varies=False,
+    )
+
+
+@checked
+def everybody_first(steps: Count, then: Sampler) -> Sampler:
+    """Draws everybody at first, and by another sampler after that.
+
+    No amplification is known of it, so that privacy for whoever is drawn refuses it.
+
+    Args:
+      steps: how many of the first draws hold everybody, at least 1.
+      then: the sampler of what follows.
+
+    Returns:
+      The sampler.
+
+    Raises:
+      ValueError: if the number is not a positive integer; from `event`, always.
+    """
+    checks.whole("steps", steps)
+
+    def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
+        state, later = then.draw(state, key, step, size, batch_size, limit, capacity, any_of)
+        everyone = _slots(jnp.arange(limit), jnp.asarray(size, jnp.int32), capacity)
+        return state, jax.tree.map(lambda a, b: jnp.where(step < steps, a, b), everyone, later)
+
+    def event(base, size, batch_size):
+        raise ValueError(
+            "sampler must have an analysis where those who are drawn are promised privacy, got "
+            f"everybody in the first {steps} draws and {then.name} later"
+        )
+
+    return then._replace(
+        name=f"everybody_first({steps}, {then.name})",
+        draw=draw,
+        capacity=lambda limit, max_batch_size: limit,
+        event=event,
+        separation=lambda size, batch_size: 1,
     )
 
 

@@ -4,6 +4,7 @@ from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.anderson import anderson
 from fedjax_dp.engine.calibration import calibrate, run_event
 from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.communication import Communication, communication
 from fedjax_dp.engine.compile import Simulation, compile_federation, simulation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
@@ -13,6 +14,7 @@ from fedjax_dp.engine.round import SimulationState
 
 __all__ = [
     "Cohort",
+    "Communication",
     "Evaluator",
     "Examples",
     "ExecutionConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "TrainingInfo",
     "anderson",
     "calibrate",
+    "communication",
     "compile_federation",
     "evaluator",
     "examples_of",

@@ -343,24 +343,30 @@ class _Scheme(NamedTuple):
 
     def _products(self, all_rounds: jax.Array, one: jax.Array) -> jax.Array:
         """Multiplies one leaf of all residuals with that of the newest, `[places]`."""
-        exact = jax.lax.Precision.HIGHEST
         if self.axis == 0:
-            return jnp.matmul(all_rounds.reshape(self.places, -1), one.reshape(-1), precision=exact)
+            # A matrix product would take ten times as long here; axis by axis little is rounded.
+            products = all_rounds * one
+            while products.ndim > 1:
+                products = jnp.sum(products, axis=-1)
+            return products
         rows = len(one)
         # What fills a table up to a multiple of the devices is nobody's.
         weights = jnp.zeros(rows).at[: len(self.weights)].set(self.weights)
         weighted = weights[:, None] * one.reshape(rows, -1)
         flat = all_rounds.reshape(rows, self.places, -1)
+        exact = jax.lax.Precision.HIGHEST
         return jnp.einsum("ikp,ip->k", flat, weighted, precision=exact)
 
     def _mixed(self, images: PyTree, newest: PyTree, found: jax.Array) -> PyTree:
         """Mixes images; weights of sum 1 go to differences, which lose less to rounding."""
 
         def of_leaf(all_rounds, one):
-            moved = all_rounds - jnp.expand_dims(one, self.axis)
-            shape = [1] * moved.ndim
-            shape[self.axis] = self.places
-            return (one + jnp.sum(found.reshape(shape) * moved, axis=self.axis)).astype(one.dtype)
+            def moved(k, so_far):
+                image = jax.lax.dynamic_index_in_dim(all_rounds, k, self.axis, keepdims=False)
+                return so_far + found[k] * (image - one)
+
+            start = jnp.zeros(one.shape, jnp.result_type(all_rounds, one, found))
+            return (one + jax.lax.fori_loop(0, self.places, moved, start)).astype(one.dtype)
 
         return jax.tree.map(of_leaf, images, newest)
 
@@ -429,6 +435,9 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         server_step=server_step,
         stage_of=of_server(algorithm.stage_of),
     )
+    sent_down = algorithm.sent_down
+    if sent_down is not None:
+        lifted = lifted._replace(sent_down=of_server(sent_down))
     shared, personal, clients = algorithm.shared, algorithm.personal, algorithm.clients
     if shared is not None:
         view = SharedModel(
@@ -456,6 +465,11 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         output = algorithm.client(server.inner, own.inner, client, hyper, key)
         return output._replace(state=own.replace(inner=output.state))
 
+    def finished(server, aggregate, own, hyper):
+        if clients.finish is None:
+            return own
+        return own.replace(inner=clients.finish(server.inner, aggregate, own.inner, hyper))
+
     # All points move in every round, whatever becomes of the rest.
-    kept = ClientState(first_state, lambda server, aggregate, own, hyper: own, True)
+    kept = ClientState(first_state, finished, True)
     return lifted._replace(client=client, clients=kept)

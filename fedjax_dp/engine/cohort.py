@@ -84,7 +84,8 @@ class Examples:
         """
         start, size = (jnp.asarray(x)[index] for x in (self.starts, self.sizes))
         own = jnp.asarray(index, jnp.int32)
-        return ClientData(self.arrays, start, size, own, self.limit, stage=stage)
+        second = None if self.validation is None else self.validation.client(index, stage)
+        return ClientData(self.arrays, start, size, own, self.limit, stage=stage, validation=second)
 
 
 def draw_cohort(

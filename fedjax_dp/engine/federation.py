@@ -170,6 +170,7 @@ def federation(
         f"be bound to the {num_clients} clients of the data",
         participation.num_clients,
     )
+    _check_validation(algorithm, population)
     hyper = typed(algorithm.hyper)
 
     def check(hyper: Hyper) -> None:
@@ -297,6 +298,20 @@ def update_structure(algorithm: FederatedAlgorithm, population: Population) -> P
     """
     run, arguments = one_client(algorithm, population)
     return jax.eval_shape(run, *arguments).update
+
+
+def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> None:
+    """Requires a second split for whoever reads one."""
+    if not algorithm.needs_validation:
+        return
+    second = population.validation
+    rule = f"be given for {algorithm.name}, whose clients look at it in their rounds"
+    checks.require(second is not None, "validation", rule, None)
+    assert second is not None
+    lacking = np.flatnonzero((population.sizes > 0) & (second.sizes == 0))
+    rule = f"hold an example of every client that has training data for {algorithm.name}"
+    found = f"none of client {lacking[0]}" if len(lacking) else ""
+    checks.require(not len(lacking), "validation", rule, found)
 
 
 def _check_claims(

@@ -92,6 +92,21 @@ class TrainingInfo(NamedTuple):
     update_norm_quantiles: jax.Array
 
 
+class MessageCounts(NamedTuple):
+    """What is not known of a round's messages before it is played, for whoever counts bytes.
+
+    Attributes:
+      is_counted: which slots' messages were made, `[slots]`, bool.
+      up: the counts of messages from clients, as `core.messages.counts_of` orders them, each
+        `[slots]`, int32.
+      down: those of messages to clients.
+    """
+
+    is_counted: jax.Array
+    up: tuple[jax.Array, ...]
+    down: tuple[jax.Array, ...]
+
+
 class RoundInfo(NamedTuple):
     """What people may want to see of a round; nothing is computed with it.
 
@@ -100,12 +115,14 @@ class RoundInfo(NamedTuple):
       clients: means over the cohort of what clients tell by name.
       aggregator: what the aggregator tells by name.
       server: what the server step tells by name.
+      messages: what messages hold; None where all of them are known by their shapes.
     """
 
     training: TrainingInfo | None
     clients: Mapping[str, jax.Array]
     aggregator: Mapping[str, jax.Array]
     server: Mapping[str, jax.Array]
+    messages: MessageCounts | None = None
 
 
 def training_info(

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from chex import PRNGKey
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, Round
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, Round
 from fedjax_dp.clients.base import ClientData, TrainingMetrics
-from fedjax_dp.core import sums, trees
+from fedjax_dp.core import messages, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.layout import AXIS, CHUNK_AXIS, Layout
 from fedjax_dp.engine.reads import run_client
-from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, training_info
+from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord, training_info
 from fedjax_dp.server.base import RoundKey, Stack, Stacked
 
 
@@ -61,6 +61,8 @@ class _Outcome(NamedTuple):
     info: Any
     contribution: PyTree
     is_finite: jax.Array
+    counts_up: tuple[jax.Array, ...]
+    counts_down: tuple[jax.Array, ...]
 
 
 class _Context(NamedTuple):
@@ -306,7 +308,22 @@ def _run_slot(
         lambda m: jnp.where(contributes, m, 0), (output.training, dict(output.info))
     )
     kept = trees.where(contributes, output.state, own)
-    return _Outcome(kept, training, info, contribution, is_finite)
+    up, down = _counts(algorithm, state.server, own, client, output)
+    return _Outcome(kept, training, info, contribution, is_finite, up, down)
+
+
+def _counts(
+    algorithm: FederatedAlgorithm,
+    server: PyTree,
+    own: PyTree,
+    client: ClientData,
+    output: ClientOutput,
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Counts what a client's messages hold, where their shapes do not tell."""
+    sent_up, sent_down = algorithm.aggregator.sent_up, algorithm.sent_down
+    up = output.message if sent_up is None else sent_up(output.message, output.weight)
+    down = () if sent_down is None else sent_down(server, own, client.public())
+    return messages.counts_of(up), messages.counts_of(down)
 
 
 def _client(context: _Context, slot: _Slots, chunk_axis: str | None) -> ClientData:
@@ -391,4 +408,7 @@ def _info(
         training = training_info(outcome.metrics, contributes, layout.chunk, slots.is_alone)
     count = jnp.maximum(jnp.sum(contributes), 1)
     of_clients = {name: jnp.sum(value, axis=0) / count for name, value in outcome.info.items()}
-    return RoundInfo(training, of_clients, dict(told), dict(of_server))
+    counts = None
+    if outcome.counts_up or outcome.counts_down:
+        counts = MessageCounts(slots.takes_part, outcome.counts_up, outcome.counts_down)
+    return RoundInfo(training, of_clients, dict(told), dict(of_server), counts)

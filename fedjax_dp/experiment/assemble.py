@@ -95,7 +95,14 @@ def assemble(config: Config) -> Experiment:
             config.algorithm.name, algorithm, privacy.record, setting, train.sizes
         )
     wrapper = acceleration_of(config.acceleration, config.run, model)
-    compiled = simulation(algorithm, train, participation, execution, wrapper=wrapper)
+    compiled = simulation(
+        algorithm,
+        train,
+        participation,
+        execution,
+        validation=population.validation,
+        wrapper=wrapper,
+    )
     share = config.data.client_test_share
     metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
     evaluations = _evaluator(compiled, model, population, share, metrics)

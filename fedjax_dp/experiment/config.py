@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Le, Lt, MinLen
 from pydantic import Field, StringConstraints
 
+from fedjax_dp.core.messages import Encoding
 from fedjax_dp.core.ranges import (
     Amount,
     Count,
@@ -81,6 +82,11 @@ class DataSection(Section):
         "options of the partition; `run --keys data.partition=NAME`"
     )
     client_test_share: Decay = _setting(0.2, "share of each client's examples held out for it")
+    client_validation_share: Decay = _setting(
+        0.0,
+        "share of what each client has left for training that is set aside for what it decides in "
+        "its rounds, such as when to prune",
+    )
     public_examples: Index = _setting(
         0, "examples taken out of the pool, without labels, for algorithms that ask about them"
     )
@@ -176,6 +182,9 @@ class FixedSizeCohort(_Cohort):
     """So many clients join, drawn without replacement."""
 
     sampler: Literal["fixed_size"] = _setting("fixed_size", "how a cohort is drawn")
+    everybody_first: Index = _setting(
+        0, "rounds that all clients join before that, such as those of jump_start's first stage"
+    )
 
 
 class CyclicCohort(_Cohort):
@@ -340,6 +349,16 @@ class ExecutionSection(Section):
     )
 
 
+class CommunicationSection(Section):
+    """How bytes are counted; never what is trained."""
+
+    encoding: Encoding = _setting(
+        "smallest",
+        "how arrays are sent of which a mask keeps a part: dense, bitmap, index, the smallest of "
+        "these, or values, which leaves out which entries they are; all else is sent as it is",
+    )
+
+
 class Config(Section):
     """An experiment.
 
@@ -353,6 +372,7 @@ class Config(Section):
       participation: who joins a round.
       privacy: what is protected.
       execution: speed and memory.
+      communication: how bytes are counted.
     """
 
     run: RunSection = Field(default_factory=RunSection)
@@ -364,6 +384,7 @@ class Config(Section):
     participation: ParticipationSection = Field(default_factory=FullParticipation)
     privacy: PrivacySection = Field(default_factory=PrivacySection)
     execution: ExecutionSection = Field(default_factory=ExecutionSection)
+    communication: CommunicationSection = Field(default_factory=CommunicationSection)
 
     @property
     def title(self) -> str:

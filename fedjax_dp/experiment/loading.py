@@ -137,7 +137,7 @@ def other_data(run: Run, words: Sequence[str]) -> Population | None:
     config = configuration.load(run.folder / CONFIG_FILE, words)
     for name in Config.model_fields:
         same = name == "data" or getattr(config, name) == getattr(run.config, name)
-        same |= name == "execution"
+        same |= name in ("execution", "communication")
         checks.require(same, "overrides", "change [data] alone", list(words))
     found = build_population(config.data, config.run.seed)
     ours, theirs = (shapes_of(p.train) for p in (run.experiment.population, found))

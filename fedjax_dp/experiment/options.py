@@ -14,6 +14,7 @@ from fedjax_dp.experiment.values import (
     ConfigError,
     Section,
     annotation_of,
+    in_a_file,
     is_plain,
     may_be_none,
     refusal,
@@ -49,6 +50,7 @@ def options_model(
         or, in this package, without a description.
     """
     hints = typing.get_type_hints(factory, include_extras=True) | dict(kinds)
+    hints = {option: in_a_file(hint) for option, hint in hints.items()}
     about = described(factory)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(factory).parameters.values():

@@ -41,6 +41,8 @@ def participation_of(section: ParticipationSection, num_clients: int) -> partici
             sampler = sampling.poisson(section.capacity)
         case FixedSizeCohort():
             sampler = sampling.fixed_size()
+            if section.everybody_first > 0:
+                sampler = sampling.everybody_first(section.everybody_first, sampler)
         case CyclicCohort():
             sampler = sampling.cyclic()
         case MinSeparatedCohort():

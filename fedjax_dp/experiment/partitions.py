@@ -136,6 +136,52 @@ def shifted_clusters(
     return train, FederatedData.from_clients(shifted(pool.test, test_samples_per_client, _TEST))
 
 
+def few_classes(
+    pool: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    classes_per_client: Count = 2,
+    train_per_class: Count = 25,
+    validation_per_client: Count = 25,
+    test_per_client: Count = 200,
+) -> tuple[FederatedData, FederatedData, FederatedData]:
+    """Gives each client a few classes, with parts for training, validation and testing.
+
+    Args:
+      pool: the data set.
+      num_clients: how many clients to make.
+      rng: root of the draws.
+      classes_per_client: different classes of a client.
+      train_per_class: training examples of each of a client's classes.
+      validation_per_client: validation examples, from its classes in like numbers.
+      test_per_client: test examples, from its classes in like numbers; parts may overlap.
+
+    Returns:
+      Training, validation and held-out data.
+
+    Raises:
+      ValueError: if the data have no classes, or too few examples.
+    """
+    has_classes = pool.task == "classification" and np.ndim(pool.train["y"]) == 1
+    checks.require(has_classes, "data.name", "hold examples with a class each", pool.name)
+    rows = partition.few_classes(
+        np.asarray(pool.train["y"]),
+        np.asarray(pool.test["y"]),
+        num_clients,
+        rng,
+        classes_per_client=classes_per_client,
+        train_per_class=train_per_class,
+        validation_per_client=validation_per_client,
+        test_per_client=test_per_client,
+    )
+    return (
+        FederatedData.from_indices(pool.train, rows.train),
+        FederatedData.from_indices(pool.train, rows.validation),
+        FederatedData.from_indices(pool.test, rows.test),
+    )
+
+
 _COUNTED = ("num_examples", "num_clients", "rng")
 _LABELLED = ("labels", "num_clients", "rng")
 
@@ -158,6 +204,9 @@ PARTITIONS: Registry[Partition] = Registry(
             mixtures.label_and_size_skew, _LABELLED, {"alpha": 0.5, "exponent": 0.5}
         ),
         "majority_classes": Partition(mixtures.majority_classes, _LABELLED),
+        "few_classes": Partition(
+            few_classes, ("pool", "num_clients", "rng"), changes_examples=True
+        ),
         "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
         "shifted_clusters": Partition(
             shifted_clusters, ("pool", "seed"), counts_clients=False, changes_examples=True

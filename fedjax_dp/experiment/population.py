@@ -1,6 +1,7 @@
 """From a named data set to the clients' training and held-out data."""
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from fedjax_dp.experiment.partitions import PARTITIONS, Facts
 from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
-_SPLIT, _PUBLIC = 1, 3
+_SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
 
 
 class Population(NamedTuple):
@@ -24,6 +25,8 @@ class Population(NamedTuple):
     Attributes:
       train: training examples by client.
       client_test: held-out examples of each client, or None.
+      validation: examples of each client that its rounds may look at beside the training ones, or
+        None.
       test: the data set's own test part as one client, or None.
       public_x: public inputs without labels, `[queries, ...]`, or None.
       num_classes: number of classes or tokens.
@@ -36,6 +39,7 @@ class Population(NamedTuple):
     public_x: np.ndarray | None
     num_classes: int
     has_class_labels: bool
+    validation: FederatedData | None = None
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients.
@@ -51,7 +55,7 @@ class Population(NamedTuple):
         Returns:
           A population of one client, with nothing held out for it.
         """
-        return self._replace(train=pool(self.train), client_test=None)
+        return self._replace(train=pool(self.train), client_test=None, validation=None)
 
 
 def build_population(section: DataSection, seed: int) -> Population:
@@ -75,7 +79,10 @@ def build_population(section: DataSection, seed: int) -> Population:
     entry = PARTITIONS[section.partition]
     made = entry.make(Facts(data, section.num_clients, seed), section.partition_options)
     test: FederatedData | None = None
-    if entry.changes_examples:
+    validation: FederatedData | None = None
+    if entry.changes_examples and len(made) == 3:
+        train, validation, client_test = made
+    elif entry.changes_examples:
         train, client_test = made
     else:
         names: tuple[str, ...] = ()
@@ -84,11 +91,16 @@ def build_population(section: DataSection, seed: int) -> Population:
         train, client_test = _split(data, made, names, section.client_test_share, seed)
         if len(data.test["y"]):
             test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
+    if section.client_validation_share > 0:
+        rule = f"be 0 for {section.partition}, which makes a validation part itself"
+        share = section.client_validation_share
+        checks.require(validation is None, "data.client_validation_share", rule, share)
+        train, validation = _validated(train, share, seed)
     if section.check_finite:
-        for part in (train, client_test, test):
+        for part in (train, client_test, test, validation):
             if part is not None:
                 part.check_finite()
-    return Population(train, client_test, test, public_x, data.num_classes, is_labelled)
+    return Population(train, client_test, test, public_x, data.num_classes, is_labelled, validation)
 
 
 def _check_labels(data: datasets.Dataset) -> None:
@@ -143,3 +155,17 @@ def _split(
         FederatedData.from_indices(data.train, train_rows, names),
         FederatedData.from_indices(data.train, test_rows, names),
     )
+
+
+def _validated(
+    train: FederatedData, share: float, seed: int
+) -> tuple[FederatedData, FederatedData]:
+    """Sets a share of each client's training examples aside for what its rounds decide."""
+    rows = [np.arange(a, b) for a, b in itertools.pairwise(train.offsets)]
+    rng = np.random.default_rng([seed, _VALIDATION])
+    kept, apart = partition.split_clients(rows, rng, test_fraction=share)
+    parts = (
+        FederatedData.from_indices(train.examples, each, train.client_names)
+        for each in (kept, apart)
+    )
+    return next(parts), next(parts)

@@ -78,6 +78,7 @@ def write_results(
     folder, accounting = start.folder, start.accounting
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
     summary = _summary(experiment, state, accounting, rows) | timing
+    summary |= {"communication": start.traffic.summary()}
     summary |= {"stopped_by": stopped_by, "warnings": list(warnings)}
     # JSON has no infinity, and null would read as if nothing were claimed.
     infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
@@ -150,6 +151,7 @@ def _draw(
 ) -> None:
     title = f"{experiment.config.title}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
+    plots.save(plots.accuracy_by_megabytes(rows, title), folder / "accuracy_megabytes.png")
     if any("update_norm_quantiles" in row for row in rows):
         clip_norm = experiment.client_clip_norm
         figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)

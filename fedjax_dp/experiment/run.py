@@ -198,7 +198,12 @@ def _from(
         return start.seconds + time.perf_counter() - started
 
     def save(state: SimulationState) -> None:
-        extra = {"ledgers": start.accounting.to_json(), "seconds": seconds(), "config": text}
+        extra = {
+            "ledgers": start.accounting.to_json(),
+            "traffic": start.traffic.to_json(),
+            "seconds": seconds(),
+            "config": text,
+        }
         start.checkpoints.save(experiment.simulation.portable(state), start.hyper, extra)
 
     if section.secret:
@@ -299,7 +304,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Charges each round to the ledgers and turns its info into a row of metrics."""
     rows, accountant = [], experiment.config.privacy.accountant
-    shown = told(record, info)
+    shown, sent = told(record, info), start.traffic.count(record, info)
     for i in range(len(record.stage)):
         start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
         # PLD takes seconds for each distinct history: it is asked once a checkpoint.
@@ -311,6 +316,7 @@ def _rows(
         if "num_clipped" in row:
             joined = max(int(row["num_participants"]), 1)
             row["clipped_client_share"] = float(row["num_clipped"]) / joined
+        row |= sent[i]
         row |= {f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()}
         rows.append({"round": done + i + 1} | row)
     return rows

@@ -27,7 +27,7 @@ def tables_of(config: Config) -> dict[str, Any]:
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Lists the values of a configuration that decide what a run finds, by dotted name.
 
-    How it executes is left out.
+    How it executes, and how bytes are counted, is left out.
 
     Args:
       tables: a configuration, or a part of it.
@@ -39,7 +39,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{prefix}{name}"
-        if key in ("execution", "training.micro_batch_size"):
+        if key in ("execution", "communication", "training.micro_batch_size"):
             continue
         if isinstance(value, Mapping) and not key.endswith("options"):
             found |= flat(value, f"{key}.")

@@ -26,6 +26,7 @@ from fedjax_dp.experiment.folder import (
     next_folder,
     require_free,
 )
+from fedjax_dp.experiment.traffic import Traffic
 from fedjax_dp.io.checkpoint import ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import write_text
 
@@ -41,6 +42,7 @@ class Start(NamedTuple):
       accounting: the ledgers of the rounds so far.
       checkpoints: where states are kept.
       seconds: time that was spent before.
+      traffic: the bytes of the rounds so far.
     """
 
     folder: pathlib.Path
@@ -50,6 +52,7 @@ class Start(NamedTuple):
     accounting: PrivacyAccounting
     checkpoints: Checkpoints
     seconds: float
+    traffic: Traffic
 
 
 def new_root(section: RunSection) -> PRNGKey:
@@ -95,6 +98,18 @@ def accounting_of(experiment: Experiment, hyper: Hyper) -> PrivacyAccounting:
     return PrivacyAccounting(experiment.simulation, privacy.relation, privacy.accountant, hyper)
 
 
+def traffic_of(experiment: Experiment) -> Traffic:
+    """Makes the count of an experiment's bytes.
+
+    Args:
+      experiment: the experiment.
+
+    Returns:
+      The count, at nothing.
+    """
+    return Traffic(experiment.simulation.federation, experiment.config.communication.encoding)
+
+
 def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[SimulationState, Start]:
     """Begins a run.
 
@@ -123,7 +138,8 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
         # On the disk before the first round, so that no round is released with two noises.
         checkpoints.keep_root(jax.random.key_data(key))
     write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
-    return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0)
+    traffic = traffic_of(experiment)
+    return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
 
 
 def restored(
@@ -143,7 +159,7 @@ def restored(
       ValueError: for a run that was started with another configuration, that has lost its root, or
         that another process goes on with.
     """
-    config, seconds, ledgers = experiment.config, 0.0, None
+    config, seconds, ledgers, sent = experiment.config, 0.0, None, None
     lock = locked(folder)
     _require_same(config, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
@@ -158,12 +174,16 @@ def restored(
         state, hyper, extra = checkpoints.restore(like, hyper, step)
         _require_same(config, extra["config"])
         ledgers, seconds = extra["ledgers"], extra["seconds"]
+        # Runs of earlier versions have counted nothing.
+        sent = extra.get("traffic")
     # What runs is the noise that is accounted: after a restart, the saved one.
-    accounting = accounting_of(experiment, hyper)
+    accounting, traffic = accounting_of(experiment, hyper), traffic_of(experiment)
     if ledgers is not None:
         accounting.restore(ledgers)
+    if sent is not None:
+        traffic.restore(sent)
     write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
-    return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds)
+    return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 
 
 def _require_one_round(
@@ -206,6 +226,8 @@ def _require_same(config: Config, saved: str) -> None:
     now, then = (tomllib.loads(text) for text in (configuration.to_toml(config), saved))
     for tables in (now, then):
         tables.pop("execution")
+    # Runs of earlier versions have counted nothing.
+    then.setdefault("communication", now["communication"])
     if now["run"]["rounds"] > then["run"]["rounds"]:
         _require_extensible(config, then["run"]["rounds"])
         then["run"]["rounds"] = now["run"]["rounds"]

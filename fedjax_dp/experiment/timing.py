@@ -53,6 +53,7 @@ class _Case:
             parts.data,
             parts.participation,
             execution,
+            validation=parts.validation,
             wrapper=parts.wrapper,
         )
         self._key = jax.random.key(0)

@@ -148,6 +148,20 @@ def is_plain(kind: Any) -> bool:
     return kind in (int, float, str, bool, type(None))
 
 
+def in_a_file(kind: Any) -> Any:
+    """Leaves out of a union what no configuration file can hold, such as functions.
+
+    Args:
+      kind: an annotation.
+
+    Returns:
+      What is left; the annotation itself where that is nothing or everything.
+    """
+    alternatives = kinds_of(kind)
+    plain = tuple(one for one in alternatives if is_plain(one))
+    return typing.Union[plain] if 0 < len(plain) < len(alternatives) else kind  # noqa: UP007
+
+
 _NAMES = {
     int: "a whole number",
     float: "a finite number",

@@ -10,6 +10,7 @@ from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Seed
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
@@ -20,6 +21,9 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean
 from fedjax_dp.server.private import gaussian_mean
+
+# Validation examples of a client, where it has some.
+_VALIDATION = 25
 
 
 class Workload(NamedTuple):
@@ -40,6 +44,8 @@ class Workload(NamedTuple):
       unit: "none", "client" or "record".
       base: the same work without privacy, or by FedAvg, against which the overhead is measured.
       algorithm: its name, where it is not FedAvg; without privacy alone.
+      options: of the algorithm.
+      is_validated: whether clients have a second split of 25 examples.
       is_masked: whether FedAvg's steps are masked by agreement.
       memory: τ of Anderson acceleration; None without.
     """
@@ -58,6 +64,8 @@ class Workload(NamedTuple):
     unit: str = "none"
     base: str | None = None
     algorithm: str = "fedavg"
+    options: Mapping[str, Any] = {}
+    is_validated: bool = False
     is_masked: bool = False
     memory: int | None = None
 
@@ -125,6 +133,19 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4fedpi": _W4._replace(about=f"{_W4.about}; FedPi", algorithm="fedpi", base="W4"),
     "W4fedsplit": _W4._replace(about=f"{_W4.about}; FedSplit", algorithm="fedsplit", base="W4"),
     "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),
+    "W1fedbn": _W1._replace(
+        about=f"{_W1.about}; FedBN of a head at home",
+        algorithm="fedbn",
+        options={"home": "params/Dense_1"},
+        base="W1",
+    ),
+    "W1ditto": _W1._replace(about=f"{_W1.about}; Ditto", algorithm="ditto", base="W1"),
+    "W1fed_ltn": _W1._replace(
+        about=f"{_W1.about}; FedLTN, of labels that nobody learns enough to prune",
+        algorithm="fed_ltn",
+        is_validated=True,
+        base="W1",
+    ),
     "users": _USERS._replace(unit="client", clip_norm=0.3),
     "cifar10": _CIFAR,
     "cifar10dp": _with_privacy(_CIFAR, "cifar10", "client", 0.4),
@@ -144,6 +165,7 @@ class Prepared(NamedTuple):
       algorithm: the declaration.
       participation: who joins a round.
       wrapper: what the federation of these passes through; None where it stays as it is.
+      validation: a second split of the population's data, or None.
     """
 
     data: FederatedData
@@ -151,18 +173,20 @@ class Prepared(NamedTuple):
     algorithm: FederatedAlgorithm
     participation: Participation
     wrapper: Callable[[Federation], Federation] | None = None
+    validation: FederatedData | None = None
 
 
-def synthetic_data(workload: Workload) -> FederatedData:
-    """Draws a workload's examples: uniform inputs, uniform labels, seed 0.
+def synthetic_data(workload: Workload, seed: Seed = 0) -> FederatedData:
+    """Draws a workload's examples: uniform inputs, uniform labels.
 
     Args:
       workload: the workload.
+      seed: of the draws.
 
     Returns:
       The population.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     count = workload.num_clients * workload.examples_per_client
     x = rng.random((count, *workload.shape), dtype=np.float32)
     y = rng.integers(0, workload.num_classes, count, dtype=np.int32)
@@ -219,7 +243,9 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
             )
         else:
             facts = algorithms.Problem(num_clients=workload.num_clients)
-            build = algorithms.build(workload.algorithm, model, trainer, facts)
+            build = algorithms.build(
+                workload.algorithm, model, trainer, facts, options=workload.options
+            )
     everybody = workload.cohort is None
     sampler = sampling.everybody() if everybody else sampling.fixed_size()
     if workload.unit == "client" and not everybody:
@@ -227,4 +253,7 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
     participation = participants.participation(sampler, workload.num_clients, cohort)
     memory = workload.memory
     wrapper = None if memory is None else partial(anderson, memory=memory)
-    return Prepared(data, model, build, participation, wrapper)
+    second = None
+    if workload.is_validated:
+        second = synthetic_data(workload._replace(examples_per_client=_VALIDATION), seed=1)
+    return Prepared(data, model, build, participation, wrapper, second)

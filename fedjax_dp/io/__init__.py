@@ -2,12 +2,13 @@
 
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.logbook import Logbook, read_metrics, write_json
-from fedjax_dp.io.plots import accuracy_and_epsilon, client_accuracies
+from fedjax_dp.io.plots import accuracy_and_epsilon, accuracy_by_megabytes, client_accuracies
 
 __all__ = [
     "Checkpoints",
     "Logbook",
     "accuracy_and_epsilon",
+    "accuracy_by_megabytes",
     "client_accuracies",
     "read_metrics",
     "write_json",

@@ -47,6 +47,34 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
+@checked
+def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
+    """Draws test accuracy against what was sent up to then.
+
+    Args:
+      rows: the run's metrics, as `read_metrics` gives them, with `bytes_up` and `bytes_down`.
+      title: what the run is.
+
+    Returns:
+      The figure; one curve for what clients sent, one for both directions, in MB of 10⁶ bytes.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    up = np.cumsum([row.get("bytes_up") or 0 for row in rows]) / 1e6
+    both = up + np.cumsum([row.get("bytes_down") or 0 for row in rows]) / 1e6
+    measured = dict(_known(rows, "test_accuracy"))
+    is_measured = np.array([row["round"] in measured for row in rows], bool)
+    values = list(measured.values())
+    if values:
+        axes.plot(both[is_measured], values, color=_BLUE, marker=".", label="up and down")
+        axes.plot(up[is_measured], values, color=_RED, marker=".", linestyle="--", label="up")
+        axes.legend(loc="lower right")
+    axes.set(xlabel="MB sent", ylabel="test accuracy", ylim=(0, 1), title=title)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    return figure
+
+
 def _known(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     """Picks the rounds in which a metric was measured and is finite."""
     return [

@@ -16,6 +16,8 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 
 Where = str | Sequence[str] | Callable[[str, Any], bool]
+# Stands for the layers of batch norm, where parameters are chosen that stay at home.
+BATCH_NORM = "batch_norm"
 
 
 def marked(params: PyTree, where: Where) -> PyTree:
@@ -134,6 +136,114 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
             checks.require(found == shape.shape, f"params[{path!r}]", rule, found)
         held.append(np.asarray(given[path], shape.dtype) if is_frozen else None)
     return Frozen(jax.tree.structure(shapes), tuple(held))
+
+
+class Home(NamedTuple):
+    """Which parameters stay at home with their client, and which are shared.
+
+    Attributes:
+      structure: of all parameters.
+      is_own: for each leaf whether it stays at home.
+    """
+
+    structure: Any
+    is_own: tuple[bool, ...]
+
+    def own(self, params: PyTree) -> PyTree:
+        """Takes what stays at home.
+
+        Args:
+          params: all parameters.
+
+        Returns:
+          The same tree with None, which is no leaf, in the places of what is shared.
+        """
+        return self._of(params, True)
+
+    def sent(self, params: PyTree) -> PyTree:
+        """Takes what is shared.
+
+        Args:
+          params: all parameters, or anything of their structure.
+
+        Returns:
+          The same tree with None in the places of what stays at home.
+        """
+        return self._of(params, False)
+
+    def joined(self, sent: PyTree, own: PyTree) -> PyTree:
+        """Puts both together.
+
+        Args:
+          sent: as `sent` gives it; what else it holds is not read.
+          own: as `own` gives it; likewise.
+
+        Returns:
+          All parameters.
+        """
+        of_both = zip(
+            self.structure.flatten_up_to(sent),
+            self.structure.flatten_up_to(own),
+            self.is_own,
+            strict=True,
+        )
+        return jax.tree.unflatten(self.structure, [o if flag else s for s, o, flag in of_both])
+
+    @property
+    def is_sent(self) -> PyTree:
+        """Marks what is shared, a tree of bools."""
+        return jax.tree.unflatten(self.structure, [not flag for flag in self.is_own])
+
+    def _of(self, params: PyTree, wanted: bool) -> PyTree:
+        pairs = zip(self.structure.flatten_up_to(params), self.is_own, strict=True)
+        return jax.tree.unflatten(
+            self.structure, [x if flag is wanted else None for x, flag in pairs]
+        )
+
+
+def home(shapes: PyTree, where: Where, buffer_keys: Where = ()) -> Home:
+    """Decides which parameters stay at home.
+
+    Args:
+      shapes: all parameters, as shapes.
+      where: "batch_norm" for buffers and the weights of the layers that they belong to; or a
+        path, a pattern, several of these, or a function, as for `marked`.
+      buffer_keys: the model's buffers, as in `Model`.
+
+    Returns:
+      The division.
+
+    Raises:
+      ValueError: for a pattern that matches nothing, naming the nearest path, or if everything
+        stays at home.
+    """
+    paths = trees.paths(shapes)
+    if where == BATCH_NORM:
+        flags = _batch_norm(paths, jax.tree.leaves(marked(shapes, buffer_keys)))
+    else:
+        if not callable(where):
+            for pattern in patterns(where):
+                if not any(_matches(path, pattern) for path in paths):
+                    raise ValueError(
+                        "home must name parameters of the model or 'batch_norm', got "
+                        f"{pattern!r}; did you mean {_nearest(pattern, paths)!r}?"
+                    )
+        flags = jax.tree.leaves(marked(shapes, where))
+        checks.require(any(flags), "home", f"match one of {paths}", where)
+    checks.require(not all(flags), "home", f"leave one of {paths} to be shared", where)
+    return Home(jax.tree.structure(shapes), tuple(flags))
+
+
+def _batch_norm(paths: Sequence[str], is_buffer: Sequence[bool]) -> list[bool]:
+    """Marks buffers, and what lies in the same layer under another collection."""
+    layers = {_layer(path) for path, flag in zip(paths, is_buffer, strict=True) if flag}
+    layers.discard("")
+    return [flag or _layer(path) in layers for path, flag in zip(paths, is_buffer, strict=True)]
+
+
+def _layer(path: str) -> str:
+    """Names the layer of a parameter: its path without collection and leaf."""
+    return "/".join(path.split("/")[1:-1])
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -50,6 +50,7 @@ from fedjax_dp.server.robust_pca import (
     estimate_noise,
     principal_component_pursuit,
 )
+from fedjax_dp.server.sparse_mean import sparse_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "projected_mean",
     "scaled_sum",
     "similarity_of",
+    "sparse_mean",
     "staircase_mean",
     "stateless",
     "trimmed_mean",

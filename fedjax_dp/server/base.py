@@ -47,6 +47,9 @@ class Summed(NamedTuple):
       ranges: of these numbers, see `core.ranges`.
       claim: what is promised to a client, `UnclaimedNoise` where noise is added and nothing is
         promised, None where there is no noise.
+      sent_up: `(update, weight) -> message`, what leaves the client, where that is other than what
+        `contribute` reads of update and weight: for whoever counts bytes, see `core.messages`,
+        in whose forms the update may be.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -56,6 +59,7 @@ class Summed(NamedTuple):
     numbers: Mapping[str, Any] = {}
     ranges: Mapping[str, Any] = {}
     claim: ClientClaim | UnclaimedNoise | None = None
+    sent_up: Callable[[PyTree, Any], PyTree] | None = None
 
 
 class Stack(NamedTuple):
@@ -82,6 +86,7 @@ class Stacked(NamedTuple):
       numbers: as in `Summed`.
       ranges: as in `Summed`.
       claim: as in `Summed`.
+      sent_up: as in `Summed`.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -90,6 +95,7 @@ class Stacked(NamedTuple):
     numbers: Mapping[str, Any] = {}
     ranges: Mapping[str, Any] = {}
     claim: ClientClaim | UnclaimedNoise | None = None
+    sent_up: Callable[[PyTree, Any], PyTree] | None = None
 
 
 Aggregator: TypeAlias = Summed | Stacked

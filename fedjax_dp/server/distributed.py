@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from scipy import stats
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.messages import Coded
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import distributed
@@ -122,4 +123,8 @@ def discrete_mean(
         min_participants=plan.num_shares if plan.num_shares > 1 and not varies else 0,
         divisor=lambda numbers: expected_cohort_size,
     )
-    return Summed(stateless, contribute, combine, encoders=(encode,), claim=claim)
+
+    def sent_up(update, weight):
+        return Coded(jnp.zeros(plan.dimension, jnp.uint32), plan.bits)
+
+    return Summed(stateless, contribute, combine, encoders=(encode,), claim=claim, sent_up=sent_up)

@@ -218,4 +218,9 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
         aggregate, of_mask = told(both["update"], votes, jnp.float32(1), numbers)
         return kept, aggregate._replace(votes=both["votes"]), {**info, **of_mask}
 
-    return mean._replace(init=init, contribute=contribute, combine=combine)
+    def sent_up(update, weight):
+        # Update and votes are one vector within one bound, which the client makes.
+        both = {"update": update, "votes": update}
+        return both if mean.sent_up is None else mean.sent_up(both, weight)
+
+    return mean._replace(init=init, contribute=contribute, combine=combine, sent_up=sent_up)

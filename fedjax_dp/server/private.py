@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.messages import Coded
 from fedjax_dp.core.ranges import HalfFraction, NonNegative, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -321,6 +322,8 @@ def adaptive_gaussian_mean(
         init=lambda structure: jnp.float32(rule.initial_clip_norm),
         contribute=contribute,
         combine=combine,
+        # Beside its update a client says whether it was within the bound.
+        sent_up=lambda update, weight: (update, Coded(jnp.zeros((), bool), 1)),
         numbers={k: v for k, v in mean.numbers.items() if k != "clip_norm"},
         ranges={k: v for k, v in RANGES.items() if k != "clip_norm"},
         claim=claim,

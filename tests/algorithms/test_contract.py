@@ -27,6 +27,7 @@ from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_traine
 from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import Cohort, Fate, Federation, federation, simulation
 from fedjax_dp.engine import examples_of as all_examples
+from fedjax_dp.engine.federation import population_of
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import draws
 from fedjax_dp.server import RoundKey, gaussian_mean, uniform_mean, weighted_mean
@@ -53,9 +54,9 @@ def everybody(num_clients):
     return Cohort(np.arange(num_clients, dtype=np.int32), fate, np.int32(0))
 
 
-def bound_to(algorithm, data) -> Federation:
+def bound_to(algorithm, data, validation=None) -> Federation:
     joins = participants.participation(sampling.everybody(), data.num_clients)
-    return federation(algorithm, data, joins)
+    return federation(algorithm, population_of(data, validation), joins)
 
 
 def central_noise(hand):
@@ -361,12 +362,13 @@ def test_state_keeps_its_types_under_a_model_in_bfloat16(name):
     case = CASES[name]
     algorithm = case.make(make_model(jnp.bfloat16))
     data = case.data()
-    bound = bound_to(algorithm, data)
+    second = case.validation()
+    bound = bound_to(algorithm, data, second)
 
     def one_round(key):
         state = bound.init(key)
         hyper = jax.tree.map(jnp.asarray, bound.hyper)
-        return state, bound.step(state, hyper, all_examples(data), key)[0]
+        return state, bound.step(state, hyper, all_examples(data, second), key)[0]
 
     before, after = jax.eval_shape(one_round, jax.random.key(0))
     kinds = [

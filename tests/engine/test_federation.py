@@ -34,7 +34,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Fate, Layout, PrivacyAccounting, compile_federation, federation
 from fedjax_dp.engine.cohort import _shared_out, draw_cohort
-from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.federation import examples_of, population_of
 from fedjax_dp.engine.host_steps import after_host_step
 from fedjax_dp.engine.record import compact, joined
 from fedjax_dp.privacy.distributed import make_plan
@@ -190,6 +190,9 @@ UNSEEN_OF = {
     "ae_dpfl": ("divisor",),  # The most voted label is the same at any scale.
     "rc_dpfl": ("selection_epsilon",),  # Its choices are exact.
     "r_dpcfl": ("selection_epsilon",),  # One round of choices; f_cdpfl has two.
+    "lottery_fl": ("target",),  # Nobody prunes twice.
+    # One round that is shared, behind a cap of one weight; fed_ltn has three without.
+    "jump_start": ("target", "momentum", "prune_rate"),
     "term": ("divisor",),  # Of how many were cut off, who are nobody.
 }
 
@@ -370,8 +373,9 @@ def test_the_ledger_charges_whoever_was_drawn(placement):
 
 def built(name):
     case = CASES[name]
-    fed = federation(case.make(make_model()), case.data(), case.participation())
-    return fed, snapshot(fed.init(KEY)), examples_of(case.data())
+    known = population_of(case.data(), case.validation())
+    fed = federation(case.make(make_model()), known, case.participation())
+    return fed, snapshot(fed.init(KEY)), examples_of(case.data(), case.validation())
 
 
 def test_views_of_a_shared_model():

@@ -191,10 +191,18 @@ def test_eager_equals_compiled(name):
     sim = hand.ref.sim
     on_device = jax.tree.map(
         jax.numpy.asarray,
-        (hand.ref.initial, sim.hyper, hand.examples(), hand.cohort(ids), hand.starts, hand.sizes),
+        (
+            hand.ref.initial,
+            sim.hyper,
+            hand.examples(),
+            hand.cohort(ids),
+            hand.starts,
+            hand.sizes,
+            hand.validation(),
+        ),
     )
-    state, hyper, arrays, cohort, starts, sizes = on_device
-    examples = Examples(arrays, starts, sizes, limit=int(hand.sizes.max()))
+    state, hyper, arrays, cohort, starts, sizes, second = on_device
+    examples = Examples(arrays, starts, sizes, second, limit=int(hand.sizes.max()))
     with jax.disable_jit():
         eager, _, _ = play_round(
             sim.algorithm, Layout(), state, hyper, examples, cohort, hand.ref.key

@@ -12,6 +12,8 @@ from fedjax_dp.experiment.assemble import assemble
 UNITS = {name: e.units[0] for name, e in ALGORITHMS.items() if "none" not in e.units}
 UNITS |= {"blur_lus": "client", "ae_dpfl": "client"}
 _TWO = ("--algorithm.options.num_models=2",)
+_VALIDATED = ("--data.client_validation_share=0.2",)
+_HEAD = ("--algorithm.options.head=params/Dense_0/bias",)
 NEEDED = {
     "ae_dpfl": ("--data.public_examples=60",),
     "f_cdpfl": _TWO,
@@ -19,11 +21,15 @@ NEEDED = {
     "km_cdpfl": _TWO,
     "o_dpcfl": ("--algorithm.options.clusters=[0, 1, 0]",),
     "rc_dpfl": _TWO,
+    **{name: _VALIDATED for name in ("fed_ltn", "jump_start", "lottery_fl")},
+    "fedper": _HEAD,
+    "fedrep": _HEAD,
 }
 # Only what a client would use itself can be evaluated: there is no model of the whole.
 WITHOUT_SERVER_MODEL = (
     "f_cdpfl",
     "ifca",
+    "jump_start",
     "km_cdpfl",
     "local_only",
     "o_dpcfl",

@@ -3,8 +3,8 @@
 import dp_accounting
 import numpy as np
 import pytest
-from marks import telling
 from dp_accounting import pld, rdp
+from marks import telling
 from run_folders import SMALL, assert_same_run, execute, metrics, read_json
 from typer.testing import CliRunner
 

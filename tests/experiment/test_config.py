@@ -120,6 +120,7 @@ CHANGED = {
     "execution.devices": 2,
     "execution.placement": "host",
     "execution.compilation_cache": "cache",
+    "communication.encoding": "bitmap",
 }
 
 

@@ -151,6 +151,7 @@ def test_plots_are_pictures(folder):
     names = {path.name for path in (folder / "plots").iterdir()}
     assert names == {
         "accuracy_epsilon.png",
+        "accuracy_megabytes.png",
         "client_accuracy.png",
         "partition.png",
         "update_norms.png",

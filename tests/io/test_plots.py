@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from fedjax_dp.io import accuracy_and_epsilon, client_accuracies, plots
+from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, client_accuracies, plots
 
 ROWS = [
     {"round": 1, "test_accuracy": 0.0, "epsilon_record": 1.0},
@@ -150,3 +150,14 @@ def test_updates_are_drawn_by_cluster_with_the_circles_of_their_mixture(tmp_path
     np.testing.assert_allclose(circles, expected)
     assert axes.get_title() == "a title"
     save(figure, tmp_path)
+
+
+def test_accuracy_against_what_was_sent_up_to_then(tmp_path):
+    sent = [{"bytes_up": 2_000_000, "bytes_down": 1_000_000} | row for row in ROWS]
+    figure = accuracy_by_megabytes(sent, "title")
+    (axes,) = figure.axes
+    assert drawn(axes) == [[[3, 0.0], [9, 0.5]], [[2, 0.0], [6, 0.5]]]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["up and down", "up"]
+    save(figure, tmp_path)
+    assert drawn(accuracy_by_megabytes([{"round": 1, "bytes_up": 5}], "title").axes[0]) == []

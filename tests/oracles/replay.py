@@ -48,10 +48,11 @@ class Replay:
     def _client_key(self, round_index, client):
         return fold(self.key, Purpose.CLIENT, round_index, client)
 
-    def batches(self, round_index, client, num_steps):
-        """The rows of each local step, positions within the client."""
+    def batches(self, round_index, client, num_steps, purpose=None):
+        """The rows of each local step, positions within the client; of a second training too."""
         batch = np.broadcast_to(self.batch_sizes, len(self.sizes))[client]
         key, size = self._client_key(round_index, client), self.sizes[client]
+        key = key if purpose is None else fold(key, purpose)
         return batches(self.sampler, key, size, batch, num_steps, self.limit, self.capacity)
 
     def _normal(self, key):

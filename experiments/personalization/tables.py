@@ -1,0 +1,100 @@
+"""Tables and figures of personalisation from run folders: accuracy, bytes, pruning by round."""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+from experiments.sweep import Study
+from fedjax_dp.experiment.sweep import points
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = pathlib.Path(__file__).parent
+
+
+def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+    """Reads the runs that there are, by method: their summary and their rows of metrics."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for point in points(study, {}, []):
+        file = folder / point.name / "summary.json"
+        if not file.is_file():
+            continue
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        lines = (file.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        summary["metrics"] = [json.loads(line) for line in lines]
+        found.setdefault(point.values["method"], []).append(summary)
+    return found
+
+
+def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Writes a row a method: clients' accuracy, what was sent, the paper's figures in brackets."""
+    lines = [
+        "| method | mean of clients | worst client | spread | pruned | MB up, values | MB up, sent "
+        "| seeds |",
+        "|---" * 8 + "|",
+    ]
+    for method, group in runs.items():
+
+        def shown(name: str, method: str = method, group: Sequence[Any] = group) -> str:
+            numbers = [100 * run[name] for run in group]
+            spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
+            printed = study.published(name, {"method": method}) if study.published else None
+            return f"{statistics.mean(numbers):.1f}{spread}" + (
+                f" ({printed:g})" if printed else ""
+            )
+
+        def megabytes(encoding: str, group: Sequence[Any] = group) -> float:
+            sent = [run["communication"]["up"]["by_encoding"][encoding] for run in group]
+            return statistics.mean(sent) / 1e6
+
+        pruned = [run["metrics"][-1].get("pruned_share") for run in group]
+        share = "–" if pruned[0] is None else f"{100 * statistics.mean(pruned):.0f} %"
+        lines.append(
+            f"| {method} | {shown('mean_client_accuracy')} | {shown('worst_client_accuracy')} "
+            f"| {shown('std_client_accuracy')} | {share} | {megabytes('values'):.1f} "
+            f"| {megabytes('smallest'):.1f} | {len(group)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) -> None:
+    """Draws pruning by round, and accuracy against bytes, of the first seed of each method."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for method, group in runs.items():
+        rows = group[0]["metrics"]
+        if "pruned_share" in rows[-1]:
+            left.plot(
+                [row["round"] for row in rows],
+                [100 * row["pruned_share"] for row in rows],
+                label=method,
+            )
+        sent, places, accuracy = 0.0, [], []
+        for row in rows:
+            sent += row["bytes_up"] / 1e6
+            if "mean_client_accuracy" in row:
+                places.append(sent)
+                accuracy.append(100 * row["mean_client_accuracy"])
+        right.plot(places, accuracy, marker=".", label=method)
+    left.set(xlabel="round", ylabel="pruned, % of weights, mean of the cohort")
+    right.set(xlabel="MB up", ylabel="mean accuracy of clients, %")
+    for axes in (left, right):
+        axes.legend(fontsize=6)
+        axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def write(study: Study, folder: pathlib.Path) -> None:
+    """Writes what has run beside the experiment."""
+    runs = runs_of(study, folder)
+    if not runs:
+        return
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    (results / f"{study.name}.md").write_text(as_markdown(study, runs), encoding="utf-8")
+    draw(runs, results / f"{study.name}.png")

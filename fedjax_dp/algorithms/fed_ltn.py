@@ -1,0 +1,338 @@
+"""FedLTN: tickets found by pruning after training, batch norm at home, a server with momentum."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    field,
+)
+from fedjax_dp.algorithms.lottery_fl import UNPROTECTED, joins
+from fedjax_dp.clients.base import LocalTrainer, TrainingMetrics
+from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
+from fedjax_dp.clients.regularizers import drawn_back, proximal
+from fedjax_dp.clients.selection import mean_accuracy
+from fedjax_dp.core import checks, masks, trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.ranges import Decay, NonNegative, Probability, ProperFraction
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models import kinds
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.kinds import BATCH_NORM, Home, Where
+from fedjax_dp.server.sparse_mean import sparse_mean
+
+Distance = Literal["norm", "squared"]
+When = Literal["after", "before"]
+RANGES = {
+    "prune_rate": Decay,
+    "target": Decay,
+    "accuracy_threshold": ProperFraction,
+    "strength": NonNegative,
+    "mixing": Probability,
+    "momentum": NonNegative,
+}
+
+
+def _check_numbers(numbers: Mapping[str, Any], prefix: str) -> None:
+    """Requires a recursion of the server that converges where tickets stay the same."""
+    mixing, momentum = numbers["mixing"], numbers["momentum"]
+    if not any(isinstance(x, jax.core.Tracer) for x in (mixing, momentum)):
+        is_stable = bool(np.all(np.asarray(momentum) * (1 - np.asarray(mixing)) < 1))
+        rule = f"be below 1 / (1 - mixing), where mixing is {mixing}"
+        checks.require(is_stable, f"{prefix}momentum", rule, momentum)
+
+
+class ServerState(NamedTuple):
+    """The shared model and where it came from.
+
+    Attributes:
+      params: the model's parameters; of those that stay at home, what clients start with.
+      change: Δ, minus the last step of what is shared.
+      start: the parameters that tickets are rewound to; None where they are not.
+    """
+
+    params: PyTree
+    change: PyTree
+    start: PyTree
+
+
+class Own(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      mask: one bit a weight.
+      home: the parameters that stay at home.
+    """
+
+    mask: PyTree
+    home: PyTree
+
+
+class Ticket(NamedTuple):
+    """What a client's update ends with.
+
+    Attributes:
+      params: its parameters, 0 where they are pruned.
+      mask: which weights are left.
+      accuracy: on its validation data, before it may have pruned.
+      metrics: of both trainings.
+    """
+
+    params: PyTree
+    mask: PyTree
+    accuracy: jax.Array
+    metrics: TrainingMetrics
+
+
+class Scheme(NamedTuple):
+    """What FedLTN and its first stage share.
+
+    Attributes:
+      weights: shapes of the weights that may be pruned.
+      home: which parameters stay at home.
+      update: `(params, mask, start, client, hyper, target, key) -> Ticket`: trains, prunes where
+        that is due, and trains again; `start` is rewound to.
+    """
+
+    weights: PyTree
+    home: Home
+    update: Callable[..., Ticket]
+
+
+@checked
+def fed_ltn(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    prune_rate: Decay = 0.1,
+    target: Decay = 0.9,
+    accuracy_threshold: ProperFraction = 0.6,
+    strength: NonNegative = 0.01,
+    mixing: Probability = 0.5,
+    momentum: NonNegative = 0.5,
+    home: Where = BATCH_NORM,
+    rewinds: bool = False,
+    prunes: When = "after",
+    is_masked_mean: bool = True,
+    distance: Distance = "norm",
+    scope: Scope = "tensor",
+    prunable: Where | None = None,
+) -> FederatedAlgorithm:
+    """Declares FedLTN.
+
+    A client trains its ticket, drawn back to where it started. If it is then good enough on its
+    validation data it prunes the smallest weights and trains what is left once more. It sends the
+    ticket but for batch norm, which stays at home. The server mixes the mean of tickets with a
+    look-ahead: `θ ← τ a + (1 − τ)(θ − λ Δ)`, `Δ ← −(new θ − old θ)`.
+
+    Guarantee: none; every upload is exact.
+
+    Args:
+      model: what is trained; it has an accuracy.
+      trainer: local training, not a private one; pruned weights stay 0, whatever the optimiser.
+      prune_rate: share of the weights alive that one pruning takes, in [0, 1).
+      target: pruned share that is reached exactly and never exceeded, in [0, 1).
+      accuracy_threshold: accuracy above which a client prunes, in (0, 1).
+      strength: β of the pull back to the start, at least 0; the source gives no value.
+      mixing: τ, in (0, 1]; 1 takes the mean of tickets as it is.
+      momentum: λ, at least 0 and below 1 / (1 − τ), above which the recursion diverges; the source
+        gives no value. Δ has the sign of the listing: that of the text would brake.
+      home: what stays at home, as for `fedbn`.
+      rewinds: put the weights that are left after pruning back to the initial ones, as LotteryFL
+        does; what the tables call rewind.
+      prunes: "after" training, as the listing does, or "before" it, as LotteryFL does: then the
+        received ticket is tried, and there is one training.
+      is_masked_mean: average each weight over the clients that keep it; the listing's plain mean,
+        which shrinks what some have pruned, where it is False.
+      distance: "norm" for `β ‖x − x₀‖`, as it is printed, or "squared" for `β/2 ‖x − x₀‖²`.
+      scope: as for `prune`.
+      prunable: the weights that may be pruned, as for `weights_of`.
+
+    Returns:
+      The algorithm; a client's state is its mask, one bit a weight, and what stays at home. It asks
+      for validation data.
+
+    Raises:
+      ValueError: for a number out of its range, a private trainer, a pattern that matches nothing,
+        or a model that has nothing to prune or no accuracy.
+
+    Source: Mugunthan 2022, chapter 4, algorithm 1 (FedLTN, ECCV 2022); `personalization` section 6.
+    """
+    scheme = scheme_of(
+        model,
+        trainer,
+        home=home,
+        rewinds=rewinds,
+        prunes=prunes,
+        distance=distance,
+        scope=scope,
+        prunable=prunable,
+    )
+    weights, at_home = scheme.weights, scheme.home
+    _check_numbers({"mixing": mixing, "momentum": momentum}, "")
+
+    def init(key):
+        params = model.init(key)
+        change = trees.zeros_like(at_home.sent(params))
+        return ServerState(params, change, params if rewinds else None)
+
+    def of_client(server, own, client=None):
+        mask = masks.unpacked(own.mask, weights)
+        return at_home.joined(masks.applied(mask, server.params), own.home)
+
+    def received(server, own, client):
+        # The initial model, where tickets are rewound to it, is what was received first.
+        mask = at_home.sent(masks.unpacked(own.mask, weights))
+        return Sparse(masks.applied(mask, at_home.sent(server.params)), mask)
+
+    def client(server, own, client, hyper, key):
+        start = of_client(server, own)
+        mask = masks.unpacked(own.mask, weights)
+        # Batch norm is no part of a ticket.
+        rewound = None if server.start is None else at_home.joined(server.start, own.home)
+        found = scheme.update(start, mask, rewound, client, hyper, hyper.algorithm["target"], key)
+        info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
+        kept = Own(masks.packed(found.mask), at_home.own(found.params))
+        update = Sparse(at_home.sent(found.params), at_home.sent(found.mask))
+        return ClientOutput(update, joins(client), kept, found.metrics, info)
+
+    def server_step(server, aggregate, hyper, round, key):
+        mixing, momentum = hyper.algorithm["mixing"], hyper.algorithm["momentum"]
+
+        def mixed(kept, mean, old, change):
+            new = mixing * mean + (1 - mixing) * (old - momentum * change)
+            return jnp.where(kept, new, old).astype(old.dtype)
+
+        old = at_home.sent(server.params)
+        new = jax.tree.map(mixed, aggregate.mask, aggregate.values, old, server.change)
+        params = at_home.joined(new, server.params)
+        return server._replace(params=params, change=trees.subtract(old, new)), {}
+
+    aggregator = sparse_mean(is_masked=is_masked_mean)
+    return FederatedAlgorithm(
+        name="fed_ltn",
+        init=init,
+        client=client,
+        aggregator=aggregator,
+        server_step=server_step,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        shared=field("params"),
+        personal=of_client,
+        needs_validation=True,
+        sent_down=received,
+        clients=ClientState(
+            init=lambda server: Own(masks.packed(masks.full(weights)), at_home.own(server.params))
+        ),
+        check_numbers=_check_numbers,
+    ).with_numbers(
+        {
+            "prune_rate": prune_rate,
+            "target": target,
+            "accuracy_threshold": accuracy_threshold,
+            "strength": strength,
+            "mixing": mixing,
+            "momentum": momentum,
+        },
+        RANGES,
+    )
+
+
+def scheme_of(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    home: Where,
+    rewinds: bool,
+    prunes: When,
+    distance: Distance,
+    scope: Scope,
+    prunable: Where | None,
+) -> Scheme:
+    """Builds what a client does, for FedLTN and for its first stage.
+
+    Args:
+      model: what is trained.
+      trainer: local training.
+      home: as for `fed_ltn`.
+      rewinds: as for `fed_ltn`.
+      prunes: as for `fed_ltn`.
+      distance: as for `fed_ltn`.
+      scope: as for `fed_ltn`.
+      prunable: as for `fed_ltn`.
+
+    Returns:
+      The scheme.
+
+    Raises:
+      ValueError: as for `fed_ltn`.
+    """
+    trainer.require_open(UNPROTECTED)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    at_home = kinds.home(shapes, home, model.buffer_keys)
+    weights = weights_of(model, prunable, at_home)
+    is_weight = jax.tree.map(lambda flag: not flag, model.is_buffer(shapes))
+
+    def pull(strength):
+        return proximal(strength) if distance == "squared" else drawn_back(strength, is_weight)
+
+    def pruned(params, mask, client, accuracy, hyper, target):
+        numbers = hyper.algorithm
+        is_due = (
+            (client.size > 0)
+            & (accuracy > numbers["accuracy_threshold"])
+            & (pruned_share(mask) < target)
+        )
+        rate = numbers["prune_rate"]
+        left = jax.lax.cond(
+            is_due, lambda: prune(mask, params, rate, target, scope=scope), lambda: mask
+        )
+        return left, masks.num_alive(left) < masks.num_alive(mask)
+
+    def update(params, mask, start, client, hyper, target, key):
+        train = partial(trainer.train, client=client)
+        back = pull(hyper.algorithm["strength"])
+
+        def after(left, has_pruned, trained):
+            ticket = start if rewinds else trained
+            return trees.where(has_pruned, masks.applied(left, ticket), trained)
+
+        if prunes == "before":
+            accuracy = mean_accuracy(model, params, client.validation)
+            left, has_pruned = pruned(params, mask, client, accuracy, hyper, target)
+            params = after(left, has_pruned, params)
+            result = train(params, config=hyper.local, key=key, gradient_transform=back, mask=left)
+            return Ticket(masks.applied(left, result.params), left, accuracy, result.metrics)
+
+        first = train(params, config=hyper.local, key=key, gradient_transform=back, mask=mask)
+        accuracy = mean_accuracy(model, first.params, client.validation)
+        left, has_pruned = pruned(first.params, mask, client, accuracy, hyper, target)
+        second = train(
+            after(left, has_pruned, first.params),
+            config=_where(has_pruned, hyper.local),
+            key=fold(key, Purpose.PERSONAL),
+            mask=left,
+        )
+        metrics = trees.add(first.metrics, second.metrics)
+        moved = trees.l2_norm(trees.subtract(second.params, params))
+        metrics = metrics._replace(update_norm=moved)
+        return Ticket(masks.applied(left, second.params), left, accuracy, metrics)
+
+    return Scheme(weights, at_home, update)
+
+
+def _where(condition: jax.Array, config: Any) -> Any:
+    """Takes as many steps as a configuration says, or none."""
+    if config.num_steps is not None:
+        return config._replace(num_steps=jnp.where(condition, config.num_steps, 0))
+    return config._replace(num_epochs=jnp.where(condition, config.num_epochs, 0))

@@ -1,0 +1,178 @@
+"""FedBN, FedPer and FedRep: some parameters stay at home, the others are averaged."""
+
+import jax
+import optax
+
+from fedjax_dp.algorithms.averaging import averaged
+from fedjax_dp.algorithms.base import FederatedAlgorithm, of_trainings
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Amount, Positive
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.models import kinds
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.kinds import BATCH_NORM, Home, Where
+from fedjax_dp.server.base import Aggregator
+
+
+@checked
+def fedbn(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    home: Where = BATCH_NORM,
+    server_learning_rate: Positive = 1.0,
+    aggregator: Aggregator | None = None,
+    name: str = "fedbn",
+) -> FederatedAlgorithm:
+    """Declares FedAvg of all parameters but some, which stay with their clients.
+
+    What stays at home is neither sent nor averaged nor received: a client trains the server's
+    parameters and its own together, and is evaluated with both. One that joins late begins with the
+    initial ones. Where nothing stays at home, as where a model has no batch norm, this is FedAvg.
+
+    Guarantee: that of the trainer to records, once, for all that the client computes. That of the
+    aggregator to clients covers what is sent; what stays at home is released to nobody but the
+    client itself, and is not covered.
+
+    Args:
+      model: what is trained.
+      trainer: local training.
+      home: what stays at home: "batch_norm", the scales, shifts and statistics of batch norm; or a
+        path such as "params/Dense_1", a pattern, several of these, or `(path, leaf) -> bool`.
+      server_learning_rate: the server's step size.
+      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      name: the name in reports.
+
+    Returns:
+      The algorithm; a client's state are its own parameters.
+
+    Raises:
+      ValueError: for a number out of its range, a pattern that matches nothing, or if everything
+        stays at home.
+
+    Source: Li and others 2021 (FedBN), algorithm 1; `personalization` section 4.
+    """
+    return averaged(
+        model,
+        trainer,
+        lambda numbers: optax.sgd(numbers["server_learning_rate"]),
+        numbers={"server_learning_rate": server_learning_rate},
+        ranges_of={"server_learning_rate": Positive},
+        aggregator=aggregator,
+        home=_home(model, home),
+        name=name,
+    )
+
+
+@checked
+def fedper(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    head: Where,
+    server_learning_rate: Positive = 1.0,
+    aggregator: Aggregator | None = None,
+) -> FederatedAlgorithm:
+    """Declares FedPer: clients share a body and keep heads of their own, trained together.
+
+    Guarantee: that of `fedbn`.
+
+    Args:
+      model: what is trained.
+      trainer: local training.
+      head: the layers that stay at home, as for `fedbn`, such as "params/Dense_1".
+      server_learning_rate: the server's step size.
+      aggregator: as for `fedbn`.
+
+    Returns:
+      The algorithm; a client's state is its head.
+
+    Raises:
+      ValueError: as for `fedbn`.
+
+    Source: Arivazhagan and others 2019, algorithms 1 and 2.
+    """
+    return fedbn(
+        model,
+        trainer,
+        home=head,
+        server_learning_rate=server_learning_rate,
+        aggregator=aggregator,
+        name="fedper",
+    )
+
+
+@checked
+def fedrep(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    head: Where,
+    head_epochs: Amount = 5,
+    server_learning_rate: Positive = 1.0,
+    aggregator: Aggregator | None = None,
+) -> FederatedAlgorithm:
+    """Declares FedRep: a client first fits its head to the shared body, then the body to its head.
+
+    Guarantee: that of the trainer to records, twice a round: once for each of both fits. To
+    clients as `fedbn`.
+
+    Args:
+      model: what is trained.
+      trainer: local training of the body; the head is trained by the same, for `head_epochs`.
+      head: the layers that stay at home, as for `fedbn`.
+      head_epochs: passes over the client's data that fit the head, at least 0; the authors take
+        more of them than for the body.
+      server_learning_rate: the server's step size.
+      aggregator: as for `fedbn`.
+
+    Returns:
+      The algorithm; a client's state is its head.
+
+    Raises:
+      ValueError: as for `fedbn`.
+
+    Source: Collins and others 2021, algorithm 1.
+    """
+    home = _home(model, head)
+
+    def of_head(hyper):
+        epochs = hyper.algorithm["head_epochs"]
+        return hyper.local._replace(num_epochs=epochs, num_steps=None)
+
+    def train(start, client, hyper, key):
+        is_head = jax.tree.map(lambda sent: None if not sent else False, home.is_sent)
+        is_body = jax.tree.map(lambda sent: None if sent else False, home.is_sent)
+        fitted = trainer.train(
+            start, client, of_head(hyper), fold(key, Purpose.PERSONAL), mask=is_head
+        )
+        result = trainer.train(fitted.params, client, hyper.local, key, mask=is_body)
+        metrics = trees.add(fitted.metrics, result.metrics)
+        metrics = metrics._replace(update_norm=result.metrics.update_norm)
+        return result._replace(metrics=metrics)
+
+    algorithm = averaged(
+        model,
+        trainer,
+        lambda numbers: optax.sgd(numbers["server_learning_rate"]),
+        numbers={"server_learning_rate": server_learning_rate},
+        ranges_of={"server_learning_rate": Positive},
+        aggregator=aggregator,
+        home=home,
+        train=train,
+        name="fedrep",
+    ).with_numbers({"head_epochs": head_epochs}, {"head_epochs": Amount})
+    start = algorithm.hyper
+
+    def num_steps(size, config):
+        of_both = start._replace(local=config)
+        return trainer.num_steps(size, config) + trainer.num_steps(size, of_head(of_both))
+
+    claim = of_trainings(trainer, of_head, lambda hyper: hyper.local)
+    return algorithm._replace(num_steps=num_steps, record=claim)
+
+
+def _home(model: Model, where: Where) -> Home:
+    return kinds.home(jax.eval_shape(model.init, jax.random.key(0)), where, model.buffer_keys)

@@ -1,0 +1,213 @@
+"""Jump-Start: clients train alone at first; then FedLTN goes on from the best of their tickets."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, HostStep
+from fedjax_dp.algorithms.fed_ltn import Distance, Own, When, fed_ltn, scheme_of
+from fedjax_dp.algorithms.lottery_fl import joins
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.pruning import Scope, pruned_share
+from fedjax_dp.core import masks, trees
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.ranges import Count, Decay, NonNegative, Probability, ProperFraction
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.kinds import BATCH_NORM, Where
+
+LOCAL, SHARED = 0, 1
+
+
+class ServerState(NamedTuple):
+    """FedLTN's server, and whether it has begun.
+
+    Attributes:
+      inner: the state of FedLTN's server.
+      has_jumped: whether the first stage is over, bool.
+    """
+
+    inner: Any
+    has_jumped: jax.typing.ArrayLike
+
+
+class Jumping(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      inner: what it keeps in FedLTN.
+      params: its model of the first stage.
+      accuracy: that of this model on its validation data; below 0 before it has trained.
+    """
+
+    inner: Own
+    params: PyTree
+    accuracy: jax.Array
+
+
+@checked
+def jump_start(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    jump_rounds: Count = 25,
+    jump_target: Decay = 0.3,
+    prune_rate: Decay = 0.1,
+    target: Decay = 0.9,
+    accuracy_threshold: ProperFraction = 0.6,
+    strength: NonNegative = 0.01,
+    mixing: Probability = 0.5,
+    momentum: NonNegative = 0.5,
+    home: Where = BATCH_NORM,
+    rewinds: bool = False,
+    prunes: When = "after",
+    is_masked_mean: bool = True,
+    distance: Distance = "norm",
+    scope: Scope = "tensor",
+    prunable: Where | None = None,
+) -> FederatedAlgorithm:
+    """Declares FedLTN behind a Jump-Start.
+
+    For the first rounds each client that takes part updates a ticket of its own and sends nothing.
+    Then the ticket of the highest validation accuracy becomes the shared model, the mask that all
+    clients go on with, and what is rewound to; batch norm stays everyone's own. The one-off
+    broadcast of that ticket is no part of any round.
+
+    All clients should take part in the first rounds, as `sampling.everybody_first` has them.
+
+    Guarantee: none; every upload is exact, and so is the choice of the best.
+
+    Args:
+      model: as for `fed_ltn`.
+      trainer: as for `fed_ltn`.
+      jump_rounds: rounds of the first stage, at least 1.
+      jump_target: pruned share that a client reaches in it, in [0, 1).
+      prune_rate: as for `fed_ltn`.
+      target: as for `fed_ltn`, of what follows.
+      accuracy_threshold: as for `fed_ltn`.
+      strength: as for `fed_ltn`.
+      mixing: as for `fed_ltn`.
+      momentum: as for `fed_ltn`.
+      home: as for `fed_ltn`.
+      rewinds: as for `fed_ltn`.
+      prunes: as for `fed_ltn`.
+      is_masked_mean: as for `fed_ltn`.
+      distance: as for `fed_ltn`.
+      scope: as for `fed_ltn`.
+      prunable: as for `fed_ltn`.
+
+    Returns:
+      The algorithm; a client's state is that of FedLTN and its model of the first stage. A client's
+      score is the accuracy on its own validation data, which needs no communication; the listing
+      averages it over the data of all clients, who would have to be sent all models.
+
+    Raises:
+      ValueError: as for `fed_ltn`.
+
+    Source: Mugunthan 2022, chapter 4, algorithm 2; `personalization` section 7.
+    """
+    of_both: dict[str, Any] = {
+        "home": home,
+        "rewinds": rewinds,
+        "prunes": prunes,
+        "distance": distance,
+        "scope": scope,
+        "prunable": prunable,
+    }
+    scheme = scheme_of(model, trainer, **of_both)
+    ltn = fed_ltn(
+        model,
+        trainer,
+        prune_rate=prune_rate,
+        target=target,
+        accuracy_threshold=accuracy_threshold,
+        strength=strength,
+        mixing=mixing,
+        momentum=momentum,
+        is_masked_mean=is_masked_mean,
+        **of_both,
+    )
+    assert ltn.clients and ltn.personal and ltn.sent_down
+    own_of, personal_of, sent_down = ltn.clients.init, ltn.personal, ltn.sent_down
+
+    def init(key):
+        return ServerState(ltn.init(key), jnp.bool_(False))
+
+    def keeps(server):
+        return Jumping(own_of(server.inner), server.inner.params, jnp.float32(-1))
+
+    def alone(server, own, client, hyper, key):
+        mask = masks.unpacked(own.inner.mask, scheme.weights)
+        found = scheme.update(
+            own.params,
+            mask,
+            server.inner.start,
+            client,
+            hyper,
+            hyper.algorithm["jump_target"],
+            key,
+        )
+        kept = Own(masks.packed(found.mask), scheme.home.own(found.params))
+        info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
+        # Whoever has no data has learned nothing that others could go on with.
+        accuracy = jnp.where(client.size > 0, found.accuracy, own.accuracy)
+        state = Jumping(kept, found.params, accuracy)
+        # Nobody reads it: the stage is silent, and the server stays where it is.
+        update = Sparse(scheme.home.sent(found.params), scheme.home.sent(found.mask))
+        return ClientOutput(update, joins(client), state, found.metrics, info)
+
+    def together(server, own, client, hyper, key):
+        output = ltn.client(server.inner, own.inner, client, hyper, key)
+        state = own._replace(inner=output.state)
+        return output._replace(state=state)
+
+    def received(server, own, client):
+        return sent_down(server.inner, own.inner, client)
+
+    def client(server, own, client, hyper, key):
+        return jax.lax.cond(
+            client.stage == LOCAL,
+            lambda: alone(server, own, client, hyper, key),
+            lambda: together(server, own, client, hyper, key),
+        )
+
+    def server_step(server, aggregate, hyper, round, key):
+        inner, info = ltn.server_step(server.inner, aggregate, hyper, round, key)
+        is_alone = round.stage == LOCAL
+        return server._replace(inner=trees.where(is_alone, server.inner, inner)), info
+
+    def jump(server, clients, hyper, key):
+        best = int(np.argmax(clients.accuracy))
+        if clients.accuracy[best] < 0:  # Nobody has trained; all go on from the start.
+            return server._replace(has_jumped=np.bool_(True)), clients
+        params = trees.take(clients.params, best)
+        inner = server.inner
+        shared = scheme.home.joined(params, inner.params)
+        start = None if inner.start is None else shared
+        server = ServerState(inner._replace(params=shared, start=start), np.bool_(True))
+        masks_of = jax.tree.map(
+            lambda bits: np.broadcast_to(bits[best], bits.shape), clients.inner.mask
+        )
+        return server, clients._replace(inner=clients.inner._replace(mask=masks_of))
+
+    def personal(server, own, client):
+        return trees.where(
+            server.has_jumped, personal_of(server.inner, own.inner, client), own.params
+        )
+
+    return ltn._replace(
+        name="jump_start",
+        init=init,
+        client=client,
+        server_step=server_step,
+        clients=ClientState(init=keeps),
+        shared=None,
+        sent_down=received,
+        silent_stages=(LOCAL,),
+        personal=personal,
+        stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),
+        host_steps=(HostStep(after=jump_rounds, step=jump),),
+    ).with_numbers({"jump_target": jump_target}, {"jump_target": Decay})

@@ -1,0 +1,148 @@
+"""LotteryFL: every client looks for a winning ticket; the server averages what they share."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Hyper,
+    field,
+)
+from fedjax_dp.clients.base import ClientData, LocalTrainer, PublicClient
+from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
+from fedjax_dp.clients.selection import mean_accuracy
+from fedjax_dp.core import masks, trees
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.ranges import Decay, ProperFraction
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.kinds import Where
+from fedjax_dp.server.sparse_mean import sparse_mean
+
+UNPROTECTED = "pruning waits for the exact accuracy on validation data, which no noise covers"
+
+
+def joins(client: ClientData | PublicClient) -> jax.Array:
+    """Gives a client its weight: all alike, but for those that have no data to find a ticket by."""
+    return jnp.float32(client.size > 0)
+
+
+class ServerState(NamedTuple):
+    """The shared model, and the one that tickets are rewound to.
+
+    Attributes:
+      params: the model's parameters.
+      start: those of before the first round.
+    """
+
+    params: PyTree
+    start: PyTree
+
+
+@checked
+def lottery_fl(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    prune_rate: Decay = 0.2,
+    target: Decay = 0.5,
+    accuracy_threshold: ProperFraction = 0.5,
+    scope: Scope = "tensor",
+    prunable: Where | None = None,
+) -> FederatedAlgorithm:
+    """Declares LotteryFL.
+
+    A client whose masked model reaches the threshold on its validation data prunes the smallest of
+    its weights and rewinds what is left to the initial model; then it trains, and sends the weights
+    of its ticket. The server averages each weight over the clients that keep it.
+
+    Guarantee: none; every upload is exact.
+
+    Args:
+      model: what is trained; it has an accuracy.
+      trainer: local training, not a private one; pruned weights stay 0, whatever the optimiser.
+      prune_rate: share of the weights alive that one pruning takes, in [0, 1).
+      target: pruned share at which a client prunes no more, in [0, 1); the last pruning may go
+        beyond it, as in the authors' code.
+      accuracy_threshold: accuracy above which a client prunes, in (0, 1).
+      scope: as for `prune`.
+      prunable: the weights that may be pruned, as for `weights_of`.
+
+    Returns:
+      The algorithm; a client's state is its mask, one bit a weight. It asks for validation data.
+
+    Raises:
+      ValueError: for a number out of its range, a private trainer, or a model that has nothing to
+        prune or no accuracy.
+
+    Source: Li and others 2021 (LotteryFL), algorithm 1; `personalization` section 5.
+    """
+    trainer.require_open(UNPROTECTED)
+    weights = weights_of(model, prunable)
+
+    def init(key):
+        params = model.init(key)
+        return ServerState(params, params)
+
+    def of_client(server, own, client=None):
+        return masks.applied(masks.unpacked(own, weights), server.params)
+
+    def received(server, own, client):
+        # The initial model, which tickets are rewound to, is what was received first.
+        return Sparse(of_client(server, own), masks.unpacked(own, weights))
+
+    def client(server, own, client, hyper, key):
+        numbers = hyper.algorithm
+        mask = masks.unpacked(own, weights)
+        ticket = masks.applied(mask, server.params)
+        accuracy = mean_accuracy(model, ticket, client.validation)
+        prunes = (
+            (client.size > 0)
+            & (accuracy > numbers["accuracy_threshold"])
+            & (pruned_share(mask) < numbers["target"])
+        )
+        mask = jax.lax.cond(
+            prunes,
+            lambda: prune(mask, ticket, numbers["prune_rate"], scope=scope),
+            lambda: mask,
+        )
+        start = trees.where(prunes, masks.applied(mask, server.start), ticket)
+        result = trainer.train(start, client, hyper.local, key, mask=mask)
+        ticket = masks.applied(mask, trees.add(start, result.delta))
+        info = {"pruned_share": pruned_share(mask), "validation_accuracy": accuracy}
+        return ClientOutput(
+            Sparse(ticket, mask), joins(client), masks.packed(mask), result.metrics, info
+        )
+
+    def server_step(server, aggregate, hyper, round, key):
+        params = jax.tree.map(
+            lambda kept, mean, old: jnp.where(kept, mean.astype(old.dtype), old),
+            aggregate.mask,
+            aggregate.values,
+            server.params,
+        )
+        return server._replace(params=params), {}
+
+    aggregator = sparse_mean()
+    return FederatedAlgorithm(
+        name="lottery_fl",
+        init=init,
+        client=client,
+        aggregator=aggregator,
+        server_step=server_step,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        shared=field("params"),
+        personal=of_client,
+        needs_validation=True,
+        sent_down=received,
+        clients=ClientState(init=lambda server: masks.packed(masks.full(weights))),
+    ).with_numbers(
+        {"prune_rate": prune_rate, "target": target, "accuracy_threshold": accuracy_threshold},
+        {"prune_rate": Decay, "target": Decay, "accuracy_threshold": ProperFraction},
+    )

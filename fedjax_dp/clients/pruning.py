@@ -1,0 +1,181 @@
+"""Magnitude pruning: which of a client's weights go, exactly so many, ties by index."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks, masks
+from fedjax_dp.core.ranges import DecayNumbers
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models import kinds
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.kinds import Home, Where
+
+Scope = Literal["tensor", "global"]
+# Of the bits of a float's magnitude, and of the places of an array.
+_BITS = 31
+
+
+def weights_of(model: Model, where: Where | None = None, home: Home | None = None) -> PyTree:
+    """Finds the weights that may be pruned.
+
+    Args:
+      model: the model.
+      where: a path, a pattern, several of these, or `(path, leaf) -> bool`; None takes all arrays
+        of two axes at least, so that biases and scales stay. Buffers are never pruned.
+      home: what stays at home, which is not pruned either.
+
+    Returns:
+      The shapes of these weights, with None in the places of all else.
+
+    Raises:
+      ValueError: if there are none.
+    """
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    flags = kinds.marked(shapes, (lambda path, leaf: leaf.ndim >= 2) if where is None else where)
+    leaves, structure = jax.tree.flatten(shapes)
+    chosen = jax.tree.leaves(flags)
+    is_buffer = jax.tree.leaves(model.is_buffer(shapes))
+    is_own = (False,) * len(leaves) if home is None else home.is_own
+    found = [
+        leaf if flag and not buffer and not own else None
+        for leaf, flag, buffer, own in zip(leaves, chosen, is_buffer, is_own, strict=True)
+    ]
+    rule = f"name weights of {model.name} that may be pruned"
+    checks.require(any(x is not None for x in found), "prunable", rule, where)
+    return jax.tree.unflatten(structure, found)
+
+
+@checked
+def pruned_share(mask: PyTree) -> jax.Array:
+    """Computes the share of weights that a mask has pruned.
+
+    Args:
+      mask: bool, with None for what is never pruned.
+
+    Returns:
+      A float32 scalar in [0, 1].
+    """
+    size = sum(m.size for m in jax.tree.leaves(mask))
+    return (size - masks.num_alive(mask)).astype(jnp.float32) / size
+
+
+@checked
+def prune(
+    mask: PyTree,
+    params: PyTree,
+    rate: DecayNumbers,
+    target: DecayNumbers | None = None,
+    *,
+    scope: Scope = "tensor",
+) -> PyTree:
+    """Prunes the weights of smallest magnitude among those that are alive.
+
+    Exactly `floor(rate * alive)` of them go, the first in order of equal ones; fewer where that
+    would prune more than `floor(target * size)` in all, or the last weight of a tensor. A mask
+    never grows.
+
+    Args:
+      mask: bool, with None for what is never pruned; fewer than 2^24 entries a tensor are counted
+        exactly.
+      params: the parameters, of which the masked ones are looked at.
+      rate: share of the weights alive, in [0, 1); may be traced.
+      target: share of all weights that may be pruned, in [0, 1); no limit where it is None.
+      scope: "tensor" compares weights within each array, "global" all of them with one another.
+
+    Returns:
+      The mask.
+
+    Source: Li and others 2021 (LotteryFL), algorithm 1; `personalization` sections 5 and 6.
+    """
+    kept, structure = jax.tree.flatten(mask)
+    masked = jax.tree.map(lambda m, x: None if m is None else x, mask, params, is_leaf=_is_none)
+    values = jax.tree.leaves(masked)
+    if scope == "tensor":
+        left = [
+            _without(m, _magnitude(x), m, rate, target) for m, x in zip(kept, values, strict=True)
+        ]
+        return jax.tree.unflatten(structure, left)
+    # The largest weight of each tensor stays, so that none is cut off.
+    free = [m & ~_is_largest(m, _magnitude(x)) for m, x in zip(kept, values, strict=True)]
+    left = _without(_flat(kept), _flat(map(_magnitude, values)), _flat(free), rate, target)
+    ends = [0]
+    for m in kept:
+        ends.append(ends[-1] + m.size)
+    parts = [left[a:b].reshape(m.shape) for a, b, m in zip(ends[:-1], ends[1:], kept, strict=True)]
+    return jax.tree.unflatten(structure, parts)
+
+
+def _without(mask: jax.Array, magnitude: jax.Array, free: Any, rate: Any, target: Any) -> Any:
+    """Prunes within one array; only what is free may go."""
+    alive = jnp.sum(mask, dtype=jnp.int32)
+    count = jnp.floor(rate * alive.astype(jnp.float32)).astype(jnp.int32)
+    if target is not None:
+        most = jnp.floor(jnp.asarray(target, jnp.float32) * mask.size).astype(jnp.int32)
+        count = jnp.minimum(count, most - (mask.size - alive))
+    num_free = jnp.sum(free, dtype=jnp.int32)
+    count = jnp.clip(count, 0, jnp.minimum(num_free, alive - 1))
+    return mask & ~_smallest(free, magnitude, count)
+
+
+def _smallest(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
+    """Marks so many entries of smallest key, the first in order of equal ones.
+
+    Both limits are found by bisection: some passes over the array, where a sort takes far longer.
+    """
+    limit = _limit(among, key, count)
+    below = among & (key < limit)
+    ties = among & (key == limit)
+    place = jnp.arange(key.size, dtype=jnp.int32).reshape(key.shape)
+    missing = count - jnp.sum(below, dtype=jnp.int32)
+    last = _limit(ties, place, missing)
+    return below | (ties & (place <= last) & (missing > 0))
+
+
+def _limit(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
+    """Finds the smallest number that so many keys, whole and from 0, do not exceed."""
+
+    def halve(_, ends):
+        low, high = ends
+        middle = low + (high - low) // 2
+        is_enough = jnp.sum(among & (key <= middle), dtype=jnp.int32) >= count
+        return jnp.where(is_enough, low, middle + 1), jnp.where(is_enough, middle, high)
+
+    ends = jnp.int32(0), jnp.int32(2**_BITS - 1)
+    return jax.lax.fori_loop(0, _BITS, halve, ends)[1]
+
+
+def _magnitude(x: jax.Array) -> jax.Array:
+    """Reads magnitudes as whole numbers of the same order: the bits of a float without its sign."""
+    return jax.lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
+
+
+def _is_largest(mask: jax.Array, magnitude: jax.Array) -> jax.Array:
+    """Marks one largest entry among those alive."""
+    found = jnp.argmax(jnp.where(mask, magnitude, -1))
+    return jnp.arange(mask.size).reshape(mask.shape) == found
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _flat(arrays: Any) -> jax.Array:
+    parts: Sequence[jax.Array] = [x.ravel() for x in arrays]
+    return jnp.concatenate(parts) if parts else jnp.zeros(0, bool)
+
+
+def num_weights(weights: PyTree) -> int:
+    """Counts the weights that may be pruned.
+
+    Args:
+      weights: as `weights_of` gives them.
+
+    Returns:
+      Their number.
+    """
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(weights))

@@ -1,0 +1,276 @@
+"""Messages: what is sent is arrays, whole or in part, and how many bytes that takes."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.trees import PyTree
+
+Encoding = Literal["smallest", "dense", "bitmap", "index", "values"]
+ENCODINGS = get_args(Encoding)
+# What can be sent as it is; "values" leaves out which entries they are, "smallest" chooses.
+_SENDABLE = ("dense", "bitmap", "index")
+_INDEX_BYTES = 4
+
+
+@flax.struct.dataclass
+class Coded:
+    """Arrays of whole numbers that take so many bits each when they are sent.
+
+    Attributes:
+      values: arrays, or their shapes.
+      bits: of an entry, at least 1; static.
+    """
+
+    values: PyTree
+    bits: int = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Repeated:
+    """Arrays of which so many alike are sent, such as one model of several or all of them.
+
+    Attributes:
+      values: arrays of one of them, or their shapes.
+      times: how many are sent, int32.
+      most: how many these are at most; static.
+    """
+
+    values: PyTree
+    times: Any
+    most: int = flax.struct.field(pytree_node=False)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """In which form an update of floats leaves its client; static wherever it is carried along.
+
+    Attributes:
+      is_sparse: whether entries were set to 0 so that they need not be sent.
+      dtype: the name of the type that entries were rounded to, None for their own.
+    """
+
+    is_sparse: bool = False
+    dtype: str | None = None
+
+    def sparse(self) -> "Form":
+        """Gives the form in which zeros are not sent."""
+        return dataclasses.replace(self, is_sparse=True)
+
+    def of_type(self, dtype: str | None) -> "Form":
+        """Gives the form in which entries are of a type.
+
+        Args:
+          dtype: the name of the type, None for their own.
+
+        Returns:
+          The form.
+        """
+        return dataclasses.replace(self, dtype=dtype)
+
+    def of(self, update: PyTree) -> PyTree:
+        """Gives the message that an update is sent as.
+
+        Args:
+          update: arrays.
+
+        Returns:
+          The same; what is not 0 of its arrays of floats, where it is sparse. Single numbers stay.
+        """
+
+        def one(x: Any) -> Any:
+            if is_part(x) or not jnp.issubdtype(x.dtype, jnp.floating) or not jnp.ndim(x):
+                return x
+            narrow = x if self.dtype is None else x.astype(self.dtype)
+            return Sparse(narrow, x != 0) if self.is_sparse else narrow
+
+        return jax.tree.map(one, update, is_leaf=is_part)
+
+
+class Tariff(NamedTuple):
+    """What messages of one shape take, by encoding and by type of number.
+
+    A message takes `fixed` bytes, and for each of its `counts` so many times `rates`.
+
+    Attributes:
+      fixed: bytes by encoding and type.
+      rates: for each count bytes by encoding and type.
+      most: for each count its largest value.
+    """
+
+    fixed: dict[str, dict[str, int]]
+    rates: tuple[dict[str, dict[str, int]], ...]
+    most: tuple[int, ...]
+
+    def bytes_of(self, counts: np.ndarray, encoding: Encoding) -> dict[str, np.ndarray]:
+        """Computes what messages take.
+
+        Args:
+          counts: of each message, `[..., counts]`.
+          encoding: how masked arrays are sent; "smallest" takes the shortest for every message.
+
+        Returns:
+          Bytes by type of number, `[...]`, int64.
+        """
+        checks.one_of("encoding", encoding, ENCODINGS)
+        if encoding != "smallest":
+            return self._bytes_of(counts, encoding)
+        each = [self._bytes_of(counts, e) for e in _SENDABLE]
+        shape = np.shape(counts)[:-1]
+        totals = [sum(found.values(), np.zeros(shape, np.int64)) for found in each]
+        best = np.argmin(totals, axis=0)
+        names = sorted({name for found in each for name in found})
+        nothing = np.zeros(shape, np.int64)
+        return {
+            name: np.choose(best, [found.get(name, nothing) for found in each]) for name in names
+        }
+
+    def _bytes_of(self, counts: np.ndarray, encoding: str) -> dict[str, np.ndarray]:
+        counts = np.asarray(counts, np.int64)
+        found: dict[str, np.ndarray] = {}
+
+        def add(name: str, num_bytes: np.ndarray) -> None:
+            found[name] = found.get(name, np.int64(0)) + num_bytes
+
+        for name, num_bytes in self.fixed[encoding].items():
+            add(name, np.full(counts.shape[:-1], num_bytes, np.int64))
+        for i, rate in enumerate(self.rates):
+            for name, num_bytes in rate[encoding].items():
+                add(name, counts[..., i] * num_bytes)
+        return found
+
+
+def counts_of(message: PyTree) -> tuple[jax.Array, ...]:
+    """Counts what is not known of a message before it is made.
+
+    Args:
+      message: arrays, some of them `Sparse`, `Coded` or `Repeated`.
+
+    Returns:
+      For each masked array how many entries are kept, and for what is repeated how often, int32.
+    """
+    counts = []
+    for part in _parts(message):
+        if isinstance(part, Repeated):
+            counts.append(jnp.asarray(part.times, jnp.int32))
+        elif isinstance(part, _Masked):
+            # A mask may be smaller than what it masks, as one bit for each model of several.
+            each = math.prod(part.values.shape) // math.prod(part.mask.shape)
+            counts.append(jnp.sum(part.mask, dtype=jnp.int32) * each)
+    return tuple(counts)
+
+
+def tariff_of(message: PyTree) -> Tariff:
+    """Finds what messages of one shape take.
+
+    Args:
+      message: arrays or shapes, some of them `Sparse`, `Coded` or `Repeated`.
+
+    Returns:
+      The tariff, with its counts in the order of `counts_of`.
+    """
+    fixed: dict[str, dict[str, int]] = {name: {} for name in (*_SENDABLE, "values")}
+    rates: list[dict[str, dict[str, int]]] = []
+    most: list[int] = []
+
+    def add(name: str, num_bytes: int, encodings: tuple[str, ...] = tuple(fixed)) -> None:
+        for encoding in encodings:
+            fixed[encoding][name] = fixed[encoding].get(name, 0) + num_bytes
+
+    for part in _parts(message):
+        if isinstance(part, Repeated):
+            one = tariff_of(part.values)
+            checks.require(not one.rates, "values", "hold no part that is masked", "Sparse")
+            rates.append(one.fixed)
+            most.append(part.most)
+        elif isinstance(part, Coded):
+            size = sum(math.prod(x.shape) for x in jax.tree.leaves(part.values))
+            add(f"uint{part.bits}", -(-size * part.bits // 8))
+        elif isinstance(part, _Masked):
+            size, name = math.prod(part.values.shape), part.values.dtype.name
+            width = part.values.dtype.itemsize
+            add(name, size * width, ("dense",))
+            add("bool", -(-math.prod(part.mask.shape) // 8), ("bitmap",))
+            rates.append(
+                {
+                    "dense": {},
+                    "bitmap": {name: width},
+                    "index": {name: width, "int32": _INDEX_BYTES}
+                    if name != "int32"
+                    else {name: width + _INDEX_BYTES},
+                    "values": {name: width},
+                }
+            )
+            most.append(size)
+        else:
+            add(_name_of(part), math.prod(part.shape) * _width_of(part))
+    return Tariff(fixed, tuple(rates), tuple(most))
+
+
+class _Masked(NamedTuple):
+    """One array with its mask."""
+
+    values: Any
+    mask: Any
+
+
+def is_part(x: Any) -> bool:
+    """Tells what is sent in a way of its own from arrays.
+
+    Args:
+      x: a node of a message.
+
+    Returns:
+      True for `Sparse`, `Coded` and `Repeated`.
+    """
+    return isinstance(x, Sparse | Coded | Repeated)
+
+
+def _parts(message: PyTree) -> Iterator[Any]:
+    """Goes through a message: arrays, masked arrays, and what is coded or repeated."""
+    for part in jax.tree.leaves(message, is_leaf=is_part):
+        if not isinstance(part, Sparse):
+            yield part if is_part(part) else _with_type(part)
+            continue
+        for pair in _pairs(part):
+            if pair.mask is None:
+                yield from map(_with_type, jax.tree.leaves(pair.values))
+            else:
+                yield pair._replace(values=_with_type(pair.values))
+
+
+def _pairs(part: Sparse) -> list[_Masked]:
+    """Lists the arrays of a part, each with its mask, which is None where it is whole."""
+    pairs = jax.tree.map(
+        lambda mask, values: _Masked(values, mask),
+        part.mask,
+        part.values,
+        is_leaf=lambda x: x is None,
+    )
+    return jax.tree.leaves(pairs, is_leaf=lambda x: isinstance(x, _Masked))
+
+
+def _with_type(x: Any) -> Any:
+    return x if hasattr(x, "dtype") else np.asarray(x, jax.dtypes.result_type(x))
+
+
+def _width_of(x: Any) -> int:
+    # A key is sent as the words that it is made of.
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        words = jax.eval_shape(jax.random.key_data, x)
+        return math.prod(words.shape[len(x.shape) :]) * words.dtype.itemsize
+    return int(x.dtype.itemsize)
+
+
+def _name_of(x: Any) -> str:
+    is_key = jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return "uint32" if is_key else str(x.dtype.name)

@@ -1,0 +1,47 @@
+"""The mean of sparse updates: each coordinate over those clients whose mask keeps it."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import masks, trees
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.server.base import Summed, stateless
+
+
+@checked
+def sparse_mean(*, is_masked: bool = True) -> Summed:
+    """Averages sparse updates, all clients of a weight above 0 alike.
+
+    Sums and counts are streamed, so that a cohort is never stacked.
+
+    Args:
+      is_masked: divide each coordinate by the number of clients that keep it, as LotteryFL does;
+        else by the number of all that contribute, which shrinks what some have pruned: the plain
+        mean of the listing of FedLTN.
+
+    Returns:
+      The aggregator of `Sparse` updates. Its aggregate is `Sparse`: the mask tells the coordinates
+      that somebody keeps; all others are 0. It bounds nothing, so that noise behind it is refused.
+
+    Source: Li and others 2021 (LotteryFL), equation 4; `personalization` sections 5 and 6.
+    """
+
+    def contribute(state, numbers, update: Sparse, weight, sender):
+        joins = weight > 0
+        values = masks.applied(update.mask, jax.tree.map(trees.at_least_float32, update.values))
+        kept = jax.tree.map(lambda m: (m & joins).astype(jnp.int32), update.mask)
+        return trees.scale(values, joins), kept, joins.astype(jnp.int32)
+
+    def combine(state, numbers, total, key):
+        summed, kept, count = total
+
+        def counted(n, x):
+            return jax.tree.map(lambda y: jnp.broadcast_to(count, y.shape), x) if n is None else n
+
+        kept = jax.tree.map(counted, kept, summed, is_leaf=lambda n: n is None)
+        divisors = kept if is_masked else jax.tree.map(lambda n: jnp.where(n > 0, count, 0), kept)
+        mean = jax.tree.map(lambda x, n: x * trees.reciprocal(n.astype(x.dtype)), summed, divisors)
+        return state, Sparse(mean, jax.tree.map(lambda n: n > 0, kept)), {}
+
+    return Summed(stateless, contribute, combine)

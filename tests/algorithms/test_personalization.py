@@ -1,0 +1,444 @@
+"""Personal models and tickets: the specification's oracles, and what is refused."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import make_data, make_model
+from marks import telling
+
+from fedjax_dp import algorithms
+from fedjax_dp.clients import dp_sgd_trainer, local_trainer, prune
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.pruning import weights_of
+from fedjax_dp.core import masks
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.data import FederatedData, everybody, everybody_first, fixed_size, participation
+from fedjax_dp.engine import ExecutionConfig, simulation
+from fedjax_dp.models import Model, kinds
+from fedjax_dp.privacy.claims import RecordClaim
+from fedjax_dp.server import sparse_mean, uniform_mean
+from fedjax_dp.server.base import RoundKey
+
+PLAIN = ExecutionConfig(clients_per_chunk=1, placement="device")
+KEY = jax.random.key(0)
+A = np.array([-2.0, 0.0, 1.0, 5.0])
+
+
+def points() -> tuple[Model, FederatedData]:
+    """Clients that hold one number each, and a model that is one number: ½ (x − a)²."""
+    model = Model.from_functions(
+        lambda key: jnp.zeros(()),
+        lambda params, x: params + 0 * x,
+        loss=lambda outputs, batch: 0.5 * (outputs - batch["y"]) ** 2,
+        name="point",
+    )
+    made = [{"x": np.zeros(1, np.float32), "y": np.float32([a])} for a in A]
+    return model, FederatedData.from_clients(made)
+
+
+def whole_steps(model, num_steps=1, learning_rate=0.3, **options):
+    config = LocalConfig(learning_rate=learning_rate, batch_size=1, num_steps=num_steps)
+    return local_trainer(model, config, **options)
+
+
+def ran(algorithm, data, rounds, validation=None, joins=None):
+    joins = joins or participation(everybody(), data.num_clients)
+    sim = simulation(algorithm, data, joins, PLAIN, validation=validation)
+    state, record, info = sim.run(sim.init(KEY), KEY, rounds)
+    return state, record, info
+
+
+@pytest.mark.parametrize(
+    ("strength", "order"),
+    [(0.5, "sequential"), (20.0, "interleaved"), pytest.param(0.0, "sequential", marks=telling)],
+)
+def test_ditto_stands_between_its_optimum_and_the_shared_one(strength, order):
+    model, data = points()
+    trainer = whole_steps(model, learning_rate=0.04)
+    algorithm = algorithms.ditto(model, trainer, strength=strength, order=order)
+    state, _, _ = ran(algorithm, data, 400)
+    np.testing.assert_allclose(state.server.params, A.mean(), atol=1e-5)
+    expected = (A + strength * A.mean()) / (1 + strength)
+    np.testing.assert_allclose(state.clients, expected, atol=1e-5)
+
+
+def test_mr_mtl_stands_between_its_optimum_and_the_mean():
+    model, data = points()
+    algorithm = algorithms.mr_mtl(model, whole_steps(model, 3), num_clients=4, strength=0.5)
+    state, _, _ = ran(algorithm, data, 100)
+    np.testing.assert_allclose(state.server.mean, A.mean(), atol=1e-5)
+    np.testing.assert_allclose(state.clients, (A + 0.5 * A.mean()) / 1.5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("are_alike", "size"), [(True, 2), pytest.param(False, 60, marks=telling)])
+def test_ditto_chooses_the_strength_that_suits_its_validation_data(are_alike, size):
+    """Alike, with little data: the shared model is right. Opposite, with much: their own is."""
+    rng = np.random.default_rng(0)
+    sign = np.ones(8) if are_alike else (-1.0) ** np.arange(8)
+
+    def clients(size):
+        x = rng.normal(size=(8, size, 3)).astype(np.float32)
+        signal = sign[:, None] * (x @ np.array([2.0, -1.0, 1.0]))
+        made = zip(x, (signal > 0).astype(np.float32), strict=True)
+        return FederatedData.from_clients([{"x": a, "y": b} for a, b in made])
+
+    model = make_model()
+    trainer = local_trainer(model, LocalConfig(learning_rate=0.5, batch_size=4, num_epochs=4))
+    # At strength 2 and rate 0.5 a step goes all the way to the shared model.
+    algorithm = algorithms.ditto(model, trainer, strengths=[0.0, 2.0])
+    _, _, info = ran(algorithm, clients(size), 12, clients(400))
+    assert (np.mean(info.clients["strength"][-4:]) > 1) == are_alike
+
+
+def alive_after(size, rate, times, target=None, values=None):
+    """Alive weights after each pruning, and the last mask."""
+    values = jnp.asarray(np.random.default_rng(1).normal(size=size), jnp.float32)
+    step = jax.jit(lambda m: prune(m, {"w": values}, rate, target))
+    mask, alive = {"w": jnp.ones(size, bool)}, []
+    for _ in range(times):
+        left = step(mask)
+        assert not np.any(np.asarray(left["w"]) & ~np.asarray(mask["w"])), "a mask never grows"
+        mask = left
+        alive.append(int(masks.num_alive(mask)))
+    return alive, np.asarray(mask["w"]), np.asarray(values)
+
+
+@pytest.mark.parametrize(
+    ("rate", "times", "share"),
+    [(0.1, 22, 0.902), (0.1, 7, 0.522), (0.2, 4, 0.59), (0.2, 11, 0.914)],
+)
+def test_prunings_add_up_as_the_papers_say(rate, times, share):
+    alive, mask, values = alive_after(10_000, rate, times)
+    by_hand = 10_000
+    for found in alive:
+        # Whole numbers, since 0.1 and 0.2 are none in floats.
+        by_hand -= by_hand * round(10 * rate) // 10
+        assert found == by_hand
+    assert round(1 - (1 - rate) ** times, 3) == share
+    # Less than one weight a pruning is left over, and a share of it pruned in the next.
+    assert -1e-6 < by_hand - 10_000 * (1 - rate) ** times < 1 / rate
+    np.testing.assert_array_equal(mask, np.argsort(np.argsort(np.abs(values))) >= 10_000 - by_hand)
+
+
+def test_pruning_stops_exactly_at_its_target():
+    alive, _, _ = alive_after(1000, 0.1, 30, target=0.9)
+    assert alive[20] > 100 and alive[23:] == [100] * 7
+
+
+def test_of_equal_weights_the_first_go_and_the_last_alive_stays():
+    mask = {"w": jnp.array([True, True, False, True, True, True])}
+    params = {"w": jnp.array([1.0, -1.0, 0.0, 1.0, 1.0, -1.0])}
+    left = prune(mask, params, 0.6)
+    np.testing.assert_array_equal(left["w"], [False, False, False, False, True, True])
+    for _ in range(5):
+        left = prune(left, params, 0.9)
+    np.testing.assert_array_equal(left["w"], [False, False, False, False, False, True])
+    lone = {"w": jnp.array([False, True, False])}
+    np.testing.assert_array_equal(prune(lone, {"w": jnp.zeros(3)}, 0.99)["w"], lone["w"])
+
+
+def test_weights_are_compared_within_a_tensor_or_with_all():
+    params = {"a": jnp.array([1.0, 2.0, 3.0, 4.0]), "b": jnp.array([10.0, 20.0, 30.0, 40.0])}
+    mask = masks.full(params)
+    by_tensor = prune(mask, params, 0.5)
+    np.testing.assert_array_equal(by_tensor["a"], [False, False, True, True])
+    np.testing.assert_array_equal(by_tensor["b"], [False, False, True, True])
+    together = prune(mask, params, 0.5, scope="global")
+    # Four of eight would be all of the first; its largest stays.
+    np.testing.assert_array_equal(together["a"], [False, False, False, True])
+    np.testing.assert_array_equal(together["b"], [False, True, True, True])
+    capped = prune(mask, params, 0.5, 0.25, scope="global")
+    assert int(masks.num_alive(capped)) == 6
+
+
+def mean_of(updates, is_masked=True):
+    aggregator = sparse_mean(is_masked=is_masked)
+    contributions = [
+        aggregator.contribute((), {}, update, jnp.float32(1), jnp.int32(0)) for update in updates
+    ]
+    total = jax.tree.map(lambda *x: sum(x), *contributions)
+    return aggregator.combine((), {}, total, RoundKey(KEY, KEY))[1]
+
+
+def test_the_mean_of_tickets_is_that_of_those_who_keep_a_weight():
+    updates = [
+        Sparse({"w": jnp.array([2.0, 0.0, 0.0])}, {"w": jnp.array([True, False, False])}),
+        Sparse({"w": jnp.array([4.0, 6.0, 0.0])}, {"w": jnp.array([True, True, False])}),
+    ]
+    masked, plain = mean_of(updates), mean_of(updates, is_masked=False)
+    np.testing.assert_array_equal(masked.values["w"], [3, 6, 0])
+    np.testing.assert_array_equal(plain.values["w"], [3, 3, 0])
+    np.testing.assert_array_equal(masked.mask["w"], [True, True, False])
+
+
+class _Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, is_training: bool = False):
+        x = nn.Dense(6)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not is_training, momentum=0.5)(x))
+        return nn.Dense(1)(x)[:, 0]
+
+
+@functools.cache
+def normed() -> Model:
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    return Model.from_flax(_Normed(), shape, loss="sigmoid_binary_cross_entropy")
+
+
+def trainer_of(model, **options):
+    return local_trainer(
+        model, LocalConfig(learning_rate=0.2, batch_size=4, num_epochs=1), **options
+    )
+
+
+SIZES = (7, 6, 12, 5, 9, 4)
+
+
+def halves(seed=0):
+    return make_data(SIZES, seed=seed)
+
+
+def joined_by(count):
+    return participation(fixed_size(), len(SIZES), count)
+
+
+@pytest.mark.parametrize("make", [pytest.param(normed, marks=telling), make_model])
+def test_without_pruning_pull_and_momentum_fed_ltn_is_fedbn(make):
+    """And FedAvg where there is no batch norm."""
+    model = make()
+    options = {} if make is normed else {"prunable": "w"}
+    ltn = algorithms.fed_ltn(
+        model, trainer_of(model), target=0.0, strength=0.0, mixing=1.0, momentum=0.0, **options
+    )
+    others = [algorithms.fedbn(model, trainer_of(model), aggregator=uniform_mean())]
+    if make is make_model:
+        others.append(algorithms.fedavg(model, trainer_of(model), aggregator=uniform_mean()))
+    state, _, _ = ran(ltn, halves(), 4, halves(1), joined_by(3))
+    for other in others:
+        expected, _, _ = ran(other, halves(), 4, None, joined_by(3))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+            state.server.params,
+            expected.server.params,
+        )
+    assert others[-1].clients is None or make is normed
+
+
+def test_the_server_goes_to_a_mean_that_stays_the_same():
+    """τ = λ = ½ on a mean of 1: 0.5, 0.875, 1.03125, …"""
+    model = make_model()
+    algorithm = algorithms.fed_ltn(model, trainer_of(model), prunable="w")
+    ones = {"b": jnp.ones(()), "w": jnp.ones(3)}
+    server = algorithm.init(KEY)._replace(
+        params=jax.tree.map(jnp.zeros_like, ones), change=jax.tree.map(jnp.zeros_like, ones)
+    )
+    aggregate, seen = Sparse(ones, masks.full(ones)), []
+    for _ in range(60):
+        server, _ = algorithm.server_step(server, aggregate, algorithm.hyper, None, KEY)
+        seen.append(float(server.params["w"][0]))
+    np.testing.assert_allclose(seen[:3], [0.5, 0.875, 1.03125], rtol=1e-6)
+    np.testing.assert_allclose(seen[-1], 1.0, atol=1e-6)
+
+
+def test_batch_norm_at_home_is_nobody_elses():
+    model = normed()
+    algorithm = algorithms.fedbn(model, trainer_of(model))
+    data, joins = halves(), joined_by(2)
+    sim = simulation(algorithm, data, joins, PLAIN)
+    state = jax.tree.map(np.array, sim.init(KEY))
+    rng = np.random.default_rng(0)
+    state = state._replace(
+        clients=jax.tree.map(
+            lambda x: (x + 0.1 * np.abs(rng.normal(size=x.shape))).astype(x.dtype), state.clients
+        )
+    )
+    assert sorted(jax.tree.leaves(jax.tree.map(lambda x: x.shape[1:], state.clients))) == [6] * 4
+    after, record, _ = sim.run(state, KEY, 1)
+    drawn = sorted(record.clients[0])
+    others = [i for i in range(len(SIZES)) if i not in drawn]
+    for old, new in zip(
+        jax.tree.leaves(state.clients), jax.tree.leaves(after.clients), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(new)[others], old[others])
+        assert np.all(np.any(np.asarray(new)[drawn] != old[drawn], axis=1))
+    # What others keep at home reaches nobody: other rows of theirs change nothing.
+    spoiled = jax.tree.map(np.copy, state.clients)
+    jax.tree.map(lambda x: x.__setitem__(others, 7.0), spoiled)
+    again, _, _ = sim.run(state._replace(clients=spoiled), KEY, 1)
+    jax.tree.map(np.testing.assert_array_equal, again.server, after.server)
+    home = kinds.home(jax.eval_shape(model.init, KEY), "batch_norm", model.buffer_keys)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        home.own(after.server.params),
+        home.own(state.server.params),
+    )
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        functools.partial(optax.sgd, momentum=0.9),
+        pytest.param(functools.partial(optax.adamw, weight_decay=0.3), marks=telling),
+        pytest.param(functools.partial(optax.noisy_sgd, seed=1), marks=telling),
+    ],
+)
+def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer):
+    model = normed()
+    trainer = trainer_of(model, optimizer=optimizer)
+    algorithm = algorithms.fed_ltn(model, trainer, accuracy_threshold=1e-3, prune_rate=0.5)
+    state, _, info = ran(algorithm, halves(), 3, halves(1))
+    weights = weights_of(model, None, kinds.home(jax.eval_shape(model.init, KEY), "batch_norm"))
+    server, own = state.server, state.clients
+    sizes = [x.size for x in jax.tree.leaves(weights)]
+    assert info.clients["pruned_share"][-1] > 0.5 and sum(sizes) == 24
+    one = jax.tree.map(lambda x: jnp.asarray(x)[0], own)
+    ticket = algorithm.personal(server, one, None)
+    mask = masks.unpacked(one.mask, weights)
+    for m, x in zip(
+        jax.tree.leaves(mask),
+        [ticket["params"][n]["kernel"] for n in ("Dense_0", "Dense_1")],
+        strict=True,
+    ):
+        assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(~np.asarray(m))
+
+
+def test_those_whose_accuracy_stays_below_never_prune():
+    model = make_model()
+    for make in (algorithms.lottery_fl, algorithms.fed_ltn):
+        algorithm = make(model, trainer_of(model), accuracy_threshold=0.999, prunable="w")
+        _, _, info = ran(algorithm, halves(), 2, halves(1))
+        np.testing.assert_array_equal(info.clients["pruned_share"], 0)
+
+
+@telling
+def test_after_a_jump_all_go_on_from_the_best():
+    model = make_model()
+    algorithm = algorithms.jump_start(
+        model,
+        trainer_of(model),
+        jump_rounds=2,
+        prunable="w",
+        accuracy_threshold=0.3,
+        prune_rate=0.4,
+        jump_target=0.5,
+    )
+    joins = participation(everybody_first(2, fixed_size()), len(SIZES), 2)
+    sim = simulation(algorithm, halves(), joins, PLAIN, validation=halves(1))
+    first, record, _ = sim.run(sim.init(KEY), KEY, 1)
+    first = jax.tree.map(np.array, first)
+    start = jax.tree.map(np.array, sim.init(KEY))
+    jax.tree.map(np.testing.assert_array_equal, first.server, start.server)
+    state, record, _ = sim.run(sim.init(KEY), KEY, 2)
+    assert np.all(record.clients >= 0), "everybody joins the first rounds"
+    best = int(np.argmax(state.clients.accuracy))
+    np.testing.assert_array_equal(
+        state.server.inner.params["w"], np.asarray(state.clients.params["w"])[best]
+    )
+    bits = np.asarray(state.clients.inner.mask["w"])
+    np.testing.assert_array_equal(bits, np.tile(bits[best], (len(SIZES), 1)))
+    _, record, _ = sim.run(state, KEY, 1)
+    assert np.sum(record.clients >= 0) == 2
+
+
+def test_records_pay_for_each_training():
+    """Ditto and FedRep read the data twice a round, FedBN and FedPer once."""
+    model = make_model()
+    config = LocalConfig(
+        learning_rate=0.1, batch_size=2, num_steps=3, clip_norm=1.0, noise_multiplier=1.0
+    )
+    trainer = dp_sgd_trainer(model, config)
+    (one,) = trainer.claim.events
+    once = one(8, config)
+
+    def paid(algorithm):
+        claim = algorithm.claims.record
+        assert isinstance(claim, RecordClaim)
+        return claim.at(0)(8, algorithm.hyper)
+
+    assert paid(algorithms.fedper(model, trainer, head="b")) == once
+    ditto = paid(algorithms.ditto(model, trainer, personal_epochs=2))
+    rep = paid(algorithms.fedrep(model, trainer, head="b", head_epochs=2))
+    longer = one(8, config._replace(num_steps=None, num_epochs=2))
+    assert longer.count == 8 and once.count == 3
+    assert ditto.events == [once, longer] and rep.events == [longer, once]
+
+
+BAD = {
+    "a sparsity of 1": (lambda m: algorithms.fed_ltn(m, trainer_of(m), target=1.0), "target"),
+    "a sparsity below 0": (
+        lambda m: algorithms.lottery_fl(m, trainer_of(m), prune_rate=-0.1),
+        "prune_rate",
+    ),
+    "a threshold of 0": (
+        lambda m: algorithms.lottery_fl(m, trainer_of(m), accuracy_threshold=0.0),
+        "accuracy_threshold",
+    ),
+    "a threshold of 1": (
+        lambda m: algorithms.fed_ltn(m, trainer_of(m), accuracy_threshold=1.0),
+        "accuracy_threshold",
+    ),
+    "a momentum that diverges": (
+        lambda m: algorithms.fed_ltn(m, trainer_of(m), momentum=2.0, prunable="w"),
+        r"momentum must be below 1 / \(1 - mixing\)",
+    ),
+    "a head that is not there": (
+        lambda m: algorithms.fedper(m, trainer_of(m), head="ww"),
+        "did you mean 'w'",
+    ),
+    "all at home": (
+        lambda m: algorithms.fedbn(m, trainer_of(m), home=["b", "w"]),
+        "home must leave one of",
+    ),
+    "a predicate that matches nothing": (
+        lambda m: algorithms.fedbn(m, trainer_of(m), home=lambda path, leaf: False),
+        "home must match one of",
+    ),
+    "nothing to prune": (
+        lambda m: algorithms.lottery_fl(m, trainer_of(m)),
+        "prunable must name weights of logistic",
+    ),
+    "no strengths": (
+        lambda m: algorithms.ditto(m, trainer_of(m), strengths=[]),
+        "strengths must hold at least one",
+    ),
+    "a private trainer that prunes": (
+        lambda m: algorithms.fed_ltn(m, private(m), prunable="w"),
+        "trainer must be non-private: pruning waits for the exact accuracy",
+    ),
+    "a private trainer that interleaves": (
+        lambda m: algorithms.ditto(m, private(m), order="interleaved"),
+        "trainer must be non-private: two gradients of one batch",
+    ),
+    "a private trainer of batch norm": (
+        lambda m: algorithms.fedbn(normed(), private(normed())),
+        "model must keep examples apart",
+    ),
+}
+
+
+def private(model):
+    config = LocalConfig(batch_size=2, clip_norm=1.0, noise_multiplier=1.0)
+    return dp_sgd_trainer(model, config)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_meant_is_refused(name):
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make(make_model())
+
+
+def test_clients_without_validation_data_are_named():
+    model = make_model()
+    algorithm = algorithms.lottery_fl(model, trainer_of(model), prunable="w")
+    joins = participation(everybody(), len(SIZES))
+    with pytest.raises(ValueError, match="validation must be given for lottery_fl"):
+        simulation(algorithm, halves(), joins)
+    lacking = make_data((3, 3, 0, 3, 3, 3))
+    with pytest.raises(ValueError, match="got 'none of client 2'"):
+        simulation(algorithm, halves(), joins, validation=lacking)
