@@ -464,6 +464,17 @@ CASES: dict[str, Case] = {
     "quantity_skew": Case(partition.quantity_skew, given(num_examples=12, **_POOL)),
     "dirichlet": Case(partition.dirichlet, given(labels=LABELS, alpha=1.0, min_size=0, **_POOL)),
     "shards": Case(partition.shards, given(labels=LABELS, **_POOL)),
+    "few_classes": Case(
+        partition.few_classes,
+        given(
+            labels=LABELS,
+            test_labels=LABELS,
+            train_per_class=1,
+            validation_per_client=1,
+            test_per_client=2,
+            **_POOL,
+        ),
+    ),
     "natural": Case(partition.natural, given(client_ids=LABELS)),
     "split_clients": Case(partition.split_clients, given(clients=ROWS, rng=0)),
     "by_preference": Case(

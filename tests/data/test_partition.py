@@ -176,6 +176,62 @@ def test_split_clients(pool, test_fraction):
         assert len(kept) >= min(1, len(rows))
 
 
+@pytest.mark.parametrize(
+    ("num_clients", "classes_per_client", "validation", "test"),
+    [(10, 2, 25, 200), (100, 2, 25, 200), (7, 3, 4, 10), (5, 1, 0, 0), (3, 10, 1, 9)],
+)
+def test_few_classes(num_clients, classes_per_client, validation, test):
+    rng = np.random.default_rng(5)
+    # Pools of the sizes of CIFAR-10's, with gaps in the numbering of classes.
+    labels, test_labels = (3 * rng.permutation(np.repeat(np.arange(10), n)) for n in (5000, 1000))
+    parts = partition.few_classes(
+        labels,
+        test_labels,
+        num_clients,
+        1,
+        classes_per_client=classes_per_client,
+        validation_per_client=validation,
+        test_per_client=test,
+    )
+    of_train = label_counts(parts.train, labels)
+    # Twenty-five of each own class, and nothing else; every class is used as often as others.
+    assert set(np.unique(of_train)) <= {0, 25}
+    owns = of_train > 0
+    np.testing.assert_array_equal(owns.sum(axis=1), classes_per_client)
+    assert np.ptp(owns.sum(axis=0)) <= 1
+    for rows, pool, total in (
+        (parts.validation, labels, validation),
+        (parts.test, test_labels, test),
+    ):
+        counts = label_counts(rows, pool) if total else np.zeros((num_clients, 10), int)
+        np.testing.assert_array_equal(counts.sum(axis=1), total)
+        for count, own in zip(counts, owns, strict=True):
+            assert not count[~own].any()
+            assert np.ptp(count[own]) <= 1
+    used = np.concatenate([*parts.train, *parts.validation])
+    assert len(np.unique(used)) == len(used)
+    for rows in parts.test:
+        assert len(np.unique(rows)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes_per_client": 4}, "classes_per_client must be at most the 3 classes"),
+        ({"train_per_class": 31}, "data must hold 31 more examples of class"),
+        ({"test_per_client": 12}, "data must hold 6 test examples of class"),
+        # Three clients with two of three classes: each class has two owners of 20 each.
+        ({"train_per_class": 20}, "data must hold 20 more examples of class .* got 10"),
+        ({"train_per_class": 0}, "train_per_class must be an integer of at least 1 "),
+    ],
+)
+def test_few_classes_of_a_small_pool(options, message):
+    labels, test_labels = np.repeat(np.arange(3), 30), np.repeat(np.arange(3), 5)
+    sizes = {"train_per_class": 3, "validation_per_client": 0, "test_per_client": 2, **options}
+    with pytest.raises(ValueError, match=message):
+        partition.few_classes(labels, test_labels, 3, 0, **sizes)
+
+
 PARTITIONERS = {
     "iid": lambda labels, rng: partition.iid(len(labels), 7, rng),
     "quantity": lambda labels, rng: partition.quantity_skew(len(labels), 7, rng),

@@ -1,0 +1,66 @@
+"""A second split of clients' own data, from configurations."""
+
+import numpy as np
+import pytest
+from run_folders import SMALL
+
+from fedjax_dp.experiment.assemble import assemble, population_of
+from fedjax_dp.experiment.reading import load
+
+SIZES = "{train_per_class = 5, validation_per_client = 3, test_per_client = 8}"
+FEW = ("--data.partition=few_classes", f"--data.partition_options={SIZES}")
+
+
+def built(*words):
+    return population_of(load(None, (*SMALL, *words)))
+
+
+def rows(x):
+    return sorted(map(bytes, np.ascontiguousarray(x)))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_a_share_of_what_is_left_for_training(partition, share):
+    words = (f"--data.partition={partition}", "--data.client_test_share=0.3")
+    whole, split = built(*words), built(*words, f"--data.client_validation_share={share}")
+    assert whole.validation is None
+    sizes = whole.train.sizes
+    apart = np.minimum(np.floor(share * sizes + 0.5), sizes - 1)
+    np.testing.assert_array_equal(split.validation.sizes, apart)
+    np.testing.assert_array_equal(split.train.sizes, sizes - apart)
+    for client in range(whole.train.num_clients):
+        both = [part.client(client)["x"] for part in (split.train, split.validation)]
+        assert rows(np.concatenate(both)) == rows(whole.train.client(client)["x"])
+    np.testing.assert_array_equal(split.client_test.examples["x"], whole.client_test.examples["x"])
+    again = built(*words, f"--data.client_validation_share={share}")
+    np.testing.assert_array_equal(again.validation.examples["x"], split.validation.examples["x"])
+
+
+def test_few_classes_give_three_parts_of_the_same_classes():
+    population = built(*FEW)
+    parts = population.train, population.validation, population.client_test
+    for client in range(population.train.num_clients):
+        own = [np.unique(part.client(client)["y"]) for part in parts]
+        assert [len(part.client(client)["y"]) for part in parts] == [10, 3, 8]
+        assert all(np.array_equal(classes, own[0]) and len(classes) == 2 for classes in own)
+    assert built(*FEW).validation.examples["x"].tobytes() == parts[1].examples["x"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            (*FEW, "--data.client_validation_share=0.1"),
+            "data.client_validation_share must be 0 for few_classes, which makes a validation part",
+        ),
+        (("--data.client_validation_share=1",), r"data.client_validation_share must .* got 1"),
+        (
+            ("--privacy.unit=none", "--algorithm.name=lottery_fl"),
+            "validation must be given for lottery_fl",
+        ),
+    ],
+)
+def test_refusals(words, message):
+    with pytest.raises(ValueError, match=message):
+        assemble(load(None, (*SMALL, *words)))
