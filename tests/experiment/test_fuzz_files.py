@@ -511,6 +511,52 @@ def image_archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Itera
     yield Harm("another class", path, archived(whole | {"train/katze/1.png": b""}, "w:xz"))
 
 
+# --- Tiny ImageNet
+
+TINY_IDS = ("n01443537", "n02124075")
+
+
+def write_tiny_imagenet(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    size = (64, 64)
+    for wnid in TINY_IDS:
+        (folder / "train" / wnid / "images").mkdir(parents=True)
+        names = [f"{wnid}_{i}.JPEG" for i in range(2)]
+        for name in names:
+            (folder / "train" / wnid / "images" / name).write_bytes(image(rng, "jpeg", size))
+        boxes = "".join(f"{name}\t0\t10\t63\t58\n" for name in names)
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(boxes)
+    (folder / "val" / "images").mkdir(parents=True)
+    for i in range(2):
+        (folder / "val" / "images" / f"val_{i}.JPEG").write_bytes(image(rng, "jpeg", size))
+    rows = [f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n" for i, wnid in enumerate(TINY_IDS)]
+    (folder / "val" / "val_annotations.txt").write_text("".join(rows))
+    (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in TINY_IDS))
+    (folder / "words.txt").write_text("".join(f"{wnid}\ta name\n" for wnid in TINY_IDS))
+
+
+def flip_tiny_imagenet(path: pathlib.Path, at: int, new: int) -> str:
+    # JPEG has no checksum.
+    return {".JPEG": "a pixel of a JPEG file", ".txt": ""}[path.suffix] or _of_words(path)
+
+
+def cut_tiny_imagenet(path: pathlib.Path, left: int) -> str:
+    return cut_tree(path, left) if path.suffix == ".JPEG" else _of_words(path)
+
+
+def _of_words(path: pathlib.Path) -> str:
+    return "what a class is called" if path.name == "words.txt" else ""
+
+
+def tiny_imagenet_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path = folder / "train" / TINY_IDS[0] / "images" / f"{TINY_IDS[0]}_0.JPEG"
+    for size in ((32, 32), (64, 1), (1, 64)):
+        yield Harm(f"an image of {size}", path, image(rng, "jpeg", size))
+    for name in ("wnids.txt", "val/val_annotations.txt"):
+        yield from text_harms(folder / name, rng, is_free=False)
+    yield from text_harms(folder / "words.txt", rng, is_free=True)
+    yield from table_harms(folder / "val" / "val_annotations.txt", rng, "\t", [2, 3, 4], [0, 1])
+
+
 # --- FEMNIST
 
 
@@ -973,6 +1019,16 @@ READERS = {
         alike="0.png 0.jpg 1.png 1.jpg",
     ),
     "cifar10_jpeg": Reader(write_image_archive, named("cifar10"), image_archive_harms),
+    "tiny_imagenet": Reader(
+        write_tiny_imagenet,
+        named("tiny_imagenet"),
+        tiny_imagenet_harms,
+        flip_tiny_imagenet,
+        cut_tiny_imagenet,
+        alike=" ".join(
+            (*(f"{wnid}_{i}.JPEG" for wnid in TINY_IDS for i in range(2)), "val_0.JPEG val_1.JPEG")
+        ),
+    ),
     "femnist": Reader(
         write_leaf, named("femnist"), leaf_harms, of_numbers, alike="all_data_0.json"
     ),
