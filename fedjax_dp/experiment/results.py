@@ -41,6 +41,7 @@ def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
         by_client = evaluator.clients(state)
         row |= {"client_test_loss": by_client.loss, "client_test_accuracy": by_client.accuracy}
         row |= summarize(by_client)
+        row["clients_without_test_data"] = int(np.sum(by_client.client_sizes == 0))
         row["test_accuracy"] = by_client.accuracy
         row["test_loss"] = by_client.loss
         row |= {f"client_test_{name}": value for name, value in by_client.metrics.items()}

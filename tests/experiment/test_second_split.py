@@ -1,11 +1,14 @@
 """A second split of clients' own data, from configurations."""
 
+import jax
 import numpy as np
 import pytest
+from marks import telling
 from run_folders import SMALL
 
 from fedjax_dp.experiment.assemble import assemble, population_of
 from fedjax_dp.experiment.reading import load
+from fedjax_dp.experiment.results import evaluate
 
 SIZES = "{train_per_class = 5, validation_per_client = 3, test_per_client = 8}"
 FEW = ("--data.partition=few_classes", f"--data.partition_options={SIZES}")
@@ -64,3 +67,16 @@ def test_few_classes_give_three_parts_of_the_same_classes():
 def test_refusals(words, message):
     with pytest.raises(ValueError, match=message):
         assemble(load(None, (*SMALL, *words)))
+
+
+@telling
+@pytest.mark.parametrize("name", ["fedavg", "local_only"])
+def test_clients_without_test_data_are_left_out_and_counted(name):
+    words = ("--privacy.unit=none", f"--algorithm.name={name}", "--data.partition=quantity_skew")
+    few = ("--data.client_test_share=0.002", "--data.partition_options={exponent = 2.0}")
+    experiment = assemble(load(None, (*SMALL, *words, *few)))
+    sizes = experiment.population.client_test.sizes
+    assert 0 < np.sum(sizes == 0) < len(sizes)
+    row = evaluate(experiment.evaluator, experiment.simulation.init(jax.random.key(0)))
+    assert row["clients_without_test_data"] == np.sum(sizes == 0)
+    assert np.isfinite([row["mean_client_accuracy"], row["std_client_accuracy"]]).all()
