@@ -196,8 +196,8 @@ def few_classes(
 ) -> Splits:
     """Gives each client a few classes, few examples of each, and a test part of the same classes.
 
-    Classes are dealt so that they are used equally often. No training example is used twice. Test
-    parts of different clients may overlap, each without repetition.
+    Classes are dealt so that they are used equally often. No training example is used twice. A test
+    example is used again once all of its class have been, never twice by one client.
 
     Args:
       labels: classes of the training pool, `[examples]`.
@@ -229,7 +229,7 @@ def few_classes(
     checks.require(classes_per_client <= len(names), "classes_per_client", rule, classes_per_client)
     dealt = _dealt_classes(len(names), num_clients, classes_per_client, rng)
     pools = [list(rng.permutation(np.flatnonzero(labels == name))) for name in names]
-    tests = [np.flatnonzero(test_labels == name) for name in names]
+    tests = [rng.permutation(np.flatnonzero(test_labels == name)) for name in names]
     found = Splits([], [], [])
     for own in dealt:
         train, validation, test = [], [], []
@@ -243,7 +243,8 @@ def few_classes(
             asked = _like_part(test_per_client, classes_per_client, place)
             rule = f"hold {asked} test examples of class {names[c]}"
             checks.require(len(tests[c]) >= asked, "data", rule, len(tests[c]))
-            test += list(rng.choice(tests[c], asked, replace=False))
+            test += list(tests[c][:asked])
+            tests[c] = np.roll(tests[c], -asked)
         for part, rows in zip(found, (train, validation, test), strict=True):
             part.append(np.sort(np.asarray(rows, np.int64)))
     return found

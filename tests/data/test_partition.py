@@ -212,6 +212,10 @@ def test_few_classes(num_clients, classes_per_client, validation, test):
     assert len(np.unique(used)) == len(used)
     for rows in parts.test:
         assert len(np.unique(rows)) == len(rows)
+    # A test image is used again once all of its class have been.
+    uses = np.bincount(np.concatenate(parts.test).astype(int), minlength=len(test_labels))
+    for c in np.unique(test_labels):
+        assert np.ptp(uses[test_labels == c]) <= 1
 
 
 @pytest.mark.parametrize(
