@@ -176,6 +176,8 @@ _OPTIONS: dict[Any, dict] = {
     "f_cdpfl": {"num_models": 2, "num_selections": 2},
     "km_cdpfl": {"num_models": 2},
     "o_dpcfl": {"clusters": (0, 1, 0, 1)},
+    "fedper": {"head": "b"},
+    "fedrep": {"head": "b", "head_epochs": 1},
 }
 
 
@@ -189,7 +191,7 @@ def plant(name, unit, num_canaries, participation=None, **parts):
     if unit == "client":
         algorithm = build(name, model(), unit, **parts)
         return plant_clients(algorithm, store, participation, num_canaries, rng)
-    if not registry.ALGORITHMS[name].sends_model:
+    if registry.ALGORITHMS[name].asks_public_inputs:
 
         def make_voters(model, public_x):
             return build(name, model, unit, public_x=public_x, **parts)

@@ -196,24 +196,41 @@ def _released(output: ClientOutput, own: PyTree, params: PyTree) -> PyTree:
     Raises:
       ValueError: if there is neither; an algorithm that sends votes is attacked by `plant_votes`.
     """
-    structure, shapes = jax.tree.structure(params), [x.shape for x in jax.tree.leaves(params)]
+    # Frozen parameters are None in both.
+    own_leaves, structure = jax.tree.flatten(params, is_leaf=_is_none)
 
     def is_model(tree: Any) -> bool:
-        leaves, its_own = jax.tree.flatten(tree)
-        is_same = bool(its_own == structure)  # type: ignore[operator]
-        return is_same and [jnp.shape(x) for x in leaves] == shapes
+        """Tells whether it is one, or one of which something stays at home."""
+        leaves, its_own = jax.tree.flatten(tree, is_leaf=_is_none)
+        if its_own != structure or not any(x is not None for x in leaves):  # type: ignore[operator]
+            return False
+        pairs = zip(leaves, own_leaves, strict=True)
+        return all(x is None or (p is not None and jnp.shape(x) == p.shape) for x, p in pairs)
+
+    def whole(tree: Any) -> PyTree:
+        """Puts zeros where something stayed at home."""
+        return jax.tree.map(
+            lambda x, p: jnp.zeros_like(p) if x is None and p is not None else x,
+            tree,
+            params,
+            is_leaf=_is_none,
+        )
 
     def found(tree: PyTree) -> list[PyTree]:
         return [part for part in jax.tree.leaves(tree, is_leaf=is_model) if is_model(part)]
 
     sent = found(output.update)
     if sent:
-        return sent[0]
+        return whole(sent[0])
     before, after = found(own), found(output.state)
     checks.require(
         bool(after), "algorithm", "send or keep something of the model's shape", output.update
     )
     return trees.subtract(after[0], before[0])
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def _with_records(data: FederatedData, owners: np.ndarray) -> FederatedData:

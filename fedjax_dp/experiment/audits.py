@@ -149,7 +149,7 @@ def _plant(experiment: Experiment, unit: str, count: int) -> Planted:
         algorithm = experiment.simulation.algorithm
         return plant_clients(algorithm, train, participation, count, rng, relation=relation)
     make, model = _maker(experiment), experiment.model
-    if algorithms.ALGORITHMS[config.algorithm.name].sends_model:
+    if not algorithms.ALGORITHMS[config.algorithm.name].asks_public_inputs:
         return plant_records(make, model, train, participation, count, rng, relation=relation)
     num_rounds = config.run.rounds
     return plant_votes(make, model, train, participation, count, num_rounds, rng, relation=relation)

@@ -16,6 +16,7 @@ from fedjax_dp.experiment.values import ConfigError
 BESIDE = {
     "participation.cohort_size": "--participation.sampler=poisson",
     "participation.capacity": "--participation.sampler=poisson",
+    "participation.everybody_first": "--participation.sampler=fixed_size",
     "participation.separation": "--participation.sampler=min_separated",
     "privacy.client.bits": "--privacy.client.mechanism=discrete_gaussian",
     "privacy.client.bands": "--privacy.client.mechanism=correlated_gaussian",
