@@ -207,7 +207,8 @@ def joined_by(count):
     return participation(fixed_size(), len(SIZES), count)
 
 
-@pytest.mark.parametrize("make", [pytest.param(normed, marks=telling), make_model])
+@telling
+@pytest.mark.parametrize("make", [normed, make_model])
 def test_without_pruning_pull_and_momentum_fed_ltn_is_fedbn(make):
     """And FedAvg where there is no batch norm."""
     model = make()
@@ -282,7 +283,7 @@ def test_batch_norm_at_home_is_nobody_elses():
 @pytest.mark.parametrize(
     "optimizer",
     [
-        functools.partial(optax.sgd, momentum=0.9),
+        pytest.param(functools.partial(optax.sgd, momentum=0.9), marks=telling),
         pytest.param(functools.partial(optax.adamw, weight_decay=0.3), marks=telling),
         pytest.param(functools.partial(optax.noisy_sgd, seed=1), marks=telling),
     ],
@@ -307,6 +308,7 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
         assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(~np.asarray(m))
 
 
+@telling
 def test_those_whose_accuracy_stays_below_never_prune():
     model = make_model()
     for make in (algorithms.lottery_fl, algorithms.fed_ltn):

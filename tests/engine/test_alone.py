@@ -50,10 +50,10 @@ def build(name):
     return fedavg(model, trainer, aggregator=aggregator)
 
 
-CASES = [("fedavg", "everybody")]
+CASES = [("scaffold", "everybody")]
 LATER = [
     ("fedavg", "poisson"),
-    ("scaffold", "everybody"),
+    ("fedavg", "everybody"),
     ("dp_sgd", "poisson"),
     ("stacked", "everybody"),
 ]

@@ -49,6 +49,7 @@ CHOSEN = {
     "participation.cohort_size": ("--participation.sampler=poisson",),
     "participation.capacity": ("--participation.sampler=poisson",),
     "participation.separation": ("--participation.sampler=min_separated",),
+    "participation.everybody_first": ("--participation.sampler=fixed_size",),
     "privacy.client.bits": ("--privacy.client.mechanism=discrete_gaussian",),
     "privacy.client.bands": ("--privacy.client.mechanism=correlated_gaussian",),
 }
@@ -69,6 +70,7 @@ CHANGED = {
     "data.num_clients": 4,
     "data.partition_options": {"alpha": 0.1},
     "data.client_test_share": 0.5,
+    "data.client_validation_share": 0.25,
     "data.public_examples": 5,
     "data.check_finite": False,
     "model.name": "mlp",
@@ -97,6 +99,7 @@ CHANGED = {
     "participation.cohort_size": 2.5,
     "participation.capacity": 3,
     "participation.separation": 2,
+    "participation.everybody_first": 3,
     "privacy.unit": "none",
     "privacy.relation": "replace_one",
     "privacy.accountant": "pld",
@@ -163,7 +166,8 @@ def test_every_key_can_be_overridden_in_both_forms_and_survives_a_file(tmp_path,
 
 def test_many_changes_at_once_come_from_a_file(tmp_path):
     tables = {}
-    left_out = ("participation.separation", "privacy.client.bits", "privacy.client.bands")
+    left_out = ("participation.separation", "participation.everybody_first")
+    left_out += ("privacy.client.bits", "privacy.client.bands")
     left_out += ("data.options", "data.partition_options", "privacy.client.mechanism")
     changed = {k: v for k, v in CHANGED.items() if k not in left_out}
     for key, value in changed.items():
