@@ -1142,7 +1142,7 @@ CASES = {case.name: case for case in _CASES}
 
 # Between them: the plain mean, stacked updates, state by client, several models that are chosen
 # from, both noises. Every law is tested on the others too, but not quickly.
-QUICK = ("fedavg", "scaffold")
+QUICK = ("fedavg",)
 
 
 def quick_first(names):

@@ -345,6 +345,7 @@ def test_runs_side_by_side_are_the_runs_one_by_one():
     np.testing.assert_array_equal(one_by_one.record.clients, together.record.clients)
 
 
+@telling
 def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
     runs = runs_of("dp_sgd", "record", 40, 200)
     times = np.arange(200) % 4

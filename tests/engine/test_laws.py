@@ -30,8 +30,9 @@ from fedjax_dp.engine.round import play_round
 NAMES = tuple(CASES)
 # Between them: state by client, several models, a streamed store. That two clients side by side
 # change nothing is tested for every algorithm below.
-QUICK_LAYOUTS = [("scaffold", "chunks of 3, streamed")]
+QUICK_LAYOUTS = [("fedavg", "chunks of 3, streamed")]
 TELLING_LAYOUTS = [
+    ("scaffold", "chunks of 3, streamed"),
     ("ifca", "chunks of 8"),
     ("median", "chunks of 3, streamed"),
     ("dp_both", "chunks of 2"),

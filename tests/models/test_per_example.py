@@ -139,7 +139,7 @@ _SAME = {"window_strides": (1, 1), "padding": "SAME"}
             {"window_strides": (2, 2), "padding": "VALID"},
             marks=pytest.mark.telling,
         ),
-        ((1, 1), (6, 6, 8), 16, _SAME),
+        pytest.param((1, 1), (6, 6, 8), 16, _SAME, marks=pytest.mark.telling),
     ],
 )
 def test_convolutions_by_every_form(kernel, shape, features, options):
