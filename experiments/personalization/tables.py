@@ -28,7 +28,10 @@ def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]
         lines = (file.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         summary["metrics"] = [json.loads(line) for line in lines]
         found.setdefault(point.values["method"], []).append(summary)
-    return found
+    # One that was interrupted has a summary too.
+    most = max((run["rounds"] for group in found.values() for run in group), default=0)
+    whole = {m: [run for run in group if run["rounds"] == most] for m, group in found.items()}
+    return {method: group for method, group in whole.items() if group}
 
 
 def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
