@@ -1,7 +1,7 @@
 """Shared by all tests: what they compile, where real data files are, and skipping what needs them.
 
-Programs are compiled as users compile them, each of them once: whatever process of a session comes
-upon one that another has compiled takes it from a folder that is made for the session.
+Programs are compiled as users compile them, each of them once: whatever process of a run comes
+upon one that another has compiled takes it from a folder that is made for that run.
 """
 
 import gc

@@ -201,8 +201,9 @@ def _released(output: ClientOutput, own: PyTree, params: PyTree) -> PyTree:
 
     def is_model(tree: Any) -> bool:
         """Tells whether it is one, or one of which something stays at home."""
-        leaves, its_own = jax.tree.flatten(tree, is_leaf=_is_none)
-        if its_own != structure or not any(x is not None for x in leaves):  # type: ignore[operator]
+        leaves = jax.tree.leaves(tree, is_leaf=_is_none)
+        its_own: Any = jax.tree.structure(tree, is_leaf=_is_none)
+        if its_own != structure or not any(x is not None for x in leaves):
             return False
         pairs = zip(leaves, own_leaves, strict=True)
         return all(x is None or (p is not None and jnp.shape(x) == p.shape) for x, p in pairs)

@@ -1,5 +1,7 @@
 """What a value may be, read off its annotation, in words for people."""
 
+import functools
+import operator
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -159,7 +161,7 @@ def in_a_file(kind: Any) -> Any:
     """
     alternatives = kinds_of(kind)
     plain = tuple(one for one in alternatives if is_plain(one))
-    return typing.Union[plain] if 0 < len(plain) < len(alternatives) else kind  # noqa: UP007
+    return functools.reduce(operator.or_, plain) if 0 < len(plain) < len(alternatives) else kind
 
 
 _NAMES = {
