@@ -603,7 +603,11 @@ def _jump_start(run: Run):
 
 def _observe_jump_start(state):
     inner = state._replace(server=state.server.inner, clients=state.clients.inner)
-    return _observe_fed_ltn(inner) | {"alone": theta_of(state.clients.params)}
+    found = _observe_fed_ltn(inner) | {"alone": theta_of(state.clients.params)}
+    # Whoever has not taken part since the jump will go on with the shared mask.
+    waits = np.asarray(state.server.has_jumped) & ~np.asarray(state.clients.has_jumped)
+    shared = np.unpackbits(np.asarray(state.server.mask["w"]))[:NUM_FEATURES]
+    return found | {"masks": np.where(waits[:, None], shared, found["masks"])}
 
 
 _ADAPTIVE = {"server_learning_rate": 0.1, "b1": 0.8, "adaptivity": 0.1}

@@ -1,7 +1,7 @@
 """The shape that every algorithm has: a declaration of pure functions, without a loop."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -136,6 +136,30 @@ def field(name: str) -> SharedModel:
     )
 
 
+class Kept(Protocol):
+    """What clients keep, as work on the host reads it: NumPy arrays, wherever they lie."""
+
+    def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
+        """Reads a part of every row.
+
+        Args:
+          select: `(row) -> part`, some of the row's leaves as they are.
+
+        Returns:
+          The part, `[num_clients, ...]`.
+        """
+
+    def of(self, client: int) -> PyTree:
+        """Reads one client's row.
+
+        Args:
+          client: the client's index.
+
+        Returns:
+          What it keeps.
+        """
+
+
 class HostStep(NamedTuple):
     """Work on the host between two rounds, such as fitting a mixture with a library.
 
@@ -144,15 +168,16 @@ class HostStep(NamedTuple):
 
     Attributes:
       after: how many rounds are done when it runs, at least 1.
-      step: `(server, clients, hyper, key) -> (server, clients)` on NumPy arrays, of unchanged
-        structure, shapes and types, and a function of its arguments alone; the key is used for
-        nothing else. What it reads must be private already: no event is charged.
-      reads_clients: whether it is handed what clients keep, which is private for records where
-        training is, and never private for clients; `clients` is None, in and out, where not.
+      step: `(server, clients, hyper, key) -> server` on NumPy arrays, of unchanged structure,
+        shapes and types, and a function of its arguments alone; the key is used for nothing else.
+        What it reads must be private already: no event is charged. Clients take over what has
+        become of the server when they next take part.
+      reads_clients: whether it is handed what clients keep, as `Kept`, which is private for records
+        where training is, and never private for clients; `clients` is None where not.
     """
 
     after: int
-    step: Callable[[PyTree, PyTree, Hyper, Any], tuple[PyTree, PyTree]]
+    step: Callable[[PyTree, Kept | None, Hyper, Any], PyTree]
     reads_clients: bool = True
 
 

@@ -27,10 +27,12 @@ class ServerState(NamedTuple):
 
     Attributes:
       inner: the state of FedLTN's server.
+      mask: of the ticket that all go on with; of all weights before there is one.
       has_jumped: whether the first stage is over, bool.
     """
 
     inner: Any
+    mask: PyTree
     has_jumped: jax.typing.ArrayLike
 
 
@@ -41,11 +43,13 @@ class Jumping(NamedTuple):
       inner: what it keeps in FedLTN.
       params: its model of the first stage.
       accuracy: that of this model on its validation data; below 0 before it has trained.
+      has_jumped: whether it has gone on with the shared ticket, bool; else its mask is of its own.
     """
 
     inner: Own
     params: PyTree
     accuracy: jax.Array
+    has_jumped: jax.Array
 
 
 @checked
@@ -134,10 +138,17 @@ def jump_start(
     own_of, personal_of, sent_down = ltn.clients.init, ltn.personal, ltn.sent_down
 
     def init(key):
-        return ServerState(ltn.init(key), jnp.bool_(False))
+        server = ltn.init(key)
+        return ServerState(server, own_of(server).mask, jnp.bool_(False))
 
     def keeps(server):
-        return Jumping(own_of(server.inner), server.inner.params, jnp.float32(-1))
+        params = server.inner.params
+        return Jumping(own_of(server.inner), params, jnp.float32(-1), jnp.bool_(False))
+
+    def own_ticket(server, own):
+        """Takes the shared mask over, where this is due."""
+        mask = trees.where(server.has_jumped & ~own.has_jumped, server.mask, own.inner.mask)
+        return own.inner._replace(mask=mask)
 
     def alone(server, own, client, hyper, key):
         mask = masks.unpacked(own.inner.mask, scheme.weights)
@@ -154,18 +165,18 @@ def jump_start(
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
         # Whoever has no data has learned nothing that others could go on with.
         accuracy = jnp.where(client.size > 0, found.accuracy, own.accuracy)
-        state = Jumping(kept, found.params, accuracy)
+        state = Jumping(kept, found.params, accuracy, own.has_jumped)
         # Nobody reads it: the stage is silent, and the server stays where it is.
         update = Sparse(scheme.home.sent(found.params), scheme.home.sent(found.mask))
         return ClientOutput(update, joins(client), state, found.metrics, info)
 
     def together(server, own, client, hyper, key):
-        output = ltn.client(server.inner, own.inner, client, hyper, key)
-        state = own._replace(inner=output.state)
+        output = ltn.client(server.inner, own_ticket(server, own), client, hyper, key)
+        state = own._replace(inner=output.state, has_jumped=jnp.bool_(True))
         return output._replace(state=state)
 
     def received(server, own, client):
-        return sent_down(server.inner, own.inner, client)
+        return sent_down(server.inner, own_ticket(server, own), client)
 
     def client(server, own, client, hyper, key):
         return jax.lax.cond(
@@ -180,23 +191,19 @@ def jump_start(
         return server._replace(inner=trees.where(is_alone, server.inner, inner)), info
 
     def jump(server, clients, hyper, key):
-        best = int(np.argmax(clients.accuracy))
-        if clients.accuracy[best] < 0:  # Nobody has trained; all go on from the start.
-            return server._replace(has_jumped=np.bool_(True)), clients
-        params = trees.take(clients.params, best)
-        inner = server.inner
-        shared = scheme.home.joined(params, inner.params)
+        accuracies, inner = clients.of_all(lambda row: row.accuracy), server.inner
+        best = int(np.argmax(accuracies))
+        if accuracies[best] < 0:  # Nobody has trained; all go on from the start.
+            return server._replace(has_jumped=np.bool_(True))
+        found = clients.of(best)
+        shared = scheme.home.joined(found.params, inner.params)
         start = None if inner.start is None else shared
-        server = ServerState(inner._replace(params=shared, start=start), np.bool_(True))
-        masks_of = jax.tree.map(
-            lambda bits: np.broadcast_to(bits[best], bits.shape), clients.inner.mask
-        )
-        return server, clients._replace(inner=clients.inner._replace(mask=masks_of))
+        inner = inner._replace(params=shared, start=start)
+        return ServerState(inner, found.inner.mask, np.bool_(True))
 
     def personal(server, own, client):
-        return trees.where(
-            server.has_jumped, personal_of(server.inner, own.inner, client), own.params
-        )
+        jumped = personal_of(server.inner, own_ticket(server, own), client)
+        return trees.where(server.has_jumped, jumped, own.params)
 
     return ltn._replace(
         name="jump_start",

@@ -236,7 +236,7 @@ def r_dpcfl(
             similarity=trees.where(is_first, aggregate.similarity, server.similarity),
         ), {}
 
-    def cluster(server: ServerState, own, hyper, key):
+    def cluster(server: ServerState, clients, hyper, key):
         """Fits the mixture to the updates of the first round."""
         seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
         is_seen = np.asarray(server.similarity.is_seen)
@@ -244,7 +244,7 @@ def r_dpcfl(
         seen = found[is_seen]
         server = server._replace(features=np.float32(found))
         if len(seen) < 2:
-            return server, own
+            return server
         if num_models is not None:
             mixture = fit_mixture(seen, min(num_models, len(seen)), seed)
         else:
@@ -265,7 +265,7 @@ def r_dpcfl(
             overlap=np.float32(mixture.overlap),
             num_models=np.int32(count),
             soft_rounds=np.int32(hyper.algorithm.get("soft_rounds", found_rounds)),
-        ), own
+        )
 
     trained = of_training(trainer)
     assert trained is not None

@@ -35,7 +35,8 @@ from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
 from fedjax_dp.engine.memory import explained, memory_of, require_room
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.stream import ClientStates, Slabs
+from fedjax_dp.engine.rows import Rows
+from fedjax_dp.engine.stream import RowStream, Slabs, TableStream
 from fedjax_dp.engine.tuning import Trial
 from fedjax_dp.models.cost import Cost, cost_of
 
@@ -173,12 +174,14 @@ def compile_federation(
     if layout.mesh is not None:
         everywhere, by_client = (NamedSharding(layout.mesh, spec) for spec in (P(), P(AXIS)))
     num_clients = len(federation.population.sizes)
-    state_bytes = _bytes_of_a_client(federation) * layout.clients_per_device(num_clients)
+    of_a_client = _bytes_of_a_client(federation)
+    state_bytes = of_a_client * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
+    slots = layout.slots_per_device(federation.participation)
     memory = memory_of(
         federation,
         layout,
-        clients=state_bytes if is_resident else 0,
+        clients=state_bytes if is_resident else of_a_client * slots,
         examples=_resident_bytes(data, validation) if is_resident else 0,
     )
     require_room(memory, layout.num_devices)
@@ -196,12 +199,15 @@ def compile_federation(
         if clients is None:
             return state
         if not is_resident:
+            _require_same_place(execution.placement, clients)
             return state._replace(clients=jax.tree.map(np.asarray, clients))
         rows = layout.clients_per_device(num_clients) * layout.num_devices
         clients = jax.tree.map(lambda x: _padded(_typed(x), rows), clients)
         return state._replace(clients=jax.device_put(clients, by_client))
 
     def portable(state: Any) -> SimulationState:
+        if isinstance(state.clients, Rows):
+            return jax.device_get(state)
         clients = jax.tree.map(lambda x: np.asarray(x)[:num_clients], state.clients)
         return jax.device_get(state._replace(clients=clients))
 
@@ -210,11 +216,11 @@ def compile_federation(
             examples = jax.device_put(examples_of(data, validation), everywhere)
         rounds_of = _resident_rounds(laid_out, examples, execution.rounds_per_call, count)
     else:
-        _require_streamable(federation)
+        _require_streamable(federation, execution.placement)
         slabs = Slabs(data, federation.participation, everywhere, validation)
         rounds_of = _streamed_rounds(laid_out, slabs, everywhere, by_client, count)
 
-    init = _initial(laid_out, everywhere, by_client, is_resident)
+    init = _initial(laid_out, everywhere, by_client, is_resident, execution)
     start = jax.device_put(traced(federation.algorithm, laid_out.hyper), everywhere)
 
     @explained(memory)
@@ -267,7 +273,11 @@ def _warn_of_divisor(bound: Federation) -> None:
 
 
 def _initial(
-    federation: Federation, everywhere: Any, by_client: Any, is_resident: bool
+    federation: Federation,
+    everywhere: Any,
+    by_client: Any,
+    is_resident: bool,
+    execution: ExecutionConfig,
 ) -> Callable[[PRNGKey], SimulationState]:
     """Compiles the state before the first round; no device holds more of it than its part."""
     clients = federation.algorithm.clients
@@ -283,6 +293,9 @@ def _initial(
 
     def init(key):
         state = of_one(key)
+        if execution.placement == "disk":
+            rows = Rows.untouched(state.clients, num_clients, execution.folder)
+            return state._replace(clients=rows)
         table = jax.tree.map(
             lambda x: np.broadcast_to(np.asarray(x), (num_clients, *x.shape)), state.clients
         )
@@ -318,7 +331,7 @@ class _Made:
 
     def noted(self, state: SimulationState) -> SimulationState:
         """Takes note of a state that is handed out; only the newest is of use to anybody."""
-        leaves = (x for x in jax.tree.leaves(state) if isinstance(x, jax.Array))
+        leaves = (x for x in jax.tree.leaves(state) if isinstance(x, (jax.Array, np.ndarray)))
         self._arrays = {id(x): weakref.ref(x) for x in leaves}
         return state
 
@@ -327,8 +340,10 @@ class _Made:
 
         def own(x: Any) -> Any:
             known = self._arrays.get(id(x))
-            is_own = not isinstance(x, jax.Array) or (known is not None and known() is x)
-            return x if is_own else jnp.copy(x)
+            is_own = known is not None and known() is x
+            if isinstance(x, np.ndarray):
+                return x if is_own and x.flags.writeable else np.array(x)
+            return x if is_own or not isinstance(x, jax.Array) else jnp.copy(x)
 
         return jax.tree.map(own, state)
 
@@ -391,14 +406,13 @@ def _streamed_rounds(
     draw = jax.jit(lambda round_index, hyper, key: federation.draw(_At(round_index), hyper, key))
 
     def run(state, hyper, key, num_rounds):
-        table = None if state.clients is None else ClientStates(state.clients)
-        first = int(state.round)
+        kept, first = _stream_of(state.clients), int(state.round)
 
         def cohort_of(i) -> Cohort:
             return jax.device_get(draw(np.int32(first + i), hyper, key))
 
         def play(state, examples, cohort, num_rounds):
-            own = None if table is None else table.gather(cohort, by_client)
+            own = None if kept is None else jax.device_put(kept.gather(cohort), by_client)
             state = state._replace(clients=own)
             here = jax.device_put(cohort, everywhere)
             return block_of(state, hyper, examples, here, key, np.int32(num_rounds))
@@ -417,14 +431,22 @@ def _streamed_rounds(
             # that the rows are gathered while it computes; the draw after that waits for it.
             if i + 1 < num_rounds:
                 cohort = following
+                if kept is not None:
+                    kept.ahead(cohort, under_way=played)
                 examples = slabs.gather(cohort)
             if i + 2 < num_rounds:
                 following = cohort_of(i + 2)
-            if table is not None:
-                table.scatter(played, state.clients)
-        return state._replace(clients=None if table is None else table.table), blocks
+            if kept is not None:
+                kept.scatter(played, state.clients)
+        return state._replace(clients=None if kept is None else kept.close()), blocks
 
     return run
+
+
+def _stream_of(clients: Any) -> TableStream | RowStream | None:
+    if clients is None:
+        return None
+    return RowStream(clients) if isinstance(clients, Rows) else TableStream(clients)
 
 
 class _At(NamedTuple):
@@ -442,7 +464,13 @@ def _require_32_bits() -> None:
     )
 
 
-def _require_streamable(federation: Federation) -> None:
+def _require_same_place(placement: str, clients: PyTree) -> None:
+    found = "disk" if isinstance(clients, Rows) else "host"
+    rule = "be what the state was made for: what clients keep is not moved"
+    checks.require((found == "disk") == (placement == "disk"), "placement", rule, placement)
+
+
+def _require_streamable(federation: Federation, placement: str) -> None:
     clients = federation.algorithm.clients
     if clients is not None and clients.finish is not None:
         checks.require(
@@ -450,7 +478,7 @@ def _require_streamable(federation: Federation) -> None:
             "placement",
             f"be 'device' for {federation.algorithm.name}, which changes what every client keeps "
             "in every round",
-            "host",
+            placement,
         )
 
 

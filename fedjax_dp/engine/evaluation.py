@@ -15,6 +15,7 @@ from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.compile import Simulation
 from fedjax_dp.engine.federation import Federation, examples_of
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.rows import Neighbours, Rows
 from fedjax_dp.engine.stream import power_of_two
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.metrics import Metric
@@ -96,7 +97,7 @@ def _of_personal(
     """Evaluates the model of every client, which may look at the client's training data.
 
     Only a model that does look brings them to the device: at once where they are few, and kept
-    there; else so many clients at a time as fit.
+    there; else so many clients at a time as fit. Rows on the disk come in such parts too.
     """
     examples = examples_of(train)
 
@@ -107,15 +108,24 @@ def _of_personal(
     placed: list[Any] = []
 
     def in_parts(state: SimulationState) -> Iterator[tuple[np.ndarray, Any]]:
-        is_read = _reads(params_of, state, examples)
-        if is_read and train.num_bytes > _PART_BYTES:
-            count = min(train.num_clients, -(-train.num_bytes // _PART_BYTES))
-            for few in np.array_split(everybody, count):
-                yield few, (state, _part(train, examples, few))
-        else:
-            if not placed:
-                placed.append(jax.device_put(examples if is_read else _without_records(examples)))
-            yield everybody, (state, placed[0])
+        rows = state.clients if isinstance(state.clients, Rows) else None
+
+        def of(few: np.ndarray) -> SimulationState:
+            if rows is None:
+                return state
+            return state._replace(clients=Neighbours(np.int32(few[0]), rows.many(few)))
+
+        is_read = _reads(params_of, of(everybody[:1]), examples)
+        is_cut = is_read and train.num_bytes > _PART_BYTES
+        num_bytes = max(
+            train.num_bytes if is_cut else 1,
+            0 if rows is None else rows.file.num_bytes * train.num_clients,
+        )
+        if not is_cut and not placed:
+            placed.append(jax.device_put(examples if is_read else _without_records(examples)))
+        count = min(train.num_clients, -(-num_bytes // _PART_BYTES))
+        for few in np.array_split(everybody, count):
+            yield few, (of(few), _part(train, examples, few) if is_cut else placed[0])
 
     return personal_evaluator(model, clients, params_of, in_parts=in_parts, metrics=metrics)
 

@@ -11,7 +11,7 @@ from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper, SharedModel
 from fedjax_dp.clients.base import ClientData
-from fedjax_dp.core import checks, signatures, trees
+from fedjax_dp.core import checks, signatures
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -22,6 +22,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.reads import run_client
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.engine.rows import row_of
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.base import Stacked
 
@@ -220,7 +221,7 @@ def federation(
 
     def personal(state: SimulationState, client: ClientData) -> PyTree:
         assert of_client is not None
-        own = None if state.clients is None else trees.take(state.clients, client.index)
+        own = None if state.clients is None else row_of(state.clients, client.index)
         return of_client(state.server, own, client)
 
     return Federation(

@@ -1,6 +1,6 @@
 """Work on the host between rounds: where rounds are split for it, and how it is done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import HostStep, Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.rows import Rows
 
 
 def rounds_and_host_steps(
@@ -35,6 +37,26 @@ def rounds_and_host_steps(
     return blocks
 
 
+class Table:
+    """What clients keep, as one table in memory."""
+
+    def __init__(self, table: PyTree):
+        """Looks at a table.
+
+        Args:
+          table: what clients keep, `[num_clients, ...]`.
+        """
+        self._table = table
+
+    def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
+        """Reads a part of every row, as `Kept` says."""
+        return jax.tree.map(np.asarray, select(self._table))
+
+    def of(self, client: int) -> PyTree:
+        """Reads one client's row, as `Kept` says."""
+        return jax.tree.map(lambda x: np.asarray(x[client]), self._table)
+
+
 def after_host_step(step: HostStep, state: Any, hyper: Hyper, key: PRNGKey) -> Any:
     """Does work on the host.
 
@@ -45,24 +67,22 @@ def after_host_step(step: HostStep, state: Any, hyper: Hyper, key: PRNGKey) -> A
       key: the root key of the run.
 
     Returns:
-      The state after it, of the same structure, on the host.
+      The state after it, of the same structure; the server's part is on the host.
 
     Raises:
       ValueError: if the step changed structure, shapes or types.
     """
-    before = jax.device_get((state.server, state.clients if step.reads_clients else None))
+    before = jax.device_get(state.server)
+    kept = None
+    if step.reads_clients and state.clients is not None:
+        kept = state.clients if isinstance(state.clients, Rows) else Table(state.clients)
     numbers = jax.tree.map(np.asarray, hyper)
-    server, clients = step.step(
-        before[0], before[1], numbers, fold(key, Purpose.SERVER, step.after)
-    )
-    kinds = [
-        jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t)
-        for t in (before, (server, clients))
-    ]
+    server = step.step(before, kept, numbers, fold(key, Purpose.SERVER, step.after))
+    kinds = [jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t) for t in (before, server)]
     checks.require(
         kinds[0] == kinds[1],
         f"the host step after round {step.after}",
         f"keep structure, shapes and types {kinds[0]}",
         kinds[1],
     )
-    return state._replace(server=server, clients=clients if step.reads_clients else state.clients)
+    return state._replace(server=server)

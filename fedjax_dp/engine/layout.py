@@ -1,5 +1,6 @@
 """How a round is laid out: chunk, devices, placement. Speed and memory, never results."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -141,15 +142,19 @@ class ExecutionConfig(NamedTuple):
         process.
       devices: how many devices share the cohort, or the devices themselves; one where it is None.
         "auto" takes all that there are if each of them gets a few clients, else one.
-      placement: "device" keeps all examples in device memory, "host" gathers each cohort on the
-        host ahead of its round, "auto" chooses by size and by whether the store is on disk.
+      placement: "device" keeps all examples, and what clients keep, in device memory; "host"
+        gathers each cohort on the host ahead of its round; "disk" does, and what clients keep lies
+        in a file, where those who never took part take no room; "auto" is the first where examples
+        are not on disk and both fit, else the second.
       rounds_per_call: rounds that run inside one compiled call, between two looks from outside.
+      folder: where that file is, for "disk"; None where `kept_in` names it later.
     """
 
     clients_per_chunk: Count | str = "auto"
     devices: int | str | Sequence[jax.Device] | None = "auto"
     placement: str = "auto"
     rounds_per_call: int = 10
+    folder: str | os.PathLike[str] | None = None
 
     def validate(self) -> None:
         """Checks every choice.
@@ -162,7 +167,7 @@ class ExecutionConfig(NamedTuple):
             checks.one_of("clients_per_chunk", self.clients_per_chunk, ("auto", "tuned"))
         else:
             checks.whole("clients_per_chunk", self.clients_per_chunk)
-        checks.one_of("placement", self.placement, ("auto", "device", "host"))
+        checks.one_of("placement", self.placement, ("auto", "device", "host", "disk"))
         checks.whole("rounds_per_call", self.rounds_per_call)
         self.device_list()
 

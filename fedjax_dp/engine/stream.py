@@ -1,5 +1,6 @@
 """Streaming: the examples of cohorts, and what their clients keep, from host memory or disk."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.rows import UNTOUCHED, Rows
 
 
 class Slabs:
@@ -57,7 +59,7 @@ class Slabs:
         return jax.device_put(self._on_host(cohort), self._placement)
 
     def _on_host(self, cohort: Cohort) -> Examples:
-        is_drawn = np.asarray(cohort.fate) != Fate.EMPTY
+        is_drawn = _is_drawn(cohort)
         ids = np.asarray(cohort.ids)[is_drawn]
         sizes = self._data.sizes[ids]
         num_rows = int(sizes.sum())
@@ -74,33 +76,31 @@ class Slabs:
         return Examples(nested(slab), starts, sizes_by_slot, second, self._limit, is_by_slot=True)
 
 
-class ClientStates:
-    """What clients keep, in host memory; a cohort's part of it comes to the device and goes back.
-
-    Attributes:
-      table: `[num_clients, ...]`, NumPy arrays.
-    """
+class TableStream:
+    """What clients keep, in host memory; a cohort's rows come to the device and go back."""
 
     def __init__(self, table: PyTree):
         """Takes a table over.
 
         Args:
-          table: what clients keep, `[num_clients, ...]`; it is copied to the host.
+          table: what clients keep, `[num_clients, ...]`, NumPy arrays that may be written to.
         """
-        self.table = jax.tree.map(lambda x: np.array(x), table)
+        self._table = table
 
-    def gather(self, cohort: Cohort, placement: Any) -> PyTree:
-        """Brings a cohort's part to the device.
+    def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
+        """Does nothing: rows in memory are at hand."""
+
+    def gather(self, cohort: Cohort) -> PyTree:
+        """Gives a cohort's part.
 
         Args:
           cohort: the cohort, on the host.
-          placement: the device or sharding that it goes to.
 
         Returns:
           What the clients of all slots keep, `[slots, ...]`.
         """
         ids = np.asarray(cohort.ids)
-        return jax.device_put(jax.tree.map(lambda a: a[ids], self.table), placement)
+        return jax.tree.map(lambda a: a[ids], self._table)
 
     def scatter(self, cohort: Cohort, part: PyTree) -> None:
         """Takes a cohort's part back.
@@ -109,10 +109,112 @@ class ClientStates:
           cohort: the cohort, on the host.
           part: what the clients of all slots keep, `[slots, ...]`.
         """
-        is_drawn = np.asarray(cohort.fate) != Fate.EMPTY
+        is_drawn = _is_drawn(cohort)
         ids = np.asarray(cohort.ids)[is_drawn]
-        for array, new in zip(jax.tree.leaves(self.table), jax.tree.leaves(part), strict=True):
+        for array, new in zip(jax.tree.leaves(self._table), jax.tree.leaves(part), strict=True):
             array[ids] = np.asarray(new)[is_drawn]
+
+    def close(self) -> PyTree:
+        """Gives the table back."""
+        return self._table
+
+
+class RowStream:
+    """What clients keep, on the disk; rows come ahead of their round and go back behind it.
+
+    One thread reads and writes, in turn, while rounds are computed: what it reads was written by
+    all rounds but the one under way, whose rows are in memory.
+    """
+
+    def __init__(self, rows: Rows):
+        """Takes rows over.
+
+        Args:
+          rows: what clients keep.
+        """
+        rows.file.open()
+        self._rows = Rows(np.array(rows.slots), np.array(rows.digests), rows.first, rows.file)
+        self._pinned = {int(slot) for slots in rows.file.pinned.values() for slot in slots}
+        taken = self._pinned | set(self._rows.slots.tolist())
+        self._end = max(taken, default=UNTOUCHED) + 1
+        self._free = sorted(set(range(self._end)) - taken, reverse=True)
+        self._thread = ThreadPoolExecutor(1, "rows")
+        self._ahead: Future[PyTree] | None = None
+        self._writing: Future[None] | None = None
+        self._last: tuple[dict[int, int], PyTree] = {}, None
+
+    def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
+        """Begins to read the rows of a cohort.
+
+        Args:
+          cohort: the cohort, on the host.
+          under_way: that of the round that is computed now, whose rows are not read.
+        """
+        ids = _clients(cohort)
+        wanted = np.where(np.isin(ids, _clients(under_way)), -1, ids)
+        self._ahead = self._thread.submit(self._rows.many, wanted)
+
+    def gather(self, cohort: Cohort) -> PyTree:
+        """Gives the rows of the cohort that was asked for last, or of another if there is none.
+
+        Args:
+          cohort: the cohort, on the host.
+
+        Returns:
+          What the clients of all slots keep, `[slots, ...]`; the first row in empty slots.
+        """
+        if self._ahead is None:
+            return self._thread.submit(self._rows.many, _clients(cohort)).result()
+        part, self._ahead = self._ahead.result(), None
+        places, rows = self._last
+        for place, client in enumerate(_clients(cohort).tolist()):
+            if client in places:
+                for array, row in zip(jax.tree.leaves(part), jax.tree.leaves(rows), strict=True):
+                    array[place] = row[places[client]]
+        return part
+
+    def scatter(self, cohort: Cohort, part: PyTree) -> None:
+        """Begins to write the rows of a cohort.
+
+        Args:
+          cohort: the cohort, on the host.
+          part: what the clients of all slots keep, `[slots, ...]`.
+        """
+        if self._writing is not None:
+            self._writing.result()  # No more than one round waits for the disk.
+        places = {c: place for place, c in enumerate(_clients(cohort).tolist()) if c >= 0}
+        self._last = places, jax.tree.map(np.asarray, part)
+        self._writing = self._thread.submit(self._write, *self._last)
+
+    def close(self) -> Rows:
+        """Waits for what is under way, and gives the rows as they are now."""
+        self._thread.shutdown(wait=True)
+        if self._writing is not None:
+            self._writing.result()
+        return self._rows
+
+    def _write(self, places: dict[int, int], part: PyTree) -> None:
+        """Writes rows to slots that nobody refers to, then lets the old ones go."""
+        slots, digests, file = self._rows.slots, self._rows.digests, self._rows.file
+        for client, place in places.items():
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot, self._end = self._end, self._end + 1
+            digest = file.write(slot, jax.tree.map(lambda x, place=place: x[place], part))
+            digests[client] = np.frombuffer(digest, np.uint8)
+            old, slots[client] = int(slots[client]), slot
+            if old != UNTOUCHED and old not in self._pinned:
+                self._free.append(old)
+
+
+def _is_drawn(cohort: Cohort) -> np.ndarray:
+    return np.asarray(cohort.fate) != Fate.EMPTY
+
+
+def _clients(cohort: Cohort) -> np.ndarray:
+    """Names the clients of all slots, `[slots]`; -1 in empty ones."""
+    return np.where(_is_drawn(cohort), np.asarray(cohort.ids), -1)
 
 
 def power_of_two(rows: float) -> int:

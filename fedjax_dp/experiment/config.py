@@ -343,7 +343,11 @@ class ExecutionSection(Section):
     devices: Count | Literal["auto"] = _setting(
         "auto", "devices that share a cohort; a CPU's cores"
     )
-    placement: Literal["auto", "device", "host"] = _setting("auto", "where examples are kept")
+    placement: Literal["auto", "device", "host", "disk"] = _setting(
+        "auto",
+        "where examples are kept, and what clients keep; disk: the latter in a file of the run "
+        "folder, where those who never took part take no room",
+    )
     compilation_cache: str | None = _setting(
         "auto", "folder that keeps compiled programs; auto is the user's cache"
     )

@@ -7,6 +7,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 from fedjax_dp.experiment.values import ConfigError
 
 CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
+# Rows of what clients keep, where that is on the disk.
+CLIENTS_FOLDER = "clients"
 ENVIRONMENT_FILE = "environment.json"
 _LOCK_FILE = ".lock"
 

@@ -15,11 +15,12 @@ from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import evaluator
 from fedjax_dp.engine.federation import examples_of
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.rows import kept_in
 from fedjax_dp.evaluation.metrics import METRICS
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment, assemble
 from fedjax_dp.experiment.config import Config
-from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, CONFIG_FILE
+from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, CLIENTS_FOLDER, CONFIG_FILE
 from fedjax_dp.experiment.population import Population, build_population
 from fedjax_dp.experiment.results import evaluate
 from fedjax_dp.experiment.start import accounting_of, first_state
@@ -108,9 +109,10 @@ def load_run(folder: str | pathlib.Path) -> Run:
     checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
     experiment = assemble(configuration.load(folder / CONFIG_FILE))
     checkpoints = Checkpoints(kept, is_read_only=True)
-    step, damaged = checkpoints.newest_intact()
+    first = kept_in(first_state(experiment), folder / CLIENTS_FOLDER)
+    like = experiment.simulation.portable(first)
+    step, damaged = checkpoints.newest_intact(like)
     checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)
-    like = experiment.simulation.portable(first_state(experiment))
     state, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
     checkpoints.close()
     accounting = accounting_of(experiment, hyper)

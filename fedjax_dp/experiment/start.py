@@ -1,6 +1,7 @@
 """Where a run begins: at its seed, or at the newest checkpoint of one that was interrupted."""
 
 import pathlib
+import shutil
 import tomllib
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,18 +17,20 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.rows import Rows, kept_in
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.config import Config, CorrelatedGaussianLevel, RunSection
 from fedjax_dp.experiment.folder import (
     CHECKPOINT_FOLDER,
+    CLIENTS_FOLDER,
     CONFIG_FILE,
     locked,
     next_folder,
     require_free,
 )
 from fedjax_dp.experiment.traffic import Traffic
-from fedjax_dp.io.checkpoint import ROOT_FILE, Checkpoints
+from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import write_text
 
 
@@ -133,6 +136,8 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     folder = next_folder(experiment.config.title) if folder is None else folder
     lock = locked(folder)
     require_free(folder)
+    state = kept_in(state, folder / CLIENTS_FOLDER)
+    _require_room(experiment, state)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
     if section.secret:
         # On the disk before the first round, so that no round is released with two noises.
@@ -164,13 +169,13 @@ def restored(
     _require_same(config, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _kept_root(config.run, checkpoints)
-    state, hyper = first_state(experiment), experiment.simulation.hyper
-    step, damaged = checkpoints.newest_intact()
+    state = kept_in(first_state(experiment), folder / CLIENTS_FOLDER)
+    hyper, like = experiment.simulation.hyper, experiment.simulation.portable(state)
+    step, damaged = checkpoints.newest_intact(like)
     for rounds, wrong in damaged.items():
         warn(f"the checkpoint of round {rounds} is damaged ({wrong}), and is not used")
     checkpoints.set_aside(damaged)
     if step is not None:
-        like = experiment.simulation.portable(state)
         state, hyper, extra = checkpoints.restore(like, hyper, step)
         _require_same(config, extra["config"])
         ledgers, seconds = extra["ledgers"], extra["seconds"]
@@ -202,6 +207,25 @@ def _require_one_round(
         checks.require(fits == 1, f"privacy.{unit}.epsilon", rule, epsilon)
 
 
+def _require_room(experiment: Experiment, state: SimulationState) -> None:
+    """Requires room on the disk for all rows that clients may come to write."""
+    if not isinstance(state.clients, Rows):
+        return
+    section, simulation = experiment.config.run, experiment.simulation
+    num_clients, capacity = len(simulation.sizes), simulation.participation.capacity
+    drawn = min(num_clients, section.rounds * capacity)
+    again = min(num_clients, min(section.rounds, section.checkpoint_every) * capacity)
+    # The newest rows, those of checkpoints that have been written again since, and a cohort's.
+    num_rows = drawn + KEPT * again + capacity
+    file = state.clients.file
+    free = shutil.disk_usage(file.path.parent.parent).free
+    rule = (
+        f"be on a disk with {num_rows * file.num_bytes:,} bytes free, for {num_rows:,} rows of "
+        f"{file.num_bytes:,} bytes that clients may come to keep"
+    )
+    checks.require(num_rows * file.num_bytes <= free, "--output", rule, f"{free:,} bytes free")
+
+
 def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
     """Gives the root of a run that goes on; refuses one that has lost it."""
     root = checkpoints.root()
@@ -224,8 +248,10 @@ def _require_same(config: Config, saved: str) -> None:
     More rounds are possible where nothing was made for their number.
     """
     now, then = (tomllib.loads(text) for text in (configuration.to_toml(config), saved))
-    for tables in (now, then):
-        tables.pop("execution")
+    before, after = (tables.pop("execution").get("placement") for tables in (then, now))
+    same = (before == "disk") == (after == "disk")
+    rule = f"be {before!r}, or of its kind: what clients keep is not moved to or from the disk"
+    checks.require(same, "execution.placement", rule, after)
     # Runs of earlier versions have counted nothing.
     then.setdefault("communication", now["communication"])
     if now["run"]["rounds"] > then["run"]["rounds"]:

@@ -19,6 +19,7 @@ from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.rows import Rows
 from fedjax_dp.io.digests import damage, digest_of, write_digests
 from fedjax_dp.io.disk import require_space
 
@@ -26,6 +27,10 @@ from fedjax_dp.io.disk import require_space
 ROOT_FILE = "root.key"
 # Holds the digests of each checkpoint, by its round.
 _DIGESTS = "digests"
+# How many of the newest checkpoints stay.
+KEPT = 2
+# Asked for without a target: given one, Orbax would cast to its types.
+_AS_SAVED = ocp.args.StandardRestore()
 
 
 class Checkpoints:
@@ -40,7 +45,7 @@ class Checkpoints:
         self,
         directory: str | pathlib.Path,
         *,
-        keep: Count = 2,
+        keep: Count = KEPT,
         is_secret: bool = False,
         is_read_only: bool = False,
     ):
@@ -83,6 +88,9 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         arrays, numbers = _named(state), _named(typed(hyper))
+        if isinstance(state.clients, Rows):
+            # Before the checkpoint that refers to them.
+            state.clients.file.sync()
         require_space(self.directory, trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
         self._manager.save(
             step,
@@ -98,6 +106,10 @@ class Checkpoints:
         for old in self._record(step).parent.iterdir():
             if not (self.directory / old.stem).exists():
                 old.unlink()
+        if isinstance(state.clients, Rows):
+            file, kept = state.clients.file, set(self._manager.all_steps())
+            slots = {**file.pinned, step: state.clients.slots}
+            file.pin({rounds: each for rounds, each in slots.items() if rounds in kept})
 
     def _record(self, step: int) -> pathlib.Path:
         return self.directory / _DIGESTS / f"{step}.json"
@@ -148,20 +160,42 @@ class Checkpoints:
             )
         return np.array(words, np.uint32)
 
-    def newest_intact(self) -> tuple[int | None, dict[int, str]]:
+    def newest_intact(
+        self, like: SimulationState | None = None
+    ) -> tuple[int | None, dict[int, str]]:
         """Finds the newest checkpoint that is as it was written.
+
+        Args:
+          like: as for `restore`; where rows of clients are on the disk, they are looked at too, and
+            those of all intact checkpoints are not written over from now on.
 
         Returns:
           The number of rounds done in it, None where there is none; and of each newer one, by its
           rounds, what is wrong with it.
         """
         damaged: dict[int, str] = {}
-        for step in sorted(self._manager.all_steps(), reverse=True):
-            wrong = damage(self.directory / str(step), self._record(step))
+        for step in self._newest_first():
+            wrong = self._damage(step)
+            if wrong is None and like is not None and isinstance(like.clients, Rows):
+                wrong = self._state(step, like).clients.damage()
             if wrong is None:
+                self._pin(like, step)
                 return step, damaged
             damaged[step] = wrong
         return None, damaged
+
+    def _newest_first(self) -> list[int]:
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def _damage(self, step: int) -> str | None:
+        return damage(self.directory / str(step), self._record(step))
+
+    def _pin(self, like: SimulationState | None, newest: int) -> None:
+        """Keeps the rows on the disk that any checkpoint up to the newest intact one refers to."""
+        if like is None or not isinstance(like.clients, Rows):
+            return
+        steps = [s for s in self._newest_first() if s <= newest and self._damage(s) is None]
+        like.clients.file.pin({s: self._state(s, like).clients.slots for s in steps})
 
     def set_aside(self, rounds: Iterable[int]) -> None:
         """Renames damaged checkpoints, so that their rounds can be saved again.
@@ -197,15 +231,15 @@ class Checkpoints:
         if step is None:
             step, _ = self.newest_intact()
             checks.require(step is not None, "checkpoint", "exist", str(self.directory))
-        # Asked for without a target: given one, Orbax would cast to its types.
-        as_saved = ocp.args.StandardRestore()
-        saved = self._manager.restore(
-            step,
-            args=ocp.args.Composite(state=as_saved, hyper=as_saved, extra=ocp.args.JsonRestore()),
-        )
-        state = _like(like, saved["state"], "state")
+        saved = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
         numbers = _like(typed(hyper), saved["hyper"], "hyper")
-        return state, numbers, json.loads(json.dumps(saved["extra"]))
+        return self._state(step, like), numbers, json.loads(json.dumps(saved["extra"]))
+
+    def _state(self, step: int | None, like: SimulationState) -> SimulationState:
+        return _like(like, self._saved(step, state=_AS_SAVED)["state"], "state")
+
+    def _saved(self, step: int | None, **parts: Any) -> Any:
+        return self._manager.restore(step, args=ocp.args.Composite(**parts))
 
     def close(self) -> None:
         """Waits for writes and lets the folder go."""

@@ -470,7 +470,7 @@ def with_host_step(step, after=2):
 def test_host_steps_run_where_they_belong_however_rounds_are_called():
     def halve(server, clients, hyper, key):
         shift = np.asarray(jax.random.normal(key, ()))
-        return jax.tree.map(lambda p: np.float32(p / 2 + shift), server), clients
+        return jax.tree.map(lambda p: np.float32(p / 2 + shift), server)
 
     finals, key = [], jax.random.key(1)
     sim = simulation(with_host_step(halve), hidden_clusters(0), EVERYBODY)
@@ -491,7 +491,7 @@ def test_host_steps_run_where_they_belong_however_rounds_are_called():
 @telling
 def test_host_steps_that_change_shapes_are_refused():
     def widen(server, clients, hyper, key):
-        return jax.tree.map(lambda p: np.concatenate([p, p]), server), clients
+        return jax.tree.map(lambda p: np.concatenate([p, p]), server)
 
     sim, key = simulation(with_host_step(widen), hidden_clusters(0), EVERYBODY), jax.random.key(0)
     with pytest.raises(ValueError, match="host step after round 2 must keep structure"):

@@ -1,0 +1,179 @@
+"""What clients keep on the disk: the same bits, only rows that were written, never written over."""
+
+import errno
+import os
+
+import jax
+import numpy as np
+import pytest
+from cases import CASES, NUM_CLIENTS, make_model
+from marks import later, telling
+
+from fedjax_dp.engine import ExecutionConfig, evaluator
+from fedjax_dp.engine.rows import FILE, Rows, kept_in
+from fedjax_dp.io import Checkpoints
+
+KEY = jax.random.key(3)
+ROUNDS = (1, 3, 2)
+
+
+def execution(placement, folder=None):
+    return ExecutionConfig(
+        clients_per_chunk=2, devices=None, placement=placement, folder=folder, rounds_per_call=2
+    )
+
+
+def on_disk(name, folder):
+    return CASES[name].simulation(execution("disk", folder))
+
+
+def in_memory(state):
+    """The state with all rows at hand."""
+    if isinstance(state.clients, Rows):
+        state = state._replace(clients=state.clients.of_all(lambda row: row))
+    return jax.tree.map(np.array, jax.device_get(state))
+
+
+def assert_same(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def ran(sim, state=None, rounds=ROUNDS):
+    state = sim.init(KEY) if state is None else state
+    for count in rounds:
+        state, record, _ = sim.run(state, KEY, count)
+    return state, record
+
+
+@pytest.mark.parametrize("name", later(CASES, but=["scaffold", "fedavg"], mark=telling))
+def test_rows_on_the_disk_are_those_in_memory(name, tmp_path):
+    """Cohorts overlap from round to round, and some clients are never drawn before the last."""
+    kept = CASES[name].make(make_model()).clients
+    if kept is not None and kept.finish is not None and kept.finishes_everybody:
+        with pytest.raises(ValueError, match=r"placement must be 'device' for .*got 'disk'"):
+            on_disk(name, tmp_path)
+        return
+    expected, _ = ran(CASES[name].simulation(execution("host")))
+    found, _ = ran(on_disk(name, tmp_path))
+    assert_same(in_memory(found), in_memory(expected))
+    assert isinstance(found.clients, Rows) == (kept is not None)
+    assert kept is not None or not list(tmp_path.iterdir()), "a file that holds nothing"
+
+
+def test_rows_that_were_never_written_take_no_room(tmp_path):
+    sim = on_disk("scaffold", tmp_path)
+    state = sim.init(KEY)
+    assert not list(tmp_path.iterdir()), "nothing before the first round"
+    state, record = ran(sim, state, (1,))
+    drawn = np.unique(record.clients[record.clients >= 0])
+    assert 0 < len(drawn) < NUM_CLIENTS
+    np.testing.assert_array_equal(np.flatnonzero(state.clients.slots >= 0), drawn)
+    assert (tmp_path / FILE).stat().st_size == len(drawn) * state.clients.file.num_bytes
+    # However long it runs, a row has two places at most.
+    state, _ = ran(sim, state, (3, 3, 3))
+    size = (tmp_path / FILE).stat().st_size
+    assert size <= (NUM_CLIENTS + sim.participation.capacity) * state.clients.file.num_bytes
+
+
+def test_a_checkpoint_finds_its_rows_however_far_the_run_has_gone(tmp_path):
+    sim = on_disk("scaffold", tmp_path / "rows")
+    checkpoints = Checkpoints(tmp_path / "checkpoint")
+    state = sim.init(KEY)
+    ends = {}
+    for _ in range(4):
+        state, _ = ran(sim, state, (2,))
+        ends[int(state.round)] = in_memory(state)
+        checkpoints.save(sim.portable(state), sim.hyper, {})
+    assert ends.keys() == {2, 4, 6, 8}
+    ran(sim, state, (3,))
+
+    def restored(step):
+        other = on_disk("scaffold", tmp_path / "rows")
+        like = other.portable(other.init(KEY))
+        assert checkpoints.newest_intact(like) == (8, {})
+        found, _, _ = checkpoints.restore(like, other.hyper, step)
+        assert_same(in_memory(found), ends[step])
+        return other, found
+
+    again, _ = ran(*restored(6), (2,))
+    assert_same(in_memory(again), ends[8])
+    ran(*restored(8), (3, 3))
+    restored(6)
+    restored(8)
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "delete"])
+def test_rows_that_were_damaged_lose_the_checkpoints_that_refer_to_them(tmp_path, harm):
+    sim = on_disk("scaffold", tmp_path / "rows")
+    checkpoints = Checkpoints(tmp_path / "checkpoint")
+    state, ends = sim.init(KEY), []
+    for _ in range(2):
+        state, record = ran(sim, state, (1,))
+        ends.append(in_memory(state))
+        checkpoints.save(sim.portable(state), sim.hyper, {})
+    path, num_bytes = tmp_path / "rows" / FILE, state.clients.file.num_bytes
+    client = int(np.max(record.clients[-1]))
+    data, start = bytearray(path.read_bytes()), int(state.clients.slots[client]) * num_bytes
+    if harm == "flip":
+        data[start + 3] ^= 4
+    path.write_bytes(data[: start + 1] if harm == "cut" else data)
+    if harm == "delete":
+        path.unlink()
+    like = sim.portable(sim.init(KEY))
+    step, damaged = checkpoints.newest_intact(like)
+    words = {"flip": "has changed", "cut": "cannot be read", "delete": "cannot be read"}[harm]
+    assert words in damaged[2] and "the row of client" in damaged[2]
+    if harm == "delete":
+        assert step is None and len(damaged) == 2
+    else:
+        assert step == 1
+        assert_same(in_memory(checkpoints.restore(like, sim.hyper, 1)[0]), ends[0])
+    checkpoints.close()
+
+
+def test_what_every_client_would_use_is_evaluated_from_the_disk(tmp_path, monkeypatch):
+    case = CASES["ditto"]
+    monkeypatch.setattr("fedjax_dp.engine.evaluation._PART_BYTES", 40)
+    results = []
+    for placement in ("device", "disk"):
+        sim = case.simulation(execution(placement, tmp_path))
+        state, _ = ran(sim)
+        evaluate = evaluator(sim, make_model(), case.data(), clients=case.data()).clients
+        results.append(evaluate(state))
+    np.testing.assert_array_equal(results[0].client_loss, results[1].client_loss)
+    np.testing.assert_array_equal(results[0].client_sizes, results[1].client_sizes)
+
+
+def test_a_folder_belongs_to_the_newest_state(tmp_path):
+    sim = on_disk("scaffold", tmp_path)
+    first, _ = ran(sim, rounds=(1,))
+    ran(sim, rounds=(1,))
+    with pytest.raises(ValueError, match="belong to one simulation at a time"):
+        sim.run(first, KEY, 1)
+
+
+def test_rows_have_a_place_before_they_are_written(tmp_path):
+    sim = on_disk("scaffold", None)
+    with pytest.raises(ValueError, match="folder must be named"):
+        sim.run(sim.init(KEY), KEY, 1)
+    state, _ = ran(sim, kept_in(sim.init(KEY), tmp_path), (1,))
+    assert np.any(state.clients.slots >= 0)
+    other = CASES["scaffold"].simulation(execution("host"))
+    with pytest.raises(ValueError, match="placement must be what the state was made for"):
+        other.run(state, KEY, 1)
+    with pytest.raises(ValueError, match="placement must be what the state was made for"):
+        sim.run(other.init(KEY), KEY, 1)
+
+
+def test_a_disk_that_is_full_ends_the_run(tmp_path, monkeypatch):
+    sim = on_disk("scaffold", tmp_path)
+    state, _ = ran(sim, rounds=(1,))
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        sim.run(state, KEY, 3)
