@@ -1,0 +1,104 @@
+"""Runs whose clients keep their rows on the disk: resumed, read, refused."""
+
+import shutil
+from collections import namedtuple
+
+import jax
+import numpy as np
+import pytest
+from marks import telling
+from run_folders import EVERY, SMALL, Killed, assert_same_run, execute, kill_after, read_json
+
+from fedjax_dp.experiment.loading import evaluate_run, load_run
+
+pytestmark = [
+    pytest.mark.xdist_group("rows on the disk"),
+    pytest.mark.usefixtures("shared_programs", "no_pictures"),
+]
+WORDS = (
+    *SMALL,
+    "--algorithm.name=ditto",
+    "--privacy.unit=none",
+    "--run.rounds=8",
+    f"--run.checkpoint_every={EVERY}",
+    "--run.evaluate_every=2",
+    "--participation.sampler=poisson",
+    "--participation.cohort_size=2",
+    "--execution.clients_per_chunk=1",
+    "--execution.devices=1",
+)
+DISK = (*WORDS, "--execution.placement=disk")
+
+
+@pytest.fixture(scope="module")
+def whole(once, shared_programs):
+    def build(folder):
+        for placement in ("disk", "host"):
+            words = (*WORDS, f"--execution.placement={placement}")
+            assert execute(folder / placement, *words)[0] == 0
+
+    return once("rows on the disk", build)
+
+
+def personal(folder):
+    run = load_run(folder)
+    return [run.params_of(i) for i in range(3)], evaluate_run(run)
+
+
+@telling
+def test_a_run_on_the_disk_is_the_run_in_memory(whole):
+    rows = [(whole / name / "metrics.jsonl").read_bytes() for name in ("disk", "host")]
+    assert rows[0] == rows[1]
+    models, results = zip(*(personal(whole / name) for name in ("disk", "host")), strict=True)
+    jax.tree.map(np.testing.assert_array_equal, *models)
+    assert results[0] == results[1]
+    assert not np.array_equal(*[jax.tree.leaves(models[0][i])[0] for i in (0, 1)])
+
+
+@telling
+@pytest.mark.parametrize("round_index", [2, 5, 7])
+def test_a_run_on_the_disk_is_resumed_to_the_same_bits(whole, tmp_path, monkeypatch, round_index):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        kill_after(patched, round_index)
+        with pytest.raises(Killed):
+            execute(folder, *DISK)
+    assert execute(folder, resume=True)[0] == 0
+    assert_same_run(folder, whole / "disk", besides=("metrics.jsonl",))
+    models = [personal(f)[0] for f in (folder, whole / "disk")]
+    jax.tree.map(np.testing.assert_array_equal, *models)
+
+
+@telling
+def test_damaged_rows_take_the_run_back_to_an_older_checkpoint(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole / "disk", folder)
+    state = load_run(folder).state
+    path, rows = folder / "clients" / "rows.bin", state.clients
+    older = load_run(folder).state.clients.file.pinned[6]
+    only_newest = [s for s in rows.slots if s >= 0 and s not in older]
+    data = bytearray(path.read_bytes())
+    data[int(only_newest[0]) * rows.file.num_bytes] ^= 1
+    path.write_bytes(data)
+    status, text = execute(folder, resume=True)
+    assert status == 0 and "the checkpoint of round 8 is damaged (the row of client" in text
+    models = [personal(f)[0] for f in (folder, whole / "disk")]
+    jax.tree.map(np.testing.assert_array_equal, *models)
+
+
+@telling
+def test_rows_stay_where_they_are(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole / "disk", folder)
+    with pytest.raises(ValueError, match=r"execution\.placement must be 'disk'.*got 'host'"):
+        execute(folder, "--execution.placement=host", resume=True)
+    assert not read_json(folder, "summary.json")["warnings"]
+
+
+def test_rows_larger_than_the_disk_are_refused_before_any_work(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 4000, 4000))
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"--output must be on a disk with .* bytes free, for"):
+        execute(folder, *DISK)
+    assert not (folder / "config.toml").exists() and not (folder / "clients").exists()
