@@ -464,6 +464,18 @@ CASES: dict[str, Case] = {
     "quantity_skew": Case(partition.quantity_skew, given(num_examples=12, **_POOL)),
     "dirichlet": Case(partition.dirichlet, given(labels=LABELS, alpha=1.0, min_size=0, **_POOL)),
     "shards": Case(partition.shards, given(labels=LABELS, **_POOL)),
+    "class_mixtures": Case(
+        partition.class_mixtures,
+        given(
+            labels=LABELS,
+            test_labels=LABELS,
+            alpha=1.0,
+            train_per_client=1,
+            validation_per_client=1,
+            test_per_client=1,
+            **_POOL,
+        ),
+    ),
     "few_classes": Case(
         partition.few_classes,
         given(

@@ -227,26 +227,101 @@ def few_classes(
     names = np.unique(labels)
     rule = f"be at most the {len(names)} classes of the data"
     checks.require(classes_per_client <= len(names), "classes_per_client", rule, classes_per_client)
-    dealt = _dealt_classes(len(names), num_clients, classes_per_client, rng)
-    pools = [list(rng.permutation(np.flatnonzero(labels == name))) for name in names]
+    counts = _Counts(*(np.zeros((num_clients, len(names)), np.int64) for _ in range(3)))
+    for i, own in enumerate(_dealt_classes(len(names), num_clients, classes_per_client, rng)):
+        counts.train[i, own] = train_per_class
+        counts.validation[i, own] = even_sizes(validation_per_client, classes_per_client)
+        counts.test[i, own] = even_sizes(test_per_client, classes_per_client)
+    return _dealt_rows(labels, test_labels, counts, rng)
+
+
+@checked
+def class_mixtures(
+    labels: np.ndarray,
+    test_labels: np.ndarray,
+    num_clients: int,
+    rng: Seed,
+    *,
+    alpha: Positive,
+    train_per_client: Count = 50,
+    validation_per_client: Index = 25,
+    test_per_client: Index = 200,
+) -> Splits:
+    """Gives each client few examples of all classes, in shares of its own.
+
+    The shares are Dirichlet(alpha, ..., alpha) over the classes, the same in a client's three
+    parts, each rounded so that the part has its size. Examples are used as in `few_classes`.
+
+    Args:
+      labels: classes of the training pool, `[examples]`.
+      test_labels: classes of the test pool, `[examples]`.
+      num_clients: how many clients to make, at least 1.
+      rng: a NumPy generator, or a seed for one.
+      alpha: the concentration, above 0; large values approach equal shares.
+      train_per_client: training examples of a client, at least 1.
+      validation_per_client: validation examples, at least 0.
+      test_per_client: test examples, at least 0.
+
+    Returns:
+      The rows of each client.
+
+    Raises:
+      ValueError: if there are too few examples of a class.
+
+    Source: Mugunthan 2022, section 4.4, table 4.4; `personalization` section 9.
+    """
+    labels, test_labels = _check_labels(labels), _check_labels(test_labels)
+    checks.whole("num_clients", num_clients)
+    checks.positive("alpha", alpha)
+    checks.whole("train_per_client", train_per_client)
+    checks.whole("validation_per_client", validation_per_client, at_least=0)
+    checks.whole("test_per_client", test_per_client, at_least=0)
+    rng = np.random.default_rng(rng)
+    shares = rng.dirichlet(np.full(len(np.unique(labels)), float(alpha)), num_clients)
+    sizes = (train_per_client, validation_per_client, test_per_client)
+    return _dealt_rows(labels, test_labels, _Counts(*(_rounded(shares, n) for n in sizes)), rng)
+
+
+class _Counts(NamedTuple):
+    """How many examples of each class are in each client's parts, `[num_clients, classes]`."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def _rounded(shares: np.ndarray, total: int) -> np.ndarray:
+    """Rounds shares of a total so that they add up to it: largest remainders are rounded up."""
+    exact = shares * total
+    counts = np.floor(exact).astype(np.int64)
+    missing = total - counts.sum(axis=1, keepdims=True)
+    rank = np.argsort(np.argsort(counts - exact, axis=1, kind="stable"), axis=1, kind="stable")
+    return counts + (rank < missing)
+
+
+def _dealt_rows(
+    labels: np.ndarray, test_labels: np.ndarray, counts: _Counts, rng: np.random.Generator
+) -> Splits:
+    """Deals examples at random: of training once each, of testing again once a class is used up."""
+    names = np.unique(labels)
+    pools = [rng.permutation(np.flatnonzero(labels == name)) for name in names]
     tests = [rng.permutation(np.flatnonzero(test_labels == name)) for name in names]
     found = Splits([], [], [])
-    for own in dealt:
-        train, validation, test = [], [], []
-        for place, c in enumerate(own):
-            asked = train_per_class + _like_part(validation_per_client, classes_per_client, place)
-            rule = f"hold {asked} more examples of class {names[c]} for client {len(found.train)}"
+    for client, (of_train, of_validation, of_test) in enumerate(zip(*counts, strict=True)):
+        own: tuple[list[int], ...] = ([], [], [])
+        for c, name in enumerate(names):
+            asked = of_train[c] + of_validation[c]
+            rule = f"hold {asked} more examples of class {name} for client {client}"
             checks.require(len(pools[c]) >= asked, "data", rule, len(pools[c]))
             taken, pools[c] = pools[c][:asked], pools[c][asked:]
-            train += taken[:train_per_class]
-            validation += taken[train_per_class:]
-            asked = _like_part(test_per_client, classes_per_client, place)
-            rule = f"hold {asked} test examples of class {names[c]}"
-            checks.require(len(tests[c]) >= asked, "data", rule, len(tests[c]))
-            test += list(tests[c][:asked])
-            tests[c] = np.roll(tests[c], -asked)
-        for part, rows in zip(found, (train, validation, test), strict=True):
-            part.append(np.sort(np.asarray(rows, np.int64)))
+            rule = f"hold {of_test[c]} test examples of class {name}"
+            checks.require(len(tests[c]) >= of_test[c], "data", rule, len(tests[c]))
+            tested, tests[c] = tests[c][: of_test[c]], np.roll(tests[c], -of_test[c])
+            of_class = (taken[: of_train[c]], taken[of_train[c] :], tested)
+            for part, rows in zip(own, of_class, strict=True):
+                part.extend(rows)
+        for kept, part in zip(found, own, strict=True):
+            kept.append(np.sort(np.asarray(part, np.int64)))
     return found
 
 
@@ -260,11 +335,6 @@ def _dealt_classes(
         used[own] += 1
         dealt.append(own)
     return dealt
-
-
-def _like_part(count: int, parts: int, place: int) -> int:
-    """Splits a number into like parts."""
-    return count // parts + (place < count % parts)
 
 
 @checked

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.data import clusters, mixtures, partition
 from fedjax_dp.data.datasets import Dataset
@@ -163,11 +163,8 @@ def few_classes(
     Raises:
       ValueError: if the data have no classes, or too few examples.
     """
-    has_classes = pool.task == "classification" and np.ndim(pool.train["y"]) == 1
-    checks.require(has_classes, "data.name", "hold examples with a class each", pool.name)
     rows = partition.few_classes(
-        np.asarray(pool.train["y"]),
-        np.asarray(pool.test["y"]),
+        *_classes_of(pool),
         num_clients,
         rng,
         classes_per_client=classes_per_client,
@@ -175,6 +172,57 @@ def few_classes(
         validation_per_client=validation_per_client,
         test_per_client=test_per_client,
     )
+    return _in_parts(pool, rows)
+
+
+def class_mixtures(
+    pool: Dataset,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: Positive = 0.5,
+    train_per_client: Count = 50,
+    validation_per_client: Count = 25,
+    test_per_client: Count = 200,
+) -> tuple[FederatedData, FederatedData, FederatedData]:
+    """Gives each client few examples of all classes in shares of its own, in three parts.
+
+    Args:
+      pool: the data set.
+      num_clients: how many clients to make.
+      rng: root of the draws.
+      alpha: concentration of the Dirichlet shares; large values approach equal ones.
+      train_per_client: training examples of a client.
+      validation_per_client: validation examples, in the same shares.
+      test_per_client: test examples, in the same shares; parts of clients may overlap.
+
+    Returns:
+      Training, validation and held-out data.
+
+    Raises:
+      ValueError: if the data have no classes, or too few examples.
+    """
+    rows = partition.class_mixtures(
+        *_classes_of(pool),
+        num_clients,
+        rng,
+        alpha=alpha,
+        train_per_client=train_per_client,
+        validation_per_client=validation_per_client,
+        test_per_client=test_per_client,
+    )
+    return _in_parts(pool, rows)
+
+
+def _classes_of(pool: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    has_classes = pool.task == "classification" and np.ndim(pool.train["y"]) == 1
+    checks.require(has_classes, "data.name", "hold examples with a class each", pool.name)
+    return np.asarray(pool.train["y"]), np.asarray(pool.test["y"])
+
+
+def _in_parts(
+    pool: Dataset, rows: partition.Splits
+) -> tuple[FederatedData, FederatedData, FederatedData]:
     return (
         FederatedData.from_indices(pool.train, rows.train),
         FederatedData.from_indices(pool.train, rows.validation),
@@ -206,6 +254,9 @@ PARTITIONS: Registry[Partition] = Registry(
         "majority_classes": Partition(mixtures.majority_classes, _LABELLED),
         "few_classes": Partition(
             few_classes, ("pool", "num_clients", "rng"), changes_examples=True
+        ),
+        "class_mixtures": Partition(
+            class_mixtures, ("pool", "num_clients", "rng"), changes_examples=True
         ),
         "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
         "shifted_clusters": Partition(

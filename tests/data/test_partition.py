@@ -236,6 +236,55 @@ def test_few_classes_of_a_small_pool(options, message):
         partition.few_classes(labels, test_labels, 3, 0, **sizes)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.5, 100.0])
+def test_class_mixtures(alpha):
+    rng = np.random.default_rng(5)
+    labels, test_labels = (3 * rng.permutation(np.repeat(np.arange(10), n)) for n in (5000, 1000))
+    parts = partition.class_mixtures(labels, test_labels, 12, 1, alpha=alpha)
+    shares = []
+    for rows, pool, total in zip(parts, (labels, labels, test_labels), (50, 25, 200), strict=True):
+        counts = label_counts(rows, pool)
+        np.testing.assert_array_equal(counts.sum(axis=1), total)
+        assert all(len(np.unique(own)) == total for own in rows)
+        shares.append(counts / total)
+    # The same mixture in each part, as nearly as whole numbers allow.
+    for one, size in zip(shares[:2], (50, 25), strict=True):
+        assert np.abs(one - shares[2]).max() < 1 / size + 1 / 200
+    used = np.concatenate([*parts.train, *parts.validation])
+    assert len(np.unique(used)) == len(used)
+
+
+def test_shares_of_class_mixtures_are_dirichlet():
+    """Their variance over ten classes is (1/10)(9/10) / (10 α + 1)."""
+    labels = np.repeat(np.arange(10), 20_000)
+    made = partition.class_mixtures(
+        labels,
+        labels,
+        2000,
+        0,
+        alpha=0.5,
+        train_per_client=50,
+        validation_per_client=0,
+        test_per_client=0,
+    )
+    shares = label_counts(made.train, labels) / 50
+    expected = 0.1 * 0.9 / (10 * 0.5 + 1)
+    # Rounding adds at most 1 / (12 * 50^2) or so; 20,000 numbers have a standard error of 2 %.
+    assert shares.var() == pytest.approx(expected, rel=0.06)
+
+
+def test_class_mixtures_of_a_small_pool():
+    labels = np.repeat(np.arange(3), 30)
+    with pytest.raises(ValueError, match=r"data must hold .* more examples of class"):
+        partition.class_mixtures(labels, labels, 3, 0, alpha=9.0, test_per_client=0)
+    with pytest.raises(ValueError, match=r"data must hold .* test examples of class"):
+        partition.class_mixtures(
+            labels, labels, 1, 0, alpha=9.0, train_per_client=3, validation_per_client=0
+        )
+    with pytest.raises(ValueError, match=r"alpha must .*got 0"):
+        partition.class_mixtures(labels, labels, 1, 0, alpha=0)
+
+
 PARTITIONERS = {
     "iid": lambda labels, rng: partition.iid(len(labels), 7, rng),
     "quantity": lambda labels, rng: partition.quantity_skew(len(labels), 7, rng),

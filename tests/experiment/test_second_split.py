@@ -40,6 +40,17 @@ def test_a_share_of_what_is_left_for_training(partition, share):
     np.testing.assert_array_equal(again.validation.examples["x"], split.validation.examples["x"])
 
 
+def test_class_mixtures_give_three_parts_of_the_same_mixture():
+    sizes = "{train_per_client = 10, validation_per_client = 5, test_per_client = 10, alpha = 2.0}"
+    population = built("--data.partition=class_mixtures", f"--data.partition_options={sizes}")
+    parts = population.train, population.validation, population.client_test
+    for client in range(population.train.num_clients):
+        counts = [np.bincount(part.client(client)["y"], minlength=10) for part in parts]
+        assert [count.sum() for count in counts] == [10, 5, 10]
+        np.testing.assert_array_equal(counts[0], counts[2])
+        assert np.abs(counts[0] - 2 * counts[1]).max() <= 1
+
+
 def test_few_classes_give_three_parts_of_the_same_classes():
     population = built(*FEW)
     parts = population.train, population.validation, population.client_test
