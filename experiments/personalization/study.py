@@ -1,15 +1,17 @@
 """Personal models and tickets: `python -m experiments.personalization.study NAME`.
 
-NAME is `two_classes` (table 4.1), `batch_norm` (the same with ResNet-18 for few rounds) or `many`
-(table 4.3, shorter). What has run is left out, and what was stopped goes on; `--seconds 3600`
-starts no run later than that, and `--only method=FedAvg` narrows an axis.
+NAME is a table of the thesis at its length (`table_4_1`, `table_4_3`, `table_4_4`), or what two
+cores can do of it: `two_classes` (4.1 with LeNet-5), `batch_norm` (4.1 with ResNet-18 for few
+rounds), `many` (4.3, shorter) or `mixtures` (4.4 with LeNet-5). What has run is left out, and what
+was stopped goes on; `--seconds 3600` starts no run later than that, `--only method=FedAvg` narrows
+an axis.
 """
 
 import argparse
 import csv
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from experiments import sweep
 from experiments.personalization import tables
@@ -58,27 +60,51 @@ _COLUMNS = {"mean_client_accuracy": "mean", "worst_client_accuracy": "minimum"}
 
 
 def printed(table: str):
-    """Gives the paper's figure of a method, for CIFAR-10."""
+    """Gives the paper's figure of a method on some data."""
     lines = (HERE / "paper_tables.csv").read_text(encoding="utf-8").splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
     def published(metric: str, values: Mapping[str, str]) -> float | None:
+        data, _, alpha = values["data"].partition(" α=")
         for row in rows:
-            is_it = row["table"] == table and row["data"] == "CIFAR-10"
-            if is_it and row["algorithm"] == values["method"] and metric in _COLUMNS:
+            is_it = (row["table"], row["data"], row["algorithm"]) == (table, data, values["method"])
+            is_it = is_it and (not alpha or row["setting"].endswith(f"alpha={alpha}"))
+            if is_it and metric in _COLUMNS:
                 return float(row[_COLUMNS[metric]])
         return None
 
     return published
 
 
-def _study(name: str, table: str, words: list[str], methods: Mapping[str, list[str]]) -> Study:
+CIFAR = {"CIFAR-10": []}
+WITH_TINY = {
+    **CIFAR,
+    # Ten classes, drawn once.
+    "TinyImageNet": ["--data.name=tiny_imagenet", "--data.options={num_classes = 10}"],
+}
+MIXTURES = {
+    f"CIFAR-10 α={alpha}": [
+        "--data.partition=class_mixtures",
+        f"--data.partition_options={{alpha = {alpha}}}",
+    ]
+    for alpha in (0.5, 0.7)
+}
+
+
+def _study(
+    name: str,
+    file: str,
+    table: str,
+    methods: Iterable[str],
+    words: Sequence[str] = (),
+    data: Mapping[str, list[str]] = CIFAR,
+) -> Study:
     return Study(
         name=name,
-        file=HERE / "two_classes.toml",
+        file=HERE / file,
         axes={
-            "method": {method: [*words, *own] for method, own in methods.items()},
-            "data": {"CIFAR-10": []},
+            "method": {method: [*words, *METHODS[method]] for method in methods},
+            "data": data,
             "seed": {str(seed): [f"--run.seed={seed}"] for seed in range(3)},
         },
         rows="method",
@@ -89,30 +115,29 @@ def _study(name: str, table: str, words: list[str], methods: Mapping[str, list[s
 
 
 _NORMED = [
-    "--model.name=resnet18",
-    '--model.options={norm = "batch", stem = "imagenet"}',
     "--run.rounds=10",
     "--run.checkpoint_every=10",
-    "--participation.cohort_size=5",
+    "--run.evaluate_every=10",
+    "--training.num_epochs=1",
 ]
 _MANY = [
-    "--data.num_clients=100",
     "--run.rounds=200",
     "--run.checkpoint_every=200",
     "--run.evaluate_every=50",
 ]
-_BY_BATCH_NORM = ("FedAvg", "FedBN", "FedLTN(0.9)")
+_OF_4_1 = [m for m in METHODS if m not in ("FedPer", "Ditto", "MR-MTL")]
+_OF_4_3 = ["FedAvg", "LotteryFL(0.1)", "LotteryFL(0.5)", *(f"FedLTN({x})" for x in (0.1, 0.5, 0.9))]
+_OF_4_4 = ["LotteryFL(0.5)", "FedLTN(0.5)", "FedLTN(0.9)"]
 STUDIES = {
     study.name: study
     for study in (
-        _study("two_classes", "4.1", [], METHODS),
-        _study("batch_norm", "4.1", _NORMED, {m: METHODS[m] for m in _BY_BATCH_NORM}),
-        _study(
-            "many",
-            "4.3",
-            _MANY,
-            {m: METHODS[m] for m in METHODS if not m.endswith(("jumpstart)", "FedBN"))},
-        ),
+        _study("table_4_1", "table_4_1.toml", "4.1", _OF_4_1, data=WITH_TINY),
+        _study("table_4_3", "table_4_3.toml", "4.3", _OF_4_3),
+        _study("table_4_4", "table_4_1.toml", "4.4", _OF_4_4, data=MIXTURES),
+        _study("two_classes", "two_classes.toml", "4.1", METHODS),
+        _study("batch_norm", "table_4_1.toml", "4.1", ("FedAvg", "FedBN", "FedLTN(0.9)"), _NORMED),
+        _study("many", "table_4_3.toml", "4.3", _OF_4_3, _MANY),
+        _study("mixtures", "two_classes.toml", "4.4", _OF_4_4, data=MIXTURES),
     )
 }
 

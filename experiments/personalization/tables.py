@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
-    """Reads the runs that there are, by method: their summary and their rows of metrics."""
+    """Reads the runs that there are, by method and data: their summaries and rows of metrics."""
     found: dict[str, list[dict[str, Any]]] = {}
     for point in points(study, {}, []):
         file = folder / point.name / "summary.json"
@@ -27,7 +27,10 @@ def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]
         summary = json.loads(file.read_text(encoding="utf-8"))
         lines = (file.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         summary["metrics"] = [json.loads(line) for line in lines]
-        found.setdefault(point.values["method"], []).append(summary)
+        summary["values"] = point.values
+        several = len(study.axes["data"]) > 1
+        name = ", ".join(point.values[axis] for axis in ("method", "data")[: 1 + several])
+        found.setdefault(name, []).append(summary)
     # One that was interrupted has a summary too.
     most = max((run["rounds"] for group in found.values() for run in group), default=0)
     whole = {m: [run for run in group if run["rounds"] == most] for m, group in found.items()}
@@ -43,10 +46,10 @@ def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -
     ]
     for method, group in runs.items():
 
-        def shown(name: str, method: str = method, group: Sequence[Any] = group) -> str:
+        def shown(name: str, group: Sequence[Any] = group) -> str:
             numbers = [100 * run[name] for run in group]
             spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
-            printed = study.published(name, {"method": method}) if study.published else None
+            printed = study.published(name, group[0]["values"])
             return f"{statistics.mean(numbers):.1f}{spread}" + (
                 f" ({printed:g})" if printed else ""
             )
