@@ -1,6 +1,8 @@
 """Tables and a picture of what has run: `python -m experiments.generalization.tables RUNS`.
 
-RUNS holds a folder for each study. Aggregations are compared over the seeds that both have.
+RUNS holds a folder for each study. Aggregations are compared over the seeds that both have. Runs of
+masking that `runs.csv` knows from earlier are kept; tables of other studies are written anew where
+RUNS holds any of their runs.
 """
 
 import argparse
@@ -26,6 +28,8 @@ FAIRNESS = {
     "spread": "std_client_accuracy",
 }
 
+COLUMNS = ("study", "algorithm", "aggregation", "seed", METRIC, "test_accuracy", "seconds")
+
 Run = Mapping[str, Any]
 
 
@@ -37,6 +41,16 @@ def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
         summary = json.loads(file.read_text(encoding="utf-8"))
         found.append({**summary, **named, "study": file.parent.parent.name})
     return found
+
+
+def with_earlier(runs: Sequence[Run], file: pathlib.Path) -> list[Run]:
+    """Adds the runs of masking that an earlier table was made of."""
+    earlier: list[dict[str, Any]] = []
+    if file.is_file():
+        with file.open(encoding="utf-8", newline="") as opened:
+            earlier = [{**row, METRIC: float(row[METRIC])} for row in csv.DictReader(opened)]
+    found = {tuple(str(run[c]) for c in COLUMNS[:4]): run for run in [*earlier, *runs]}
+    return [found[key] for key in sorted(found)]
 
 
 def paired(runs: Sequence[Run], metric: str = METRIC) -> dict[str, np.ndarray]:
@@ -142,17 +156,20 @@ def write(runs_folder: pathlib.Path, output: pathlib.Path) -> None:
     """Writes all tables of what is there, and a line for each run of masking."""
     output.mkdir(parents=True, exist_ok=True)
     runs = runs_in(runs_folder)
-    masking = [run for run in runs if "aggregation" in run]
+    new = [run for run in runs if "aggregation" in run]
+    masking = with_earlier(new, output / "runs.csv")
     tables = {
         distribution: of_masking(masking, distribution) for distribution in ("non_iid", "iid")
     }
-    tables |= {"step_length": of_step_length(masking), "fairness": of_fairness(runs)}
+    if any(run["study"] == "step_length" for run in runs):
+        tables["step_length"] = of_step_length(new)
+    if any(run["study"] == "fairness" for run in runs):
+        tables["fairness"] = of_fairness(runs)
     for name, text in tables.items():
         (output / f"{name}.md").write_text(text, encoding="utf-8")
         print(text)
-    columns = ("study", "algorithm", "aggregation", "seed", METRIC, "test_accuracy", "seconds")
     with (output / "runs.csv").open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, columns, extrasaction="ignore", restval="")
+        writer = csv.DictWriter(opened, COLUMNS, extrasaction="ignore", restval="")
         writer.writeheader()
         writer.writerows(masking)
 
