@@ -194,6 +194,10 @@ class Rows:
 
         Returns:
           NumPy arrays, `[clients, ...]`.
+
+        Raises:
+          ValueError: if a row is not the one that was written: it was damaged, or the state was
+            taken over and has been written over since. Of parts of rows this is not seen.
         """
         clients = np.asarray(list(clients), np.int64)
         leaves, structure = jax.tree.flatten(self.first)
@@ -209,7 +213,19 @@ class Rows:
                     array[0] = leaves[i]
             else:
                 self.file.read(slot, into, which)
+                if which == list(range(len(leaves))):
+                    self._require_unchanged(int(client), into)
         return jax.tree.unflatten(shape, arrays)
+
+    def _require_unchanged(self, client: int, leaves: Iterable[np.ndarray]) -> None:
+        found = hashlib.sha256()
+        for leaf in leaves:
+            found.update(_bytes_of(leaf))
+        if found.digest() != np.asarray(self.digests)[client].tobytes():
+            raise ValueError(
+                f"the row of client {client} must be as it was written, in {self.file.path}: it has "
+                "changed"
+            )
 
     def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
         """Reads a part of every row, as `Kept` says."""
@@ -227,14 +243,9 @@ class Rows:
         """
         for client in np.flatnonzero(np.asarray(self.slots) != UNTOUCHED):
             try:
-                row = self.of(int(client))
+                self.of(int(client))
             except (OSError, ValueError) as error:
-                return f"the row of client {client} cannot be read: {error}"
-            found = hashlib.sha256()
-            for leaf in jax.tree.leaves(row):
-                found.update(_bytes_of(leaf))
-            if found.digest() != np.asarray(self.digests)[client].tobytes():
-                return f"the row of client {client} has changed"
+                return str(error)
         return None
 
 

@@ -1,6 +1,7 @@
 """Runs cases on several CPU devices; a process of its own, since a process has one set of them."""
 
 import sys
+import tempfile
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ from cases import CASES, KEY, ROUNDS
 
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.record import joined
+from fedjax_dp.engine.rows import Rows
 
 
 def held(state) -> list[int]:
@@ -22,19 +24,26 @@ def main(output: str, *jobs: str) -> None:
     for job in jobs:
         name, devices, placement = job.split(":")
         execution = ExecutionConfig(
-            clients_per_chunk=2, devices=int(devices), placement=placement, rounds_per_call=2
+            clients_per_chunk=2,
+            devices=int(devices),
+            placement=placement,
+            rounds_per_call=2,
+            folder=tempfile.mkdtemp() if placement == "disk" else None,
         )
         sim = CASES[name].simulation(execution)
         key = jax.random.key(KEY)
         state, record, _ = sim.run(sim.init(key), key, ROUNDS)
+        kept = sim.portable(state).clients
+        if isinstance(kept, Rows):
+            kept = kept.many(range(len(sim.sizes)))
         # From host arrays, as after a checkpoint, the same program must take the state back.
         _, more, _ = sim.run(sim.portable(state), key, 1)
         arrays[f"{job}/traces"] = np.int32(sim.num_traces())
         arrays[f"{job}/devices"] = np.int32(len(jax.tree.leaves(state.server)[0].devices()))
         arrays[f"{job}/participants"] = joined([record, more]).clients
         arrays[f"{job}/held"] = np.array(held(state), np.int32)
-        for part in ("server", "clients"):
-            for i, leaf in enumerate(jax.tree.leaves(getattr(sim.portable(state), part))):
+        for part, tree in (("server", sim.portable(state).server), ("clients", kept)):
+            for i, leaf in enumerate(jax.tree.leaves(tree)):
                 arrays[f"{job}/{part}/{i}"] = leaf
     np.savez(output, **arrays)
 

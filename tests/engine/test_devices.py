@@ -21,6 +21,7 @@ TELLING = (
     "fedavg:2:device",
     "fedprox:2:device",
     "scaffold:2:device",
+    "scaffold:2:disk",
     "local_only:2:device",
     "dp_fedavg:2:device",
     "dp_sgd:2:device",
@@ -53,7 +54,7 @@ def check(job, results):
     ref = reference(name)
     assert results[f"{job}/devices"] == int(devices), job
     participants = results[f"{job}/participants"]
-    shapes = num_slab_sizes(ref.sim, participants) if placement == "host" else 1
+    shapes = num_slab_sizes(ref.sim, participants) if placement != "device" else 1
     assert results[f"{job}/traces"] == shapes, job
     counts = np.sum(participants[: len(ref.record.clients)] >= 0, axis=1)
     np.testing.assert_array_equal(counts, ref.record.num_drawn)
