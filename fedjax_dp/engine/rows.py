@@ -223,8 +223,8 @@ class Rows:
             found.update(_bytes_of(leaf))
         if found.digest() != np.asarray(self.digests)[client].tobytes():
             raise ValueError(
-                f"the row of client {client} must be as it was written, in {self.file.path}: it has "
-                "changed"
+                f"the row of client {client} must be as it was written in {self.file.path}: it "
+                "has changed"
             )
 
     def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
