@@ -36,7 +36,7 @@ from fedjax_dp.engine.memory import explained, memory_of, require_room
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Rows
-from fedjax_dp.engine.stream import RowStream, Slabs, TableStream
+from fedjax_dp.engine.stream import Slabs, stream_of
 from fedjax_dp.engine.tuning import Trial
 from fedjax_dp.models.cost import Cost, cost_of
 
@@ -237,7 +237,7 @@ def compile_federation(
             state, more = rounds_of(state, numbers, key, block)
             left += [(compact(r), i) for r, i in (_on_host(*part) for part in more)]
             for step in steps:
-                state = placed(after_host_step(step, state, numbers, key))
+                state = placed(after_host_step(step, state, numbers, key, num_clients))
         records, infos = zip(*left, strict=True)
         record, info = joined(records), jax.tree.map(lambda *x: np.concatenate(x), *infos)
         return made.noted(state), record, info
@@ -406,14 +406,18 @@ def _streamed_rounds(
     draw = jax.jit(lambda round_index, hyper, key: federation.draw(_At(round_index), hyper, key))
 
     def run(state, hyper, key, num_rounds):
-        kept, first = _stream_of(state.clients), int(state.round)
+        with stream_of(state.clients) as kept:
+            state, blocks = rounds(state, kept, hyper, key, num_rounds)
+        return state._replace(clients=kept.left()), blocks
+
+    def rounds(state, kept, hyper, key, num_rounds):
+        first = int(state.round)
 
         def cohort_of(i) -> Cohort:
             return jax.device_get(draw(np.int32(first + i), hyper, key))
 
         def play(state, examples, cohort, num_rounds):
-            own = None if kept is None else jax.device_put(kept.gather(cohort), by_client)
-            state = state._replace(clients=own)
+            state = state._replace(clients=jax.device_put(kept.gather(cohort), by_client))
             here = jax.device_put(cohort, everywhere)
             return block_of(state, hyper, examples, here, key, np.int32(num_rounds))
 
@@ -431,22 +435,14 @@ def _streamed_rounds(
             # that the rows are gathered while it computes; the draw after that waits for it.
             if i + 1 < num_rounds:
                 cohort = following
-                if kept is not None:
-                    kept.ahead(cohort, under_way=played)
+                kept.ahead(cohort, under_way=played)
                 examples = slabs.gather(cohort)
             if i + 2 < num_rounds:
                 following = cohort_of(i + 2)
-            if kept is not None:
-                kept.scatter(played, state.clients)
-        return state._replace(clients=None if kept is None else kept.close()), blocks
+            kept.scatter(played, state.clients)
+        return state, blocks
 
     return run
-
-
-def _stream_of(clients: Any) -> TableStream | RowStream | None:
-    if clients is None:
-        return None
-    return RowStream(clients) if isinstance(clients, Rows) else TableStream(clients)
 
 
 class _At(NamedTuple):

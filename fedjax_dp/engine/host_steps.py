@@ -40,24 +40,27 @@ def rounds_and_host_steps(
 class Table:
     """What clients keep, as one table in memory."""
 
-    def __init__(self, table: PyTree):
+    def __init__(self, table: PyTree, num_clients: int | None = None):
         """Looks at a table.
 
         Args:
-          table: what clients keep, `[num_clients, ...]`.
+          table: what clients keep, `[num_clients, ...]`, then rows of nobody that fill devices up.
+          num_clients: how many clients there are; one for each row where it is None.
         """
-        self._table = table
+        self._table, self._num_clients = table, num_clients
 
     def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
         """Reads a part of every row, as `Kept` says."""
-        return jax.tree.map(np.asarray, select(self._table))
+        return jax.tree.map(lambda x: np.asarray(x)[: self._num_clients], select(self._table))
 
     def of(self, client: int) -> PyTree:
         """Reads one client's row, as `Kept` says."""
         return jax.tree.map(lambda x: np.asarray(x[client]), self._table)
 
 
-def after_host_step(step: HostStep, state: Any, hyper: Hyper, key: PRNGKey) -> Any:
+def after_host_step(
+    step: HostStep, state: Any, hyper: Hyper, key: PRNGKey, num_clients: int | None = None
+) -> Any:
     """Does work on the host.
 
     Args:
@@ -65,6 +68,7 @@ def after_host_step(step: HostStep, state: Any, hyper: Hyper, key: PRNGKey) -> A
       state: the state before it.
       hyper: the numbers of the run.
       key: the root key of the run.
+      num_clients: as for `Table`.
 
     Returns:
       The state after it, of the same structure; the server's part is on the host.
@@ -75,7 +79,9 @@ def after_host_step(step: HostStep, state: Any, hyper: Hyper, key: PRNGKey) -> A
     before = jax.device_get(state.server)
     kept = None
     if step.reads_clients and state.clients is not None:
-        kept = state.clients if isinstance(state.clients, Rows) else Table(state.clients)
+        kept = state.clients
+        if not isinstance(kept, Rows):
+            kept = Table(kept, num_clients)
     numbers = jax.tree.map(np.asarray, hyper)
     server = step.step(before, kept, numbers, fold(key, Purpose.SERVER, step.after))
     kinds = [jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t) for t in (before, server)]

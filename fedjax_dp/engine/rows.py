@@ -166,7 +166,7 @@ class Rows:
         Returns:
           The rows.
         """
-        first = jax.tree.map(np.asarray, first)
+        first = jax.tree.map(np.array, first)
         structure = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
         slots = np.full(num_clients, UNTOUCHED, np.int32)
         digests = np.zeros((num_clients, _DIGEST_BYTES), np.uint8)

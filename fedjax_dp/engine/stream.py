@@ -83,9 +83,17 @@ class TableStream:
         """Takes a table over.
 
         Args:
-          table: what clients keep, `[num_clients, ...]`, NumPy arrays that may be written to.
+          table: what clients keep, `[num_clients, ...]`, NumPy arrays that may be written to; None
+            where they keep nothing.
         """
         self._table = table
+
+    def __enter__(self) -> "TableStream":
+        """Begins."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends; nothing is under way."""
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
         """Does nothing: rows in memory are at hand."""
@@ -114,7 +122,7 @@ class TableStream:
         for array, new in zip(jax.tree.leaves(self._table), jax.tree.leaves(part), strict=True):
             array[ids] = np.asarray(new)[is_drawn]
 
-    def close(self) -> PyTree:
+    def left(self) -> PyTree:
         """Gives the table back."""
         return self._table
 
@@ -142,6 +150,14 @@ class RowStream:
         self._ahead: Future[PyTree] | None = None
         self._writing: Future[None] | None = None
         self._last: tuple[dict[int, int], PyTree] = {}, None
+
+    def __enter__(self) -> "RowStream":
+        """Begins."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends, after an error too: what is under way is waited for, and the disk left alone."""
+        self._thread.shutdown(wait=True)
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
         """Begins to read the rows of a cohort.
@@ -186,9 +202,8 @@ class RowStream:
         self._last = places, jax.tree.map(np.asarray, part)
         self._writing = self._thread.submit(self._write, *self._last)
 
-    def close(self) -> Rows:
-        """Waits for what is under way, and gives the rows as they are now."""
-        self._thread.shutdown(wait=True)
+    def left(self) -> Rows:
+        """Gives the rows as they are in the end; raises what writing them has raised."""
         if self._writing is not None:
             self._writing.result()
         return self._rows
@@ -206,6 +221,18 @@ class RowStream:
             old, slots[client] = int(slots[client]), slot
             if old != UNTOUCHED and old not in self._pinned:
                 self._free.append(old)
+
+
+def stream_of(clients: PyTree) -> TableStream | RowStream:
+    """Chooses how what clients keep comes to the device.
+
+    Args:
+      clients: rows on the disk, a table in memory, or None.
+
+    Returns:
+      The stream, to be entered.
+    """
+    return RowStream(clients) if isinstance(clients, Rows) else TableStream(clients)
 
 
 def _is_drawn(cohort: Cohort) -> np.ndarray:

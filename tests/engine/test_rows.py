@@ -10,6 +10,7 @@ from cases import CASES, NUM_CLIENTS, make_model
 from marks import later, telling
 
 from fedjax_dp.engine import ExecutionConfig, evaluator
+from fedjax_dp.engine.host_steps import Table
 from fedjax_dp.engine.rows import FILE, Rows, kept_in
 from fedjax_dp.io import Checkpoints
 
@@ -178,6 +179,19 @@ def test_rows_have_a_place_before_they_are_written(tmp_path):
         other.run(state, KEY, 1)
     with pytest.raises(ValueError, match="placement must be what the state was made for"):
         sim.run(other.init(KEY), KEY, 1)
+
+
+def test_work_on_the_host_reads_all_clients_and_nothing_else(tmp_path):
+    """Devices may hold rows of nobody; a mean over clients does not see them."""
+    state, _ = ran(on_disk("scaffold", tmp_path))
+    table = in_memory(state).clients
+    padded = jax.tree.map(lambda x: np.concatenate([x, x[:2] + 9]), table)
+    for kept in (state.clients, Table(table), Table(padded, NUM_CLIENTS)):
+        jax.tree.map(np.testing.assert_array_equal, kept.of_all(lambda row: row), table)
+        of_one = jax.tree.map(lambda x: x[2], table)
+        jax.tree.map(np.testing.assert_array_equal, kept.of(2), of_one)
+        part = kept.of_all(lambda row: row["w"])
+        np.testing.assert_array_equal(part, table["w"])
 
 
 def test_a_disk_that_is_full_ends_the_run(tmp_path, monkeypatch):
