@@ -68,6 +68,19 @@ def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -
     return "\n".join(lines) + "\n"
 
 
+def merged(study: Study, earlier: str, new: str) -> str:
+    """Puts the rows of two tables together, new ones in the place of earlier ones."""
+    head = new.splitlines()[:2]
+    rows = {
+        line.split("|")[1].strip(): line
+        for text in (earlier, new)
+        for line in text.splitlines()[2:]
+    }
+    order = list(study.axes["method"])
+    names = sorted(rows, key=lambda name: order.index(name.partition(", ")[0]))
+    return "\n".join([*head, *(rows[name] for name in names)]) + "\n"
+
+
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) -> None:
     """Draws pruning by round, and accuracy against bytes, of the first seed of each method."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
@@ -96,11 +109,13 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) ->
 
 
 def write(study: Study, folder: pathlib.Path) -> None:
-    """Writes what has run beside the experiment."""
+    """Writes what has run beside the experiment; rows of methods that have not are kept."""
     runs = runs_of(study, folder)
     if not runs:
         return
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    (results / f"{study.name}.md").write_text(as_markdown(study, runs), encoding="utf-8")
+    file = results / f"{study.name}.md"
+    earlier = file.read_text(encoding="utf-8") if file.is_file() else ""
+    file.write_text(merged(study, earlier, as_markdown(study, runs)), encoding="utf-8")
     draw(runs, results / f"{study.name}.png")
