@@ -1,6 +1,5 @@
 """How a round is laid out: chunk, devices, placement. Speed and memory, never results."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from fedjax_dp.core.devices import memory_per_device
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.data.row_file import Folder
 from fedjax_dp.models.cost import Cost
 
 # The mesh axis that clients are shared out over, and the one of a chunk that is vmapped.
@@ -155,7 +155,7 @@ class ExecutionConfig(NamedTuple):
     devices: int | str | Sequence[jax.Device] | None = "auto"
     placement: str = "auto"
     rounds_per_call: int = 10
-    folder: str | os.PathLike[str] | None = None
+    folder: Folder | None = None
 
     def validate(self) -> None:
         """Checks every choice.

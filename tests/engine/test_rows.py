@@ -9,9 +9,10 @@ import pytest
 from cases import CASES, NUM_CLIENTS, make_model
 from marks import later, telling
 
+from fedjax_dp.data.row_file import FILE
 from fedjax_dp.engine import ExecutionConfig, evaluator
 from fedjax_dp.engine.host_steps import Table
-from fedjax_dp.engine.rows import FILE, Rows, kept_in
+from fedjax_dp.engine.rows import Rows, kept_in
 from fedjax_dp.io import Checkpoints
 
 KEY = jax.random.key(3)
