@@ -104,7 +104,10 @@ def participation(
         cohort_size,
     )
     checks.require(
-        sampler.name != "shuffled", "sampler", "draw clients independently of the past", "shuffled"
+        sampler.name not in ("shuffled", "shuffled_whole"),
+        "sampler",
+        "draw clients independently of the past",
+        sampler.name,
     )
     return Participation(
         sampler, num_clients, size, sampler.capacity(num_clients, int(np.ceil(size)))

@@ -377,18 +377,26 @@ def min_separated(separation: int) -> Sampler:
     )
 
 
-def shuffled() -> Sampler:
+def shuffled(*, only_whole: bool = False) -> Sampler:
     """Reads the population in a fresh random order every epoch, in blocks of `batch_size`.
 
     The last block of an epoch holds what is left. This is the batch rule of non-private training;
     it has no amplification analysis here, so that privacy accounting refuses it.
 
+    Args:
+      only_whole: leave out a last block that is not whole, as batch norm asks for: the variance of
+        two examples may be next to nothing, and a gradient through it without end. A population
+        below one block is read in one.
+
     Returns:
       The sampler.
     """
 
+    def blocks(size, batch_size):
+        return jnp.maximum(size // batch_size, 1) if only_whole else _ceil_div(size, batch_size)
+
     def draw(order, key, step, size, batch_size, limit, capacity, any_of=_itself):
-        steps = _ceil_div(jnp.maximum(size, 1), batch_size)
+        steps = blocks(jnp.maximum(size, 1), batch_size)
         own, room = fold(key, step // steps), min(limit, sparse.DENSE)
 
         def reshuffle():
@@ -420,13 +428,13 @@ def shuffled() -> Sampler:
         )
 
     return Sampler(
-        name="shuffled",
+        name="shuffled_whole" if only_whole else "shuffled",
         init=lambda limit: jnp.arange(min(limit, sparse.DENSE), dtype=jnp.int32),
         draw=draw,
         capacity=lambda limit, batch_size: min(limit, batch_size),
         event=event,
         nominal_size=lambda size, batch_size: batch_size,
-        num_steps_per_epoch=_ceil_div,
+        num_steps_per_epoch=blocks,
         charges_everybody=True,
         varies=False,
     )

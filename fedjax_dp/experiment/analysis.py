@@ -32,7 +32,7 @@ _EVENTS: dict[str, DpEvent] = {
     "discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
     "central_discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
 }
-_DRAWN = ("poisson", "fixed_size", "shuffled")
+_DRAWN = ("poisson", "fixed_size", "shuffled", "shuffled_whole")
 
 
 class Asked(NamedTuple):

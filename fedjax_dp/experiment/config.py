@@ -24,6 +24,7 @@ NamedBudgets = Literal[
     "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
 ]
 NamedBatchSizes = Literal["heterogeneous"]
+Batches = Literal["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "everybody"]
 _T = TypeVar("_T")
 # One number for all clients, or a list with one for each.
 Each = Annotated[list[_T], MinLen(1)]
@@ -153,8 +154,10 @@ class TrainingSection(Section):
     )
     num_epochs: Amounts = _setting(1.0, "passes over the client's data in a round")
     num_steps: Amounts | None = _setting(None, "local steps in a round, instead of epochs")
-    sampler: Literal["auto", "shuffled", "poisson", "fixed_size", "everybody"] = _setting(
-        "auto", "how batches are drawn; auto is poisson under record-level privacy, else shuffled"
+    sampler: Batches = _setting(
+        "auto",
+        "how batches are drawn; auto is poisson under record-level privacy, else shuffled; "
+        "shuffled_whole leaves out a last one that is not whole",
     )
     micro_batch_size: Count | None = _setting(None, "examples computed at once; bounds memory")
 

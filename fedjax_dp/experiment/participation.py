@@ -1,6 +1,7 @@
 """Who joins a round, and how batches are drawn, as a configuration names it."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.experiment.config import (
@@ -15,6 +16,7 @@ from fedjax_dp.experiment.config import (
 
 _BATCHES: Mapping[str, Callable[[], sampling.Sampler]] = {
     "shuffled": sampling.shuffled,
+    "shuffled_whole": partial(sampling.shuffled, only_whole=True),
     "poisson": sampling.poisson,
     "fixed_size": sampling.fixed_size,
     "everybody": sampling.everybody,

@@ -233,6 +233,22 @@ def test_shuffled_reads_each_example_once_an_epoch(size, batch_size):
         assert list(chain(*other)) != epochs[0]
 
 
+@pytest.mark.parametrize("size", [0, 1, 5, 6, 11])
+@pytest.mark.parametrize("batch_size", [1, 3, 20])
+def test_whole_blocks_are_all_that_is_read(size, batch_size):
+    """Of each epoch as many whole blocks as there are, of distinct members; else all in one."""
+    per_epoch = max(1, size // batch_size)
+    sampler = sampling.shuffled(only_whole=True)
+    assert int(sampler.num_steps_per_epoch(np.int32(size), batch_size)) == per_epoch
+    got = blocks(sampler, size, batch_size, 12, 3 * per_epoch)
+    assert {len(b) for b in got} == {min(size, batch_size)}
+    epochs = [list(chain(*got[i : i + per_epoch])) for i in range(0, len(got), per_epoch)]
+    for epoch in epochs:
+        assert len(set(epoch)) == len(epoch) and set(epoch) <= set(range(size))
+    if size >= 5:
+        assert epochs[0] != epochs[1] != epochs[2]
+
+
 def test_shuffled_orders_are_uniform():
     """All 24 orders of four examples, in a store with room for more."""
     sampler = sampling.shuffled()
@@ -256,6 +272,7 @@ SAMPLERS = {
     "everybody": sampling.everybody(),
     "cyclic": sampling.cyclic(),
     "shuffled": sampling.shuffled(),
+    "shuffled_whole": sampling.shuffled(only_whole=True),
 }
 
 

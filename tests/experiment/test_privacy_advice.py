@@ -27,7 +27,7 @@ MECHANISMS = [
     config.CentralDiscreteLevel,
     config.CorrelatedGaussianLevel,
 ]
-BATCHES = ["auto", "shuffled", "poisson", "fixed_size", "everybody"]
+BATCHES = ["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "everybody"]
 PROMISES = list(itertools.product(["zero_out", "replace_one"], ["rdp", "pld", "rdp-classic-64"]))
 ONE_UNIT = [
     *itertools.product(["client"], PARTICIPATION, MECHANISMS, ["auto"], PROMISES),
