@@ -159,6 +159,16 @@ class Kept(Protocol):
           What it keeps.
         """
 
+    def judged(self, client: int) -> Any:
+        """Lets every client judge what one of them keeps, by its own validation data.
+
+        Args:
+          client: whose row is judged.
+
+        Returns:
+          What `HostStep.judge` says at each client, `[num_clients]`, float32.
+        """
+
 
 class HostStep(NamedTuple):
     """Work on the host between two rounds, such as fitting a mixture with a library.
@@ -174,11 +184,15 @@ class HostStep(NamedTuple):
         become of the server when they next take part.
       reads_clients: whether it is handed what clients keep, as `Kept`, which is private for records
         where training is, and never private for clients; `clients` is None where not.
+      judge: `(row, validation) -> scalar`, compiled, what a client's second split says of a row,
+        its own or another's, for `Kept.judged`; it is exact, and refused where anything is promised
+        to records. None where nobody is asked.
     """
 
     after: int
     step: Callable[[PyTree, Kept | None, Hyper, Any], PyTree]
     reads_clients: bool = True
+    judge: Callable[[PyTree, clients.ClientData], jax.Array] | None = None
 
 
 def one_stage(server: PyTree, hyper: Hyper, round_index: Any) -> Any:

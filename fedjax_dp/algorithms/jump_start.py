@@ -1,6 +1,6 @@
 """Jump-Start: clients train alone at first; then FedLTN goes on from the best of their tickets."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from fedjax_dp.algorithms.fed_ltn import Distance, Own, When, fed_ltn, scheme_of
 from fedjax_dp.algorithms.lottery_fl import joins
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.pruning import Scope, pruned_share
+from fedjax_dp.clients.selection import mean_accuracy
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.ranges import Count, Decay, NonNegative, Probability, ProperFraction
@@ -20,6 +21,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import BATCH_NORM, Where
 
 LOCAL, SHARED = 0, 1
+Score = Literal["own", "all"]
 
 
 class ServerState(NamedTuple):
@@ -59,6 +61,7 @@ def jump_start(
     *,
     jump_rounds: Count = 25,
     jump_target: Decay = 0.3,
+    score: Score = "own",
     prune_rate: Decay = 0.1,
     target: Decay = 0.9,
     accuracy_threshold: ProperFraction = 0.6,
@@ -89,6 +92,10 @@ def jump_start(
       trainer: as for `fed_ltn`.
       jump_rounds: rounds of the first stage, at least 1.
       jump_target: pruned share that a client reaches in it, in [0, 1).
+      score: whose validation data choose the best ticket: "own", those of the client that found it,
+        which needs no communication, as the text says; or "all", the mean of the accuracies at all
+        clients, as the listing has it, who would have to be sent all tickets: clients times clients
+        models, which no round counts either.
       prune_rate: as for `fed_ltn`.
       target: as for `fed_ltn`, of what follows.
       accuracy_threshold: as for `fed_ltn`.
@@ -104,9 +111,7 @@ def jump_start(
       prunable: as for `fed_ltn`.
 
     Returns:
-      The algorithm; a client's state is that of FedLTN and its model of the first stage. A client's
-      score is the accuracy on its own validation data, which needs no communication; the listing
-      averages it over the data of all clients, who would have to be sent all models.
+      The algorithm; a client's state is that of FedLTN and its model of the first stage.
 
     Raises:
       ValueError: as for `fed_ltn`.
@@ -191,15 +196,21 @@ def jump_start(
         return server._replace(inner=trees.where(is_alone, server.inner, inner)), info
 
     def jump(server, clients, hyper, key):
-        accuracies, inner = clients.of_all(lambda row: row.accuracy), server.inner
-        best = int(np.argmax(accuracies))
-        if accuracies[best] < 0:  # Nobody has trained; all go on from the start.
+        scores, inner = np.array(clients.of_all(lambda row: row.accuracy)), server.inner
+        trained = np.flatnonzero(scores >= 0)
+        if not len(trained):  # All go on from the start.
             return server._replace(has_jumped=np.bool_(True))
+        if score == "all":
+            scores[trained] = [np.mean(clients.judged(int(i))) for i in trained]
+        best = int(trained[np.argmax(scores[trained])])
         found = clients.of(best)
         shared = scheme.home.joined(found.params, inner.params)
         start = None if inner.start is None else shared
         inner = inner._replace(params=shared, start=start)
         return ServerState(inner, found.inner.mask, np.bool_(True))
+
+    def judge(own, validation):
+        return mean_accuracy(model, own.params, validation)
 
     def personal(server, own, client):
         jumped = personal_of(server.inner, own_ticket(server, own), client)
@@ -216,5 +227,5 @@ def jump_start(
         silent_stages=(LOCAL,),
         personal=personal,
         stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),
-        host_steps=(HostStep(after=jump_rounds, step=jump),),
+        host_steps=(HostStep(jump_rounds, jump, judge=judge if score == "all" else None),),
     ).with_numbers({"jump_target": jump_target}, {"jump_target": Decay})

@@ -220,6 +220,8 @@ def compile_federation(
         slabs = Slabs(data, federation.participation, everywhere, validation)
         rounds_of = _streamed_rounds(laid_out, slabs, everywhere, by_client, count)
 
+    # Few examples, for rare work: they go to a device when they are asked for.
+    judging = None if validation is None else examples_of(validation)
     init = _initial(laid_out, everywhere, by_client, is_resident, execution)
     start = jax.device_put(traced(federation.algorithm, laid_out.hyper), everywhere)
 
@@ -237,7 +239,8 @@ def compile_federation(
             state, more = rounds_of(state, numbers, key, block)
             left += [(compact(r), i) for r, i in (_on_host(*part) for part in more)]
             for step in steps:
-                state = placed(after_host_step(step, state, numbers, key, num_clients))
+                after = after_host_step(step, state, numbers, key, num_clients, judging)
+                state = placed(after)
         records, infos = zip(*left, strict=True)
         record, info = joined(records), jax.tree.map(lambda *x: np.concatenate(x), *infos)
         return made.noted(state), record, info

@@ -354,6 +354,13 @@ def _check_host_steps(algorithm: FederatedAlgorithm) -> None:
             "covers who reads it",
             step.reads_clients,
         )
+        checks.require(
+            step.judge is None or algorithm.claims.record is None,
+            "host_steps.judge",
+            "be None under privacy of records: what clients say of a row by validation data is "
+            "exact, and no event covers it",
+            step.judge,
+        )
 
 
 def is_stacked(algorithm: FederatedAlgorithm) -> bool:

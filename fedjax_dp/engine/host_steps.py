@@ -9,9 +9,11 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import HostStep, Hyper
+from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.rows import Rows
 
 
@@ -37,6 +39,47 @@ def rounds_and_host_steps(
     return blocks
 
 
+class Judges:
+    """All clients with their validation data, who can be asked what a row is worth."""
+
+    def __init__(
+        self, judge: Callable[[PyTree, ClientData], jax.Array] | None, validation: Examples | None
+    ):
+        """Puts both together.
+
+        Args:
+          judge: as `HostStep.judge`.
+          validation: the second split of all clients.
+        """
+        self._validation = validation
+
+        def by_all(row: PyTree, validation: Examples) -> jax.Array:
+            assert judge is not None
+            clients = jnp.arange(len(validation.sizes))
+            return jax.lax.map(lambda i: judge(row, validation.client(i)), clients)
+
+        self._by_all = None if judge is None else jax.jit(by_all)
+
+    def of(self, row: PyTree) -> np.ndarray:
+        """Asks everybody, as `Kept.judged` says.
+
+        Args:
+          row: what one client keeps.
+
+        Returns:
+          The answers, `[num_clients]`.
+
+        Raises:
+          ValueError: if the step has no judge, or there is no validation data.
+        """
+        rule = "be declared by the host step that asks for it"
+        checks.require(self._by_all is not None, "judge", rule, None)
+        rule = "be given for a host step whose clients judge by it"
+        checks.require(self._validation is not None, "validation", rule, None)
+        assert self._by_all is not None and self._validation is not None
+        return np.asarray(self._by_all(row, self._validation))
+
+
 class Table:
     """What clients keep, as one table in memory."""
 
@@ -58,8 +101,30 @@ class Table:
         return jax.tree.map(lambda x: np.asarray(x[client]), self._table)
 
 
+class Judged:
+    """What clients keep, wherever it lies, with those who judge it."""
+
+    def __init__(self, kept: Table | Rows, judges: Judges):
+        """Puts both together.
+
+        Args:
+          kept: what clients keep.
+          judges: who is asked.
+        """
+        self.of_all, self.of, self._judges = kept.of_all, kept.of, judges
+
+    def judged(self, client: int) -> np.ndarray:
+        """Asks everybody, as `Kept` says."""
+        return self._judges.of(self.of(client))
+
+
 def after_host_step(
-    step: HostStep, state: Any, hyper: Hyper, key: PRNGKey, num_clients: int | None = None
+    step: HostStep,
+    state: Any,
+    hyper: Hyper,
+    key: PRNGKey,
+    num_clients: int | None = None,
+    validation: Examples | None = None,
 ) -> Any:
     """Does work on the host.
 
@@ -69,6 +134,7 @@ def after_host_step(
       hyper: the numbers of the run.
       key: the root key of the run.
       num_clients: as for `Table`.
+      validation: the second split of all clients, for whoever judges by it.
 
     Returns:
       The state after it, of the same structure; the server's part is on the host.
@@ -79,9 +145,9 @@ def after_host_step(
     before = jax.device_get(state.server)
     kept = None
     if step.reads_clients and state.clients is not None:
-        kept = state.clients
-        if not isinstance(kept, Rows):
-            kept = Table(kept, num_clients)
+        rows = state.clients
+        table = rows if isinstance(rows, Rows) else Table(rows, num_clients)
+        kept = Judged(table, Judges(step.judge, validation))
     numbers = jax.tree.map(np.asarray, hyper)
     server = step.step(before, kept, numbers, fold(key, Purpose.SERVER, step.after))
     kinds = [jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t) for t in (before, server)]

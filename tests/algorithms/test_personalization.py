@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import make_data, make_model
+from cases import CASES, JUMP_BY_ALL, ROUNDS, make_data, make_model
 from marks import telling
 
 from fedjax_dp import algorithms
@@ -349,6 +349,47 @@ def test_after_a_jump_all_go_on_from_the_best():
         np.testing.assert_array_equal(np.asarray(own["w"]) != 0, is_kept)
     _, record, _ = sim.run(state, KEY, 1)
     assert np.sum(record.clients >= 0) == 2
+
+
+@pytest.mark.parametrize("placement", ["device", pytest.param("disk", marks=telling)])
+def test_a_ticket_may_be_chosen_by_the_data_of_all(placement, tmp_path):
+    """By hand, where the best at home is not the best at all clients."""
+    execution = ExecutionConfig(placement=placement, folder=tmp_path)
+    chosen = {}
+    for case in (JUMP_BY_ALL, CASES["jump_start"]):
+        sim = case.simulation(execution)
+        initial = jax.device_get(sim.init(KEY))
+        state, _, _ = sim.run(sim.init(KEY), KEY, ROUNDS)
+        if placement == "disk":
+            everybody = range(len(sim.sizes))
+            initial, state = (
+                s._replace(clients=s.clients.many(everybody)) for s in (initial, state)
+            )
+        found, expected = case.observe(state), case.expect(case.run_of(initial, KEY))
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
+        chosen[case is JUMP_BY_ALL] = found["params"]
+    by_all, by_own = chosen[True], chosen[False]
+    assert np.abs(by_all - by_own).max() > 0.02
+
+
+def test_whoever_judges_has_data_and_promises_nothing_to_records():
+    model = make_model()
+
+    def step(server, clients, hyper, key):
+        clients.judged(0)
+        return server
+
+    base = algorithms.ditto(model, trainer_of(model))
+    asks = base._replace(host_steps=(algorithms.HostStep(1, step),))
+    with pytest.raises(ValueError, match="judge must be declared by the host step"):
+        ran(asks, halves(), 1, halves(1))
+    judging = algorithms.HostStep(1, step, judge=lambda row, validation: jnp.float32(0))
+    with pytest.raises(ValueError, match="validation must be given for a host step"):
+        ran(base._replace(host_steps=(judging,)), halves(), 1)
+    private_base = algorithms.ditto(model, private(model))
+    with pytest.raises(ValueError, match=r"host_steps\.judge must be None under privacy of rec"):
+        ran(private_base._replace(host_steps=(judging,)), halves(), 1, halves(1))
 
 
 def test_records_pay_for_each_training():

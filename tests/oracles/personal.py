@@ -130,7 +130,9 @@ def ticket(run, train, start, mask, r, i, numbers, target):
     return end, left, found
 
 
-def fed_ltn(theta, run, rounds, train, is_home, numbers, *, jump_rounds=0, jump_target=None):
+def fed_ltn(
+    theta, run, rounds, train, is_home, numbers, *, jump_rounds=0, jump_target=None, score="own"
+):
     own, masks = np.tile(theta, (len(run.clients), 1)), np.ones((len(run.clients), len(theta)))
     alone, scores = own.copy(), np.full(len(own), -1.0)
     change = np.zeros_like(theta)
@@ -153,6 +155,9 @@ def fed_ltn(theta, run, rounds, train, is_home, numbers, *, jump_rounds=0, jump_
             new = np.where(kept & ~is_home, new, theta)
             theta, change = new, np.where(is_home, 0.0, theta - new)
         elif r == jump_rounds - 1 and scores.max() >= 0:
+            if score == "all":
+                found = [[accuracy(v, data) for data in run.validation] for v in alone]
+                scores = np.where(scores >= 0, np.mean(found, axis=1), -1.0)
             best = int(np.argmax(scores))
             theta = np.where(is_home, theta, alone[best])
             masks = np.tile(masks[best], (len(masks), 1))
