@@ -1,7 +1,7 @@
 """Personal models and tickets: `python -m experiments.personalization.study NAME`.
 
 NAME is a table of the thesis at its length (`table_4_1`, `table_4_3`, `table_4_4`), or what two
-cores can do of it: `two_classes` (4.1 with LeNet-5), `batch_norm` (4.1 with ResNet-18 for few
+cores can do of it: `two_classes` (4.1 with LeNet-5), `batch_norm` (4.1 with ResNet-18 for twenty
 rounds), `longer` (LeNet-5 for four times the rounds), `many` (4.3, shorter) or `mixtures` (4.4 with
 LeNet-5). What has run is left out, and what was stopped goes on; `--seconds 3600` starts no run
 later than that, `--only method=FedAvg` narrows an axis.
@@ -31,11 +31,12 @@ def lottery(target: float) -> list[str]:
     return ltn(target, name="lottery_fl")
 
 
-# Half of the rounds are clients' own, and the other half is what is sent.
-_JUMP = [
-    *ltn(0.9, "jump_rounds=25", name="jump_start"),
-    "--participation.everybody_first=25",
-]
+def jump_start(rounds: int) -> list[str]:
+    """The overrides that put so many rounds of clients on their own first."""
+    words = ltn(0.9, f"jump_rounds={rounds}", name="jump_start")
+    return [*words, f"--participation.everybody_first={rounds}"]
+
+
 METHODS: Mapping[str, list[str]] = {
     "FedAvg": [],
     "FedBN": ["--algorithm.name=fedbn"],
@@ -47,7 +48,8 @@ METHODS: Mapping[str, list[str]] = {
     "FedLTN(0.1)": ltn(0.1),
     "FedLTN(0.5)": ltn(0.5),
     "FedLTN(0.9)": ltn(0.9),
-    "FedLTN(0.9;jumpstart)": _JUMP,
+    # Half of the rounds are clients' own, and the other half is what is sent.
+    "FedLTN(0.9;jumpstart)": jump_start(25),
     "FedLTN(0.9;rewind)": ltn(0.9, "rewinds=true"),
 }
 METRICS = {
@@ -97,13 +99,16 @@ def _study(
     table: str,
     methods: Iterable[str],
     words: Sequence[str] = (),
+    *,
+    jump_rounds: int = 25,
     data: Mapping[str, list[str]] = CIFAR,
 ) -> Study:
+    how = {**METHODS, "FedLTN(0.9;jumpstart)": jump_start(jump_rounds)}
     return Study(
         name=name,
         file=HERE / file,
         axes={
-            "method": {method: [*words, *METHODS[method]] for method in methods},
+            "method": {method: [*words, *how[method]] for method in methods},
             "data": data,
             "seed": {str(seed): [f"--run.seed={seed}"] for seed in range(3)},
         },
@@ -114,12 +119,8 @@ def _study(
     )
 
 
-_NORMED = [
-    "--run.rounds=10",
-    "--run.checkpoint_every=10",
-    "--run.evaluate_every=10",
-    "--training.num_epochs=1",
-]
+_NORMED = ["--run.rounds=20", "--run.checkpoint_every=5", "--run.evaluate_every=2"]
+_OF_NORMED = ["FedAvg", "FedBN", "FedLTN(0.9)", "FedLTN(0.9;rewind)", "FedLTN(0.9;jumpstart)"]
 _MANY = [
     "--run.rounds=200",
     "--run.checkpoint_every=200",
@@ -137,7 +138,7 @@ STUDIES = {
         _study("table_4_4", "table_4_1.toml", "4.4", _OF_4_4, data=MIXTURES),
         _study("two_classes", "two_classes.toml", "4.1", METHODS),
         _study("longer", "two_classes.toml", "4.1", ("FedAvg", "FedLTN(0.9)"), _LONGER),
-        _study("batch_norm", "table_4_1.toml", "4.1", ("FedAvg", "FedBN", "FedLTN(0.9)"), _NORMED),
+        _study("batch_norm", "table_4_1.toml", "4.1", _OF_NORMED, _NORMED, jump_rounds=10),
         _study("many", "table_4_3.toml", "4.3", _OF_4_3, _MANY),
         _study("mixtures", "two_classes.toml", "4.4", _OF_4_4, data=MIXTURES),
     )

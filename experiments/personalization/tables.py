@@ -37,12 +37,42 @@ def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]
     return {method: group for method, group in whole.items() if group}
 
 
+def bytes_until(rows: Sequence[Mapping[str, Any]], accuracy: float) -> float | None:
+    """Counts what was sent up until an evaluation first found such a mean accuracy of clients."""
+    sent = 0.0
+    for row in rows:
+        sent += row["bytes_up"]
+        if row.get("mean_client_accuracy", -1.0) >= accuracy:
+            return sent
+    return None
+
+
+def until_fedavg(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], method: str
+) -> tuple[float, float] | None:
+    """Compares with FedAvg, seed by seed: megabytes until its last accuracy, and the factor."""
+    of_seed = {
+        run["values"]["seed"]: run
+        for run in runs.get(", ".join(["FedAvg", *method.split(", ")[1:]]), ())
+    }
+    pairs = []
+    for run in runs[method]:
+        fedavg = of_seed.get(run["values"]["seed"])
+        if fedavg is None:
+            return None
+        sent = bytes_until(run["metrics"], fedavg["mean_client_accuracy"])
+        if sent is None or sent == 0:
+            return None
+        pairs.append((sent, sum(row["bytes_up"] for row in fedavg["metrics"]) / sent))
+    return tuple(map(statistics.mean, zip(*pairs, strict=True)))
+
+
 def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Writes a row a method: clients' accuracy, what was sent, the paper's figures in brackets."""
     lines = [
         "| method | mean of clients | worst client | spread | pruned | MB up, values | MB up, sent "
-        "| seeds |",
-        "|---" * 8 + "|",
+        "| MB until FedAvg's mean | seeds |",
+        "|---" * 9 + "|",
     ]
     for method, group in runs.items():
 
@@ -60,10 +90,12 @@ def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -
 
         pruned = [run["metrics"][-1].get("pruned_share") for run in group]
         share = "–" if pruned[0] is None else f"{100 * statistics.mean(pruned):.0f} %"
+        reached = until_fedavg(runs, method)
+        until = "–" if reached is None else f"{reached[0] / 1e6:.1f} ({reached[1]:.1f} × fewer)"
         lines.append(
             f"| {method} | {shown('mean_client_accuracy')} | {shown('worst_client_accuracy')} "
             f"| {shown('std_client_accuracy')} | {share} | {megabytes('values'):.1f} "
-            f"| {megabytes('smallest'):.1f} | {len(group)} |"
+            f"| {megabytes('smallest'):.1f} | {until} | {len(group)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -71,14 +103,20 @@ def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -
 def merged(study: Study, earlier: str, new: str) -> str:
     """Puts the rows of two tables together, new ones in the place of earlier ones."""
     head = new.splitlines()[:2]
-    rows = {
-        line.split("|")[1].strip(): line
-        for text in (earlier, new)
-        for line in text.splitlines()[2:]
-    }
+    columns = _cells(head[0])
+    rows: dict[str, str] = {}
+    for text in (earlier, new):
+        for line in text.splitlines()[2:]:
+            # An earlier table may have had fewer columns.
+            cells = dict(zip(_cells(text.splitlines()[0]), _cells(line), strict=True))
+            rows[cells["method"]] = "| " + " | ".join(cells.get(c, "–") for c in columns) + " |"
     order = list(study.axes["method"])
     names = sorted(rows, key=lambda name: order.index(name.partition(", ")[0]))
     return "\n".join([*head, *(rows[name] for name in names)]) + "\n"
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.personalization import tables
 from experiments.personalization.study import STUDIES
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.sweep import points
@@ -30,3 +31,39 @@ def test_points_find_the_papers_numbers():
     }
     expected = {"4.1": 63.0, "tiny": 61.8, "4.3": 47.5, "0.5": 40.0, "0.7": 36.0, "none": None}
     assert of == expected
+
+
+def run(seed, accuracies):
+    """One whose clients send a megabyte a round, and that is evaluated in every second one."""
+    rows = [{"round": r, "bytes_up": 1e6} for r in range(1, 2 * len(accuracies) + 1)]
+    for row, accuracy in zip(rows[1::2], accuracies, strict=True):
+        row["mean_client_accuracy"] = accuracy
+    return {
+        "values": {"method": "-", "data": "CIFAR-10", "seed": str(seed)},
+        "metrics": rows,
+        "communication": {"up": {"by_encoding": {"values": 4e6, "smallest": 4e6}}},
+        **dict.fromkeys(("mean_client_accuracy", "worst_client_accuracy"), accuracies[-1]),
+        "std_client_accuracy": 0.1,
+    }
+
+
+def test_bytes_are_counted_until_fedavg_is_reached():
+    runs = {
+        "FedAvg": [run(0, [0.1, 0.2, 0.3, 0.3]), run(1, [0.1, 0.1, 0.1, 0.2])],
+        "Ditto": [run(0, [0.1, 0.4, 0.4, 0.4]), run(1, [0.5, 0.1, 0.1, 0.1])],
+        "MR-MTL": [run(0, [0.4, 0.1, 0.4, 0.4]), run(1, [0.1, 0.1, 0.1, 0.1])],
+    }
+    # Four megabytes and two in place of eight: by hand, 2 and 4 times fewer.
+    assert tables.until_fedavg(runs, "Ditto") == (3e6, 3.0)
+    assert tables.until_fedavg(runs, "MR-MTL") is None, "one seed never comes so far"
+    assert tables.until_fedavg({"Ditto": runs["Ditto"]}, "Ditto") is None
+
+
+def test_a_table_keeps_rows_of_methods_that_did_not_run_now():
+    study = STUDIES["two_classes"]
+    new = tables.as_markdown(study, {"Ditto": [run(0, [0.5])]})
+    earlier = "| method | seeds |\n|---|---|\n| FedAvg | 3 |\n| Ditto | 1 |\n"
+    lines = tables.merged(study, earlier, new).splitlines()
+    assert [tables._cells(line)[0] for line in lines[2:]] == ["FedAvg", "Ditto"]
+    assert tables._cells(lines[2]) == ["FedAvg", *["–"] * 7, "3"]
+    assert lines[3] == new.splitlines()[2]
