@@ -577,10 +577,10 @@ _LTN = {
 }
 
 
-def _fed_ltn(run: Run):
+def _fed_ltn(run: Run, variant: personal.Variant = personal.Variant()):
     train = personal.trainer(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.params)
-    found = personal.fed_ltn(theta, run, ROUNDS, train, IS_HOME, _LTN)
+    found = personal.fed_ltn(theta, run, ROUNDS, train, IS_HOME, _LTN, variant=variant)
     return {"params": found["params"], "own": found["own"][:, 0], "masks": found["masks"]}
 
 
@@ -592,25 +592,29 @@ def _observe_fed_ltn(state):
     }
 
 
-def _jump_start(run: Run, score: str = "own"):
+def _jump_start(run: Run, variant: personal.Variant = personal.Variant(), **options: Any):
     train = personal.trainer(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.inner.params)
-    found = personal.fed_ltn(
-        theta, run, ROUNDS, train, IS_HOME, _LTN, jump_rounds=2, jump_target=0.4, score=score
-    )
+    stage: dict[str, Any] = {"jump_rounds": 2, "jump_target": 0.4, **options}
+    found = personal.fed_ltn(theta, run, ROUNDS, train, IS_HOME, _LTN, variant=variant, **stage)
     return found | {"own": found["own"][:, 0]}
 
 
-def _make_jump_start(model: Model, score: str = "own"):
+def _make_fed_ltn(model: Model, **options: Any):
+    trainer = plain_trainer(model)
+    return algorithms.fed_ltn(model, trainer, home="b", prunable="w", **_LTN, **options)
+
+
+def _make_jump_start(model: Model, **options: Any):
     return algorithms.jump_start(
         model,
         plain_trainer(model),
         jump_rounds=2,
         jump_target=0.4,
-        score=score,
         home="b",
         prunable="w",
         **_LTN,
+        **options,
     )
 
 
@@ -623,18 +627,44 @@ def _observe_jump_start(state):
     return found | {"masks": np.where(waits[:, None], shared, found["masks"])}
 
 
+def _observe_own_masks(state):
+    """Where nobody goes on with the shared one."""
+    return _observe_jump_start(state) | {"masks": _bits(state.clients.inner.mask)}
+
+
 _ADAPTIVE = {"server_learning_rate": 0.1, "b1": 0.8, "adaptivity": 0.1}
 _CENTRAL = {"clip_norm": 0.2, "noise_multiplier": 0.8, "expected_cohort_size": COHORT}
 
-# Not one of the cases: in the laws it is the one above.
-JUMP_BY_ALL = Case(
-    "jump_start",
-    algorithms.jump_start,
-    functools.partial(_make_jump_start, score="all"),
-    functools.partial(_jump_start, score="all"),
-    _observe_jump_start,
-    is_validated=True,
-)
+
+def _variant(name: str, observe: Callable[[Any], Any] | None = None, **options: Any) -> Case:
+    """FedLTN or its first stage with other options, by hand too."""
+    own = {key: options[key] for key in personal.Variant._fields if key in options}
+    stage = {key: value for key, value in options.items() if key not in own}
+    is_jump = name == "jump_start"
+    make, expect, look = (
+        (_make_jump_start, _jump_start, _observe_jump_start)
+        if is_jump
+        else (_make_fed_ltn, _fed_ltn, _observe_fed_ltn)
+    )
+    return Case(
+        name,
+        getattr(algorithms, name),
+        functools.partial(make, **options),
+        functools.partial(expect, variant=personal.Variant(**own), **stage),
+        observe or look,
+        is_validated=True,
+    )
+
+
+# Not cases of their own: in the laws they are those whose names they have.
+JUMP_BY_ALL = _variant("jump_start", score="all")
+VARIANTS = {
+    "rewound": _variant("fed_ltn", rewinds=True, distance="squared"),
+    "pruned first": _variant("fed_ltn", prunes="before", rewinds=True),
+    "braking, plain mean": _variant("fed_ltn", looks_ahead=False, is_masked_mean=False),
+    "a jump, rewound": _variant("jump_start", rewinds=True),
+    "a jump with own masks": _variant("jump_start", _observe_own_masks, inherits_mask=False),
+}
 _CASES = (
     Case(
         "fedavg",
@@ -1134,7 +1164,7 @@ _CASES = (
     Case(
         "fed_ltn",
         algorithms.fed_ltn,
-        lambda m: algorithms.fed_ltn(m, plain_trainer(m), home="b", prunable="w", **_LTN),
+        _make_fed_ltn,
         _fed_ltn,
         _observe_fed_ltn,
         is_validated=True,

@@ -46,7 +46,9 @@ def ditto(
     """Declares Ditto: FedAvg, beside which a client minimises `f_k(v) + strength/2 ‖v − θ‖²`.
 
     θ is the model that the client received in this round, so that nothing of its own model is sent.
-    At strength 0 it is trained locally; as strength grows it becomes the shared one.
+    At strength 0 it is trained locally; as strength grows it becomes the shared one, as far as
+    steps allow: those of plain SGD diverge where the learning rate times the strength is above 2. A
+    personal model that is not finite any more is put back to what it was before the round.
 
     Guarantee: to records that of the trainer, twice a round: both trainings read the data. That of
     the aggregator to clients covers the shared model; the client's own is released to nobody but
@@ -115,15 +117,20 @@ def ditto(
                 gradient_transform=towards(server.params, strength),
             ).params
 
+        def kept(params):
+            return trees.where(trees.can_be_summed(params), params, own)
+
         if strengths is None:
-            return sent._replace(state=personal(hyper.algorithm["strength"]))
+            return sent._replace(state=kept(personal(hyper.algorithm["strength"])))
         candidates = jax.lax.map(personal, jnp.asarray(strengths, jnp.float32))
-        scores = jax.lax.map(
-            lambda params: mean_accuracy(model, params, client.validation), candidates
-        )
-        best = jnp.argmax(scores)
+
+        def score(params):
+            found = mean_accuracy(model, params, client.validation)
+            return jnp.where(trees.can_be_summed(params), found, -1.0)
+
+        best = jnp.argmax(jax.lax.map(score, candidates))
         info = {**sent.info, "strength": jnp.asarray(strengths, jnp.float32)[best]}
-        return sent._replace(state=trees.take(candidates, best), info=info)
+        return sent._replace(state=kept(trees.take(candidates, best)), info=info)
 
     numbers: dict[str, Any] = {} if strengths is not None else {"strength": strength}
     if personal_epochs is not None:

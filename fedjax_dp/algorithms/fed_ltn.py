@@ -15,11 +15,11 @@ from fedjax_dp.algorithms.base import (
     Hyper,
     field,
 )
-from fedjax_dp.algorithms.lottery_fl import UNPROTECTED, joins
+from fedjax_dp.algorithms.lottery_fl import AS_TICKETS, UNPROTECTED, joins
 from fedjax_dp.clients.base import LocalTrainer, TrainingMetrics
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.regularizers import drawn_back, proximal
-from fedjax_dp.clients.selection import mean_accuracy
+from fedjax_dp.clients.selection import mean_accuracy, require_accuracy
 from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.masks import Sparse
@@ -43,13 +43,26 @@ RANGES = {
 }
 
 
-def _check_numbers(numbers: Mapping[str, Any], prefix: str) -> None:
-    """Requires a recursion of the server that converges where tickets stay the same."""
-    mixing, momentum = numbers["mixing"], numbers["momentum"]
-    if not any(isinstance(x, jax.core.Tracer) for x in (mixing, momentum)):
-        is_stable = bool(np.all(np.asarray(momentum) * (1 - np.asarray(mixing)) < 1))
-        rule = f"be below 1 / (1 - mixing), where mixing is {mixing}"
-        checks.require(is_stable, f"{prefix}momentum", rule, momentum)
+def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
+    """Requires a recursion of the server that converges where tickets stay the same.
+
+    Args:
+      options: of `fed_ltn`, by name; those of the server are read.
+      prefix: what an error puts before a name.
+
+    Raises:
+      ValueError: for a momentum that is too large.
+    """
+    mixing, momentum = options["mixing"], options["momentum"]
+    if any(isinstance(x, jax.core.Tracer) for x in (mixing, momentum)):
+        return
+    kept = 1 - np.asarray(mixing, np.float64)
+    # Of z² − (1 − τ)(1 + λ) z + (1 − τ) λ, and of the same with −λ, roots lie within the circle.
+    reach, bound = np.asarray(momentum) * kept, "1 / (1 - mixing)"
+    if not options["looks_ahead"]:
+        reach, bound = (2 * np.asarray(momentum) - 1) * kept, "(1 + 1 / (1 - mixing)) / 2"
+    rule = f"be below {bound}, where mixing is {mixing}"
+    checks.require(bool(np.all(reach < 1)), f"{prefix}momentum", rule, momentum)
 
 
 class ServerState(NamedTuple):
@@ -57,7 +70,7 @@ class ServerState(NamedTuple):
 
     Attributes:
       params: the model's parameters; of those that stay at home, what clients start with.
-      change: Δ, minus the last step of what is shared.
+      change: Δ, minus the last step of what is shared, or that step where it brakes.
       start: the parameters that tickets are rewound to; None where they are not.
     """
 
@@ -120,6 +133,7 @@ def fed_ltn(
     strength: NonNegative = 0.01,
     mixing: Probability = 0.5,
     momentum: NonNegative = 0.5,
+    looks_ahead: bool = True,
     home: Where = BATCH_NORM,
     rewinds: bool = False,
     prunes: When = "after",
@@ -133,7 +147,8 @@ def fed_ltn(
     A client trains its ticket, drawn back to where it started. If it is then good enough on its
     validation data it prunes the smallest weights and trains what is left once more. It sends the
     ticket but for batch norm, which stays at home. The server mixes the mean of tickets with a
-    look-ahead: `θ ← τ a + (1 − τ)(θ − λ Δ)`, `Δ ← −(new θ − old θ)`.
+    look-ahead: `θ ← τ a + (1 − τ)(θ − λ Δ)`, `Δ ← −(new θ − old θ)`. Batch norm that is shared is
+    averaged as it is.
 
     Guarantee: none; every upload is exact.
 
@@ -141,12 +156,17 @@ def fed_ltn(
       model: what is trained; it has an accuracy.
       trainer: local training, not a private one; pruned weights stay 0, whatever the optimiser.
       prune_rate: share of the weights alive that one pruning takes, in [0, 1).
-      target: pruned share that is reached exactly and never exceeded, in [0, 1).
+      target: pruned share that is never exceeded, in [0, 1). It is reached to `floor(target *
+        weights)` unless fewer than 1 / prune_rate weights of a tensor are left before that, of
+        which the rate takes none.
       accuracy_threshold: accuracy above which a client prunes, in (0, 1).
       strength: β of the pull back to the start, at least 0; the source gives no value.
       mixing: τ, in (0, 1]; 1 takes the mean of tickets as it is.
       momentum: λ, at least 0 and below 1 / (1 − τ), above which the recursion diverges; the source
-        gives no value. Δ has the sign of the listing: that of the text would brake.
+        gives no value.
+      looks_ahead: give Δ the sign of the listing, with which the server goes on in the direction of
+        its last step; with that of the text, `Δ ← new θ − old θ`, it brakes, and λ must be below
+        (1 + 1 / (1 − τ)) / 2.
       home: what stays at home, as for `fedbn`.
       rewinds: put the weights that are left after pruning back to the initial ones, as LotteryFL
         does; what the tables call rewind.
@@ -163,8 +183,8 @@ def fed_ltn(
       for validation data.
 
     Raises:
-      ValueError: for a number out of its range, a private trainer, a pattern that matches nothing,
-        or a model that has nothing to prune or no accuracy.
+      ValueError: for a number out of its range, a private trainer, one with update transforms, a
+        pattern that matches nothing, or a model that has nothing to prune or no accuracy.
 
     Source: Mugunthan 2022, chapter 4, algorithm 1 (FedLTN, ECCV 2022); `personalization` section 6.
     """
@@ -179,7 +199,8 @@ def fed_ltn(
         prunable=prunable,
     )
     weights, at_home = scheme.weights, scheme.home
-    _check_numbers({"mixing": mixing, "momentum": momentum}, "")
+    of_server = {"mixing": mixing, "momentum": momentum, "looks_ahead": looks_ahead}
+    check_momentum(of_server, "")
 
     def init(key):
         params = model.init(key)
@@ -209,14 +230,17 @@ def fed_ltn(
     def server_step(server, aggregate, hyper, round, key):
         mixing, momentum = hyper.algorithm["mixing"], hyper.algorithm["momentum"]
 
-        def mixed(kept, mean, old, change):
-            new = mixing * mean + (1 - mixing) * (old - momentum * change)
+        def mixed(kept, mean, old, change, is_norm):
+            # A variance that goes on in the direction of its last step may end below 0.
+            new = mean if is_norm else mixing * mean + (1 - mixing) * (old - momentum * change)
             return jnp.where(kept, new, old).astype(old.dtype)
 
         old = at_home.sent(server.params)
-        new = jax.tree.map(mixed, aggregate.mask, aggregate.values, old, server.change)
+        is_norm = at_home.sent(kinds.batch_norm(server.params, model.buffer_keys))
+        new = jax.tree.map(mixed, aggregate.mask, aggregate.values, old, server.change, is_norm)
         params = at_home.joined(new, server.params)
-        return server._replace(params=params, change=trees.subtract(old, new)), {}
+        change = trees.subtract(old, new) if looks_ahead else trees.subtract(new, old)
+        return server._replace(params=params, change=change), {}
 
     aggregator = sparse_mean(is_masked=is_masked_mean)
     return FederatedAlgorithm(
@@ -234,7 +258,9 @@ def fed_ltn(
         clients=ClientState(
             init=lambda server: Own(masks.packed(masks.full(weights)), at_home.own(server.params))
         ),
-        check_numbers=_check_numbers,
+        check_numbers=lambda numbers, prefix: check_momentum(
+            {**numbers, "looks_ahead": looks_ahead}, prefix
+        ),
     ).with_numbers(
         {
             "prune_rate": prune_rate,
@@ -278,6 +304,8 @@ def scheme_of(
       ValueError: as for `fed_ltn`.
     """
     trainer.require_open(UNPROTECTED)
+    trainer.require_untransformed(AS_TICKETS)
+    require_accuracy(model)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     at_home = kinds.home(shapes, home, model.buffer_keys)
     weights = weights_of(model, prunable, at_home)

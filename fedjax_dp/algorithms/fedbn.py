@@ -6,7 +6,7 @@ import optax
 from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm, of_trainings
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.core import trees
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Amount, Positive
 from fedjax_dp.core.signatures import checked
@@ -39,8 +39,9 @@ def fedbn(
     Args:
       model: what is trained.
       trainer: local training.
-      home: what stays at home: "batch_norm", the scales, shifts and statistics of batch norm; or a
-        path such as "params/Dense_1", a pattern, several of these, or `(path, leaf) -> bool`.
+      home: what stays at home: "batch_norm", the scales, shifts and statistics of batch norm whose
+        statistics are not frozen; a path such as "params/Dense_1", a pattern, several of all these,
+        or `(path, leaf) -> bool`.
       server_learning_rate: the server's step size.
       aggregator: how deltas are combined; the mean weighted by client size where it is None.
       name: the name in reports.
@@ -61,7 +62,7 @@ def fedbn(
         numbers={"server_learning_rate": server_learning_rate},
         ranges_of={"server_learning_rate": Positive},
         aggregator=aggregator,
-        home=_home(model, home),
+        home=_home(model, home, "home" if name == "fedbn" else "head"),
         name=name,
     )
 
@@ -136,7 +137,7 @@ def fedrep(
 
     Source: Collins and others 2021, algorithm 1.
     """
-    home = _home(model, head)
+    home = _home(model, head, "head")
 
     def of_head(hyper):
         epochs = hyper.algorithm["head_epochs"]
@@ -148,7 +149,9 @@ def fedrep(
         fitted = trainer.train(
             start, client, of_head(hyper), fold(key, Purpose.PERSONAL), mask=is_head
         )
-        result = trainer.train(fitted.params, client, hyper.local, key, mask=is_body)
+        # The statistics of a body that only looked on are none of this fit's.
+        start = home.joined(start, home.own(fitted.params))
+        result = trainer.train(start, client, hyper.local, key, mask=is_body)
         metrics = trees.add(fitted.metrics, result.metrics)
         metrics = metrics._replace(update_norm=result.metrics.update_norm)
         return result._replace(metrics=metrics)
@@ -174,5 +177,9 @@ def fedrep(
     return algorithm._replace(num_steps=num_steps, record=claim)
 
 
-def _home(model: Model, where: Where) -> Home:
-    return kinds.home(jax.eval_shape(model.init, jax.random.key(0)), where, model.buffer_keys)
+def _home(model: Model, where: Where, name: str) -> Home:
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    home = kinds.home(shapes, where, model.buffer_keys, name=name)
+    rule = f"match a parameter of {model.name}"
+    checks.require(name == "home" or any(home.is_own), name, rule, where)
+    return home

@@ -62,12 +62,14 @@ def jump_start(
     jump_rounds: Count = 25,
     jump_target: Decay = 0.3,
     score: Score = "own",
+    inherits_mask: bool = True,
     prune_rate: Decay = 0.1,
     target: Decay = 0.9,
     accuracy_threshold: ProperFraction = 0.6,
     strength: NonNegative = 0.01,
     mixing: Probability = 0.5,
     momentum: NonNegative = 0.5,
+    looks_ahead: bool = True,
     home: Where = BATCH_NORM,
     rewinds: bool = False,
     prunes: When = "after",
@@ -96,12 +98,16 @@ def jump_start(
         which needs no communication, as the text says; or "all", the mean of the accuracies at all
         clients, as the listing has it, who would have to be sent all tickets: clients times clients
         models, which no round counts either.
+      inherits_mask: whether all go on with the mask of the ticket that was chosen, whose pruned
+        weights are 0 in what they are sent; else each keeps the mask that it found. The source does
+        not say.
       prune_rate: as for `fed_ltn`.
       target: as for `fed_ltn`, of what follows.
       accuracy_threshold: as for `fed_ltn`.
       strength: as for `fed_ltn`.
       mixing: as for `fed_ltn`.
       momentum: as for `fed_ltn`.
+      looks_ahead: as for `fed_ltn`.
       home: as for `fed_ltn`.
       rewinds: as for `fed_ltn`.
       prunes: as for `fed_ltn`.
@@ -136,6 +142,7 @@ def jump_start(
         strength=strength,
         mixing=mixing,
         momentum=momentum,
+        looks_ahead=looks_ahead,
         is_masked_mean=is_masked_mean,
         **of_both,
     )
@@ -152,24 +159,23 @@ def jump_start(
 
     def own_ticket(server, own):
         """Takes the shared mask over, where this is due."""
+        if not inherits_mask:
+            return own.inner
         mask = trees.where(server.has_jumped & ~own.has_jumped, server.mask, own.inner.mask)
         return own.inner._replace(mask=mask)
 
     def alone(server, own, client, hyper, key):
-        mask = masks.unpacked(own.inner.mask, scheme.weights)
-        found = scheme.update(
-            own.params,
-            mask,
-            server.inner.start,
-            client,
-            hyper,
-            hyper.algorithm["jump_target"],
-            key,
-        )
+        mask, start = masks.unpacked(own.inner.mask, scheme.weights), server.inner.start
+        # Batch norm is no part of a ticket, and is not rewound.
+        start = None if start is None else scheme.home.joined(start, own.params)
+        target = hyper.algorithm["jump_target"]
+        found = scheme.update(own.params, mask, start, client, hyper, target, key)
         kept = Own(masks.packed(found.mask), scheme.home.own(found.params))
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
+        # Of the ticket that is kept, which may have been pruned and trained since it was tried.
         # Whoever has no data has learned nothing that others could go on with.
-        accuracy = jnp.where(client.size > 0, found.accuracy, own.accuracy)
+        accuracy = mean_accuracy(model, found.params, client.validation)
+        accuracy = jnp.where(client.size > 0, accuracy, own.accuracy)
         state = Jumping(kept, found.params, accuracy, own.has_jumped)
         # Nobody reads it: the stage is silent, and the server stays where it is.
         update = Sparse(scheme.home.sent(found.params), scheme.home.sent(found.mask))

@@ -14,7 +14,7 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.clients.base import ClientData, LocalTrainer, PublicClient
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
-from fedjax_dp.clients.selection import mean_accuracy
+from fedjax_dp.clients.selection import mean_accuracy, require_accuracy
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.ranges import Decay, ProperFraction
@@ -24,6 +24,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import Where
 from fedjax_dp.server.sparse_mean import sparse_mean
 
+AS_TICKETS = "clients send what is left of their weights, as it is"
 UNPROTECTED = "pruning waits for the exact accuracy on validation data, which no noise covers"
 
 
@@ -77,12 +78,14 @@ def lottery_fl(
       The algorithm; a client's state is its mask, one bit a weight. It asks for validation data.
 
     Raises:
-      ValueError: for a number out of its range, a private trainer, or a model that has nothing to
-        prune or no accuracy.
+      ValueError: for a number out of its range, a private trainer, one with update transforms, or a
+        model that has nothing to prune or no accuracy.
 
     Source: Li and others 2021 (LotteryFL), algorithm 1; `personalization` section 5.
     """
     trainer.require_open(UNPROTECTED)
+    trainer.require_untransformed(AS_TICKETS)
+    require_accuracy(model)
     weights = weights_of(model, prunable)
 
     def init(key):
@@ -98,20 +101,22 @@ def lottery_fl(
 
     def client(server, own, client, hyper, key):
         numbers = hyper.algorithm
-        mask = masks.unpacked(own, weights)
-        ticket = masks.applied(mask, server.params)
+        before = masks.unpacked(own, weights)
+        ticket = masks.applied(before, server.params)
         accuracy = mean_accuracy(model, ticket, client.validation)
-        prunes = (
+        is_due = (
             (client.size > 0)
             & (accuracy > numbers["accuracy_threshold"])
-            & (pruned_share(mask) < numbers["target"])
+            & (pruned_share(before) < numbers["target"])
         )
         mask = jax.lax.cond(
-            prunes,
-            lambda: prune(mask, ticket, numbers["prune_rate"], scope=scope),
-            lambda: mask,
+            is_due,
+            lambda: prune(before, ticket, numbers["prune_rate"], scope=scope),
+            lambda: before,
         )
-        start = trees.where(prunes, masks.applied(mask, server.start), ticket)
+        # Too few may be left for the rate to take one.
+        has_pruned = masks.num_alive(mask) < masks.num_alive(before)
+        start = trees.where(has_pruned, masks.applied(mask, server.start), ticket)
         result = trainer.train(start, client, hyper.local, key, mask=mask)
         ticket = masks.applied(mask, trees.add(start, result.delta))
         info = {"pruned_share": pruned_share(mask), "validation_accuracy": accuracy}

@@ -47,7 +47,8 @@ def mr_mtl(
 
     A client minimises its own loss plus `strength/2 ‖θ_i − θ̄‖²` from where it left its model. The
     pull towards the mean is added to the gradient after clipping and noise: it reads what the
-    client sent before and costs no privacy. Without it this is local training.
+    client sent before and costs no privacy. Without it this is local training. Steps of plain SGD
+    diverge where the learning rate times the strength is above 2.
 
     Guarantee: that of the trainer.
 

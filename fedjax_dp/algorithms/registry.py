@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.blur_lus import declared_transforms
+from fedjax_dp.algorithms.fed_ltn import check_momentum
 from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
 from fedjax_dp.algorithms.propfair import check_options
 from fedjax_dp.clients.base import LocalTrainer
@@ -159,9 +160,19 @@ ALGORITHMS: Registry[Entry] = Registry(
         "lottery_fl": Entry(
             _load("lottery_fl"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY
         ),
-        "fed_ltn": Entry(_load("fed_ltn"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY),
+        "fed_ltn": Entry(
+            _load("fed_ltn"),
+            _UNPROTECTED,
+            sends_model=False,
+            reason=_BY_ACCURACY,
+            check_options=check_momentum,
+        ),
         "jump_start": Entry(
-            _load("jump_start"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY
+            _load("jump_start"),
+            _UNPROTECTED,
+            sends_model=False,
+            reason=_BY_ACCURACY,
+            check_options=check_momentum,
         ),
         "mr_mtl": Entry(_load("mr_mtl"), _OPEN, _CLIENTS),
         "centralized": Entry(_load("centralized"), _OPEN, pools_clients=True),

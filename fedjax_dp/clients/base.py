@@ -358,6 +358,7 @@ class LocalTrainer(NamedTuple):
         where nothing is promised.
       is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
         client as it is; what control variates are computed from.
+      has_transforms: whether deltas pass through update transforms before they leave.
       check_noised: `(is_sent)` raises a ValueError if noise on the delta would move what training
         leaves alone; of parameters that are not sent it asks nothing, all are where it is left out.
     """
@@ -367,6 +368,7 @@ class LocalTrainer(NamedTuple):
     num_steps: Callable[[Any, LocalConfig], Any]
     claim: RecordClaim | None
     is_plain_sgd: bool = False
+    has_transforms: bool = False
     check_noised: Callable[..., None] = lambda is_sent=None: None
 
     @property
@@ -398,6 +400,18 @@ class LocalTrainer(NamedTuple):
         checks.require(
             self.is_plain_sgd, "trainer", rule, "another optimiser or an update transform"
         )
+
+    def require_untransformed(self, reason: str) -> None:
+        """Refuses update transforms, for algorithms that send no delta.
+
+        Args:
+          reason: what they send, in words.
+
+        Raises:
+          ValueError: if deltas pass through transforms.
+        """
+        rule = f"have no update transforms: {reason}"
+        checks.require(not self.has_transforms, "trainer", rule, "one that transforms its delta")
 
     def private_claim(self) -> RecordClaim:
         """Gives the claim, for algorithms that promise privacy for records.

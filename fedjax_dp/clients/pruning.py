@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.core import checks, masks
+from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.ranges import DecayNumbers
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -26,24 +26,28 @@ def weights_of(model: Model, where: Where | None = None, home: Home | None = Non
     Args:
       model: the model.
       where: a path, a pattern, several of these, or `(path, leaf) -> bool`; None takes all arrays
-        of two axes at least, so that biases and scales stay. Buffers are never pruned.
+        of two axes at least, so that biases and scales stay. Buffers and batch norm are never
+        pruned, nor is what has no entry.
       home: what stays at home, which is not pruned either.
 
     Returns:
       The shapes of these weights, with None in the places of all else.
 
     Raises:
-      ValueError: if there are none.
+      ValueError: if there are none, or a pattern matches nothing, naming the nearest path.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    if where is not None and not callable(where):
+        paths = trees.paths(shapes)
+        kinds.require_matches("prunable", kinds.patterns(where), paths, "weights of the model")
     flags = kinds.marked(shapes, (lambda path, leaf: leaf.ndim >= 2) if where is None else where)
     leaves, structure = jax.tree.flatten(shapes)
     chosen = jax.tree.leaves(flags)
-    is_buffer = jax.tree.leaves(model.is_buffer(shapes))
+    of_norm = jax.tree.leaves(kinds.batch_norm(shapes, model.buffer_keys))
     is_own = (False,) * len(leaves) if home is None else home.is_own
     found = [
-        leaf if flag and not buffer and not own else None
-        for leaf, flag, buffer, own in zip(leaves, chosen, is_buffer, is_own, strict=True)
+        leaf if flag and leaf.size and not norm and not own else None
+        for leaf, flag, norm, own in zip(leaves, chosen, of_norm, is_own, strict=True)
     ]
     rule = f"name weights of {model.name} that may be pruned"
     checks.require(any(x is not None for x in found), "prunable", rule, where)
@@ -77,11 +81,11 @@ def prune(
 
     Exactly `floor(rate * alive)` of them go, the first in order of equal ones; fewer where that
     would prune more than `floor(target * size)` in all, or the last weight of a tensor. A mask
-    never grows.
+    never grows. Rates and targets are taken in millionths, the nearest, so that 0.13 of 900 is 117
+    as on paper, whatever the float that stands for 0.13.
 
     Args:
-      mask: bool, with None for what is never pruned; fewer than 2^24 entries a tensor are counted
-        exactly.
+      mask: bool, with None for what is never pruned; fewer than 2^30 entries.
       params: the parameters, of which the masked ones are looked at.
       rate: share of the weights alive, in [0, 1); may be traced.
       target: share of all weights that may be pruned, in [0, 1); no limit where it is None.
@@ -113,13 +117,21 @@ def prune(
 def _without(mask: jax.Array, magnitude: jax.Array, free: Any, rate: Any, target: Any) -> Any:
     """Prunes within one array; only what is free may go."""
     alive = jnp.sum(mask, dtype=jnp.int32)
-    count = jnp.floor(rate * alive.astype(jnp.float32)).astype(jnp.int32)
+    count = _share_of(alive, rate)
     if target is not None:
-        most = jnp.floor(jnp.asarray(target, jnp.float32) * mask.size).astype(jnp.int32)
+        most = _share_of(jnp.int32(mask.size), target)
         count = jnp.minimum(count, most - (mask.size - alive))
     num_free = jnp.sum(free, dtype=jnp.int32)
     count = jnp.clip(count, 0, jnp.minimum(num_free, alive - 1))
     return mask & ~_smallest(free, magnitude, count)
+
+
+def _share_of(count: jax.Array, share: Any) -> jax.Array:
+    """Computes `floor(share * count)` exactly, of millionths, in whole numbers below 2^31."""
+    millionths = jnp.round(jnp.asarray(share, jnp.float32) * 1e6).astype(jnp.int32)
+    (high, low), (thousands, rest) = jnp.divmod(millionths, 1000), jnp.divmod(count, 1000)
+    middle = high * rest + low * thousands + low * rest // 1000
+    return high * thousands + middle // 1000
 
 
 def _smallest(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:

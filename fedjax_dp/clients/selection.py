@@ -57,8 +57,12 @@ def mean_accuracy(
 
     Returns:
       A float32 scalar in [0, 1]; 0 for a client without examples. Not private.
+
+    Raises:
+      ValueError: for a model without an accuracy.
     """
     correct_fn = model.correct_fn
+    require_accuracy(model)
     assert correct_fn is not None
 
     def correct(batch):
@@ -66,6 +70,19 @@ def mean_accuracy(
         return jnp.clip(jnp.nan_to_num(correct_fn(outputs, batch)[0]), 0.0, 1.0)
 
     return _mean(correct, client, block_size)
+
+
+def require_accuracy(model: Model) -> None:
+    """Requires a model whose predictions can be right or wrong.
+
+    Args:
+      model: the model.
+
+    Raises:
+      ValueError: if it has no accuracy.
+    """
+    rule = "have an accuracy, by which clients judge it on their validation data"
+    checks.require(model.correct_fn is not None, "model", rule, model.name)
 
 
 @checked

@@ -123,6 +123,7 @@ def local_trainer(
         training.num_steps,
         RecordClaim((training.event,)) if is_private else None,
         is_plain_sgd=optimizer is optax.sgd and not config.optimizer and not own_transforms,
+        has_transforms=bool(own_transforms),
         check_noised=partial(check_noised, model, lambda: training.optimizer_of(first)),
     )
 

@@ -117,12 +117,7 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
     """
     paths = trees.paths(shapes)
     if not callable(where):
-        for pattern in patterns(where):
-            if not any(_matches(path, pattern) for path in paths):
-                raise ValueError(
-                    "frozen must name parameters of the model, got "
-                    f"{pattern!r}; did you mean {_nearest(pattern, paths)!r}?"
-                )
+        require_matches("frozen", patterns(where), paths, "parameters of the model")
     flags = jax.tree.leaves(marked(shapes, where))
     checks.require(any(flags), "frozen", "name one parameter at least", where)
     checks.require(not all(flags), "frozen", f"leave one of {paths} to be trained", where)
@@ -201,14 +196,16 @@ class Home(NamedTuple):
         )
 
 
-def home(shapes: PyTree, where: Where, buffer_keys: Where = ()) -> Home:
+def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "home") -> Home:
     """Decides which parameters stay at home.
 
     Args:
       shapes: all parameters, as shapes.
-      where: "batch_norm" for buffers and the weights of the layers that they belong to; or a
-        path, a pattern, several of these, or a function, as for `marked`.
+      where: "batch_norm" for buffers and the weights of the layers that they belong to, of which
+        there may be none where nothing else is named; a path, a pattern, several of all these, or a
+        function, as for `marked`.
       buffer_keys: the model's buffers, as in `Model`.
+      name: what an error calls `where`.
 
     Returns:
       The division.
@@ -218,27 +215,61 @@ def home(shapes: PyTree, where: Where, buffer_keys: Where = ()) -> Home:
         stays at home.
     """
     paths = trees.paths(shapes)
-    if where == BATCH_NORM:
-        flags = _batch_norm(paths, jax.tree.leaves(marked(shapes, buffer_keys)))
+    of_norm = jax.tree.leaves(batch_norm(shapes, buffer_keys))
+    named = where
+    if not callable(where):
+        asked = patterns(where)
+        named = tuple(p for p in asked if p != BATCH_NORM)
+        require_matches(name, named, paths, "parameters of the model or 'batch_norm'")
+        if BATCH_NORM not in asked:
+            of_norm = [False] * len(paths)
     else:
-        if not callable(where):
-            for pattern in patterns(where):
-                if not any(_matches(path, pattern) for path in paths):
-                    raise ValueError(
-                        "home must name parameters of the model or 'batch_norm', got "
-                        f"{pattern!r}; did you mean {_nearest(pattern, paths)!r}?"
-                    )
-        flags = jax.tree.leaves(marked(shapes, where))
-        checks.require(any(flags), "home", f"match one of {paths}", where)
-    checks.require(not all(flags), "home", f"leave one of {paths} to be shared", where)
+        of_norm = [False] * len(paths)
+    flags = [
+        flag or norm
+        for flag, norm in zip(jax.tree.leaves(marked(shapes, named)), of_norm, strict=True)
+    ]
+    checks.require(any(flags) or where == BATCH_NORM, name, f"match one of {paths}", where)
+    checks.require(not all(flags), name, f"leave one of {paths} to be shared", where)
     return Home(jax.tree.structure(shapes), tuple(flags))
 
 
-def _batch_norm(paths: Sequence[str], is_buffer: Sequence[bool]) -> list[bool]:
-    """Marks buffers, and what lies in the same layer under another collection."""
+def require_matches(name: str, asked: Sequence[str], paths: Sequence[str], rule: str) -> None:
+    """Requires that every pattern names something.
+
+    Args:
+      name: what an error calls the patterns.
+      asked: the patterns.
+      paths: of what there is.
+      rule: what the patterns must name, in words.
+
+    Raises:
+      ValueError: for a pattern that matches nothing, naming the nearest path.
+    """
+    for pattern in asked:
+        if not any(_matches(path, pattern) for path in paths):
+            raise ValueError(
+                f"{name} must name {rule}, got {pattern!r}; did you mean "
+                f"{_nearest(pattern, paths)!r}?"
+            )
+
+
+def batch_norm(params: PyTree, buffer_keys: Where) -> PyTree:
+    """Marks buffers, and what lies in the same layer under another collection.
+
+    Args:
+      params: all parameters, or anything of their structure.
+      buffer_keys: the model's buffers, as in `Model`. A layer whose statistics are frozen has none,
+        and is one like any other.
+
+    Returns:
+      A tree of bools of the structure of `params`.
+    """
+    paths, is_buffer = trees.paths(params), jax.tree.leaves(marked(params, buffer_keys))
     layers = {_layer(path) for path, flag in zip(paths, is_buffer, strict=True) if flag}
     layers.discard("")
-    return [flag or _layer(path) in layers for path, flag in zip(paths, is_buffer, strict=True)]
+    flags = [flag or _layer(path) in layers for path, flag in zip(paths, is_buffer, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(params), flags)
 
 
 def _layer(path: str) -> str:

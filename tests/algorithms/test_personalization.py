@@ -8,18 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CASES, JUMP_BY_ALL, ROUNDS, make_data, make_model
+from cases import CASES, JUMP_BY_ALL, ROUNDS, VARIANTS, make_data, make_model
 from marks import telling
 
 from fedjax_dp import algorithms
-from fedjax_dp.clients import dp_sgd_trainer, local_trainer, prune
+from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune
 from fedjax_dp.clients.base import LocalConfig
-from fedjax_dp.clients.pruning import weights_of
+from fedjax_dp.clients.pruning import _share_of, weights_of
 from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.data import FederatedData, everybody, everybody_first, fixed_size, participation
 from fedjax_dp.engine import ExecutionConfig, simulation
-from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.federation import examples_of, init_key
+from fedjax_dp.engine.record import Fate
 from fedjax_dp.models import Model, kinds
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server import sparse_mean, uniform_mean
@@ -129,6 +130,28 @@ def test_prunings_add_up_as_the_papers_say(rate, times, share):
 def test_pruning_stops_exactly_at_its_target():
     alive, _, _ = alive_after(1000, 0.1, 30, target=0.9)
     assert alive[20] > 100 and alive[23:] == [100] * 7
+
+
+@pytest.mark.parametrize(
+    ("size", "percent"), [(900, 13), (180, 65), (75, 84), (100, 53), (11_164_352, 90), (2**24, 31)]
+)
+def test_as_many_weights_go_as_on_paper(size, percent):
+    """By whole numbers: shares that are no floats, and more weights than floats can count."""
+    alive = jnp.int32(size)
+    assert int(_share_of(alive, percent / 100)) == size * percent // 100
+    assert int(jax.jit(_share_of)(alive, jnp.float32(percent / 100))) == size * percent // 100
+    mask = {"w": jnp.ones(min(size, 1000), bool)}
+    values = {"w": jnp.arange(1.0, min(size, 1000) + 1)}
+    left = prune(mask, values, percent / 100)
+    assert int(masks.num_alive(left)) == min(size, 1000) - min(size, 1000) * percent // 100
+
+
+def test_shares_of_any_count_are_exact():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 2**30, 4000)
+    millionths = rng.integers(0, 10**6, 4000)
+    found = jax.vmap(_share_of)(jnp.asarray(counts, jnp.int32), jnp.asarray(millionths / 1e6))
+    np.testing.assert_array_equal(found, counts * millionths // 10**6)
 
 
 def test_of_equal_weights_the_first_go_and_the_last_alive_stays():
@@ -247,6 +270,78 @@ def test_the_server_goes_to_a_mean_that_stays_the_same():
     np.testing.assert_allclose(seen[-1], 1.0, atol=1e-6)
 
 
+def of_norm(params):
+    return [params["batch_stats"]["BatchNorm_0"], params["params"]["BatchNorm_0"]]
+
+
+def test_batch_norm_that_is_shared_is_averaged_as_it_is():
+    """A look-ahead would bring variances below 0."""
+    model = normed()
+    algorithm = algorithms.fed_ltn(
+        model, trainer_of(model), home="params/Dense_1", mixing=0.5, momentum=1.5
+    )
+    server = algorithm.init(KEY)
+    sent = jax.tree.map(lambda x: x, server.change)
+    ones = jax.tree.map(jnp.ones_like, sent)
+    for value in (0.5, 0.25, 0.01):
+        aggregate = Sparse(jax.tree.map(lambda x, v=value: v * x, ones), masks.full(ones))
+        server, _ = algorithm.server_step(server, aggregate, algorithm.hyper, None, KEY)
+        for leaf in jax.tree.leaves(of_norm(server.params)):
+            np.testing.assert_allclose(leaf, value, rtol=1e-6)
+    assert np.any(np.asarray(server.params["params"]["Dense_0"]["bias"]) != np.float32(0.01))
+
+
+def test_statistics_of_a_body_are_those_of_its_own_fit():
+    """With no body fit, FedRep's server keeps the first ones, however long heads are fitted."""
+    model = normed()
+    config = LocalConfig(learning_rate=0.2, batch_size=4, num_epochs=1)
+    made = {}
+    for epochs in (0, 3):
+        algorithm = algorithms.fedrep(
+            model, local_trainer(model, config), head="params/Dense_1", head_epochs=epochs
+        )
+        body_alone = algorithm.hyper._replace(
+            local=algorithm.hyper.local._replace(learning_rate=0.0)
+        )
+        state, _, _ = ran(algorithm._replace(hyper=body_alone), halves(), 2)
+        made[epochs] = state.server.params["batch_stats"]
+    # At a rate of 0 both runs see one and the same body; fits of the head must not move it on.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), made[0], made[3])
+    moved = np.abs(np.asarray(made[3]["BatchNorm_0"]["var"]) - 1.0).max()
+    assert moved > 0.05
+
+
+def test_a_rate_that_takes_nothing_rewinds_nothing():
+    model = make_model()
+    states = []
+    for threshold in (1e-3, 0.999):
+        algorithm = algorithms.lottery_fl(
+            model, trainer_of(model), prune_rate=0.2, accuracy_threshold=threshold, prunable="w"
+        )
+        states.append(ran(algorithm, halves(), 3, halves(1))[0])
+    # A fifth of three weights is none: as if nobody were good enough.
+    jax.tree.map(np.testing.assert_array_equal, states[0].server, states[1].server)
+
+
+def test_a_personal_model_that_diverges_is_put_back():
+    """The shared one goes on, and no strength that diverges is chosen."""
+    model = make_model()
+    config = LocalConfig(learning_rate=1.0, batch_size=4, num_epochs=60)
+    for options in ({"strength": 1e4}, {"strengths": [1e4, 1e5]}):
+        algorithm = algorithms.ditto(model, local_trainer(model, config), **options)
+        state, record, _ = ran(algorithm, halves(), 1, halves(1))
+        assert np.all(record.fate == Fate.CONTRIBUTED)
+        start = jax.jit(algorithm.init)(init_key(KEY))
+        for own, first in zip(
+            jax.tree.leaves(state.clients), jax.tree.leaves(start.params), strict=True
+        ):
+            np.testing.assert_array_equal(own, np.broadcast_to(np.asarray(first), own.shape))
+    both = algorithms.ditto(model, local_trainer(model, config), strengths=[1e4, 0.0])
+    _, record, info = ran(both, halves(), 1, halves(1))
+    assert np.all(record.fate == Fate.CONTRIBUTED)
+    np.testing.assert_array_equal(info.clients["strength"], 0.0)
+
+
 def test_batch_norm_at_home_is_nobody_elses():
     model = normed()
     algorithm = algorithms.fedbn(model, trainer_of(model))
@@ -307,6 +402,18 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
         strict=True,
     ):
         assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(~np.asarray(m))
+    # Of training itself, which the model of a client no longer shows.
+    client = jax.device_put(examples_of(halves())).client(2)
+    start = model.init(KEY)
+    left = trainer.train(start, client, trainer.config.row(2), KEY, mask=mask).params
+    for m, old, new in zip(
+        jax.tree.leaves(mask),
+        *([t["params"][n]["kernel"] for n in ("Dense_0", "Dense_1")] for t in (start, left)),
+        strict=True,
+    ):
+        m, old, new = map(np.asarray, (m, old, new))
+        np.testing.assert_array_equal(new[~m], old[~m])
+        assert np.all(new[m] != old[m])
 
 
 @telling
@@ -355,22 +462,40 @@ def test_after_a_jump_all_go_on_from_the_best():
 def test_a_ticket_may_be_chosen_by_the_data_of_all(placement, tmp_path):
     """By hand, where the best at home is not the best at all clients."""
     execution = ExecutionConfig(placement=placement, folder=tmp_path)
-    chosen = {}
+    chosen, key = {}, jax.random.key(4)
     for case in (JUMP_BY_ALL, CASES["jump_start"]):
         sim = case.simulation(execution)
-        initial = jax.device_get(sim.init(KEY))
-        state, _, _ = sim.run(sim.init(KEY), KEY, ROUNDS)
+        initial = jax.device_get(sim.init(key))
+        state, _, _ = sim.run(sim.init(key), key, ROUNDS)
         if placement == "disk":
             everybody = range(len(sim.sizes))
             initial, state = (
                 s._replace(clients=s.clients.many(everybody)) for s in (initial, state)
             )
-        found, expected = case.observe(state), case.expect(case.run_of(initial, KEY))
+        found, expected = case.observe(state), case.expect(case.run_of(initial, key))
         for name in expected:
             np.testing.assert_allclose(found[name], expected[name], atol=1e-5, err_msg=name)
         chosen[case is JUMP_BY_ALL] = found["params"]
     by_all, by_own = chosen[True], chosen[False]
     assert np.abs(by_all - by_own).max() > 0.02
+
+
+@telling
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_agree_with_numpy(name):
+    case, key = VARIANTS[name], jax.random.key(4)
+    found = []
+    for each in (case, CASES[case.name]):
+        sim = each.simulation(PLAIN)
+        initial = jax.device_get(sim.init(key))
+        state, _, _ = sim.run(sim.init(key), key, ROUNDS)
+        found.append(each.observe(state))
+        if each is case:
+            expected = each.expect(each.run_of(initial, key))
+            for part in expected:
+                np.testing.assert_allclose(found[0][part], expected[part], atol=1e-5, err_msg=part)
+    # Else the options would not have been looked at.
+    assert max(np.abs(found[0][part] - found[1][part]).max() for part in expected) > 1e-3
 
 
 def test_whoever_judges_has_data_and_promises_nothing_to_records():
@@ -437,6 +562,32 @@ BAD = {
         lambda m: algorithms.fedper(m, trainer_of(m), head="ww"),
         "did you mean 'w'",
     ),
+    "a braking momentum that diverges": (
+        lambda m: algorithms.fed_ltn(
+            m, trainer_of(m), momentum=1.6, looks_ahead=False, prunable="w"
+        ),
+        r"momentum must be below \(1 \+ 1 / \(1 - mixing\)\) / 2",
+    ),
+    "a head of batch norm that is not there": (
+        lambda m: algorithms.fedrep(m, trainer_of(m), head="batch_norm"),
+        "head must match a parameter",
+    ),
+    "one pattern of two that prunes nothing": (
+        lambda m: algorithms.fed_ltn(m, trainer_of(m), prunable=["w", "v"]),
+        "prunable must name weights of the model, got 'v'",
+    ),
+    "a ticket whose delta is transformed": (
+        lambda m: algorithms.fed_ltn(m, cast_trainer(m), prunable="w"),
+        "trainer must have no update transforms",
+    ),
+    "a lottery whose delta is transformed": (
+        lambda m: algorithms.lottery_fl(m, cast_trainer(m), prunable="w"),
+        "trainer must have no update transforms",
+    ),
+    "a ticket of a model without accuracy": (
+        lambda m: algorithms.jump_start(m._replace(correct_fn=None), trainer_of(m), prunable="w"),
+        "model must have an accuracy",
+    ),
     "all at home": (
         lambda m: algorithms.fedbn(m, trainer_of(m), home=["b", "w"]),
         "home must leave one of",
@@ -466,6 +617,10 @@ BAD = {
         "model must keep examples apart",
     ),
 }
+
+
+def cast_trainer(model):
+    return trainer_of(model, update_transforms=[cast("bfloat16")])
 
 
 def private(model):

@@ -1,5 +1,7 @@
 """Personal models and tickets by hand, on `clients`: a list of `(x, y)` in float64."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fedjax_dp.core.keys import Purpose
@@ -111,54 +113,98 @@ def lottery_fl(theta, run, rounds, train, rate, target, threshold):
     return theta, masks
 
 
-def ticket(run, train, start, mask, r, i, numbers, target):
-    """A client's update in FedLTN: train, prune where that is due, train again."""
+class Variant(NamedTuple):
+    """What FedLTN and its first stage leave open."""
 
-    def pull(theta):
-        distance = np.linalg.norm(theta - start)
-        return numbers["strength"] * (theta - start) / distance if distance else 0.0
+    rewinds: bool = False
+    prunes: str = "after"
+    distance: str = "norm"
+    is_masked_mean: bool = True
+    looks_ahead: bool = True
 
-    end = train(start, r, i, mask=mask, pull=pull)
-    found = accuracy(end, run.validation[i])
-    left = mask
-    if len(run.clients[i][1]) == 0:
-        return end, mask, -1.0
-    if found > numbers["accuracy_threshold"] and share(mask) < target:
-        left = pruned(mask, end, numbers["prune_rate"], target)
-        if left.sum() < mask.sum():
-            end = train(end * left, r, i, mask=left, purpose=SECOND)
-    return end, left, found
+
+def ticket(run, train, start, mask, r, i, numbers, target, rewound, variant):
+    """A client's update in FedLTN: train, prune where that is due, train again; or prune first."""
+
+    def pull_to(anchor):
+        def pull(theta):
+            if variant.distance == "squared":
+                return numbers["strength"] * (theta - anchor)
+            distance = np.linalg.norm(theta - anchor)
+            return numbers["strength"] * (theta - anchor) / distance if distance else 0.0
+
+        return pull
+
+    def left_of(theta):
+        found = accuracy(theta, run.validation[i])
+        is_due = found > numbers["accuracy_threshold"] and share(mask) < target
+        if is_due and len(run.clients[i][1]):
+            return pruned(mask, theta, numbers["prune_rate"], target)
+        return mask
+
+    def cut(theta, left):
+        if left.sum() == mask.sum():
+            return theta
+        return (rewound if variant.rewinds else theta) * left
+
+    if variant.prunes == "before":
+        left = left_of(start)
+        start = cut(start, left)
+        return train(start, r, i, mask=left, pull=pull_to(start)), left
+    end = train(start, r, i, mask=mask, pull=pull_to(start))
+    left = left_of(end)
+    if left.sum() < mask.sum():
+        end = train(cut(end, left), r, i, mask=left, purpose=SECOND)
+    return end, left
 
 
 def fed_ltn(
-    theta, run, rounds, train, is_home, numbers, *, jump_rounds=0, jump_target=None, score="own"
+    theta,
+    run,
+    rounds,
+    train,
+    is_home,
+    numbers,
+    *,
+    variant=Variant(),
+    jump_rounds=0,
+    jump_target=None,
+    score="own",
+    inherits_mask=True,
 ):
     own, masks = np.tile(theta, (len(run.clients), 1)), np.ones((len(run.clients), len(theta)))
     alone, scores = own.copy(), np.full(len(own), -1.0)
-    change = np.zeros_like(theta)
+    change, first = np.zeros_like(theta), theta
     for r in range(rounds):
         sent = []
         for i in run.replay.cohort(r):
             is_alone = r < jump_rounds
             start = alone[i] if is_alone else np.where(is_home, own[i], theta * masks[i])
             target = jump_target if is_alone else numbers["target"]
-            end, masks[i], found = ticket(run, train, start, masks[i], r, i, numbers, target)
+            rewound = np.where(is_home, start, first)
+            end, masks[i] = ticket(
+                run, train, start, masks[i], r, i, numbers, target, rewound, variant
+            )
             own[i] = end
             if is_alone:
-                alone[i], scores[i] = end, found
+                alone[i] = end
+                if len(run.clients[i][1]):
+                    scores[i] = accuracy(end, run.validation[i])
             elif len(run.clients[i][1]):
                 sent.append((end, masks[i]))
         if r >= jump_rounds:
-            mean, kept = sparse_mean(theta, sent)
+            mean, kept = sparse_mean(theta, sent, variant.is_masked_mean)
             mixing, momentum = numbers["mixing"], numbers["momentum"]
             new = mixing * mean + (1 - mixing) * (theta - momentum * change)
             new = np.where(kept & ~is_home, new, theta)
-            theta, change = new, np.where(is_home, 0.0, theta - new)
+            step = np.where(is_home, 0.0, new - theta)
+            theta, change = new, -step if variant.looks_ahead else step
         elif r == jump_rounds - 1 and scores.max() >= 0:
             if score == "all":
                 found = [[accuracy(v, data) for data in run.validation] for v in alone]
                 scores = np.where(scores >= 0, np.mean(found, axis=1), -1.0)
             best = int(np.argmax(scores))
-            theta = np.where(is_home, theta, alone[best])
-            masks = np.tile(masks[best], (len(masks), 1))
+            theta = first = np.where(is_home, theta, alone[best])
+            if inherits_mask:
+                masks = np.tile(masks[best], (len(masks), 1))
     return {"params": theta, "own": own, "masks": masks[:, 1:], "alone": alone}
