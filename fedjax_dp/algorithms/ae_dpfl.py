@@ -128,7 +128,7 @@ def ae_dpfl(
         # A vote is finite whatever the model is: the engine must see that of one that is not.
         votes = jnp.where(trees.is_finite(result.params), scale * votes, jnp.nan)
         # What is clipped is the votes: the norm of an update that nobody is sent says nothing.
-        metrics = result.metrics._replace(update_norm=trees.l2_norm(votes))
+        metrics = result.metrics._replace(update_norm=trees.l2_norm(votes), form=None)
         return ClientOutput(votes, result.weight, own, metrics)
 
     def server_step(server, votes, hyper, round, key):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import weakref
 from collections.abc import Iterable
 
 import jax
@@ -64,6 +65,8 @@ class RowFile:
             self._token = os.urandom(16).hex()
             owner.write_text(self._token)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            weakref.finalize(self, os.close, self._descriptor)
+            _sync_folder(self.path.parent)
         is_ours = owner.exists() and owner.read_text() == self._token
         rule = "belong to one simulation at a time; another state writes there since"
         checks.require(is_ours, "folder", rule, str(self.folder))
@@ -125,12 +128,6 @@ class RowFile:
         """Gives what was pinned."""
         return dict(self._pinned)
 
-    def __del__(self) -> None:
-        """Closes the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
 
 def bytes_of(array: np.ndarray) -> memoryview:
     """Looks at an array as bytes.
@@ -142,6 +139,20 @@ def bytes_of(array: np.ndarray) -> memoryview:
       A view of it, without a copy.
     """
     return array.reshape(-1).view(np.uint8).data
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Has the disk know the names of a folder, where the system allows it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -33,10 +33,10 @@ from fedjax_dp.engine.federation import (
 from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
 from fedjax_dp.engine.memory import explained, memory_of, require_room
-from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined
+from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Rows
-from fedjax_dp.engine.stream import Slabs, stream_of
+from fedjax_dp.engine.stream import Slabs, narrowed, stream_of
 from fedjax_dp.engine.tuning import Trial
 from fedjax_dp.models.cost import Cost, cost_of
 
@@ -177,7 +177,7 @@ def compile_federation(
     of_a_client = _bytes_of_a_client(federation)
     state_bytes = of_a_client * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
-    slots = layout.slots_per_device(federation.participation)
+    slots = layout.usual_slots(federation.participation)
     memory = memory_of(
         federation,
         layout,
@@ -194,12 +194,13 @@ def compile_federation(
         may cost a second trace.
         """
         clients = state.clients
+        if clients is not None:
+            _require_same_place(execution.placement, clients)
         state = jax.tree.map(_typed, state._replace(clients=None))
         state = jax.device_put(state, everywhere)
         if clients is None:
             return state
         if not is_resident:
-            _require_same_place(execution.placement, clients)
             return state._replace(clients=jax.tree.map(np.asarray, clients))
         rows = layout.clients_per_device(num_clients) * layout.num_devices
         clients = jax.tree.map(lambda x: _padded(_typed(x), rows), clients)
@@ -208,7 +209,8 @@ def compile_federation(
     def portable(state: Any) -> SimulationState:
         if isinstance(state.clients, Rows):
             return jax.device_get(state)
-        clients = jax.tree.map(lambda x: np.asarray(x)[:num_clients], state.clients)
+        # A table in memory is written in place by later rounds.
+        clients = jax.tree.map(lambda x: np.array(np.asarray(x)[:num_clients]), state.clients)
         return jax.device_get(state._replace(clients=clients))
 
     if is_resident:
@@ -242,8 +244,7 @@ def compile_federation(
                 after = after_host_step(step, state, numbers, key, num_clients, judging)
                 state = placed(after)
         records, infos = zip(*left, strict=True)
-        record, info = joined(records), jax.tree.map(lambda *x: np.concatenate(x), *infos)
-        return made.noted(state), record, info
+        return made.noted(state), joined(records), joined_info(infos)
 
     @explained(memory)
     def compile_round(state, key):
@@ -417,7 +418,8 @@ def _streamed_rounds(
         first = int(state.round)
 
         def cohort_of(i) -> Cohort:
-            return jax.device_get(draw(np.int32(first + i), hyper, key))
+            drawn = jax.device_get(draw(np.int32(first + i), hyper, key))
+            return narrowed(drawn, federation.layout, federation.participation)
 
         def play(state, examples, cohort, num_rounds):
             state = state._replace(clients=jax.device_put(kept.gather(cohort), by_client))
@@ -464,9 +466,8 @@ def _require_32_bits() -> None:
 
 
 def _require_same_place(placement: str, clients: PyTree) -> None:
-    found = "disk" if isinstance(clients, Rows) else "host"
-    rule = "be what the state was made for: what clients keep is not moved"
-    checks.require((found == "disk") == (placement == "disk"), "placement", rule, placement)
+    rule = "be what the state was made for: what clients keep is not moved to or from the disk"
+    checks.require(isinstance(clients, Rows) == (placement == "disk"), "placement", rule, placement)
 
 
 def _require_streamable(federation: Federation, placement: str) -> None:
@@ -502,6 +503,9 @@ def _chosen_layout(
 
         def forced(chunk: int) -> Simulation:
             fixed = execution._replace(clients_per_chunk=chunk)
+            if execution.placement == "disk":
+                # Trials leave no rows behind, nor write over those that there are.
+                fixed = fixed._replace(placement="host", folder=None)
             return compile_federation(bound, data, fixed, validation=validation)
 
         trials = tuning.trials(_work(bound, execution), tuning.candidates(chunk, expected), forced)

@@ -14,9 +14,9 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.compile import Simulation
 from fedjax_dp.engine.federation import Federation, examples_of
+from fedjax_dp.engine.layout import power_of_two
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Neighbours, Rows
-from fedjax_dp.engine.stream import power_of_two
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model

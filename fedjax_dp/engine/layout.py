@@ -92,6 +92,19 @@ class Layout(NamedTuple):
             slots += self.chunk
         return -(-slots // self.chunk) * self.chunk
 
+    def usual_slots(self, participation: Participation) -> int:
+        """Counts the slots of a device that nearly every cohort fits into.
+
+        Args:
+          participation: who joins a round.
+
+        Returns:
+          A multiple of the chunk, with room for twice the clients that are expected.
+        """
+        usual = power_of_two(2 * participation.cohort_size / self.num_devices)
+        usual = -(-usual // self.chunk) * self.chunk
+        return min(usual, self.slots_per_device(participation, is_owned=True))
+
     def is_alone(self, steps: jax.Array) -> jax.Array:
         """Tells which clients are computed one by one.
 
@@ -248,3 +261,15 @@ class ExecutionConfig(NamedTuple):
         on_disk = any(isinstance(array, np.memmap) for array in data.examples.values())
         is_small = data.num_bytes <= _RESIDENT_BYTES
         return not on_disk and is_small and state_bytes <= _STATE_SHARE * memory_per_device()
+
+
+def power_of_two(count: float) -> int:
+    """Rounds a number up to a power of two.
+
+    Args:
+      count: the number.
+
+    Returns:
+      The power, at least 1.
+    """
+    return 1 << max(int(np.ceil(count)) - 1, 0).bit_length()

@@ -197,6 +197,25 @@ def joined(records: Sequence[RoundRecord]) -> RoundRecord:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *of_one_width)
 
 
+def joined_info(infos: Sequence[RoundInfo]) -> RoundInfo:
+    """Puts what several blocks of rounds told one after the other.
+
+    Args:
+      infos: on the host, of any numbers of slots.
+
+    Returns:
+      One info; slots that a block lacks count no message.
+    """
+    counts = [info.messages for info in infos if info.messages is not None]
+    width = max((np.shape(m.is_counted)[-1] for m in counts), default=0)
+
+    def wide(x: Any) -> Any:
+        return np.pad(np.asarray(x), ((0, 0), (0, width - np.shape(x)[-1])))
+
+    of_one_width = [info._replace(messages=jax.tree.map(wide, info.messages)) for info in infos]
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *of_one_width)
+
+
 @checked
 def told(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:
     """Tells rounds by name, for logbooks, tables and plots.

@@ -10,6 +10,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.layout import Layout, power_of_two
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.rows import UNTOUCHED, Rows
 
@@ -74,6 +75,32 @@ class Slabs:
                 slab[name][:num_rows] = part[name]
         second = None if self._validation is None else self._validation._on_host(cohort)
         return Examples(nested(slab), starts, sizes_by_slot, second, self._limit, is_by_slot=True)
+
+
+def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Cohort:
+    """Leaves out the last slots of each device, which nobody was drawn into.
+
+    An exact Poisson draw has a slot for everybody, and nearly all of them are empty: the rows of
+    everybody would have to come to the device. Few widths are left, so that few programs are made.
+
+    Args:
+      cohort: the cohort, on the host.
+      layout: chunk and devices.
+      participation: who joins a round.
+
+    Returns:
+      The cohort, in slots that are a multiple of the chunk on each device.
+    """
+    is_drawn = _is_drawn(cohort).reshape(layout.num_devices, -1)
+    slots = is_drawn.shape[1]
+    needed = int(np.max(np.where(is_drawn, np.arange(1, slots + 1), 0)))
+    width = max(layout.usual_slots(participation), power_of_two(needed))
+    width = min(slots, -(-width // layout.chunk) * layout.chunk)
+
+    def cut(x: Any) -> Any:
+        return np.asarray(x).reshape(layout.num_devices, -1)[:, :width].reshape(-1)
+
+    return cohort._replace(ids=cut(cohort.ids), fate=cut(cohort.fate))
 
 
 class TableStream:
@@ -242,8 +269,3 @@ def _is_drawn(cohort: Cohort) -> np.ndarray:
 def _clients(cohort: Cohort) -> np.ndarray:
     """Names the clients of all slots, `[slots]`; -1 in empty ones."""
     return np.where(_is_drawn(cohort), np.asarray(cohort.ids), -1)
-
-
-def power_of_two(rows: float) -> int:
-    """Rounds a number of rows up to a power of two, at least 1."""
-    return 1 << max(int(np.ceil(rows)) - 1, 0).bit_length()

@@ -1,5 +1,6 @@
 """Attacks an experiment and puts what that proves beside what is claimed."""
 
+import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,8 +26,11 @@ from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
 from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core import checks
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.federation import examples_of, federation
 from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.rows import kept_in
 from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.build import (
     build_algorithm,
@@ -182,11 +186,21 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
 def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResult | None:
     """Trains as the experiment would, and attacks the server's model, or the clients' own."""
     simulation, population = experiment.simulation, experiment.population
-    algorithm, model, train = simulation.algorithm, experiment.model, population.train
+    algorithm = simulation.algorithm
     others = population.client_test or population.test
     if others is None or (algorithm.shared is None and population.client_test is None):
         return None
-    state, *_ = simulation.run(simulation.init(key), key, num_rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        state = kept_in(simulation.init(key), folder)
+        return _attacked(experiment, simulation.run(state, key, num_rounds)[0], others)
+
+
+def _attacked(
+    experiment: Experiment, state: SimulationState, others: FederatedData
+) -> MembershipResult | None:
+    """Attacks what training came to."""
+    simulation, train = experiment.simulation, experiment.population.train
+    algorithm, model = simulation.algorithm, experiment.model
     rng = np.random.default_rng([experiment.config.run.seed, 8])
     if algorithm.shared is not None:
         params = algorithm.shared.read(state.server)

@@ -4,6 +4,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
@@ -166,6 +168,17 @@ def _draw(
     plots.save(draw_partition(experiment.population.statistics()), folder / "partition.png")
 
 
+def _has_personal_models(experiment: Experiment) -> bool:
+    """Tells whether clients keep something that is part of the model that they use."""
+    algorithm = experiment.simulation.algorithm
+    clients = algorithm.clients
+    if clients is None or algorithm.personal is None:
+        return False
+    own = jax.eval_shape(lambda key: clients.init(algorithm.init(key)), jax.random.key(0))
+    # A choice among the server's models is none.
+    return any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(own))
+
+
 def _facts(
     experiment: Experiment, hyper: Hyper, also_not_private: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
@@ -183,6 +196,7 @@ def _facts(
         "seed": experiment.config.run.seed,
         "versions": {n: v for n, v in libraries().items() if n in _STATED},
         "also_not_private": also_not_private,
+        "has_personal_models": _has_personal_models(experiment),
     }
     if experiment.config.run.secret:
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"

@@ -1,5 +1,6 @@
 """Where a run begins: at its seed, or at the newest checkpoint of one that was interrupted."""
 
+import math
 import pathlib
 import shutil
 import tomllib
@@ -15,6 +16,7 @@ from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Rows, kept_in
@@ -212,11 +214,11 @@ def _require_room(experiment: Experiment, state: SimulationState) -> None:
     if not isinstance(state.clients, Rows):
         return
     section, simulation = experiment.config.run, experiment.simulation
-    num_clients, capacity = len(simulation.sizes), simulation.participation.capacity
-    drawn = min(num_clients, section.rounds * capacity)
-    again = min(num_clients, min(section.rounds, section.checkpoint_every) * capacity)
+    participation = simulation.participation
+    drawn = most_drawn(participation, section.rounds)
+    again = most_drawn(participation, min(section.rounds, section.checkpoint_every))
     # The newest rows, those of checkpoints that have been written again since, and a cohort's.
-    num_rows = drawn + KEPT * again + capacity
+    num_rows = drawn + KEPT * again + most_drawn(participation, 1)
     file = state.clients.file
     free = shutil.disk_usage(file.path.parent.parent).free
     rule = (
@@ -224,6 +226,26 @@ def _require_room(experiment: Experiment, state: SimulationState) -> None:
         f"{file.num_bytes:,} bytes that clients may come to keep"
     )
     checks.require(num_rows * file.num_bytes <= free, "--output", rule, f"{free:,} bytes free")
+
+
+def most_drawn(participation: Participation, num_rounds: int) -> int:
+    """Bounds how many clients some rounds draw, each counted once.
+
+    Args:
+      participation: who joins a round.
+      num_rounds: how many rounds.
+
+    Returns:
+      A number that is never exceeded; where clients are drawn by coins, with a chance below 1e-9.
+    """
+    num_clients, size = participation.num_clients, participation.cohort_size
+    if not participation.sampler.varies:
+        return min(num_clients, num_rounds * participation.capacity)
+    mean = num_clients * -math.expm1(num_rounds * math.log1p(-min(size / num_clients, 1 - 1e-12)))
+    # Bernstein's inequality for a sum of coins.
+    tail = math.log(1e9)
+    most = mean + math.sqrt(2 * mean * tail) + tail
+    return min(num_clients, num_rounds * participation.capacity, math.ceil(most))
 
 
 def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:

@@ -220,7 +220,9 @@ class Checkpoints:
           like: a state of the same simulation, as `Simulation.portable` gives it, for its structure
             and shapes.
           hyper: numbers of the same simulation, for the same.
-          step: the rounds done in it; the newest that is intact where it is None.
+          step: the rounds done in it; the newest that is intact where it is None. Where rows of
+            clients are on the disk, those of all intact checkpoints are not written over from now
+            on.
 
         Returns:
           The saved state and the saved numbers, on the host, and what was saved beside them.
@@ -229,8 +231,10 @@ class Checkpoints:
           ValueError: if there is no such checkpoint, or it belongs to another simulation.
         """
         if step is None:
-            step, _ = self.newest_intact()
+            step, _ = self.newest_intact(like)
             checks.require(step is not None, "checkpoint", "exist", str(self.directory))
+        elif isinstance(like.clients, Rows) and not like.clients.file.pinned:
+            self._pin(like, max(self._newest_first(), default=step))
         saved = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
         numbers = _like(typed(hyper), saved["hyper"], "hyper")
         return self._state(step, like), numbers, json.loads(json.dumps(saved["extra"]))

@@ -52,7 +52,8 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
     """Draws test accuracy against what was sent up to then.
 
     Args:
-      rows: the run's metrics, as `read_metrics` gives them, with `bytes_up` and `bytes_down`.
+      rows: the run's metrics, as `read_metrics` gives them, with `bytes_up` and `bytes_down`; where
+        some rounds were not counted there is no curve.
       title: what the run is.
 
     Returns:
@@ -65,7 +66,7 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
     measured = dict(_known(rows, "test_accuracy"))
     is_measured = np.array([row["round"] in measured for row in rows], bool)
     values = list(measured.values())
-    if values:
+    if values and all("bytes_up" in row for row in rows):
         axes.plot(both[is_measured], values, color=_BLUE, marker=".", label="up and down")
         axes.plot(up[is_measured], values, color=_RED, marker=".", linestyle="--", label="up")
         axes.legend(loc="lower right")

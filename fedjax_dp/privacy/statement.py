@@ -142,6 +142,15 @@ _NOISE = {
     ),
 }
 
+_KEPT = {
+    "client": "Clients keep models, or parts of them, of their own. These are released to nobody "
+    "but the client itself; no noise is in them, and no ε covers them: whoever publishes them, or "
+    "answers questions with them, releases more than is counted.",
+    "record": "Clients keep models, or parts of them, of their own. These are released to nobody "
+    "but the client itself; they were trained within the releases that are counted, which cover "
+    "them.",
+}
+
 
 def statement(
     ledger: Ledger,
@@ -152,6 +161,7 @@ def statement(
     not_covered: str | None = None,
     noise_root: str = "seed",
     also_not_private: Sequence[str] = (),
+    has_personal_models: bool = False,
     **facts: Any,
 ) -> dict[str, Any]:
     """Collects what a ledger's run may claim, as plain data.
@@ -169,6 +179,7 @@ def statement(
       noise_root: what noise and sampling were drawn from: "seed", a number that is written down, or
         "secret", see `fedjax_dp.secret_key`.
       also_not_private: what else no ε covers, in words.
+      has_personal_models: whether clients keep models, or parts of them, of their own.
       **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers. In words are
         told `clip_norm`, `clip_norm_per_unit`, `batch_size_per_unit`, `seed` and `versions`.
 
@@ -181,7 +192,7 @@ def statement(
       `accountant`, `num_compositions` (per unit), `histories` (for each distinct history its units
       and its event), `trusted`, `noise_root`, `must_stay_hidden` (what sampling,
       where it amplifies, takes for unknown to all who are not trusted), `not_private`,
-      `floating_point` where noise was continuous,
+      `floating_point` where noise was continuous, `kept_by_clients` where they keep models,
       `not_covered` where there is something, and the facts.
       An infinite ε is written as "inf".
 
@@ -227,6 +238,8 @@ def statement(
     }
     if mechanisms - _NOT_CONTINUOUS:
         data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
+    if has_personal_models:
+        data["kept_by_clients"] = _KEPT[ledger.unit]
     if not_covered is not None:
         data["not_covered"] = not_covered
     return {key: _plain(value) for key, value in {**facts, **data}.items()}
@@ -310,6 +323,7 @@ def in_words(data: dict[str, Any]) -> str:
         + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
+        *([data["kept_by_clients"]] if "kept_by_clients" in data else []),
         _ROOTS[data["noise_root"]] + _kept(data.get("noise_root_file")),
         *([data["floating_point"]] if "floating_point" in data else []),
         "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",

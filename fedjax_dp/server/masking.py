@@ -219,8 +219,10 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
         return kept, aggregate._replace(votes=both["votes"]), {**info, **of_mask}
 
     def sent_up(update, weight):
-        # Update and votes are one vector within one bound, which the client makes.
-        both = {"update": update, "votes": update}
+        # Update and votes are one vector within one bound, which the client makes in float32; where
+        # the update is sparse, so are its votes.
+        widened = jax.tree.map(trees.at_least_float32, update)
+        both = {"update": widened, "votes": widened}
         return both if mean.sent_up is None else mean.sent_up(both, weight)
 
     return mean._replace(init=init, contribute=contribute, combine=combine, sent_up=sent_up)

@@ -9,9 +9,14 @@ import pytest
 from cases import CASES, NUM_CLIENTS, make_model
 from marks import later, telling
 
+from fedjax_dp import algorithms
+from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.row_file import FILE
-from fedjax_dp.engine import ExecutionConfig, evaluator
+from fedjax_dp.engine import ExecutionConfig, communication, evaluator, simulation
+from fedjax_dp.engine import compile as compile_module
 from fedjax_dp.engine.host_steps import Table
+from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.rows import Rows, kept_in
 from fedjax_dp.io import Checkpoints
 
@@ -161,6 +166,92 @@ def test_a_state_that_was_taken_over_does_not_read_the_rows_of_its_heir(tmp_path
         ran(sim, state, (3,))
 
 
+@pytest.mark.parametrize("step", [None, 4])
+def test_what_was_restored_outlives_a_crash(tmp_path, step):
+    """Restored by itself, run on without a checkpoint, and restored once more."""
+    sim = on_disk("scaffold", tmp_path / "rows")
+    checkpoints = Checkpoints(tmp_path / "checkpoint")
+    state, ends = sim.init(KEY), {}
+    for _ in range(2):
+        state, _ = ran(sim, state, (2,))
+        ends[int(state.round)] = in_memory(state)
+        checkpoints.save(sim.portable(state), sim.hyper, {})
+    for _ in range(2):
+        other = on_disk("scaffold", tmp_path / "rows")
+        like = other.portable(other.init(KEY))
+        found, _, _ = checkpoints.restore(like, other.hyper, step)
+        assert_same(in_memory(found), ends[4])
+        ran(other, found, (3,))
+    other = on_disk("scaffold", tmp_path / "rows")
+    assert checkpoints.newest_intact(other.portable(other.init(KEY))) == (4, {})
+    found, _, _ = checkpoints.restore(other.portable(other.init(KEY)), other.hyper, 2)
+    assert_same(in_memory(found), ends[2])
+    checkpoints.close()
+
+
+def many_clients(placement, folder=None, capacity=None):
+    """Forty clients of whom one or two are drawn by coins."""
+    rng = np.random.default_rng(0)
+    data = FederatedData.from_clients(
+        [
+            {"x": rng.normal(size=(3, 3)).astype("float32"), "y": np.ones(3, "int32")}
+            for _ in range(40)
+        ]
+    )
+    model = make_model()
+    trainer = local_trainer(model, LocalConfig(learning_rate=0.1, batch_size=2))
+    joins = participation(poisson(capacity), 40, 1.5)
+    return simulation(algorithms.ditto(model, trainer), data, joins, execution(placement, folder))
+
+
+@pytest.mark.parametrize("placement", ["host", pytest.param("disk", marks=telling)])
+def test_only_rows_of_those_who_may_be_drawn_come_to_the_device(placement, tmp_path, monkeypatch):
+    """Slots follow the clients that are expected, and a larger cohort is whole nevertheless."""
+    widths, narrow = [], compile_module.narrowed
+
+    def told(*arguments):
+        found = narrow(*arguments)
+        widths.append((len(found.ids), int(np.sum(np.asarray(found.fate) != Fate.EMPTY))))
+        return found
+
+    monkeypatch.setattr(compile_module, "narrowed", told)
+    expected, record = ran(many_clients("device"), rounds=(90, 30))
+    found, other = ran(many_clients(placement, tmp_path), rounds=(90, 30))
+    assert_same(in_memory(found), in_memory(expected))
+    assert_same(record, other)
+    assert {width for width, _ in widths} == {4, 8}
+    assert max(drawn for _, drawn in widths) > 4 and min(drawn for _, drawn in widths) == 0
+
+
+def test_messages_of_cohorts_of_other_widths_are_counted(tmp_path):
+    sims = [many_clients("device"), many_clients("host")]
+    found = []
+    for sim in sims:
+        _, record, info = sim.run(sim.init(KEY), KEY, 24)
+        found.append(communication(sim, record, info).by_round("both"))
+    np.testing.assert_array_equal(*found)
+    assert len(set(found[0].tolist())) > 2
+
+
+def test_a_state_on_the_host_is_not_changed_by_what_runs_on(tmp_path):
+    sim = CASES["scaffold"].simulation(execution("host"))
+    state, _ = ran(sim, rounds=(1,))
+    kept = sim.portable(state)
+    before = jax.tree.map(np.copy, kept)
+    ran(sim, state, (2,))
+    assert_same(kept, before)
+
+
+def test_trials_of_layouts_leave_the_folder_alone(tmp_path):
+    state, _ = ran(on_disk("scaffold", tmp_path), rounds=(2,))
+    before = in_memory(state)
+    names = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    tuned = execution("disk", tmp_path)._replace(clients_per_chunk="tuned")
+    CASES["scaffold"].simulation(tuned)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == names
+    assert_same(in_memory(state), before)
+
+
 def test_a_folder_belongs_to_the_newest_state(tmp_path):
     sim = on_disk("scaffold", tmp_path)
     first, _ = ran(sim, rounds=(1,))
@@ -175,9 +266,10 @@ def test_rows_have_a_place_before_they_are_written(tmp_path):
         sim.run(sim.init(KEY), KEY, 1)
     state, _ = ran(sim, kept_in(sim.init(KEY), tmp_path), (1,))
     assert np.any(state.clients.slots >= 0)
-    other = CASES["scaffold"].simulation(execution("host"))
-    with pytest.raises(ValueError, match="placement must be what the state was made for"):
-        other.run(state, KEY, 1)
+    for placement in ("device", "host"):
+        other = CASES["scaffold"].simulation(execution(placement))
+        with pytest.raises(ValueError, match="placement must be what the state was made for"):
+            other.run(state, KEY, 1)
     with pytest.raises(ValueError, match="placement must be what the state was made for"):
         sim.run(other.init(KEY), KEY, 1)
 

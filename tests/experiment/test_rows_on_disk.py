@@ -9,7 +9,9 @@ import pytest
 from marks import telling
 from run_folders import EVERY, SMALL, Killed, assert_same_run, execute, kill_after, read_json
 
+from fedjax_dp.data import fixed_size, participation, poisson
 from fedjax_dp.experiment.loading import evaluate_run, load_run
+from fedjax_dp.experiment.start import most_drawn
 
 pytestmark = [
     pytest.mark.xdist_group("rows on the disk"),
@@ -93,6 +95,19 @@ def test_rows_stay_where_they_are(whole, tmp_path):
     with pytest.raises(ValueError, match=r"execution\.placement must be 'disk'.*got 'host'"):
         execute(folder, "--execution.placement=host", resume=True)
     assert not read_json(folder, "summary.json")["warnings"]
+
+
+@pytest.mark.parametrize("num_rounds", [1, 40])
+def test_room_is_for_those_who_may_be_drawn(num_rounds):
+    """A bound on distinct clients, by 20,000 draws of coins; exact where a cohort has one size."""
+    rng = np.random.default_rng(0)
+    of_coins = participation(poisson(), 300, 2.0)
+    most = most_drawn(of_coins, num_rounds)
+    found = rng.binomial(300, 1 - (1 - 2 / 300) ** num_rounds, 20_000)
+    assert found.max() <= most < 300
+    fixed = participation(fixed_size(), 300, 2)
+    assert most_drawn(fixed, num_rounds) == 2 * num_rounds
+    assert most_drawn(of_coins, 10_000) == most_drawn(fixed, 10_000) == 300
 
 
 def test_rows_larger_than_the_disk_are_refused_before_any_work(tmp_path, monkeypatch):
