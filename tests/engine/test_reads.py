@@ -235,6 +235,7 @@ VALUES = {
         "blur_lus": sparsification.SCORES,
         "r_dpcfl": selection.SCORES,
         "f_cdpfl": selection.SCORES,
+        "jump_start": ("own", "all"),
     },
     "sparsity": (0.0, 0.6),
     "selection": ("private", "exact"),
@@ -259,6 +260,8 @@ VALUES = {
     "rewinds": (False,),
     "prunes": ("after", "before"),
     "is_masked_mean": (True,),
+    "looks_ahead": (True,),
+    "inherits_mask": (True,),
     "distance": ("norm",),
 }
 # What decides over nothing that is read, or has to be given.
