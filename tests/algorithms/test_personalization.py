@@ -291,6 +291,7 @@ def test_batch_norm_that_is_shared_is_averaged_as_it_is():
     assert np.any(np.asarray(server.params["params"]["Dense_0"]["bias"]) != np.float32(0.01))
 
 
+@telling
 def test_statistics_of_a_body_are_those_of_its_own_fit():
     """With no body fit, FedRep's server keeps the first ones, however long heads are fitted."""
     model = normed()
@@ -311,6 +312,7 @@ def test_statistics_of_a_body_are_those_of_its_own_fit():
     assert moved > 0.05
 
 
+@telling
 def test_a_rate_that_takes_nothing_rewinds_nothing():
     model = make_model()
     states = []
@@ -323,6 +325,7 @@ def test_a_rate_that_takes_nothing_rewinds_nothing():
     jax.tree.map(np.testing.assert_array_equal, states[0].server, states[1].server)
 
 
+@telling
 def test_a_personal_model_that_diverges_is_put_back():
     """The shared one goes on, and no strength that diverges is chosen."""
     model = make_model()
@@ -458,7 +461,8 @@ def test_after_a_jump_all_go_on_from_the_best():
     assert np.sum(record.clients >= 0) == 2
 
 
-@pytest.mark.parametrize("placement", ["device", pytest.param("disk", marks=telling)])
+@telling
+@pytest.mark.parametrize("placement", ["device", "disk"])
 def test_a_ticket_may_be_chosen_by_the_data_of_all(placement, tmp_path):
     """By hand, where the best at home is not the best at all clients."""
     execution = ExecutionConfig(placement=placement, folder=tmp_path)

@@ -166,7 +166,7 @@ def test_a_state_that_was_taken_over_does_not_read_the_rows_of_its_heir(tmp_path
         ran(sim, state, (3,))
 
 
-@pytest.mark.parametrize("step", [None, 4])
+@pytest.mark.parametrize("step", [None, pytest.param(4, marks=telling)])
 def test_what_was_restored_outlives_a_crash(tmp_path, step):
     """Restored by itself, run on without a checkpoint, and restored once more."""
     sim = on_disk("scaffold", tmp_path / "rows")
@@ -204,7 +204,8 @@ def many_clients(placement, folder=None, capacity=None):
     return simulation(algorithms.ditto(model, trainer), data, joins, execution(placement, folder))
 
 
-@pytest.mark.parametrize("placement", ["host", pytest.param("disk", marks=telling)])
+@telling
+@pytest.mark.parametrize("placement", ["host", "disk"])
 def test_only_rows_of_those_who_may_be_drawn_come_to_the_device(placement, tmp_path, monkeypatch):
     """Slots follow the clients that are expected, and a larger cohort is whole nevertheless."""
     widths, narrow = [], compile_module.narrowed
@@ -223,6 +224,7 @@ def test_only_rows_of_those_who_may_be_drawn_come_to_the_device(placement, tmp_p
     assert max(drawn for _, drawn in widths) > 4 and min(drawn for _, drawn in widths) == 0
 
 
+@telling
 def test_messages_of_cohorts_of_other_widths_are_counted(tmp_path):
     sims = [many_clients("device"), many_clients("host")]
     found = []
@@ -242,6 +244,7 @@ def test_a_state_on_the_host_is_not_changed_by_what_runs_on(tmp_path):
     assert_same(kept, before)
 
 
+@telling
 def test_trials_of_layouts_leave_the_folder_alone(tmp_path):
     state, _ = ran(on_disk("scaffold", tmp_path), rounds=(2,))
     before = in_memory(state)
