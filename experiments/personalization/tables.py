@@ -50,7 +50,10 @@ def bytes_until(rows: Sequence[Mapping[str, Any]], accuracy: float) -> float | N
 def until_fedavg(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], method: str
 ) -> tuple[float, float] | None:
-    """Compares with FedAvg, seed by seed: megabytes until its last accuracy, and the factor."""
+    """Compares with FedAvg, seed by seed: bytes until its last accuracy, and how many times fewer.
+
+    Both are counted until an evaluation first finds that accuracy.
+    """
     of_seed = {
         run["values"]["seed"]: run
         for run in runs.get(", ".join(["FedAvg", *method.split(", ")[1:]]), ())
@@ -60,10 +63,11 @@ def until_fedavg(
         fedavg = of_seed.get(run["values"]["seed"])
         if fedavg is None:
             return None
-        sent = bytes_until(run["metrics"], fedavg["mean_client_accuracy"])
-        if sent is None or sent == 0:
+        last = fedavg["mean_client_accuracy"]
+        sent, own = (bytes_until(each["metrics"], last) for each in (run, fedavg))
+        if not sent or not own:
             return None
-        pairs.append((sent, sum(row["bytes_up"] for row in fedavg["metrics"]) / sent))
+        pairs.append((sent, own / sent))
     return tuple(map(statistics.mean, zip(*pairs, strict=True)))
 
 

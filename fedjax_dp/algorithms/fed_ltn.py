@@ -156,9 +156,9 @@ def fed_ltn(
       model: what is trained; it has an accuracy.
       trainer: local training, not a private one; pruned weights stay 0, whatever the optimiser.
       prune_rate: share of the weights alive that one pruning takes, in [0, 1).
-      target: pruned share that is never exceeded, in [0, 1). It is reached to `floor(target *
-        weights)` unless fewer than 1 / prune_rate weights of a tensor are left before that, of
-        which the rate takes none.
+      target: pruned share that is never exceeded, in [0, 1). It is reached as far as `prune`
+        counts, unless fewer than 1 / prune_rate weights of a tensor are left before that, of which
+        the rate takes none.
       accuracy_threshold: accuracy above which a client prunes, in (0, 1).
       strength: β of the pull back to the start, at least 0; the source gives no value.
       mixing: τ, in (0, 1]; 1 takes the mean of tickets as it is.
@@ -169,7 +169,8 @@ def fed_ltn(
         (1 + 1 / (1 − τ)) / 2.
       home: what stays at home, as for `fedbn`.
       rewinds: put the weights that are left after pruning back to the initial ones, as LotteryFL
-        does; what the tables call rewind.
+        does, and what stays at home to what it was when the round began; what the tables call
+        rewind.
       prunes: "after" training, as the listing does, or "before" it, as LotteryFL does: then the
         received ticket is tried, and there is one training.
       is_masked_mean: average each weight over the clients that keep it; the listing's plain mean,
@@ -219,7 +220,7 @@ def fed_ltn(
     def client(server, own, client, hyper, key):
         start = of_client(server, own)
         mask = masks.unpacked(own.mask, weights)
-        # Batch norm is no part of a ticket.
+        # Batch norm is no part of a ticket, and goes back no further than this round.
         rewound = None if server.start is None else at_home.joined(server.start, own.home)
         found = scheme.update(start, mask, rewound, client, hyper, hyper.algorithm["target"], key)
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}

@@ -62,7 +62,7 @@ def fedbn(
         numbers={"server_learning_rate": server_learning_rate},
         ranges_of={"server_learning_rate": Positive},
         aggregator=aggregator,
-        home=_home(model, home, "home" if name == "fedbn" else "head"),
+        home=_home(model, home, "home"),
         name=name,
     )
 
@@ -95,6 +95,7 @@ def fedper(
 
     Source: Arivazhagan and others 2019, algorithms 1 and 2.
     """
+    _home(model, head, "head")
     return fedbn(
         model,
         trainer,

@@ -81,9 +81,9 @@ def jump_start(
     """Declares FedLTN behind a Jump-Start.
 
     For the first rounds each client that takes part updates a ticket of its own and sends nothing.
-    Then the ticket of the highest validation accuracy becomes the shared model, the mask that all
-    clients go on with, and what is rewound to; batch norm stays everyone's own. The one-off
-    broadcast of that ticket is no part of any round.
+    Then the ticket of the highest validation accuracy, by `score`, becomes the shared model and
+    what is rewound to, and its mask, by `inherits_mask`, the one that all go on with; batch norm
+    stays everyone's own. The one-off broadcast of that ticket is no part of any round.
 
     All clients should take part in the first rounds, as `sampling.everybody_first` has them.
 
@@ -166,7 +166,7 @@ def jump_start(
 
     def alone(server, own, client, hyper, key):
         mask, start = masks.unpacked(own.inner.mask, scheme.weights), server.inner.start
-        # Batch norm is no part of a ticket, and is not rewound.
+        # Batch norm is no part of a ticket, and goes back no further than this round.
         start = None if start is None else scheme.home.joined(start, own.params)
         target = hyper.algorithm["jump_target"]
         found = scheme.update(own.params, mask, start, client, hyper, target, key)

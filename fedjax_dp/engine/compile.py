@@ -1,5 +1,6 @@
 """Compiles a federation: `jit`, blocks of rounds, donation, layout, devices, streaming."""
 
+import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
@@ -59,7 +60,8 @@ class Simulation(NamedTuple):
         noise away, see `secret_key`. `hyper` holds the numbers of these rounds; those of the
         federation where it is None.
       compile: `(state, key) -> state` compiles the round by running none; takes over as `run` does.
-      portable: `(state) -> state` on the host, as one device would hold it.
+      portable: `(state, *, copies=True) -> state` on the host, as one device would hold it; without
+        copies, what clients keep in host memory is that of the state, and rounds write over it.
       federation: what was compiled.
       num_traces: `() -> int`, how often the round was traced.
       layouts: the trials that chose the layout, fastest first; empty where it was not tuned.
@@ -68,7 +70,7 @@ class Simulation(NamedTuple):
     init: Callable[[PRNGKey], SimulationState]
     run: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
     compile: Callable[[SimulationState, PRNGKey], SimulationState]
-    portable: Callable[[SimulationState], SimulationState]
+    portable: Callable[..., SimulationState]
     federation: Federation
     num_traces: Callable[[], int]
     layouts: tuple[Trial, ...] = ()
@@ -177,7 +179,11 @@ def compile_federation(
     of_a_client = _bytes_of_a_client(federation)
     state_bytes = of_a_client * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
+    # Where the number drawn is not random, some round may draw everybody.
+    varies = federation.participation.sampler.varies
     slots = layout.usual_slots(federation.participation)
+    if not varies:
+        slots = layout.slots_per_device(federation.participation, is_owned=True)
     memory = memory_of(
         federation,
         layout,
@@ -206,11 +212,17 @@ def compile_federation(
         clients = jax.tree.map(lambda x: _padded(_typed(x), rows), clients)
         return state._replace(clients=jax.device_put(clients, by_client))
 
-    def portable(state: Any) -> SimulationState:
+    def portable(state: Any, *, copies: bool = True) -> SimulationState:
         if isinstance(state.clients, Rows):
             return jax.device_get(state)
-        # A table in memory is written in place by later rounds.
-        clients = jax.tree.map(lambda x: np.array(np.asarray(x)[:num_clients]), state.clients)
+
+        def of_clients(x: Any) -> np.ndarray:
+            # A table in host memory is written in place by later rounds, once it has been.
+            is_written = isinstance(x, np.ndarray) and x.flags.writeable
+            part = np.asarray(x)[:num_clients]
+            return part.copy() if copies and is_written else part
+
+        clients = jax.tree.map(of_clients, state.clients)
         return jax.device_get(state._replace(clients=clients))
 
     if is_resident:
@@ -502,13 +514,13 @@ def _chosen_layout(
     if execution.clients_per_chunk == "tuned":
 
         def forced(chunk: int) -> Simulation:
-            fixed = execution._replace(clients_per_chunk=chunk)
-            if execution.placement == "disk":
-                # Trials leave no rows behind, nor write over those that there are.
-                fixed = fixed._replace(placement="host", folder=None)
+            # Rows of trials are nobody's: none are left behind, nor written over.
+            fixed = execution._replace(clients_per_chunk=chunk, folder=folder)
             return compile_federation(bound, data, fixed, validation=validation)
 
-        trials = tuning.trials(_work(bound, execution), tuning.candidates(chunk, expected), forced)
+        chunks = tuning.candidates(chunk, expected)
+        with tempfile.TemporaryDirectory() as folder:
+            trials = tuning.trials(_work(bound, execution), chunks, forced)
         chunk = trials[0].clients_per_chunk
     above = alone_above(
         _steps(bound), chunk, bound.participation.cohort_size / len(bound.population.sizes)

@@ -355,6 +355,12 @@ def _check_host_steps(algorithm: FederatedAlgorithm) -> None:
             step.reads_clients,
         )
         checks.require(
+            step.judge is None or step.reads_clients,
+            "host_steps.judge",
+            "be None for a step that reads nothing of what clients keep: there is no row to judge",
+            step.judge,
+        )
+        checks.require(
             step.judge is None or algorithm.claims.record is None,
             "host_steps.judge",
             "be None under privacy of records: what clients say of a row by validation data is "

@@ -51,7 +51,7 @@ class Judges:
           judge: as `HostStep.judge`.
           validation: the second split of all clients.
         """
-        self._validation = validation
+        self._validation, self._placed = validation, False
 
         def by_all(row: PyTree, validation: Examples) -> jax.Array:
             assert judge is not None
@@ -77,6 +77,8 @@ class Judges:
         rule = "be given for a host step whose clients judge by it"
         checks.require(self._validation is not None, "validation", rule, None)
         assert self._by_all is not None and self._validation is not None
+        if not self._placed:
+            self._validation, self._placed = jax.device_put(self._validation), True
         return np.asarray(self._by_all(row, self._validation))
 
 

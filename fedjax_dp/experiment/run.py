@@ -204,7 +204,9 @@ def _from(
             "seconds": seconds(),
             "config": text,
         }
-        start.checkpoints.save(experiment.simulation.portable(state), start.hyper, extra)
+        # It is on the disk before the next round writes over what clients keep.
+        at_hand = experiment.simulation.portable(state, copies=False)
+        start.checkpoints.save(at_hand, start.hyper, extra)
 
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.

@@ -239,7 +239,7 @@ def most_drawn(participation: Participation, num_rounds: int) -> int:
       A number that is never exceeded; where clients are drawn by coins, with a chance below 1e-9.
     """
     num_clients, size = participation.num_clients, participation.cohort_size
-    if not participation.sampler.varies:
+    if participation.sampler.name not in ("poisson", "truncated_poisson"):
         return min(num_clients, num_rounds * participation.capacity)
     mean = num_clients * -math.expm1(num_rounds * math.log1p(-min(size / num_clients, 1 - 1e-12)))
     # Bernstein's inequality for a sum of coins.

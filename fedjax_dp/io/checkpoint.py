@@ -218,7 +218,7 @@ class Checkpoints:
 
         Args:
           like: a state of the same simulation, as `Simulation.portable` gives it, for its structure
-            and shapes.
+            and shapes; where rows of clients are on the disk, with the folder of these.
           hyper: numbers of the same simulation, for the same.
           step: the rounds done in it; the newest that is intact where it is None. Where rows of
             clients are on the disk, those of all intact checkpoints are not written over from now
@@ -233,7 +233,7 @@ class Checkpoints:
         if step is None:
             step, _ = self.newest_intact(like)
             checks.require(step is not None, "checkpoint", "exist", str(self.directory))
-        elif isinstance(like.clients, Rows) and not like.clients.file.pinned:
+        elif isinstance(like.clients, Rows) and step not in like.clients.file.pinned:
             self._pin(like, max(self._newest_first(), default=step))
         saved = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
         numbers = _like(typed(hyper), saved["hyper"], "hyper")

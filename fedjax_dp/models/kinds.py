@@ -229,7 +229,8 @@ def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "
         flag or norm
         for flag, norm in zip(jax.tree.leaves(marked(shapes, named)), of_norm, strict=True)
     ]
-    checks.require(any(flags) or where == BATCH_NORM, name, f"match one of {paths}", where)
+    may_be_none = not callable(where) and set(patterns(where)) == {BATCH_NORM}
+    checks.require(any(flags) or may_be_none, name, f"match one of {paths}", where)
     checks.require(not all(flags), name, f"leave one of {paths} to be shared", where)
     return Home(jax.tree.structure(shapes), tuple(flags))
 

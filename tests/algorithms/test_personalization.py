@@ -293,7 +293,7 @@ def test_batch_norm_that_is_shared_is_averaged_as_it_is():
 
 @telling
 def test_statistics_of_a_body_are_those_of_its_own_fit():
-    """With no body fit, FedRep's server keeps the first ones, however long heads are fitted."""
+    """They are the same however long heads are fitted, where the body's weights stay."""
     model = normed()
     config = LocalConfig(learning_rate=0.2, batch_size=4, num_epochs=1)
     made = {}

@@ -189,7 +189,7 @@ def test_what_was_restored_outlives_a_crash(tmp_path, step):
     checkpoints.close()
 
 
-def many_clients(placement, folder=None, capacity=None):
+def many_clients(placement, folder=None):
     """Forty clients of whom one or two are drawn by coins."""
     rng = np.random.default_rng(0)
     data = FederatedData.from_clients(
@@ -200,7 +200,7 @@ def many_clients(placement, folder=None, capacity=None):
     )
     model = make_model()
     trainer = local_trainer(model, LocalConfig(learning_rate=0.1, batch_size=2))
-    joins = participation(poisson(capacity), 40, 1.5)
+    joins = participation(poisson(), 40, 1.5)
     return simulation(algorithms.ditto(model, trainer), data, joins, execution(placement, folder))
 
 

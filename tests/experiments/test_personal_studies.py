@@ -53,8 +53,9 @@ def test_bytes_are_counted_until_fedavg_is_reached():
         "Ditto": [run(0, [0.1, 0.4, 0.4, 0.4]), run(1, [0.5, 0.1, 0.1, 0.1])],
         "MR-MTL": [run(0, [0.4, 0.1, 0.4, 0.4]), run(1, [0.1, 0.1, 0.1, 0.1])],
     }
-    # Four megabytes and two in place of eight: by hand, 2 and 4 times fewer.
-    assert tables.until_fedavg(runs, "Ditto") == (3e6, 3.0)
+    # Four megabytes in place of six, two in place of eight: 1.5 and 4 times fewer.
+    assert tables.until_fedavg(runs, "Ditto") == (3e6, 2.75)
+    assert tables.until_fedavg(runs, "FedAvg") == (7e6, 1.0)
     assert tables.until_fedavg(runs, "MR-MTL") is None, "one seed never comes so far"
     assert tables.until_fedavg({"Ditto": runs["Ditto"]}, "Ditto") is None
 
