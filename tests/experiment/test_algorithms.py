@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from marks import telling
 from run_folders import SMALL, execute, metrics, read_json, saved_arrays
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
@@ -94,6 +95,26 @@ def test_an_algorithm_runs_from_its_name_alone(tmp_path, name):
         assert "client_test_accuracy" not in summary
     else:
         assert summary["worst_client_accuracy"] <= summary["client_test_accuracy"]
+
+
+@telling
+@pytest.mark.parametrize(
+    ("name", "unit", "said"),
+    [
+        ("ditto", "client", "no ε covers them"),
+        ("ditto", "record", "which cover them"),
+        ("dp_sgd", "record", None),
+        ("r_dpcfl", "record", None),
+    ],
+)
+def test_a_statement_tells_what_clients_keep(tmp_path, name, unit, said):
+    """A choice among the server's models is no model of one's own."""
+    words = [word for word in words_of(name) if not word.startswith("--privacy.unit")]
+    status, _ = execute(tmp_path / "run", *words, f"--privacy.unit={unit}")
+    assert status == 0
+    text = (tmp_path / "run" / "privacy.md").read_text(encoding="utf-8")
+    assert ("Clients keep models" in text) == (said is not None)
+    assert said is None or said in text
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from marks import telling
 from run_folders import EVERY, SMALL, Killed, assert_same_run, execute, kill_after, read_json
 
-from fedjax_dp.data import fixed_size, participation, poisson
+from fedjax_dp.data import everybody_first, fixed_size, participation, poisson
 from fedjax_dp.experiment.loading import evaluate_run, load_run
 from fedjax_dp.experiment.start import most_drawn
 
@@ -108,6 +108,8 @@ def test_room_is_for_those_who_may_be_drawn(num_rounds):
     fixed = participation(fixed_size(), 300, 2)
     assert most_drawn(fixed, num_rounds) == 2 * num_rounds
     assert most_drawn(of_coins, 10_000) == most_drawn(fixed, 10_000) == 300
+    at_first = participation(everybody_first(1, poisson()), 300, 2.0)
+    assert most_drawn(at_first, num_rounds) == 300
 
 
 def test_rows_larger_than_the_disk_are_refused_before_any_work(tmp_path, monkeypatch):

@@ -277,3 +277,22 @@ def test_what_floating_point_noise_leaves_open_is_said_where_noise_was_continuou
             ("Mironov 2012" in words) == ("`central_discrete_gaussian`" in words) == is_continuous
         )
         assert ("no discrete mechanism on records" in words) == (is_continuous and unit == "record")
+
+
+@pytest.mark.parametrize(
+    ("unit", "said", "unsaid"),
+    [
+        ("client", "no ε covers them", "which cover them"),
+        ("record", "which cover them", "no ε covers them"),
+    ],
+)
+def test_what_clients_keep_is_told(unit, said, unsaid):
+    ledger = Ledger(unit)
+    ledger.charge(dpa.GaussianDpEvent(1.0))
+    plain = st.statement(ledger, 1e-5)
+    assert "kept_by_clients" not in plain
+    data = st.statement(ledger, 1e-5, has_personal_models=True)
+    words = st.in_words(data)
+    assert "released to nobody but the client itself" in words
+    assert said in words and unsaid not in words
+    assert said in data["kept_by_clients"] and json.loads(json.dumps(data)) == data
