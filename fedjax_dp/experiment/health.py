@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+
 
 class Health:
     """Reads rounds as they come, and warns once of each thing that is not as it should be.
@@ -76,6 +78,25 @@ class Health:
         if kind not in self._seen:
             self._seen.add(kind)
             self.warn(text)
+
+
+def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:
+    """Tells of work on the host that a run ends before, such as that behind a first stage.
+
+    Args:
+      algorithm: what is run.
+      num_rounds: rounds of the run.
+
+    Returns:
+      A warning, or nothing.
+    """
+    late = [step.after for step in algorithm.host_steps if step.after > num_rounds]
+    if not late:
+        return ""
+    return (
+        f"run.rounds is {num_rounds}, and {algorithm.name} goes on to its next stage after round "
+        f"{min(late)}: this run ends within its first stage"
+    )
 
 
 def _is_finite(value: float | None) -> bool:

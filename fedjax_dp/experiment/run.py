@@ -22,7 +22,7 @@ from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.devices import more_than_cores
 from fedjax_dp.experiment.environment import environment, keep_programs
 from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE
-from fedjax_dp.experiment.health import Health
+from fedjax_dp.experiment.health import Health, never_reached
 from fedjax_dp.experiment.results import evaluate, write_results
 from fedjax_dp.experiment.start import Start, fresh, restored
 from fedjax_dp.io.disk import full_disk_named
@@ -161,6 +161,8 @@ def _run(
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     health = Health(watcher.warn)
     if text := more_than_cores(config.execution.devices):
+        health.warn(text)
+    if text := never_reached(experiment.simulation.algorithm, config.run.rounds):
         health.warn(text)
     with full_disk_named():
         state, start = begin(experiment, health.warn)

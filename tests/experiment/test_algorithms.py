@@ -79,6 +79,9 @@ def test_an_algorithm_runs_from_its_name_alone(tmp_path, name):
     assert all(np.isfinite(array).all() for array in saved_arrays(folder)[1].values())
     assert np.isfinite(summary["test_loss"])
     assert summary["num_clients"] == (1 if name == "centralized" else 3)
+    # Of twenty-five rounds alone two are run.
+    ends_early = [w for w in summary["warnings"] if "ends within its first stage" in w]
+    assert len(ends_early) == (name == "jump_start")
     claims = read_json(folder, "privacy.json")["claims"]
     assert [claim["unit"] for claim in claims] == ([] if unit == "none" else [unit])
     if unit == "none":

@@ -16,7 +16,7 @@ from fedjax_dp.engine import simulation
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.devices import more_than_cores
-from fedjax_dp.experiment.health import Health
+from fedjax_dp.experiment.health import Health, never_reached
 from fedjax_dp.experiment.population import _check_labels
 from fedjax_dp.io import plots
 from fedjax_dp.models import Model
@@ -194,3 +194,18 @@ def test_a_public_divisor_far_from_the_cohort_is_pointed_out(divisor, is_told):
         not is_told
         or f"should be near 4, the clients that a round draws, and is {divisor:g}" in found[0]
     )
+
+
+def test_a_run_that_ends_within_its_first_stage_is_told_of():
+    words = (
+        *SMALL,
+        *NOT_PRIVATE,
+        "--algorithm.name=jump_start",
+        "--algorithm.options.jump_rounds=5",
+        "--data.client_validation_share=0.2",
+    )
+    algorithm = assemble(configuration.load(None, words)).simulation.algorithm
+    assert "run.rounds is 4, and jump_start goes on to its next stage after round 5" in (
+        never_reached(algorithm, 4)
+    )
+    assert never_reached(algorithm, 5) == ""
