@@ -502,6 +502,7 @@ def test_variants_agree_with_numpy(name):
     assert max(np.abs(found[0][part] - found[1][part]).max() for part in expected) > 1e-3
 
 
+@telling
 def test_whoever_judges_has_data_and_promises_nothing_to_records():
     model = make_model()
 
