@@ -215,22 +215,15 @@ def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "
         stays at home.
     """
     paths = trees.paths(shapes)
-    of_norm = jax.tree.leaves(batch_norm(shapes, buffer_keys))
-    named = where
-    if not callable(where):
-        asked = patterns(where)
-        named = tuple(p for p in asked if p != BATCH_NORM)
-        require_matches(name, named, paths, "parameters of the model or 'batch_norm'")
-        if BATCH_NORM not in asked:
-            of_norm = [False] * len(paths)
-    else:
-        of_norm = [False] * len(paths)
-    flags = [
-        flag or norm
-        for flag, norm in zip(jax.tree.leaves(marked(shapes, named)), of_norm, strict=True)
-    ]
-    may_be_none = not callable(where) and set(patterns(where)) == {BATCH_NORM}
-    checks.require(any(flags) or may_be_none, name, f"match one of {paths}", where)
+    asked: tuple[str, ...] = () if callable(where) else patterns(where)
+    others: Where = where if callable(where) else tuple(p for p in asked if p != BATCH_NORM)
+    if not callable(others):
+        require_matches(name, others, paths, "parameters of the model or 'batch_norm'")
+    flags = jax.tree.leaves(marked(shapes, others))
+    if BATCH_NORM in asked:
+        of_norm = jax.tree.leaves(batch_norm(shapes, buffer_keys))
+        flags = [flag or norm for flag, norm in zip(flags, of_norm, strict=True)]
+    checks.require(any(flags) or set(asked) == {BATCH_NORM}, name, f"match one of {paths}", where)
     checks.require(not all(flags), name, f"leave one of {paths} to be shared", where)
     return Home(jax.tree.structure(shapes), tuple(flags))
 
