@@ -1,50 +1,37 @@
-"""Compiles a federation: `jit`, blocks of rounds, donation, layout, devices, streaming."""
+"""Compiles a federation: places what it holds, donates what it may, runs its rounds."""
 
-import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine import tuning
-from fedjax_dp.engine.cohort import Cohort, Examples, traced, typed
-from fedjax_dp.engine.federation import (
-    Federation,
-    examples_of,
-    federation,
-    is_stacked,
-    one_client,
-    population_of,
-)
+from fedjax_dp.engine.blocks import Count, resident_rounds, streamed_rounds
+from fedjax_dp.engine.cohort import traced, typed
+from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
 from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
+from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
 from fedjax_dp.engine.memory import explained, memory_of, require_room
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Rows
-from fedjax_dp.engine.stream import Slabs, narrowed, stream_of
-from fedjax_dp.engine.tuning import Trial
-from fedjax_dp.models.cost import Cost, cost_of
+from fedjax_dp.engine.stream import Slabs
+from fedjax_dp.engine.tuning import Trial, layout_of
 
 # A public divisor that is off by more than this is pointed out.
 _DIVISOR_FACTOR = 2.0
-# Runs rounds without work on the host between them, and hands what they left over, block by block.
-_Blocks = list[tuple[tuple[RoundRecord, RoundInfo], int]]
 
 
 class Simulation(NamedTuple):
@@ -168,7 +155,11 @@ def compile_federation(
     _require_32_bits()
     execution.validate()
     execution = execution.for_cohort(federation.participation.cohort_size)
-    layout, layouts = _chosen_layout(federation, data, execution, validation)
+    layout, layouts = layout_of(
+        federation,
+        execution,
+        lambda fixed: compile_federation(federation, data, fixed, validation=validation),
+    )
     laid_out = federation.laid_out(layout)
     devices = execution.device_list()
     everywhere: Any = SingleDeviceSharding(devices[0])
@@ -191,7 +182,7 @@ def compile_federation(
         examples=_resident_bytes(data, validation) if is_resident else 0,
     )
     require_room(memory, layout.num_devices)
-    count, made = _Count(), _Made()
+    count, made = Count(), _Made()
 
     def placed(state: Any) -> SimulationState:
         """Gives every leaf the type and place that the program was traced for.
@@ -228,11 +219,11 @@ def compile_federation(
     if is_resident:
         with explained(memory):
             examples = jax.device_put(examples_of(data, validation), everywhere)
-        rounds_of = _resident_rounds(laid_out, examples, execution.rounds_per_call, count)
+        rounds_of = resident_rounds(laid_out, examples, execution.rounds_per_call, count)
     else:
         _require_streamable(federation, execution.placement)
         slabs = Slabs(data, federation.participation, everywhere, validation)
-        rounds_of = _streamed_rounds(laid_out, slabs, everywhere, by_client, count)
+        rounds_of = streamed_rounds(laid_out, slabs, everywhere, by_client, count)
 
     # Few examples, for rare work: they go to a device when they are asked for.
     judging = None if validation is None else examples_of(validation)
@@ -251,7 +242,7 @@ def compile_federation(
         done = int(state.round)
         for block, steps in rounds_and_host_steps(federation.host_steps, done, num_rounds):
             state, more = rounds_of(state, numbers, key, block)
-            left += [(compact(r), i) for r, i in (_on_host(*part) for part in more)]
+            left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
             for step in steps:
                 after = after_host_step(step, state, numbers, key, num_clients, judging)
                 state = placed(after)
@@ -333,12 +324,6 @@ def _bytes_of_a_client(federation: Federation) -> int:
     return trees.num_bytes(jax.eval_shape(own, jax.random.key(0)))
 
 
-class _Count:
-    """How often the round was traced."""
-
-    traces = 0
-
-
 class _Made:
     """Tells the arrays that a simulation has made, which it may donate, from those of others."""
 
@@ -362,110 +347,6 @@ class _Made:
             return x if is_own or not isinstance(x, jax.Array) else jnp.copy(x)
 
         return jax.tree.map(own, state)
-
-
-def _blocks_of(federation: Federation, room: int, count: _Count) -> Callable[..., Any]:
-    """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`.
-
-    The cohort is drawn in every round where it is None; `left` has room for so many rounds, and the
-    first `num_rounds` places are filled.
-    """
-
-    # The inner jit is traced once, for the shapes of what rounds leave as for the loop.
-    @jax.jit
-    def step(state, hyper, examples, cohort, key):
-        count.traces += 1
-        return federation.step(state, hyper, examples, key, cohort)
-
-    @partial(jax.jit, donate_argnums=0)
-    def block_of(state, hyper, examples, cohort, key, num_rounds):
-        left = jax.tree.map(
-            lambda s: jnp.zeros((room, *s.shape), s.dtype),
-            jax.eval_shape(step, state, hyper, examples, cohort, key)[1:],
-        )
-
-        def body(i, carry):
-            state, left = carry
-            state, *new = step(state, hyper, examples, cohort, key)
-            return state, jax.tree.map(lambda a, n: a.at[i].set(n), left, tuple(new))
-
-        return jax.lax.fori_loop(0, num_rounds, body, (state, left))
-
-    return block_of
-
-
-def _resident_rounds(
-    federation: Federation, examples: Examples, rounds_per_call: int, count: _Count
-) -> Callable[..., tuple[SimulationState, _Blocks]]:
-    """Runs blocks of rounds on examples that are on the device."""
-    block_of = _blocks_of(federation, rounds_per_call, count)
-
-    def run(state, hyper, key, num_rounds):
-        if num_rounds == 0:
-            return block_of(state, hyper, examples, None, key, np.int32(0))[0], []
-        blocks: _Blocks = []
-        while num_rounds > 0:
-            block = min(num_rounds, rounds_per_call)
-            state, left = block_of(state, hyper, examples, None, key, np.int32(block))
-            blocks.append((left, block))
-            num_rounds -= block
-        return state, blocks
-
-    return run
-
-
-def _streamed_rounds(
-    federation: Federation, slabs: Slabs, everywhere: Any, by_client: Any, count: _Count
-) -> Callable[..., tuple[SimulationState, _Blocks]]:
-    """Runs rounds whose examples, and what clients keep, are brought to the device for each."""
-    block_of = _blocks_of(federation, 1, count)
-    draw = jax.jit(lambda round_index, hyper, key: federation.draw(_At(round_index), hyper, key))
-
-    def run(state, hyper, key, num_rounds):
-        with stream_of(state.clients) as kept:
-            state, blocks = rounds(state, kept, hyper, key, num_rounds)
-        return state._replace(clients=kept.left()), blocks
-
-    def rounds(state, kept, hyper, key, num_rounds):
-        first = int(state.round)
-
-        def cohort_of(i) -> Cohort:
-            drawn = jax.device_get(draw(np.int32(first + i), hyper, key))
-            return narrowed(drawn, federation.layout, federation.participation)
-
-        def play(state, examples, cohort, num_rounds):
-            state = state._replace(clients=jax.device_put(kept.gather(cohort), by_client))
-            here = jax.device_put(cohort, everywhere)
-            return block_of(state, hyper, examples, here, key, np.int32(num_rounds))
-
-        cohort, blocks = cohort_of(0), []
-        examples = slabs.gather(cohort)
-        if num_rounds == 0:
-            state, _ = play(state, examples, cohort, 0)
-        else:
-            following = cohort_of(min(1, num_rounds - 1))
-        for i in range(num_rounds):
-            state, left = play(state, examples, cohort, 1)
-            blocks.append((left, 1))
-            played = cohort
-            # The call above returns before the round is done. Who comes next is known already, so
-            # that the rows are gathered while it computes; the draw after that waits for it.
-            if i + 1 < num_rounds:
-                cohort = following
-                kept.ahead(cohort, under_way=played)
-                examples = slabs.gather(cohort)
-            if i + 2 < num_rounds:
-                following = cohort_of(i + 2)
-            kept.scatter(played, state.clients)
-        return state, blocks
-
-    return run
-
-
-class _At(NamedTuple):
-    """What a draw reads of a state."""
-
-    round: Any
 
 
 def _require_32_bits() -> None:
@@ -494,79 +375,10 @@ def _require_streamable(federation: Federation, placement: str) -> None:
         )
 
 
-def _chosen_layout(
-    bound: Federation,
-    data: FederatedData,
-    execution: ExecutionConfig,
-    validation: FederatedData | None,
-) -> tuple[Layout, tuple[Trial, ...]]:
-    """Chooses chunk and mesh, by a count of operations or by trials."""
-    devices = execution.device_list()
-    mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
-    # Slots may be many more than clients that are expected; a chunk is filled by the latter.
-    expected = max(1, round(bound.participation.cohort_size / len(devices)))
-
-    def cost() -> Cost:
-        run, arguments = one_client(bound.algorithm, bound.population)
-        return cost_of(lambda *a: run(*a).update, *arguments)
-
-    chunk, trials = execution.chunk(cost, expected), tuple[Trial, ...]()
-    if execution.clients_per_chunk == "tuned":
-
-        def forced(chunk: int) -> Simulation:
-            # Rows of trials are nobody's: none are left behind, nor written over.
-            fixed = execution._replace(clients_per_chunk=chunk, folder=folder)
-            return compile_federation(bound, data, fixed, validation=validation)
-
-        chunks = tuning.candidates(chunk, expected)
-        with tempfile.TemporaryDirectory() as folder:
-            trials = tuning.trials(_work(bound, execution), chunks, forced)
-        chunk = trials[0].clients_per_chunk
-    above = alone_above(
-        _steps(bound), chunk, bound.participation.cohort_size / len(bound.population.sizes)
-    )
-    is_roomy = not is_stacked(bound.algorithm)
-    return Layout(chunk, mesh, is_roomy=is_roomy, alone_above=above), trials
-
-
 def _resident_bytes(*stores: FederatedData | None) -> int:
     """Counts the bytes of examples on a device, where numbers have at most 32 bits."""
     arrays = [array for store in stores if store is not None for array in store.examples.values()]
     return sum(array.size * min(array.dtype.itemsize, 4) for array in arrays)
-
-
-def _steps(bound: Federation) -> np.ndarray:
-    """Counts the local steps of every client."""
-    sizes, local = jnp.asarray(bound.population.sizes), bound.hyper.local
-    one = jax.vmap(lambda i: bound.algorithm.num_steps(sizes[i], local.row(i)))
-    steps = np.asarray(jax.jit(one)(jnp.arange(len(sizes))))
-    # An int32 saturates.
-    rule = "give each client fewer than 2^31 - 1 local steps a round"
-    checks.require(
-        int(steps.max()) < COUNT_LIMIT - 1, "num_epochs or num_steps", rule, int(steps.max())
-    )
-    return steps
-
-
-def _work(bound: Federation, execution: ExecutionConfig) -> Hashable:
-    """Names what decides over a layout: shapes, numbers, cohort, devices."""
-    algorithm, participation = bound.algorithm, bound.participation
-    server = jax.eval_shape(algorithm.init, jax.random.key(0))
-    shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(server)]
-    structure = bound.population.structure
-    leaves = zip(trees.paths(structure), jax.tree.leaves(structure), strict=True)
-    examples = [(path, str(x.dtype), x.shape[1:]) for path, x in leaves]
-    numbers = [np.asarray(x).tobytes() for x in jax.tree.leaves(bound.hyper)]
-    return (
-        algorithm.name,
-        str(shapes),
-        str(examples),
-        tuple(numbers),
-        bound.population.sizes.tobytes(),
-        participation.sampler.name,
-        participation.cohort_size,
-        str(execution.device_list()),
-    )
 
 
 def _same_kind(algorithm: FederatedAlgorithm, hyper: Hyper, built: Hyper) -> Hyper:
@@ -589,7 +401,3 @@ def _typed(x: Any) -> Any:
 def _padded(x: Any, rows: int) -> Any:
     missing = rows - len(x)
     return x if missing <= 0 else jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])
-
-
-def _on_host(left: PyTree, num_rounds: int) -> PyTree:
-    return jax.tree.map(lambda x: np.asarray(x)[:num_rounds], left)
