@@ -549,11 +549,15 @@ def _observe_at_home(state):
     return {"params": theta_of(state.server.params), "own": np.asarray(state.clients["b"])}
 
 
-def _ditto(run: Run):
+def _ditto(run: Run, purpose=personal.SECOND):
     train = personal.trainer(run.clients, run.replay, SETTINGS)
     theta = theta_of(run.initial.server.params)
-    theta, own = personal.ditto(theta, run, ROUNDS, train, 0.6)
+    theta, own = personal.ditto(theta, run, ROUNDS, train, 0.6, purpose)
     return {"params": theta, "own": own}
+
+
+def _observe_ditto(state):
+    return {"params": theta_of(state.server.params), "own": theta_of(state.clients)}
 
 
 def _bits(packed):
@@ -664,6 +668,13 @@ VARIANTS = {
     "braking, plain mean": _variant("fed_ltn", looks_ahead=False, is_masked_mean=False),
     "a jump, rewound": _variant("jump_start", rewinds=True),
     "a jump with own masks": _variant("jump_start", _observe_own_masks, inherits_mask=False),
+    "ditto on the same batches": Case(
+        "ditto",
+        algorithms.ditto,
+        lambda m: algorithms.ditto(m, plain_trainer(m), strength=0.6, order="interleaved"),
+        functools.partial(_ditto, purpose=None),
+        _observe_ditto,
+    ),
 }
 _CASES = (
     Case(
@@ -1138,10 +1149,7 @@ _CASES = (
         algorithms.ditto,
         lambda m: algorithms.ditto(m, plain_trainer(m), strength=0.6),
         _ditto,
-        lambda state: {
-            "params": theta_of(state.server.params),
-            "own": theta_of(state.clients),
-        },
+        _observe_ditto,
     ),
     Case(
         "lottery_fl",

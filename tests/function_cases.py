@@ -456,7 +456,7 @@ CASES: dict[str, Case] = {
                 **({"bound": 1.0} if name == "mean_clipped_loss" else {}),
             ),
         )
-        for name in ("mean_loss", "mean_accuracy", "mean_clipped_loss")
+        for name in ("mean_loss", "mean_accuracy", "mean_clipped_loss", "accuracy_of")
     },
     # Data.
     "example_structure": Case(data.example_structure, given(data=lambda: store())),

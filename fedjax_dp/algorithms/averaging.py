@@ -111,7 +111,7 @@ def averaged(
         hyper=Hyper(trainer.config, numbers, aggregator.numbers),
         num_steps=trainer.num_steps,
         ranges=ranges_of,
-        shared=field("params"),
+        shared=field("params", is_whole=home is None),
         personal=None if home is None else of_client,
         clients=None if home is None else ClientState(lambda server: home.own(server.params)),
         record=of_training(trainer),

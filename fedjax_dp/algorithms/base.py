@@ -64,8 +64,8 @@ class ClientOutput(NamedTuple):
       weight: the client's weight, float32; not negative.
       state: the client's own state, kept for its next round; what `ClientState` declares.
       training: what local training tells people, or None where nothing is trained.
-      info: further numbers for people, by name, scalars or arrays; exact, not private. The cohort's
-        means are shown.
+      info: further numbers for people, by name, scalars or arrays; exact, not private. The
+        means over the cohort are shown, without those of weight 0.
     """
 
     update: PyTree
@@ -94,11 +94,14 @@ class SharedModel(NamedTuple):
       write: `(state, params) -> state` with another model in its place.
       is_start: whether the next round starts from it; not where it is an average of what rounds
         came to, which wrappers that extrapolate refuse.
+      is_whole: whether it can be used as it is; not where some of it stays at home with clients,
+        and what is there in its place was never trained.
     """
 
     read: Callable[[PyTree], PyTree]
     write: Callable[[PyTree, PyTree], PyTree]
     is_start: bool = True
+    is_whole: bool = True
 
 
 class ClientState(NamedTuple):
@@ -121,11 +124,12 @@ class ClientState(NamedTuple):
     iterate: SharedModel | None = None
 
 
-def field(name: str) -> SharedModel:
+def field(name: str, *, is_whole: bool = True) -> SharedModel:
     """Finds the shared model in a field of the server's state.
 
     Args:
       name: the field of a NamedTuple.
+      is_whole: as `SharedModel`.
 
     Returns:
       The view.
@@ -133,6 +137,7 @@ def field(name: str) -> SharedModel:
     return SharedModel(
         lambda server: getattr(server, name),
         lambda server, params: server._replace(**{name: params}),
+        is_whole=is_whole,
     )
 
 

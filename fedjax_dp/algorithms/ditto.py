@@ -14,7 +14,7 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import towards
-from fedjax_dp.clients.selection import mean_accuracy
+from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Amount, NonNegative, Positive
@@ -125,7 +125,7 @@ def ditto(
         candidates = jax.lax.map(personal, jnp.asarray(strengths, jnp.float32))
 
         def score(params):
-            found = mean_accuracy(model, params, client.validation)
+            found = accuracy_of(model, params, client.validation)
             return jnp.where(trees.can_be_summed(params), found, -1.0)
 
         best = jnp.argmax(jax.lax.map(score, candidates))

@@ -19,7 +19,7 @@ from fedjax_dp.algorithms.lottery_fl import AS_TICKETS, UNPROTECTED, joins
 from fedjax_dp.clients.base import LocalTrainer, TrainingMetrics
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.regularizers import drawn_back, proximal
-from fedjax_dp.clients.selection import mean_accuracy, require_accuracy
+from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.masks import Sparse
@@ -215,7 +215,7 @@ def fed_ltn(
     def received(server, own, client):
         # The initial model, where tickets are rewound to it, is what was received first.
         mask = at_home.sent(masks.unpacked(own.mask, weights))
-        return Sparse(masks.applied(mask, at_home.sent(server.params)), mask)
+        return Sparse(masks.applied(mask, at_home.sent(server.params)), mask, is_known=True)
 
     def client(server, own, client, hyper, key):
         start = of_client(server, own)
@@ -252,7 +252,7 @@ def fed_ltn(
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
-        shared=field("params"),
+        shared=field("params", is_whole=not any(at_home.is_own)),
         personal=of_client,
         needs_validation=True,
         sent_down=received,
@@ -337,14 +337,14 @@ def scheme_of(
             return trees.where(has_pruned, masks.applied(left, ticket), trained)
 
         if prunes == "before":
-            accuracy = mean_accuracy(model, params, client.validation)
+            accuracy = accuracy_of(model, params, client.validation)
             left, has_pruned = pruned(params, mask, client, accuracy, hyper, target)
             params = after(left, has_pruned, params)
             result = train(params, config=hyper.local, key=key, gradient_transform=back, mask=left)
             return Ticket(masks.applied(left, result.params), left, accuracy, result.metrics)
 
         first = train(params, config=hyper.local, key=key, gradient_transform=back, mask=mask)
-        accuracy = mean_accuracy(model, first.params, client.validation)
+        accuracy = accuracy_of(model, first.params, client.validation)
         left, has_pruned = pruned(first.params, mask, client, accuracy, hyper, target)
         second = train(
             after(left, has_pruned, first.params),

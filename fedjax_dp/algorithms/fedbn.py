@@ -41,7 +41,7 @@ def fedbn(
       trainer: local training.
       home: what stays at home: "batch_norm", the scales, shifts and statistics of batch norm whose
         statistics are not frozen; a path such as "params/Dense_1", a pattern, several of all these,
-        or `(path, leaf) -> bool`.
+        an empty list for nothing, or `(path, leaf) -> bool`.
       server_learning_rate: the server's step size.
       aggregator: how deltas are combined; the mean weighted by client size where it is None.
       name: the name in reports.

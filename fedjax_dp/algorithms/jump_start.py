@@ -11,7 +11,7 @@ from fedjax_dp.algorithms.fed_ltn import Distance, Own, When, fed_ltn, scheme_of
 from fedjax_dp.algorithms.lottery_fl import joins
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.pruning import Scope, pruned_share
-from fedjax_dp.clients.selection import mean_accuracy
+from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.ranges import Count, Decay, NonNegative, Probability, ProperFraction
@@ -174,7 +174,7 @@ def jump_start(
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
         # Of the ticket that is kept, which may have been pruned and trained since it was tried.
         # Whoever has no data has learned nothing that others could go on with.
-        accuracy = mean_accuracy(model, found.params, client.validation)
+        accuracy = accuracy_of(model, found.params, client.validation)
         accuracy = jnp.where(client.size > 0, accuracy, own.accuracy)
         state = Jumping(kept, found.params, accuracy, own.has_jumped)
         # Nobody reads it: the stage is silent, and the server stays where it is.
@@ -216,7 +216,7 @@ def jump_start(
         return ServerState(inner, found.inner.mask, np.bool_(True))
 
     def judge(own, validation):
-        return mean_accuracy(model, own.params, validation)
+        return accuracy_of(model, own.params, validation)
 
     def personal(server, own, client):
         jumped = personal_of(server.inner, own_ticket(server, own), client)

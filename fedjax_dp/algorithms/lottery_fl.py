@@ -14,7 +14,7 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.clients.base import ClientData, LocalTrainer, PublicClient
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
-from fedjax_dp.clients.selection import mean_accuracy, require_accuracy
+from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.ranges import Decay, ProperFraction
@@ -97,13 +97,13 @@ def lottery_fl(
 
     def received(server, own, client):
         # The initial model, which tickets are rewound to, is what was received first.
-        return Sparse(of_client(server, own), masks.unpacked(own, weights))
+        return Sparse(of_client(server, own), masks.unpacked(own, weights), is_known=True)
 
     def client(server, own, client, hyper, key):
         numbers = hyper.algorithm
         before = masks.unpacked(own, weights)
         ticket = masks.applied(before, server.params)
-        accuracy = mean_accuracy(model, ticket, client.validation)
+        accuracy = accuracy_of(model, ticket, client.validation)
         is_due = (
             (client.size > 0)
             & (accuracy > numbers["accuracy_threshold"])

@@ -63,8 +63,13 @@ def mr_mtl(
     Returns:
       The algorithm; a client's state is its own model.
 
+    Raises:
+      ValueError: for a number out of its range, or a trainer with update transforms, behind which
+        the mean would be that of no models.
+
     Source: Liu and others 2022, algorithm 1; a pull behind the clipping is our resolution.
     """
+    trainer.require_untransformed("the server's model is the mean of what clients keep, as it is")
 
     def init(key):
         start = model.init(key)

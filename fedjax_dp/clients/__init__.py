@@ -20,6 +20,7 @@ from fedjax_dp.clients.regularizers import (
 )
 from fedjax_dp.clients.selection import (
     Choice,
+    accuracy_of,
     exact_choice,
     mean_accuracy,
     mean_clipped_loss,
@@ -50,6 +51,7 @@ __all__ = [
     "PublicClient",
     "UpdateContext",
     "UpdateTransform",
+    "accuracy_of",
     "add_client_noise",
     "blur",
     "cast",

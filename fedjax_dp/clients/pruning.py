@@ -94,8 +94,12 @@ def prune(
     Returns:
       The mask.
 
+    Raises:
+      ValueError: for a mask that is not of bools in the shapes of `params`, or has none.
+
     Source: Li and others 2021 (LotteryFL), algorithm 1; `personalization` sections 5 and 6.
     """
+    _require_mask(mask, params)
     kept, structure = jax.tree.flatten(mask)
     masked = jax.tree.map(lambda m, x: None if m is None else x, mask, params, is_leaf=_is_none)
     values = jax.tree.leaves(masked)
@@ -112,6 +116,21 @@ def prune(
         ends.append(ends[-1] + m.size)
     parts = [left[a:b].reshape(m.shape) for a, b, m in zip(ends[:-1], ends[1:], kept, strict=True)]
     return jax.tree.unflatten(structure, parts)
+
+
+def _require_mask(mask: PyTree, params: PyTree) -> None:
+    masked = jax.tree.map(lambda m: "unmasked" if m is None else m, mask, is_leaf=_is_none)
+    paths = trees.paths(masked)
+    known = dict(zip(trees.paths(params), jax.tree.leaves(params), strict=True))
+    rule = "have the paths of params, with None for what is never pruned"
+    checks.require(sorted(paths) == sorted(known), "mask", rule, paths)
+    leaves = zip(paths, jax.tree.leaves(masked), strict=True)
+    flags = {path: m for path, m in leaves if not isinstance(m, str)}
+    checks.require(len(flags) > 0, "mask", "hold an array", mask)
+    for path, m in flags.items():
+        rule = f"be bool{list(jnp.shape(known[path]))} at {path}"
+        found = f"{jnp.result_type(m)}{list(jnp.shape(m))}"
+        checks.require(found == f"bool{list(jnp.shape(known[path]))}", "mask", rule, found)
 
 
 def _without(mask: jax.Array, magnitude: jax.Array, free: Any, rate: Any, target: Any) -> Any:

@@ -72,6 +72,41 @@ def mean_accuracy(
     return _mean(correct, client, block_size)
 
 
+@checked
+def accuracy_of(
+    model: Model, params: PyTree, client: ClientData | PublicClient, *, block_size: int = 128
+) -> jax.Array:
+    """Computes a model's accuracy on a client's data as an evaluation does.
+
+    That is predictions that are right over all that count: other than `mean_accuracy` where an
+    example has several, such as the tokens of a text, or none, such as one whose label is left out.
+
+    Guarantee: none.
+
+    Args:
+      model: a model with an accuracy.
+      params: its parameters.
+      client: the client's data, such as its second split.
+      block_size: examples that are computed at once; bounds memory, changes nothing else.
+
+    Returns:
+      A float32 scalar in [0, 1]; 0 where there is nothing to predict. Not private.
+
+    Raises:
+      ValueError: for a model without an accuracy.
+    """
+    correct_fn = model.correct_fn
+    require_accuracy(model)
+    assert correct_fn is not None
+
+    def counted(batch):
+        outputs, _ = model.apply(params, batch["x"])
+        return jnp.nan_to_num(jnp.stack(correct_fn(outputs, batch)))
+
+    correct, weight = _sum(counted, client, block_size, (2,))
+    return correct / jnp.where(weight > 0, weight, 1.0)
+
+
 def require_accuracy(model: Model) -> None:
     """Requires a model whose predictions can be right or wrong.
 
@@ -120,15 +155,25 @@ def mean_clipped_loss(
 def _mean(
     values_of: Callable[[PyTree], jax.Array], client: ClientData | PublicClient, block_size: int
 ) -> jax.Array:
+    return _sum(values_of, client, block_size, ()) / jnp.maximum(client.size, 1)
+
+
+def _sum(
+    values_of: Callable[[PyTree], jax.Array],
+    client: ClientData | PublicClient,
+    block_size: int,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """Sums `values_of`, `[*shape, examples]` of a batch, over a client's examples."""
     block = min(block_size, client.limit)
 
     def body(i, total):
         rows = i * block + jnp.arange(block)
         values = values_of(client.gather(rows))
-        return total + jnp.sum(jnp.where(rows < client.size, values, 0.0))
+        return total + jnp.sum(jnp.where(rows < client.size, values, 0.0), axis=-1)
 
-    total = jax.lax.fori_loop(0, -(-client.size // block), body, jnp.float32(0))
-    return total / jnp.maximum(client.size, 1)
+    start = jnp.zeros(shape, jnp.float32)
+    return jax.lax.fori_loop(0, -(-client.size // block), body, start)
 
 
 class Choice(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the devices of this process are."""
+"""What the devices of this process are, and the machine that they are in."""
 
 import math
 import os
@@ -18,7 +18,15 @@ def memory_per_device(num_devices: int | None = None) -> float:
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         return float(limit)
+    return memory_of_host() / (num_devices or jax.local_device_count())
+
+
+def memory_of_host() -> float:
+    """Reads how much memory the machine has.
+
+    Returns:
+      Bytes; infinity where nothing tells.
+    """
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        bytes_of_all = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return float(bytes_of_all) / (num_devices or jax.local_device_count())
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return math.inf

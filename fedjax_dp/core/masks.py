@@ -19,10 +19,12 @@ class Sparse:
     Attributes:
       values: arrays; 0 where the mask is.
       mask: of their structure, bool, with None in the place of an array that is whole.
+      is_known: whether who receives it has the mask, which then need not be sent; static.
     """
 
     values: PyTree
     mask: PyTree
+    is_known: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 def full(shapes: PyTree) -> PyTree:

@@ -199,17 +199,11 @@ def tariff_of(message: PyTree) -> Tariff:
             size, name = math.prod(part.values.shape), part.values.dtype.name
             width = part.values.dtype.itemsize
             add(name, size * width, ("dense",))
-            add("bool", -(-math.prod(part.mask.shape) // 8), ("bitmap",))
-            rates.append(
-                {
-                    "dense": {},
-                    "bitmap": {name: width},
-                    "index": {name: width, "int32": _INDEX_BYTES}
-                    if name != "int32"
-                    else {name: width + _INDEX_BYTES},
-                    "values": {name: width},
-                }
-            )
+            kept, places = {name: width}, {name: width}
+            if not part.is_known:
+                add("bool", -(-math.prod(part.mask.shape) // 8), ("bitmap",))
+                places["int32"] = places.get("int32", 0) + _INDEX_BYTES
+            rates.append({"dense": {}, "bitmap": kept, "index": places, "values": kept})
             most.append(size)
         else:
             add(_name_of(part), math.prod(part.shape) * _width_of(part))
@@ -217,10 +211,11 @@ def tariff_of(message: PyTree) -> Tariff:
 
 
 class _Masked(NamedTuple):
-    """One array with its mask."""
+    """One array with its mask, which may be known to who receives it."""
 
     values: Any
     mask: Any
+    is_known: bool
 
 
 def is_part(x: Any) -> bool:
@@ -251,7 +246,7 @@ def _parts(message: PyTree) -> Iterator[Any]:
 def _pairs(part: Sparse) -> list[_Masked]:
     """Lists the arrays of a part, each with its mask, which is None where it is whole."""
     pairs = jax.tree.map(
-        lambda mask, values: _Masked(values, mask),
+        lambda mask, values: _Masked(values, mask, part.is_known),
         part.mask,
         part.values,
         is_leaf=lambda x: x is None,

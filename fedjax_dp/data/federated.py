@@ -167,7 +167,7 @@ class FederatedData:
         for name, array in self.examples.items():
             if not np.issubdtype(array.dtype, np.floating):
                 continue
-            rows = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            rows = ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
             if rows.any():
                 row = int(np.argmax(rows))
                 client = int(np.searchsorted(self.offsets, row, side="right")) - 1

@@ -1,5 +1,6 @@
 """Who joins a round: a sampler and the population of clients that it draws from."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +47,25 @@ class Participation(NamedTuple):
     def min_drawn(self) -> int:
         """Counts the clients that every round has at least."""
         return self.sampler.min_drawn(self.num_clients, self.cohort_size)
+
+    def most_drawn(self, num_rounds: int) -> int:
+        """Bounds how many clients some rounds draw, each counted once.
+
+        Args:
+          num_rounds: how many rounds.
+
+        Returns:
+          A number that is never exceeded; where clients are drawn by coins, with a chance below
+          1e-9.
+        """
+        most = min(self.num_clients, num_rounds * self.capacity)
+        if self.sampler.name not in ("poisson", "truncated_poisson"):
+            return most
+        stays = math.log1p(-min(self.cohort_size / self.num_clients, 1 - 1e-12))
+        mean = self.num_clients * -math.expm1(num_rounds * stays)
+        # Bernstein's inequality for a sum of coins.
+        tail = math.log(1e9)
+        return min(most, math.ceil(mean + math.sqrt(2 * mean * tail) + tail))
 
     @property
     def separation(self) -> int:

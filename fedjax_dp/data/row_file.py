@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import shutil
 import weakref
 from collections.abc import Iterable
 
@@ -13,6 +14,8 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 
 FILE, OWNER = "rows.bin", "owner"
+# What `st_blocks` counts, whatever the disk.
+_BLOCK_BYTES = 512
 Folder = str | os.PathLike[str]
 
 
@@ -34,9 +37,14 @@ class RowFile:
         Args:
           structure: shapes and types of a row.
           folder: where the file is, or will be.
+
+        Raises:
+          ValueError: if that is a file.
         """
         self.structure = structure
         self.folder = None if folder is None else pathlib.Path(folder).absolute()
+        is_free = self.folder is None or not self.folder.is_file()
+        checks.require(is_free, "folder", "be a folder, or nothing as yet", str(folder))
         leaves = jax.tree.leaves(structure)
         sizes = [int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in leaves]
         self._ends = np.cumsum([0, *sizes])
@@ -70,6 +78,32 @@ class RowFile:
         is_ours = owner.exists() and owner.read_text() == self._token
         rule = "belong to one simulation at a time; another state writes there since"
         checks.require(is_ours, "folder", rule, str(self.folder))
+
+    def num_lying(self) -> int:
+        """Counts the rows that the file has taken room for; 0 before it is made."""
+        if self.num_bytes == 0 or not self.path.exists():
+            return 0
+        return int(os.stat(self.path).st_blocks * _BLOCK_BYTES // self.num_bytes)
+
+    def require_room(self, num_rows: int, *, name: str = "folder") -> None:
+        """Requires a disk with room for so many rows more.
+
+        Args:
+          num_rows: how many.
+          name: what an error calls the place.
+
+        Raises:
+          ValueError: if fewer bytes are free.
+        """
+        place, needed = self.path.parent, max(0, num_rows) * self.num_bytes
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+        rule = (
+            f"be on a disk with {needed:,} bytes free, for {num_rows:,} rows of "
+            f"{self.num_bytes:,} bytes that clients may come to keep"
+        )
+        checks.require(needed <= free, name, rule, f"{free:,} bytes free in {place}")
 
     def write(self, slot: int, row: PyTree) -> bytes:
         """Writes a row.

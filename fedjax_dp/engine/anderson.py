@@ -443,6 +443,7 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         view = SharedModel(
             of_server(shared.read),
             lambda server, params: server.replace(inner=shared.write(server.inner, params)),
+            is_whole=shared.is_whole,
         )
         lifted = lifted._replace(shared=view)
     if personal is not None:

@@ -96,6 +96,7 @@ def streamed_rounds(
 
     def run(state, hyper, key, num_rounds):
         with stream_of(state.clients) as kept:
+            kept.require_room(federation.participation, num_rounds)
             state, blocks = rounds(state, kept, hyper, key, num_rounds)
         return state._replace(clients=kept.left()), blocks
 

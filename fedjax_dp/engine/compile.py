@@ -23,7 +23,7 @@ from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
 from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
-from fedjax_dp.engine.memory import explained, memory_of, require_room
+from fedjax_dp.engine.memory import explained, memory_of, require_host_room, require_room
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Rows
@@ -150,7 +150,7 @@ def compile_federation(
     Raises:
       ValueError: for a layout that cannot be had, or while JAX is set to 64-bit numbers, for which
         steps and draws would not be those that are accounted.
-      MemoryError: if a round cannot fit, with the estimate.
+      MemoryError: if a round, or what clients keep, cannot fit, with the estimate.
     """
     _require_32_bits()
     execution.validate()
@@ -182,6 +182,8 @@ def compile_federation(
         examples=_resident_bytes(data, validation) if is_resident else 0,
     )
     require_room(memory, layout.num_devices)
+    if not is_resident and execution.placement != "disk":
+        require_host_room(num_clients, of_a_client)
     count, made = Count(), _Made()
 
     def placed(state: Any) -> SimulationState:

@@ -32,10 +32,12 @@ class Evaluator(NamedTuple):
       whole: `(state) -> Evaluation` of the shared model on one held-out set.
       clients: `(state) -> Evaluation` on the held-out data of each client, of the model that this
         client would use.
+      is_personal: whether that is a model of its own, and not the shared one.
     """
 
     whole: Callable[[SimulationState], Evaluation] | None
     clients: Callable[[SimulationState], Evaluation] | None
+    is_personal: bool = False
 
 
 @checked
@@ -80,7 +82,7 @@ def evaluator(
             on_clients = _of_personal(personal, model, train, clients, metrics)
         elif shared is not None:
             on_clients = _of_shared(shared, shared_evaluator(model, clients, metrics=metrics))
-    return Evaluator(on_whole, on_clients)
+    return Evaluator(on_whole, on_clients, clients is not None and personal is not None)
 
 
 def _of_shared(shared: Any, run: Any) -> Callable[[SimulationState], Evaluation]:

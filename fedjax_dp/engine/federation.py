@@ -58,19 +58,31 @@ def population_of(data: FederatedData, validation: FederatedData | None = None) 
       The population.
 
     Raises:
-      ValueError: if there are no examples, too many, or the splits are not of the same clients.
+      ValueError: if a split has no examples, or too many, or they are not of the same clients, or
+        their examples do not look alike.
     """
-    num_examples = data.num_examples
+    first = _population("data", data)
+    if validation is None:
+        return first
+    rule = f"hold a second split of the {data.num_clients} clients"
+    same = validation.num_clients == data.num_clients
+    checks.require(same, "validation", rule, validation.num_clients)
+    expected, found = (_looks(split) for split in (data, validation))
+    rule = f"hold examples that look like those of data, {expected}"
+    checks.require(found == expected, "validation", rule, found)
+    return first._replace(validation=_population("validation", validation))
+
+
+def _population(name: str, data: FederatedData) -> Population:
     rule = "hold at least one and fewer than 2**31 examples"
-    checks.require(0 < num_examples < 2**31, "data", rule, num_examples)
+    checks.require(0 < data.num_examples < 2**31, name, rule, data.num_examples)
     shapes = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
-    second = None
-    if validation is not None:
-        rule = f"hold a second split of the {data.num_clients} clients"
-        same = validation.num_clients == data.num_clients
-        checks.require(same, "validation", rule, validation.num_clients)
-        second = population_of(validation)
-    return Population(data.sizes.astype(np.int32), nested(shapes), second)
+    return Population(data.sizes.astype(np.int32), nested(shapes))
+
+
+def _looks(data: FederatedData) -> dict[str, str]:
+    """Says of every array what one example of it is, such as `float32[28, 28]`."""
+    return {k: f"{v.dtype}{list(v.shape[1:])}" for k, v in sorted(data.examples.items())}
 
 
 @checked
@@ -104,7 +116,8 @@ class Federation(NamedTuple):
       draw: `(state, hyper, key) -> Cohort` of the next round.
       step: `(state, hyper, examples, key, cohort=None) -> (state, record, info)`, one round; the
         cohort is drawn where it is None. The key is the root of the run, the same in every round.
-      shared: `(state) -> params`, the model for the whole population; None where there is none.
+      shared: `(state) -> params`, the model for the whole population; None where there is none, or
+        where some of it stays at home.
       with_shared: `(state, params) -> state` with another such model; None where there is none.
       personal: `(state, client) -> params`, the model that one client would use; None where it is
         the shared one.
@@ -217,6 +230,8 @@ def federation(
         return jnp.asarray(jax.vmap(lambda r: jnp.asarray(one(r), jnp.int32))(rounds))
 
     shared: SharedModel | None = algorithm.shared
+    if shared is not None and not shared.is_whole:
+        shared = None
     of_client = algorithm.personal
 
     def personal(state: SimulationState, client: ClientData) -> PyTree:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 
 from fedjax_dp.core import trees
-from fedjax_dp.core.devices import memory_per_device
+from fedjax_dp.core.devices import memory_of_host, memory_per_device
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.server.base import Stacked
@@ -86,6 +86,25 @@ def require_room(memory: Memory, num_devices: int = 1) -> None:
     room = memory_per_device(num_devices)
     if sum(memory) > room:
         raise MemoryError(f"a round must fit a device of {_readable(room)}, and takes {memory}")
+
+
+def require_host_room(num_clients: int, num_bytes: int) -> None:
+    """Refuses a table of what clients keep that the machine's memory cannot hold.
+
+    Args:
+      num_clients: how many there are.
+      num_bytes: what one of them keeps.
+
+    Raises:
+      MemoryError: if it is larger.
+    """
+    room, needed = memory_of_host(), num_clients * num_bytes
+    if needed > room:
+        raise MemoryError(
+            f"what {num_clients:,} clients keep, {_readable(num_bytes)} each and "
+            f"{_readable(needed)} in all, must fit the {_readable(room)} of this machine; "
+            "placement='disk' keeps it in a file, and takes room for those who take part alone"
+        )
 
 
 @contextmanager

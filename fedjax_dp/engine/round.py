@@ -53,12 +53,14 @@ class _Slots(NamedTuple):
 class _Outcome(NamedTuple):
     """What each slot ends with, `[slots, ...]`; the contribution only where it is stacked.
 
-    `own` is what the client keeps, where it waits for the end of the round.
+    `own` is what the client keeps, where it waits for the end of the round; `is_told` says whose
+    info counts.
     """
 
     own: PyTree
     metrics: TrainingMetrics | None
     info: Any
+    is_told: jax.Array
     contribution: PyTree
     is_finite: jax.Array
     counts_up: tuple[jax.Array, ...]
@@ -304,12 +306,13 @@ def _run_slot(
         # What is not sent adds neither itself nor its share of the noise.
         zeros = trees.zeros_like(contribution)
         contribution = trees.where(slot.takes_part, contribution, zeros)
-    training, info = jax.tree.map(
-        lambda m: jnp.where(contributes, m, 0), (output.training, dict(output.info))
-    )
+    training = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.training)
+    # Who weighs nothing, as without data, has nothing to tell.
+    is_told = contributes & (output.weight > 0)
+    info = jax.tree.map(lambda m: jnp.where(is_told, m, 0), dict(output.info))
     kept = trees.where(contributes, output.state, own)
     up, down = _counts(algorithm, state.server, own, client, output)
-    return _Outcome(kept, training, info, contribution, is_finite, up, down)
+    return _Outcome(kept, training, info, is_told, contribution, is_finite, up, down)
 
 
 def _counts(
@@ -406,7 +409,7 @@ def _info(
     training = None
     if outcome.metrics is not None:
         training = training_info(outcome.metrics, contributes, layout.chunk, slots.is_alone)
-    count = jnp.maximum(jnp.sum(contributes), 1)
+    count = jnp.maximum(jnp.sum(outcome.is_told), 1)
     of_clients = {name: jnp.sum(value, axis=0) / count for name, value in outcome.info.items()}
     counts = None
     if outcome.counts_up or outcome.counts_down:

@@ -122,6 +122,9 @@ class TableStream:
     def __exit__(self, *error: object) -> None:
         """Ends; nothing is under way."""
 
+    def require_room(self, participation: Participation, num_rounds: int) -> None:
+        """Does nothing: the table is there."""
+
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
         """Does nothing: rows in memory are at hand."""
 
@@ -185,6 +188,22 @@ class RowStream:
     def __exit__(self, *error: object) -> None:
         """Ends, after an error too: what is under way is waited for, and the disk left alone."""
         self._thread.shutdown(wait=True)
+
+    def require_room(self, participation: Participation, num_rounds: int) -> None:
+        """Requires a disk with room for what some rounds may come to write.
+
+        Args:
+          participation: who joins a round.
+          num_rounds: how many rounds.
+
+        Raises:
+          ValueError: if it has less.
+        """
+        slots = self._rows.slots
+        # A row that nobody else needs makes room for the one that is written after it.
+        is_replaced = ~np.isin(slots, [UNTOUCHED, *self._pinned])
+        new = min(participation.most_drawn(num_rounds), int(np.sum(~is_replaced)))
+        self._rows.file.require_room(new + participation.most_drawn(1) - len(self._free))
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
         """Begins to read the rows of a cohort.

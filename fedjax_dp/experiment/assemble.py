@@ -187,7 +187,7 @@ def _evaluator(
     client_test_share: float,
     metrics: Mapping[str, Metric],
 ) -> Evaluator:
-    name, has_server_model = compiled.algorithm.name, compiled.algorithm.shared is not None
+    name, has_server_model = compiled.algorithm.name, compiled.federation.shared is not None
     checks.require(
         has_server_model or population.client_test is not None,
         "data.client_test_share",

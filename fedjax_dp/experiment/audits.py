@@ -186,9 +186,8 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
 def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResult | None:
     """Trains as the experiment would, and attacks the server's model, or the clients' own."""
     simulation, population = experiment.simulation, experiment.population
-    algorithm = simulation.algorithm
-    others = population.client_test or population.test
-    if others is None or (algorithm.shared is None and population.client_test is None):
+    others, shared = population.client_test or population.test, simulation.federation.shared
+    if others is None or (shared is None and population.client_test is None):
         return None
     with tempfile.TemporaryDirectory() as folder:
         state = kept_in(simulation.init(key), folder)
@@ -200,11 +199,10 @@ def _attacked(
 ) -> MembershipResult | None:
     """Attacks what training came to."""
     simulation, train = experiment.simulation, experiment.population.train
-    algorithm, model = simulation.algorithm, experiment.model
+    shared, model = simulation.federation.shared, experiment.model
     rng = np.random.default_rng([experiment.config.run.seed, 8])
-    if algorithm.shared is not None:
-        params = algorithm.shared.read(state.server)
-        return attack_model(model, params, train.examples, others.examples, rng)
+    if shared is not None:
+        return attack_model(model, shared(state), train.examples, others.examples, rng)
     personal, held = simulation.federation.personal, examples_of(train)
     assert personal is not None
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])

@@ -36,7 +36,9 @@ def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
       state: the state.
 
     Returns:
-      Losses, accuracies and figures of fairness by name.
+      Losses, accuracies and figures of fairness by name. `test_accuracy` and its like are of the
+      models that clients use; where these are their own, `shared_test_accuracy` and its like are of
+      the server's, if it is one that can be used.
     """
     row: dict[str, Any] = {}
     if evaluator.clients is not None:
@@ -49,9 +51,9 @@ def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
         row |= {f"client_test_{name}": value for name, value in by_client.metrics.items()}
         row |= {f"test_{name}": value for name, value in by_client.metrics.items()}
     if evaluator.whole is not None:
-        whole = evaluator.whole(state)
-        row |= {"test_loss": whole.loss, "test_accuracy": whole.accuracy}
-        row |= {f"test_{name}": value for name, value in whole.metrics.items()}
+        whole, of = evaluator.whole(state), "shared_test" if evaluator.is_personal else "test"
+        row |= {f"{of}_loss": whole.loss, f"{of}_accuracy": whole.accuracy}
+        row |= {f"{of}_{name}": value for name, value in whole.metrics.items()}
     return row
 
 

@@ -1,8 +1,6 @@
 """Where a run begins: at its seed, or at the newest checkpoint of one that was interrupted."""
 
-import math
 import pathlib
-import shutil
 import tomllib
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +14,6 @@ from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
-from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Rows, kept_in
@@ -128,7 +125,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
 
     Raises:
       ValueError: for a privacy that cannot be accounted, a budget that has no room for one round,
-        or a folder where another run is.
+        a folder where another run is, or one on a disk that is too small for what clients keep.
     """
     section = experiment.config.run
     state, hyper = first_state(experiment), experiment.simulation.hyper
@@ -163,8 +160,8 @@ def restored(
       State and start of the newest intact checkpoint, or of the seed where there is none.
 
     Raises:
-      ValueError: for a run that was started with another configuration, that has lost its root, or
-        that another process goes on with.
+      ValueError: for a run that was started with another configuration, that has lost its root,
+        that another process goes on with, or whose disk is too small for what clients keep.
     """
     config, seconds, ledgers, sent = experiment.config, 0.0, None, None
     lock = locked(folder)
@@ -189,6 +186,7 @@ def restored(
         accounting.restore(ledgers)
     if sent is not None:
         traffic.restore(sent)
+    _require_room(experiment, state)
     write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 
@@ -214,38 +212,11 @@ def _require_room(experiment: Experiment, state: SimulationState) -> None:
     if not isinstance(state.clients, Rows):
         return
     section, simulation = experiment.config.run, experiment.simulation
-    participation = simulation.participation
-    drawn = most_drawn(participation, section.rounds)
-    again = most_drawn(participation, min(section.rounds, section.checkpoint_every))
+    most_drawn, file = simulation.participation.most_drawn, state.clients.file
+    again = most_drawn(min(section.rounds, section.checkpoint_every))
     # The newest rows, those of checkpoints that have been written again since, and a cohort's.
-    num_rows = drawn + KEPT * again + most_drawn(participation, 1)
-    file = state.clients.file
-    free = shutil.disk_usage(file.path.parent.parent).free
-    rule = (
-        f"be on a disk with {num_rows * file.num_bytes:,} bytes free, for {num_rows:,} rows of "
-        f"{file.num_bytes:,} bytes that clients may come to keep"
-    )
-    checks.require(num_rows * file.num_bytes <= free, "--output", rule, f"{free:,} bytes free")
-
-
-def most_drawn(participation: Participation, num_rounds: int) -> int:
-    """Bounds how many clients some rounds draw, each counted once.
-
-    Args:
-      participation: who joins a round.
-      num_rounds: how many rounds.
-
-    Returns:
-      A number that is never exceeded; where clients are drawn by coins, with a chance below 1e-9.
-    """
-    num_clients, size = participation.num_clients, participation.cohort_size
-    if participation.sampler.name not in ("poisson", "truncated_poisson"):
-        return min(num_clients, num_rounds * participation.capacity)
-    mean = num_clients * -math.expm1(num_rounds * math.log1p(-min(size / num_clients, 1 - 1e-12)))
-    # Bernstein's inequality for a sum of coins.
-    tail = math.log(1e9)
-    most = mean + math.sqrt(2 * mean * tail) + tail
-    return min(num_clients, num_rounds * participation.capacity, math.ceil(most))
+    num_rows = most_drawn(section.rounds) + KEPT * again + most_drawn(1)
+    file.require_room(num_rows - file.num_lying(), name="--output")
 
 
 def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:

@@ -202,8 +202,8 @@ def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "
     Args:
       shapes: all parameters, as shapes.
       where: "batch_norm" for buffers and the weights of the layers that they belong to, of which
-        there may be none where nothing else is named; a path, a pattern, several of all these, or a
-        function, as for `marked`.
+        there may be none where nothing else is named; a path, a pattern, several of all these, or
+        none of them for nothing; or a function, as for `marked`.
       buffer_keys: the model's buffers, as in `Model`.
       name: what an error calls `where`.
 
@@ -223,7 +223,8 @@ def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "
     if BATCH_NORM in asked:
         of_norm = jax.tree.leaves(batch_norm(shapes, buffer_keys))
         flags = [flag or norm for flag, norm in zip(flags, of_norm, strict=True)]
-    checks.require(any(flags) or set(asked) == {BATCH_NORM}, name, f"match one of {paths}", where)
+    may_be_none = not callable(where) and set(asked) <= {BATCH_NORM}
+    checks.require(any(flags) or may_be_none, name, f"match one of {paths}", where)
     checks.require(not all(flags), name, f"leave one of {paths} to be shared", where)
     return Home(jax.tree.structure(shapes), tuple(flags))
 

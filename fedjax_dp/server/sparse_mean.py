@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.core import masks, trees
+from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.server.base import Summed, stateless
@@ -21,13 +21,16 @@ def sparse_mean(*, is_masked: bool = True) -> Summed:
         mean of the listing of FedLTN.
 
     Returns:
-      The aggregator of `Sparse` updates. Its aggregate is `Sparse`: the mask tells the coordinates
-      that somebody keeps; all others are 0. It bounds nothing, so that noise behind it is refused.
+      The aggregator of `Sparse` updates, which refuses any others. Its aggregate is `Sparse`: the
+      mask tells the coordinates that somebody keeps; all others are 0. It bounds nothing, so that
+      noise behind it is refused.
 
     Source: Li and others 2021 (LotteryFL), equation 4; `personalization` sections 5 and 6.
     """
 
     def contribute(state, numbers, update: Sparse, weight, sender):
+        rule = "be Sparse where they are averaged by a sparse mean, as tickets are"
+        checks.require(isinstance(update, Sparse), "updates", rule, type(update).__name__)
         joins = weight > 0
         values = masks.applied(update.mask, jax.tree.map(trees.at_least_float32, update.values))
         kept = jax.tree.map(lambda m: (m & joins).astype(jnp.int32), update.mask)

@@ -18,7 +18,7 @@ from fedjax_dp.clients.pruning import _share_of, weights_of
 from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.data import FederatedData, everybody, everybody_first, fixed_size, participation
-from fedjax_dp.engine import ExecutionConfig, simulation
+from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
 from fedjax_dp.engine.federation import examples_of, init_key
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.models import Model, kinds
@@ -405,6 +405,16 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
         strict=True,
     ):
         assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(~np.asarray(m))
+    # What is sent, before an aggregator masks it again.
+    examples = jax.device_put(examples_of(halves(), halves(1)))
+    for i in range(len(SIZES)):
+        own_row = jax.tree.map(lambda x, i=i: jnp.asarray(x)[i], own)
+        output = algorithm.client(
+            server, own_row, examples.client(i), algorithm.hyper.of_client(i), KEY
+        )
+        sent = output.update
+        for m, x in zip(jax.tree.leaves(sent.mask), masked_of(sent), strict=True):
+            assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(np.asarray(x) != 0)
     # Of training itself, which the model of a client no longer shows.
     client = jax.device_put(examples_of(halves())).client(2)
     start = model.init(KEY)
@@ -417,6 +427,51 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
         m, old, new = map(np.asarray, (m, old, new))
         np.testing.assert_array_equal(new[~m], old[~m])
         assert np.all(new[m] != old[m])
+
+
+def masked_of(sent):
+    """Lists the arrays of a message that have a mask."""
+    pairs = jax.tree.map(
+        lambda m, x: None if m is None else x, sent.mask, sent.values, is_leaf=lambda m: m is None
+    )
+    return jax.tree.leaves(pairs)
+
+
+@telling
+def test_what_is_told_of_tickets_is_of_those_who_have_data():
+    """Four of six have none: they prune nothing, and count as nobody."""
+    model, sizes = make_model(), (8, 8, 0, 0, 0, 0)
+    algorithm = algorithms.fed_ltn(
+        model, trainer_of(model), accuracy_threshold=1e-3, prune_rate=0.4, prunable="w"
+    )
+    data, second = (make_data(sizes, seed=seed) for seed in (0, 1))
+    _, record, info = ran(algorithm, data, 1, second)
+    assert np.all(record.fate == Fate.CONTRIBUTED)
+    # One of three weights, which is what 40 % of three come to.
+    np.testing.assert_allclose(info.clients["pruned_share"], 1 / 3, rtol=1e-6)
+
+
+def test_nothing_may_stay_at_home():
+    """Batch norm is then shared, averaged, and part of a model that can be used."""
+    model = normed()
+    ltn = algorithms.fed_ltn(model, trainer_of(model), home=[])
+    assert ltn.shared.is_whole and not jax.tree.leaves(ltn.clients.init(ltn.init(KEY)).home)
+    kept = algorithms.fed_ltn(model, trainer_of(model))
+    assert not kept.shared.is_whole and jax.tree.leaves(kept.clients.init(kept.init(KEY)).home)
+    everything = algorithms.fedbn(model, trainer_of(model), home=[])
+    assert everything.clients is None and everything.shared.is_whole
+
+
+def test_a_model_that_lacks_what_stays_at_home_is_nobodys():
+    model = make_model()
+    joins = participation(everybody(), len(SIZES))
+    for make, is_there in ((algorithms.fedper, False), (algorithms.ditto, True)):
+        options = {} if is_there else {"head": "b"}
+        sim = simulation(make(model, trainer_of(model), **options), halves(), joins, PLAIN)
+        assert (sim.federation.shared is not None) == is_there
+        assert (sim.federation.with_shared is not None) == is_there
+        of = evaluator(sim, model, halves(), whole=halves(1), clients=halves(2))
+        assert of.is_personal and (of.whole is not None) == is_there
 
 
 @telling
@@ -593,6 +648,14 @@ BAD = {
         lambda m: algorithms.jump_start(m._replace(correct_fn=None), trainer_of(m), prunable="w"),
         "model must have an accuracy",
     ),
+    "a head of nothing": (
+        lambda m: algorithms.fedper(m, trainer_of(m), head=[]),
+        "head must match a parameter",
+    ),
+    "a mean of models whose deltas are transformed": (
+        lambda m: algorithms.mr_mtl(m, cast_trainer(m), num_clients=6),
+        "trainer must have no update transforms",
+    ),
     "all at home": (
         lambda m: algorithms.fedbn(m, trainer_of(m), home=["b", "w"]),
         "home must leave one of",
@@ -649,3 +712,43 @@ def test_clients_without_validation_data_are_named():
     lacking = make_data((3, 3, 0, 3, 3, 3))
     with pytest.raises(ValueError, match="got 'none of client 2'"):
         simulation(algorithm, halves(), joins, validation=lacking)
+    with pytest.raises(ValueError, match=r"validation must hold at least one .*, got 0"):
+        simulation(algorithm, halves(), joins, validation=make_data((0,) * 6))
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda e: {**e, "x": e["x"][:, :2]}, r"'x': 'float32\[2\]', 'y'"),
+        (lambda e: {"y": e["y"]}, r"got \{'y': 'float32\[\]'\}"),
+        (lambda e: {**e, "y": e["y"].astype(np.int32)}, r"'y': 'int32\[\]'\}"),
+    ],
+)
+def test_a_second_split_looks_like_the_first(change, found):
+    model, other = make_model(), halves(1)
+    algorithm = algorithms.lottery_fl(model, trainer_of(model), prunable="w")
+    odd = FederatedData(change(dict(other.examples)), other.offsets)
+    rule = r"validation must hold examples that look like those of data, \{'x': 'float32\[3\]'.*"
+    with pytest.raises(ValueError, match=rule + found):
+        simulation(algorithm, halves(), participation(everybody(), 6), validation=odd)
+
+
+def test_tickets_alone_are_averaged_as_tickets():
+    model = make_model()
+    algorithm = algorithms.fedavg(model, trainer_of(model), aggregator=sparse_mean())
+    with pytest.raises(ValueError, match=r"updates must be Sparse .*, got 'dict'"):
+        ran(algorithm, halves(), 1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "rule"),
+    [
+        ({"w": np.ones(2, bool), "b": None}, r"be bool\[3\] at w, got 'bool\[2\]'"),
+        ({"w": np.ones(3, np.float32), "b": None}, r"be bool\[3\] at w, got 'float32\[3\]'"),
+        ({"w": np.ones(3, bool)}, "have the paths of params"),
+        ({"w": None, "b": None}, "hold an array"),
+    ],
+)
+def test_a_mask_is_one_of_the_weights(mask, rule):
+    with pytest.raises(ValueError, match=f"mask must {rule}"):
+        prune(mask, {"w": jnp.ones(3), "b": jnp.ones(())}, 0.5)

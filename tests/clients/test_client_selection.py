@@ -11,12 +11,15 @@ from scipy.stats import chisquare
 from fedjax_dp.algorithms import f_cdpfl
 from fedjax_dp.clients import (
     ClientData,
+    accuracy_of,
     exact_choice,
     mean_accuracy,
     mean_clipped_loss,
     mean_loss,
     private_choice,
 )
+from fedjax_dp.data import FederatedData
+from fedjax_dp.evaluation.evaluate import shared_evaluator
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 7, 128])
@@ -69,8 +72,30 @@ def test_accuracies_are_counted(block_size):
         for m in range(3)
     ]
     np.testing.assert_allclose(found, [1.0, 6 / 9, 3 / 9], rtol=1e-6)
+    params = [jax.tree.map(lambda p, m=m: p[m], models) for m in range(3)]
+    # With one prediction an example there is no difference.
+    again = [accuracy_of(model, p, client, block_size=block_size) for p in params]
+    np.testing.assert_array_equal(found, again)
     nobody = client.replace(size=jnp.int32(0))
-    assert mean_accuracy(model, model.init(jax.random.key(0)), nobody) == 0
+    for count in (mean_accuracy, accuracy_of):
+        assert count(model, model.init(jax.random.key(0)), nobody) == 0
+
+
+@pytest.mark.parametrize("block_size", [2, 128])
+def test_an_accuracy_is_that_of_predictions_and_that_of_evaluations(block_size):
+    """By hand: 3 of 4, 0 of 0 and 1 of 6 predictions are right, which makes 4 of 10."""
+    model = make_model()
+    counts = np.array([[3, 4], [0, 0], [1, 6]], np.float32)
+
+    def correct_fn(outputs, batch):
+        return batch["y"][..., 0] + 0 * outputs, batch["y"][..., 1]
+
+    model = model._replace(correct_fn=correct_fn, loss_fn=lambda outputs, batch: 0 * outputs)
+    params, x = model.init(jax.random.key(0)), np.ones((3, 3), np.float32)
+    found = accuracy_of(model, params, choosing_client(x, counts), block_size=block_size)
+    np.testing.assert_allclose(found, 4 / 10, rtol=1e-6)
+    data = FederatedData.from_clients([{"x": x, "y": counts}])
+    assert shared_evaluator(model, data)(params).accuracy == pytest.approx(4 / 10)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e30, np.inf, np.nan])

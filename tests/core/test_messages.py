@@ -49,6 +49,20 @@ def test_a_mask_keeps_three_of_twenty(encoding, expected):
     assert measured(message, encoding) == expected
 
 
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("dense", {"float16": 40, "float32": 8}),
+        *((e, {"float16": 6, "float32": 8}) for e in ("bitmap", "index", "values", "smallest")),
+    ],
+)
+def test_a_mask_that_the_receiver_has_is_not_sent(encoding, expected):
+    mask = jnp.arange(20) % 7 == 1
+    values = {"bias": jnp.ones(2), "w": jnp.ones(20, jnp.float16)}
+    message = Sparse(values, {"bias": None, "w": mask}, is_known=True)
+    assert measured(message, encoding) == expected
+
+
 def test_values_that_are_zero_under_a_mask_that_keeps_them_are_sent():
     message = Sparse(jnp.zeros(8), jnp.ones(8, bool))
     assert measured(message, "values") == {"float32": 32}

@@ -550,6 +550,9 @@ def test_tickets_are_counted_by_what_is_alive():
         ]
         biases = 4 * len(drawn)
         assert sent.total("down", "values") == 4 * alive[0] + biases
+        # A client has its own mask, and sends it.
+        assert sent.total("down", "bitmap") == sent.total("down", "values")
+        assert sent.total("up", "bitmap") == sent.total("up", "values") + len(drawn)
         assert sent.total("up", "values") == 4 * alive[1] + biases + W * len(drawn)
 
 

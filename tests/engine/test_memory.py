@@ -6,6 +6,8 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp.engine import compile as compiling
+from fedjax_dp.engine import layout as layouts
+from fedjax_dp.engine import memory as estimates
 from fedjax_dp.engine.federation import population_of
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.memory import Memory, explained, memory_of, require_room
@@ -17,13 +19,17 @@ DATA = fdp.FederatedData.from_clients(
 )
 
 
-def algorithm(width=WIDTH, classes=10, aggregator=None):
+def parts(width=WIDTH, classes=10):
     model = fdp.Model.from_functions(
         init=lambda key: {"w": jnp.zeros((width, classes))},
         apply=lambda params, x: x @ params["w"],
         loss="softmax_cross_entropy",
     )
-    trainer = fdp.local_trainer(model, fdp.LocalConfig(learning_rate=0.1, batch_size=3))
+    return model, fdp.local_trainer(model, fdp.LocalConfig(learning_rate=0.1, batch_size=3))
+
+
+def algorithm(width=WIDTH, classes=10, aggregator=None):
+    model, trainer = parts(width, classes)
     options = {} if aggregator is None else {"aggregator": aggregator}
     return fdp.fedavg(model, trainer, **options)
 
@@ -50,6 +56,21 @@ def test_what_cannot_fit_is_refused_before_it_is_made(monkeypatch):
     with pytest.raises(MemoryError, match=r"must fit a device of .*at least .* TB .*clients in"):
         fdp.simulation(algorithm(classes=2**30), DATA, everybody())
     assert not made
+
+
+@pytest.mark.parametrize("placement", ["host", "auto"])
+def test_a_table_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch, placement):
+    """Six clients that keep a model each: 240 kB, on a machine with 200."""
+    model, trainer = parts()
+    algorithm = fdp.ditto(model, trainer)
+    monkeypatch.setattr(estimates, "memory_of_host", lambda: 200_000)
+    monkeypatch.setattr(layouts, "_STATE_SHARE", 0.0)
+    execution = fdp.ExecutionConfig(placement=placement)
+    rule = r"what 6 clients keep, 40 kB each and 240 kB in all, must fit the 200 kB .*'disk'"
+    with pytest.raises(MemoryError, match=rule):
+        fdp.simulation(algorithm, DATA, everybody(), execution)
+    monkeypatch.setattr(estimates, "memory_of_host", lambda: 240_000)
+    fdp.simulation(algorithm, DATA, everybody(), execution)
 
 
 @pytest.mark.parametrize(

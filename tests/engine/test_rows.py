@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+from collections import namedtuple
 
 import jax
 import numpy as np
@@ -287,6 +289,38 @@ def test_work_on_the_host_reads_all_clients_and_nothing_else(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, kept.of(2), of_one)
         part = kept.of_all(lambda row: row["w"])
         np.testing.assert_array_equal(part, table["w"])
+
+
+def test_a_disk_that_is_too_small_ends_nothing_that_has_begun(tmp_path, monkeypatch):
+    """Room for six rows and the three of a cohort; then, with all written once, for a cohort."""
+    sim = on_disk("scaffold", tmp_path)
+    state = sim.init(KEY)
+    num_bytes, free = state.clients.file.num_bytes, [0]
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, free[0]))
+    capacity = sim.participation.capacity
+    first = num_bytes * (NUM_CLIENTS + capacity)
+    free[0] = first - 1
+    rule = f"folder must be on a disk with {first:,} bytes free.*got '{first - 1:,} bytes free in"
+    with pytest.raises(ValueError, match=rule):
+        sim.run(state, KEY, 50)
+    free[0] = first
+    state, *_ = sim.run(state, KEY, 50)
+    assert np.all(state.clients.slots >= 0)
+    # Slots that are free already are written to again.
+    unused = set(range(int(state.clients.slots.max()) + 1)) - set(state.clients.slots.tolist())
+    free[0] = num_bytes * (capacity - len(unused))
+    state, *_ = sim.run(state, KEY, 50)
+    free[0] -= 1
+    with pytest.raises(ValueError, match="folder must be on a disk"):
+        sim.run(state, KEY, 50)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "taken").write_text("")
+    sim = on_disk("scaffold", tmp_path / "taken")
+    with pytest.raises(ValueError, match="folder must be a folder, or nothing as yet"):
+        sim.init(KEY)
 
 
 def test_a_disk_that_is_full_ends_the_run(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ from run_folders import EVERY, SMALL, Killed, assert_same_run, execute, kill_aft
 
 from fedjax_dp.data import everybody_first, fixed_size, participation, poisson
 from fedjax_dp.experiment.loading import evaluate_run, load_run
-from fedjax_dp.experiment.start import most_drawn
 
 pytestmark = [
     pytest.mark.xdist_group("rows on the disk"),
@@ -102,14 +101,14 @@ def test_room_is_for_those_who_may_be_drawn(num_rounds):
     """A bound on distinct clients, by 20,000 draws of coins; exact where a cohort has one size."""
     rng = np.random.default_rng(0)
     of_coins = participation(poisson(), 300, 2.0)
-    most = most_drawn(of_coins, num_rounds)
+    most = of_coins.most_drawn(num_rounds)
     found = rng.binomial(300, 1 - (1 - 2 / 300) ** num_rounds, 20_000)
     assert found.max() <= most < 300
     fixed = participation(fixed_size(), 300, 2)
-    assert most_drawn(fixed, num_rounds) == 2 * num_rounds
-    assert most_drawn(of_coins, 10_000) == most_drawn(fixed, 10_000) == 300
+    assert fixed.most_drawn(num_rounds) == 2 * num_rounds
+    assert of_coins.most_drawn(10_000) == fixed.most_drawn(10_000) == 300
     at_first = participation(everybody_first(1, poisson()), 300, 2.0)
-    assert most_drawn(at_first, num_rounds) == 300
+    assert at_first.most_drawn(num_rounds) == 300
 
 
 def test_rows_larger_than_the_disk_are_refused_before_any_work(tmp_path, monkeypatch):

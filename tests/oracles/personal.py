@@ -48,8 +48,11 @@ def at_home(theta, run, rounds, train, is_home, *, head_epochs=None):
     return theta, own
 
 
-def ditto(theta, run, rounds, train, strength):
-    """Li and others 2021, algorithm 1, drawn towards the model that was received."""
+def ditto(theta, run, rounds, train, strength, purpose=SECOND):
+    """Li and others 2021, algorithm 1, drawn towards the model that was received.
+
+    The personal model is trained on batches of its own, or on those of the shared one.
+    """
     own = np.tile(theta, (len(run.clients), 1))
     for r in range(rounds):
         moved, total = np.zeros_like(theta), 0.0
@@ -58,7 +61,7 @@ def ditto(theta, run, rounds, train, strength):
             moved += size * (train(theta, r, i) - theta)
             total += size
             own[i] = train(
-                own[i], r, i, purpose=SECOND, pull=lambda v, at=theta: strength * (v - at)
+                own[i], r, i, purpose=purpose, pull=lambda v, at=theta: strength * (v - at)
             )
         theta = theta + moved / total if total else theta
     return theta, own
