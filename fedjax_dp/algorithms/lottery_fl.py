@@ -58,7 +58,7 @@ def lottery_fl(
 ) -> FederatedAlgorithm:
     """Declares LotteryFL.
 
-    A client whose masked model reaches the threshold on its validation data prunes the smallest of
+    A client whose masked model is above the threshold on its validation data prunes the smallest of
     its weights and rewinds what is left to the initial model; then it trains, and sends the weights
     of its ticket. The server averages each weight over the clients that keep it.
 

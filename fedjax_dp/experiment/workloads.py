@@ -146,6 +146,13 @@ WORKLOADS: Mapping[str, Workload] = {
         is_validated=True,
         base="W1",
     ),
+    "W1fed_ltn_prunes": _W1._replace(
+        about=f"{_W1.about}; FedLTN where every client prunes in every round, and trains again",
+        algorithm="fed_ltn",
+        options={"accuracy_threshold": 1e-6, "prune_rate": 0.01},
+        is_validated=True,
+        base="W1",
+    ),
     "users": _USERS._replace(unit="client", clip_norm=0.3),
     "cifar10": _CIFAR,
     "cifar10dp": _with_privacy(_CIFAR, "cifar10", "client", 0.4),

@@ -29,6 +29,8 @@ NEEDED = {
 # Only what a client would use itself can be evaluated: there is no model of the whole.
 WITHOUT_SERVER_MODEL = (
     "f_cdpfl",
+    "fedper",
+    "fedrep",
     "ifca",
     "jump_start",
     "km_cdpfl",
@@ -38,6 +40,9 @@ WITHOUT_SERVER_MODEL = (
     "rc_dpfl",
 )
 
+
+# The server has a model, and clients use others.
+WITH_BOTH_MODELS = ("ditto", "fed_ltn", "lottery_fl", "mr_mtl")
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -58,6 +63,8 @@ def test_an_algorithm_is_assembled_from_its_name_alone(name):
     assert experiment.population.train.num_clients == (1 if name == "centralized" else 3)
     assert (experiment.evaluator.whole is None) == (name in WITHOUT_SERVER_MODEL)
     assert (experiment.evaluator.clients is None) == (name == "centralized")
+    of_their_own = (*WITHOUT_SERVER_MODEL, *WITH_BOTH_MODELS)
+    assert experiment.evaluator.is_personal == (name in of_their_own)
     if unit == "record":
         # Every client has noise of its own budget: of unequal sizes, unequal noise.
         assert np.shape(algorithm.hyper.local.noise_multiplier) == (3,)
@@ -94,6 +101,10 @@ def test_an_algorithm_runs_from_its_name_alone(tmp_path, name):
     if name in WITHOUT_SERVER_MODEL:
         assert summary["test_accuracy"] == summary["client_test_accuracy"]
         assert summary["test_loss"] == summary["client_test_loss"]
+    if name in WITH_BOTH_MODELS:
+        assert summary["test_accuracy"] == summary["client_test_accuracy"]
+        assert 0 <= summary["shared_test_accuracy"] <= 1
+    assert ("shared_test_loss" in summary) == (name in WITH_BOTH_MODELS)
     if name == "centralized":
         assert "client_test_accuracy" not in summary
     else:

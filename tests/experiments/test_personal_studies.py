@@ -1,4 +1,4 @@
-"""The studies of personalisation: every point can be built, and finds the paper's number."""
+"""The studies of personalisation: every point is a configuration, and finds the paper's number."""
 
 import pytest
 
