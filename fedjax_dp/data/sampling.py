@@ -377,6 +377,7 @@ def min_separated(separation: int) -> Sampler:
     )
 
 
+@checked
 def shuffled(*, only_whole: bool = False) -> Sampler:
     """Reads the population in a fresh random order every epoch, in blocks of `batch_size`.
 
@@ -390,6 +391,9 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
 
     Returns:
       The sampler.
+
+    Raises:
+      ValueError: for a value that is not of its type.
     """
 
     def blocks(size, batch_size):

@@ -157,7 +157,7 @@ def build(**held_out):
 
 
 def test_there_is_nothing_to_evaluate_without_held_out_data():
-    assert build() == (None, None)
+    assert build() == (None, None, False)
     assert build(whole=WHOLE).clients is None
     assert build(clients=HELD_OUT).whole is None
 
