@@ -119,18 +119,22 @@ def prune(
 
 
 def _require_mask(mask: PyTree, params: PyTree) -> None:
-    masked = jax.tree.map(lambda m: "unmasked" if m is None else m, mask, is_leaf=_is_none)
-    paths = trees.paths(masked)
-    known = dict(zip(trees.paths(params), jax.tree.leaves(params), strict=True))
+    flags, known = _by_path(mask), _by_path(params)
     rule = "have the paths of params, with None for what is never pruned"
-    checks.require(sorted(paths) == sorted(known), "mask", rule, paths)
-    leaves = zip(paths, jax.tree.leaves(masked), strict=True)
-    flags = {path: m for path, m in leaves if not isinstance(m, str)}
-    checks.require(len(flags) > 0, "mask", "hold an array", mask)
-    for path, m in flags.items():
-        rule = f"be bool{list(jnp.shape(known[path]))} at {path}"
+    checks.require(flags.keys() == known.keys(), "mask", rule, list(flags))
+    pairs = [(path, m, known[path]) for path, m in flags.items() if m is not None]
+    checks.require(len(pairs) > 0, "mask", "hold an array", mask)
+    for path, m, x in pairs:
+        expected = None if x is None else f"bool{list(jnp.shape(x))}"
         found = f"{jnp.result_type(m)}{list(jnp.shape(m))}"
-        checks.require(found == f"bool{list(jnp.shape(known[path]))}", "mask", rule, found)
+        checks.require(found == expected, "mask", f"be {expected} at {path}", found)
+
+
+def _by_path(tree: PyTree) -> dict[str, Any]:
+    """Lists leaves by their paths; None, as in the place of what is frozen, is one too."""
+    leaves = jax.tree.leaves(tree, is_leaf=_is_none)
+    paths = trees.paths(jax.tree.map(lambda x: 0 if x is None else x, tree, is_leaf=_is_none))
+    return dict(zip(paths, leaves, strict=True))
 
 
 def _without(mask: jax.Array, magnitude: jax.Array, free: Any, rate: Any, target: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CASES, JUMP_BY_ALL, ROUNDS, VARIANTS, make_data, make_model
-from marks import telling
+from marks import slow, telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune
@@ -383,8 +383,8 @@ def test_batch_norm_at_home_is_nobody_elses():
     "optimizer",
     [
         pytest.param(functools.partial(optax.sgd, momentum=0.9), marks=telling),
-        pytest.param(functools.partial(optax.adamw, weight_decay=0.3), marks=telling),
-        pytest.param(functools.partial(optax.noisy_sgd, seed=1), marks=telling),
+        pytest.param(functools.partial(optax.adamw, weight_decay=0.3), marks=slow),
+        pytest.param(functools.partial(optax.noisy_sgd, seed=1), marks=slow),
     ],
 )
 def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer):

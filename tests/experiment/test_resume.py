@@ -12,7 +12,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from marks import telling
+from marks import later, telling
 from run_folders import (
     DRAWN,
     ENTRY,
@@ -424,7 +424,7 @@ def test_signals_that_come_together_are_one(monkeypatch, tmp_path):
 
 
 @telling
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", later([1, 2], but=[2]))
 def test_a_round_that_never_ends_is_ended_by_the_second_signal(
     tmp_path, compilation_cache, devices
 ):
