@@ -455,6 +455,7 @@ def test_batch_norm_is_refused_under_clipping_and_its_replacement_named():
 # 10 and 11. Keys.
 
 
+@telling
 @pytest.mark.xdist_group("algorithm scaffold")
 def test_draws_of_a_client_do_not_depend_on_its_cohort():
     hand = hand_round("scaffold")

@@ -77,6 +77,7 @@ def test_mr_mtl_stands_between_its_optimum_and_the_mean():
     np.testing.assert_allclose(state.clients, (A + 0.5 * A.mean()) / 1.5, atol=1e-5)
 
 
+@telling
 @pytest.mark.parametrize(("are_alike", "size"), [(True, 2), pytest.param(False, 60, marks=telling)])
 def test_ditto_chooses_the_strength_that_suits_its_validation_data(are_alike, size):
     """Alike, with little data: the shared model is right. Opposite, with much: their own is."""
@@ -345,6 +346,7 @@ def test_a_personal_model_that_diverges_is_put_back():
     np.testing.assert_array_equal(info.clients["strength"], 0.0)
 
 
+@telling
 def test_batch_norm_at_home_is_nobody_elses():
     model = normed()
     algorithm = algorithms.fedbn(model, trainer_of(model))

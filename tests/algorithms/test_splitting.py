@@ -119,6 +119,7 @@ def test_clients_that_agree_have_one_limit(name):
     np.testing.assert_allclose(after(algorithm, 400, a=a, b=b), expected, rtol=0, atol=1e-6)
 
 
+@telling
 @pytest.mark.parametrize(
     "numbers",
     [

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.clients import selection
@@ -30,6 +31,7 @@ def checked(score="accuracy", **options):
     return check_choice(choice, NUMBERS, MODELS, BATCH, jax.random.key(0), **options)
 
 
+@telling
 @pytest.mark.parametrize("score", ["accuracy", "loss"])
 def test_a_private_choice_holds_what_it_states(score):
     [result] = checked(score)

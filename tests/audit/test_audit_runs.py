@@ -430,6 +430,7 @@ def test_what_cannot_be_audited_is_refused(plant, match):
         plant()
 
 
+@telling
 def test_audits_share_what_may_go_wrong():
     results = audit(runs_of("dp_sgd", "record", 40, 200), 1e-5, confidence=0.9)
     assert [r.method for r in results] == ["one_run", "threshold", "threshold"]

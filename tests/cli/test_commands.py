@@ -8,6 +8,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import pld, rdp
+from marks import telling
 from run_folders import NOT_PRIVATE, SMALL
 
 from fedjax_dp.cli import main
@@ -232,6 +233,7 @@ def test_report_needs_a_run(fedjax_dp, tmp_path):
     assert json.loads(output) == {"claims": [claim]}
 
 
+@telling
 def test_a_run_gets_the_next_free_folder(fedjax_dp, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine-001").mkdir(parents=True)

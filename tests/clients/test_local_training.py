@@ -83,6 +83,7 @@ class Adam:
         return theta - self.rate * m / (np.sqrt(v) + 1e-8)
 
 
+@telling
 @pytest.mark.parametrize(
     "optimizer, oracle",
     [

@@ -161,6 +161,7 @@ def test_adult_without_missing_cells(data_dir):
     assert (len(adult.train["y"]), len(adult.test["y"])) == (30162, 15060)
 
 
+@telling
 @pytest.mark.needs_data("adult")
 def test_adult_in_fixed_ranges_does_not_depend_on_the_other_rows(data_dir):
     every = datasets.load("adult", data_dir, scaling="range")

@@ -450,6 +450,7 @@ def test_slots_overflow_with_a_chance_below_all_that_counts():
         assert mean <= sparse.mean_of(slots) <= mean + 2
 
 
+@telling
 def test_a_draw_larger_than_its_slots_is_told(monkeypatch):
     sampler = sampling.poisson()
     counts = []
@@ -459,6 +460,7 @@ def test_a_draw_larger_than_its_slots_is_told(monkeypatch):
     assert counts[0][0] > 4 and counts[0][1] == 0 and counts[1] == (4, 1)
 
 
+@telling
 @pytest.mark.parametrize("batch_size", [1, 50])
 def test_fixed_size_draws_from_many_are_uniform_subsets(batch_size):
     drawn = large_draws(sampling.fixed_size(), LARGE, batch_size)

@@ -70,6 +70,7 @@ def test_a_store_has_the_figures_of_its_partition():
         statistics.describe_data(data, label="x")
 
 
+@telling
 @pytest.mark.parametrize(("num_clients", "num_labels"), [(5, 4), (300, 10), (40, 62)])
 def test_drawing(num_clients, num_labels):
     labels = np.random.default_rng(0).integers(0, num_labels, 6000)

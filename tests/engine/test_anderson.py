@@ -172,6 +172,7 @@ def test_the_limit_stays_and_comes_sooner_in_32_bits():
         assert problem.num_rounds(fed, name, eta, 60) < plain / 2.5, name
 
 
+@telling
 @pytest.mark.parametrize("damping", [0.0, pytest.param(0.3, marks=telling)])
 def test_points_of_all_clients_are_mixed_as_by_hand(damping):
     problem, eta, numbers = small(), 0.02, (2, 2, 0.5)

@@ -75,6 +75,7 @@ def run(is_finished, everybody, placement):
     return sim.portable(state), record
 
 
+@telling
 @pytest.mark.parametrize(
     "is_finished, everybody, placement",
     later(

@@ -213,6 +213,7 @@ def test_masked_arrays_are_counted_by_what_is_alive_in_every_layout(layout, aggr
     assert sim.num_traces() == 1
 
 
+@telling
 @pytest.mark.parametrize("layout", ["chunks", "streamed"])
 def test_masks_of_what_is_sent_down_are_those_that_clients_keep(layout):
     """The model without what a client has pruned: 3 numbers, of which own and index keep some."""
@@ -534,6 +535,7 @@ def test_an_update_that_is_scaled_after_it_was_rounded_goes_in_its_own_type():
     assert set(sent.by_type("up")) == {"float32"}
 
 
+@telling
 def test_tickets_are_counted_by_what_is_alive():
     """LotteryFL on the case: as many numbers up and down as the masks of those who sent keep."""
     case = cases.CASES["lottery_fl"]

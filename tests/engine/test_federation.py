@@ -65,6 +65,7 @@ def side_by_side(parts):
 SWEPT = ("fedavg", "dp_fedavg", "scaffold", "r_dpcfl")
 
 
+@telling
 @pytest.mark.parametrize("name", later(SWEPT, but=["fedavg"], mark=telling))
 def test_a_sweep_is_one_vmap_of_the_step(name):
     """Every point ends where a run of its own ends; on the host work is done point by point."""

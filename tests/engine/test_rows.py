@@ -84,6 +84,7 @@ def test_rows_that_were_never_written_take_no_room(tmp_path):
     assert size <= (NUM_CLIENTS + sim.participation.capacity) * state.clients.file.num_bytes
 
 
+@telling
 def test_a_checkpoint_finds_its_rows_however_far_the_run_has_gone(tmp_path):
     sim = on_disk("scaffold", tmp_path / "rows")
     checkpoints = Checkpoints(tmp_path / "checkpoint")
@@ -141,6 +142,7 @@ def test_rows_that_were_damaged_lose_the_checkpoints_that_refer_to_them(tmp_path
     checkpoints.close()
 
 
+@telling
 def test_what_every_client_would_use_is_evaluated_from_the_disk(tmp_path, monkeypatch):
     case = CASES["ditto"]
     monkeypatch.setattr("fedjax_dp.engine.evaluation._PART_BYTES", 40)
@@ -167,6 +169,7 @@ def test_a_state_that_was_taken_over_does_not_read_the_rows_of_its_heir(tmp_path
         ran(sim, state, (3,))
 
 
+@telling
 @pytest.mark.parametrize("step", [None, pytest.param(4, marks=telling)])
 def test_what_was_restored_outlives_a_crash(tmp_path, step):
     """Restored by itself, run on without a checkpoint, and restored once more."""

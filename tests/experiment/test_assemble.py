@@ -32,6 +32,7 @@ def record_noise(experiment):
     return zip(noise, np.minimum(1, 64 / sizes), np.ceil(sizes / 64), strict=True)
 
 
+@telling
 @pytest.mark.parametrize("unit", ["record", "both"])
 def test_every_client_has_the_noise_of_its_own_budget(unit):
     """Own ε and own δ; whether clients are protected too changes nothing for their records."""

@@ -93,6 +93,7 @@ def test_each_kind_of_fault_is_told_once(rows, warned, is_futile):
     assert health.is_futile == is_futile
 
 
+@telling
 @pytest.mark.parametrize("unit", ["record", "client"])
 def test_a_budget_without_room_for_a_round_is_refused_before_any_work(tmp_path, unit):
     words = [f"--privacy.{unit}.noise_multiplier=0.3", f"--privacy.{unit}.epsilon=0.5"]

@@ -398,6 +398,7 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
     }
 
 
+@telling
 def test_ctrl_c_twice_ends_at_once(monkeypatch, tmp_path):
     def impatient(self, row):
         os.kill(os.getpid(), signal.SIGINT)
@@ -569,6 +570,7 @@ def test_where_no_checkpoint_is_whole_a_run_starts_from_its_seed(uninterrupted, 
     assert len(warned) == 2 and all("is damaged" in text for text in warned)
 
 
+@telling
 def test_a_folder_is_written_by_one_process_at_a_time(finished):
     lock = locked(finished)
     try:
@@ -603,6 +605,7 @@ def test_a_run_may_go_on_for_longer_than_was_planned(tmp_path):
     assert_same_run(tmp_path / "short", tmp_path / "whole", besides=besides)
 
 
+@telling
 @pytest.mark.parametrize(
     ("word", "message"),
     [

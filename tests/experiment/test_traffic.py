@@ -45,6 +45,7 @@ def test_a_run_that_goes_on_adds_to_what_it_had_counted(folder):
     assert found["rounds"] == 3 and found["up"]["bytes"] == 9 * (MODEL + 4)
 
 
+@telling
 def test_totals_are_those_of_all_rounds_whatever_was_kept_in_between():
     experiment = assemble(configuration.load(None, [*SMALL, *NOT_PRIVATE]))
     sim, key = experiment.simulation, jax.random.key(0)

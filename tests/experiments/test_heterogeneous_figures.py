@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from marks import telling
 from run_folders import execute
 
 from experiments.heterogeneous_dp import figures, sweep
@@ -76,6 +77,7 @@ def written(folder, *words):
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
 
 
+@telling
 @pytest.mark.xdist_group("heterogeneous figures")
 @pytest.mark.parametrize("accountant", ["rdp", "rdp-classic-64"])
 def test_the_oracle_of_figure_37_is_that_of_the_run(run_folders, accountant):

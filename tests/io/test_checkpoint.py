@@ -155,6 +155,7 @@ def test_numbers_of_another_simulation_are_refused(tmp_path, hyper, message):
         checkpoints.restore(state_of(0), hyper)
 
 
+@telling
 def test_a_run_goes_on_with_its_state_and_its_numbers(tmp_path):
     """Resumed from disk, bit for bit; with the numbers that it began with it would go elsewhere."""
     model, data = make_model(), make_data()

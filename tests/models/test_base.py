@@ -141,6 +141,7 @@ def test_linen_nnx_and_plain_versions_agree_on_the_same_weights():
         assert not model.mixes_examples and model.buffer_keys == ()
 
 
+@telling
 @pytest.mark.parametrize("model", [plain_mlp(), linen(LinenMlp()), from_nnx(NnxMlp)])
 def test_without_buffers_the_parameters_come_back_as_the_same_object(model):
     params = model.init(jax.random.key(0))

@@ -131,6 +131,7 @@ def case(name):
 QUICK = ("narrow", "strided, same", "grouped")
 
 
+@telling
 @pytest.mark.parametrize("name", later(CASES, but=QUICK, mark=telling))
 def test_every_derivative_matches_the_primitive(name):
     plain, x, w = case(name)
@@ -172,6 +173,7 @@ def test_no_convolution_is_left_in_any_derivative(name):
     assert not REPLACED & primitives(jax.hessian(lambda w: loss(w, x)), w)
 
 
+@telling
 @pytest.mark.parametrize(
     ("name", "axes"),
     later(

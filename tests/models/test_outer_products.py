@@ -47,6 +47,7 @@ def amount(found):
     return products, separate.sum(1) * scale
 
 
+@telling
 @pytest.mark.parametrize("shape", SHAPES)
 def test_factors_amount_to_the_sums_even_where_rows_cancel(shape):
     rows, columns = factors(*shape)

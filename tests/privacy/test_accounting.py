@@ -349,6 +349,7 @@ SAMPLED = {
 }
 
 
+@telling
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("sampler", later(SAMPLED, but=["poisson", "truncated"], mark=telling))
 def test_whoever_follows_the_advice_of_a_refusal_is_not_refused(sampler, relation):

@@ -6,6 +6,7 @@ from fractions import Fraction
 import dp_accounting
 import numpy as np
 import pytest
+from marks import telling
 from scipy import stats
 
 from fedjax_dp.privacy import auditing
@@ -172,6 +173,7 @@ def test_perfect_guesses_have_a_closed_form(size):
     assert got == pytest.approx(expected, abs=1e-9)
 
 
+@telling
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_one_run_bounds_on_randomized_response_are_valid_and_tight(epsilon):
     bounds, num_guesses = [], 1500
@@ -189,6 +191,7 @@ def test_one_run_bounds_on_randomized_response_are_valid_and_tight(epsilon):
     assert np.median(bounds) == pytest.approx(math.log(lower / (1 - lower)), abs=0.05)
 
 
+@telling
 def test_one_run_bounds_on_gaussian_noise_are_valid_and_see_it():
     mu, bounds = 1.5, []
     claim = dp_accounting.get_epsilon_gaussian(1 / mu, 1e-5)

@@ -23,6 +23,7 @@ LAWS = {
 }
 
 
+@telling
 @pytest.mark.parametrize("name", later(LAWS, but=["normal"], mark=telling))
 def test_laws_are_accepted_at_the_right_scale_and_rejected_three_percent_off(name):
     draw, law = LAWS[name]

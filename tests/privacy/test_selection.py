@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import pld as dpa_pld
+from marks import telling
 from scipy import special, stats
 
 from fedjax_dp.privacy import selection
@@ -89,6 +90,7 @@ def hockey_stick(masses, interval, a):
     return np.array([np.sum(np.maximum(0, p * -np.expm1(x - loss))) for x in np.atleast_1d(a)])
 
 
+@telling
 @pytest.mark.parametrize("epsilon", [0.00317, 0.15, 1.0, 3.0, 40.0])
 def test_losses_are_those_of_two_distributions_that_dominate_randomised_responses(epsilon):
     interval = 1e-4
@@ -161,6 +163,7 @@ def test_choices_that_follow_on_each_other_cost_no_more_than_the_ledger_says(cou
     assert ledger.epsilon(1e-4, "pld")[0] < pure.epsilon(1e-4)[0]
 
 
+@telling
 def test_choices_compose_with_training_by_distributions():
     """Against dp-accounting alone: above training without choices, below choices as ε-DP."""
     training = dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(1.0))

@@ -166,6 +166,7 @@ def inertia_of(points, labels):
     )
 
 
+@telling
 @pytest.mark.parametrize("seed", range(5))
 def test_kmeans_is_as_good_as_that_of_scikit_learn(seed):
     points = np.random.default_rng(seed).normal(size=(21, 6))

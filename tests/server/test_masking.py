@@ -293,6 +293,7 @@ def test_votes_of_zero_leave_their_room_to_the_update():
     assert num_clipped == 1
 
 
+@telling
 @pytest.mark.parametrize("make", [private_mask, lambda: following()])
 def test_updates_that_were_shortened_are_counted(make):
     """A bound of 1, of which votes leave √0.75 = 0.866."""
@@ -346,6 +347,7 @@ def combined(aggregator, updates):
     return aggregator.combine(state, numbers, total, KEY)[1:]
 
 
+@telling
 def test_without_noise_the_mask_is_that_of_the_votes():
     updates = jax.random.normal(jax.random.key(0), (4, 300))
     aggregate, _ = combined(private_mask(), updates)

@@ -358,6 +358,7 @@ def test_a_client_that_is_not_finite_sends_zeros_with_its_share_of_noise(targets
     assert record.count(Fate.NOT_FINITE)[0] == 1
 
 
+@telling
 def test_correlated_noise_is_refused_behind_cohorts_that_repeat_too_soon(targets):
     banded = banded_noise(8, 3, min_separation=3)
     aggregator = correlated_gaussian_mean(banded, 1.0, 1.0, 4)

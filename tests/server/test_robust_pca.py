@@ -115,6 +115,7 @@ def test_low_rank_and_sparse_parts_are_recovered(mode, most):
         assert np.linalg.norm(ours - true) < 1e-5 * np.linalg.norm(true)
 
 
+@telling
 @pytest.mark.parametrize("mode", ["fixed", "inexact"])
 @pytest.mark.parametrize("shape", [(6, 50), (30, 8)])
 def test_iterations_agree_with_full_singular_values(mode, shape):
@@ -149,6 +150,7 @@ def test_clients_in_another_order_have_the_same_levels():
     np.testing.assert_allclose(turned, np.asarray(straight)[order], rtol=1e-3)
 
 
+@telling
 def test_nothing_gives_zeros():
     found = principal_component_pursuit(jnp.zeros((3, 5)))
     assert found.num_iterations == 0 and found.residual == 0
