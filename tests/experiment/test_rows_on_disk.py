@@ -111,9 +111,27 @@ def test_room_is_for_those_who_may_be_drawn(num_rounds):
     assert at_first.most_drawn(num_rounds) == 300
 
 
-def test_rows_larger_than_the_disk_are_refused_before_any_work(tmp_path, monkeypatch):
+def leave_free(monkeypatch, num_bytes):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 4000, 4000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6, num_bytes))
+
+
+@telling
+def test_a_run_that_goes_on_has_room_as_one_that_begins(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        kill_after(patched, 2)
+        with pytest.raises(Killed):
+            execute(folder, *DISK)
+    with monkeypatch.context() as patched:
+        leave_free(patched, 0)
+        with pytest.raises(ValueError, match=r"--output must be on a disk with .* bytes free, for"):
+            execute(folder, resume=True)
+    assert execute(folder, resume=True)[0] == 0
+
+
+def test_rows_larger_than_the_disk_are_refused_before_any_work(tmp_path, monkeypatch):
+    leave_free(monkeypatch, 4000)
     folder = tmp_path / "run"
     with pytest.raises(ValueError, match=r"--output must be on a disk with .* bytes free, for"):
         execute(folder, *DISK)
