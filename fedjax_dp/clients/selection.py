@@ -61,15 +61,8 @@ def mean_accuracy(
     Raises:
       ValueError: for a model without an accuracy.
     """
-    correct_fn = model.correct_fn
-    require_accuracy(model)
-    assert correct_fn is not None
-
-    def correct(batch):
-        outputs, _ = model.apply(params, batch["x"])
-        return jnp.clip(jnp.nan_to_num(correct_fn(outputs, batch)[0]), 0.0, 1.0)
-
-    return _mean(correct, client, block_size)
+    predictions = _predictions(model, params)
+    return _mean(lambda batch: jnp.clip(predictions(batch)[0], 0.0, 1.0), client, block_size)
 
 
 @checked
@@ -95,15 +88,8 @@ def accuracy_of(
     Raises:
       ValueError: for a model without an accuracy.
     """
-    correct_fn = model.correct_fn
-    require_accuracy(model)
-    assert correct_fn is not None
-
-    def counted(batch):
-        outputs, _ = model.apply(params, batch["x"])
-        return jnp.nan_to_num(jnp.stack(correct_fn(outputs, batch)))
-
-    correct, weight = _sum(counted, client, block_size, (2,))
+    predictions = _predictions(model, params)
+    correct, weight = _sum(lambda batch: jnp.stack(predictions(batch)), client, block_size, (2,))
     return correct / jnp.where(weight > 0, weight, 1.0)
 
 
@@ -118,6 +104,20 @@ def require_accuracy(model: Model) -> None:
     """
     rule = "have an accuracy, by which clients judge it on their validation data"
     checks.require(model.correct_fn is not None, "model", rule, model.name)
+
+
+def _predictions(model: Model, params: PyTree) -> Callable[[PyTree], tuple[Any, Any]]:
+    """Gives `(batch) -> (correct, weight)`, each `[examples]`, 0 where they are no numbers."""
+    correct_fn = model.correct_fn
+    require_accuracy(model)
+    assert correct_fn is not None
+
+    def of_batch(batch: PyTree) -> tuple[Any, Any]:
+        outputs, _ = model.apply(params, batch["x"])
+        correct, weight = correct_fn(outputs, batch)
+        return jnp.nan_to_num(correct), jnp.nan_to_num(weight)
+
+    return of_batch
 
 
 @checked
