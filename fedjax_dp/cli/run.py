@@ -41,6 +41,9 @@ def command(
 ) -> None:
     """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.
 
+    A table given as a whole, as `--model.options={}`, replaces that of the file; where an override
+    names another part, the file's options of the old one are dropped.
+
     `--keys` lists all keys, and `--keys algorithm.name=fedprox` the options of an algorithm; in the
     same way those of data.name, data.partition, model.name and training.optimizer.
     """

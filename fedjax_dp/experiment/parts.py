@@ -84,6 +84,32 @@ CHOICES = {
 _CALLBACK = Choice("run.callbacks", CALLBACKS, functools.cache(_callback))
 
 
+def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Lists the tables of options that belong to a part which an override replaces.
+
+    Args:
+      tables: the sections of a file.
+      changes: the sections of the overrides.
+
+    Returns:
+      Dotted keys of options, of those parts that the overrides name and the file does not.
+    """
+    found = []
+    for key, choice in CHOICES.items():
+        section, _, name = key.partition(".")
+        new, old = (each.get(section, {}) for each in (changes, tables))
+        if name in new:
+            default = getattr(getattr(Config(), section), name)
+            names = (
+                each.get(name, default) if isinstance(each, Mapping) else None
+                for each in (new, old)
+            )
+            before, after = (None if each == "none" else each for each in names)
+            if before != after:
+                found.append(choice.options)
+    return found
+
+
 def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
     """Checks that the parts which a configuration names exist, and reads their options.
 

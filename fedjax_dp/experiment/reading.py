@@ -1,5 +1,6 @@
 """Reads a configuration from a file and a command line; errors name the mistake and its place."""
 
+import functools
 import pathlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.config import Config, Options
-from fedjax_dp.experiment.parts import read_parts
+from fedjax_dp.experiment.parts import options_of_other_parts, read_parts
 from fedjax_dp.experiment.values import (
     ConfigError,
     Section,
@@ -33,7 +34,9 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
 
     Args:
       path: a TOML file; the defaults alone where it is None.
-      overrides: words of a command line, `--section.key value` or `--section.key=value`.
+      overrides: words of a command line, `--section.key value` or `--section.key=value`. A table
+        given as a whole, such as `--model.options={}`, replaces that of the file; where another
+        part is named, the file's options of the old one are dropped.
 
     Returns:
       The configuration; every value is of its kind and in its range, every named part exists, and
@@ -63,6 +66,8 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
     def origin(key: str) -> str:
         return _COMMAND_LINE if any(_is_within(key, given) for given, _ in pairs) else file
 
+    replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
+    tables = functools.reduce(_without, replaced, tables)
     merged = _prepared(ROOT, _merged(tables, changes), (), origin)
     try:
         config = Config.model_validate(merged)
@@ -147,6 +152,15 @@ def _tables(section: Section) -> dict[str, Any]:
             # TOML has no null: a value that was taken away is written as the word.
             tables[name] = "none"
     return tables
+
+
+def _without(tables: dict[str, Any], key: str) -> dict[str, Any]:
+    """Leaves out what a dotted key names, if it is there."""
+    name, _, rest = key.partition(".")
+    value = tables.get(name)
+    if rest:
+        return {**tables, name: _without(value, rest)} if isinstance(value, dict) else tables
+    return {k: v for k, v in tables.items() if k != name}
 
 
 def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,6 +194,48 @@ def test_overrides_win_over_the_file_and_merge_into_its_option_tables(tmp_path):
     assert config.model.options == {"dropout": 0.1, "hidden_sizes": [5]}
 
 
+_WITH_PARTS = """
+[model]
+name = 'mlp'
+options = { dropout = 0.1, hidden_sizes = [2] }
+[algorithm]
+name = 'fedprox'
+options = { mu = 0.5 }
+aggregator = 'trimmed_mean'
+aggregator_options = { trimmed_share = 0.2 }
+[training]
+optimizer = 'adam'
+optimizer_options = { b1 = 0.5 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "options"),
+    [
+        (["--model.options={}"], "model.options", {}),
+        (["--model.options={dropout = 0.2}"], "model.options", {"dropout": 0.2}),
+        (["--model.name=lenet5"], "model.options", {}),
+        (["--model.name=lenet5", "--model.options={}"], "model.options", {}),
+        (["--model.name=mlp"], "model.options", {"dropout": 0.1, "hidden_sizes": [2]}),
+        (["--algorithm.name=term", "--algorithm.options.tilt=2"], "algorithm.options", {"tilt": 2}),
+        (["--algorithm.name=term"], "algorithm.aggregator_options", {"trimmed_share": 0.2}),
+        (["--algorithm.aggregator=none"], "algorithm.aggregator_options", {}),
+        (["--training.optimizer=sgd"], "training.optimizer_options", {}),
+    ],
+)
+def test_an_override_of_a_part_or_of_its_table_drops_the_options_of_the_file(
+    tmp_path, words, key, options
+):
+    config = configuration.load(written(tmp_path, _WITH_PARTS), words)
+    chosen = {name: value for name, value in value_at(config, key).items() if value is not None}
+    assert chosen == options
+    others = {"model.options", "algorithm.options", "training.optimizer_options"} - {key}
+    before = configuration.load(written(tmp_path, _WITH_PARTS))
+    named = {word[2:].partition("=")[0].partition(".")[0] for word in words}
+    for other in (each for each in others if each.partition(".")[0] not in named):
+        assert value_at(config, other) == value_at(before, other) != {}
+
+
 def test_a_whole_number_is_a_number_but_not_the_other_way_round():
     assert configuration.load(None, ["--training.learning_rate=2"]).training.learning_rate == 2.0
     with pytest.raises(ConfigError, match=r"run\.rounds must be a whole number .* got 2\.0"):
