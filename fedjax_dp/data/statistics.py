@@ -26,6 +26,7 @@ class PartitionStatistics:
       labels: the labels that the columns count, ascending, as text.
       num_shared: examples that lie with more than one client; 0 where clients are disjoint.
       num_unused: examples of the pool that no client has.
+      client_names: a label for each client, or an empty tuple where they have none.
     """
 
     sizes: np.ndarray
@@ -33,6 +34,7 @@ class PartitionStatistics:
     labels: tuple[str, ...]
     num_shared: int
     num_unused: int
+    client_names: tuple[str, ...] = ()
 
     @property
     def num_clients(self) -> int:
@@ -70,8 +72,8 @@ class PartitionStatistics:
         """Collects all figures in plain Python types, ready for JSON.
 
         Returns:
-          The number of clients and examples, size quantiles, sizes, label counts, label entropy and
-          total variation for each client, and shared and unused examples.
+          The number of clients and examples, size quantiles, names, sizes, label counts, label
+          entropy and total variation for each client, and shared and unused examples.
         """
         entropy, variation = self.label_entropy, self.total_variation
         return {
@@ -83,6 +85,7 @@ class PartitionStatistics:
             "num_empty": int(np.sum(self.sizes == 0)),
             "num_shared": self.num_shared,
             "num_unused": self.num_unused,
+            "client_names": list(self.client_names),
             "sizes": self.sizes.tolist(),
             "labels": list(self.labels),
             "label_counts": None if self.label_counts is None else self.label_counts.tolist(),
@@ -113,6 +116,15 @@ class PartitionStatistics:
         if self.num_unused:
             lines.append(f"{self.num_unused} examples lie with no client")
         return "\n".join(lines)
+
+    def by_client(self) -> str:
+        """Lists clients that have names, each with its number of examples.
+
+        Returns:
+          One line for each client, in the order of the store; empty where clients have no names.
+        """
+        pairs = zip(self.client_names, self.sizes.tolist(), strict=False)
+        return "\n".join(f"{name}: {size} examples" for name, size in pairs)
 
 
 @checked
@@ -172,7 +184,7 @@ def describe_data(data: FederatedData, label: str | None = "y") -> PartitionStat
         labels = np.asarray(data.examples[label])
         checks.require(labels.ndim == 1, "label", "name a row of labels", labels.shape)
     counts, names = _count_labels(data.sizes, labels)
-    return PartitionStatistics(data.sizes, counts, names, 0, 0)
+    return PartitionStatistics(data.sizes, counts, names, 0, 0, data.client_names)
 
 
 def draw(

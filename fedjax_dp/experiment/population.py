@@ -25,12 +25,13 @@ class Population(NamedTuple):
     Attributes:
       train: training examples by client.
       client_test: held-out examples of each client, or None.
-      validation: examples of each client that its rounds may look at beside the training ones, or
-        None.
       test: the data set's own test part as one client, or None.
       public_x: public inputs without labels, `[queries, ...]`, or None.
       num_classes: number of classes or tokens.
       has_class_labels: whether `y` holds the class of each example.
+      validation: examples of each client that its rounds may look at beside the training ones, or
+        None.
+      exact_statistics: exact figures of the training part that entered every example, in words.
     """
 
     train: FederatedData
@@ -40,6 +41,7 @@ class Population(NamedTuple):
     num_classes: int
     has_class_labels: bool
     validation: FederatedData | None = None
+    exact_statistics: tuple[str, ...] = ()
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients.
@@ -100,7 +102,16 @@ def build_population(section: DataSection, seed: int) -> Population:
         for part in (train, client_test, test, validation):
             if part is not None:
                 part.check_finite()
-    return Population(train, client_test, test, public_x, data.num_classes, is_labelled, validation)
+    return Population(
+        train,
+        client_test,
+        test,
+        public_x,
+        data.num_classes,
+        is_labelled,
+        validation,
+        data.exact_statistics,
+    )
 
 
 def _check_labels(data: datasets.Dataset) -> None:

@@ -8,12 +8,15 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.registry import Entry
 from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks
+from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounting import require_public_sizes
 from fedjax_dp.experiment.config import (
     AccelerationSection,
     AlgorithmSection,
     ClientLevel,
     Config,
+    DataSection,
     FullParticipation,
     GaussianLevel,
     LaplaceLevel,
@@ -43,6 +46,7 @@ def validate(config: Config) -> None:
     num_clients = _num_clients(config, entry)
     _check_public_examples(name, entry, config.data.public_examples)
     _check_unit(name, entry, privacy)
+    _check_scaling(config.data, privacy)
     _check_inactive(privacy)
     _check_acceleration(config.acceleration, config.run)
     _check_aggregator(config.algorithm, entry, privacy)
@@ -103,6 +107,18 @@ def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
         noise = privacy.record.noise_multiplier
         rule = f"be none for {name}, which calibrates the noise itself"
         checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
+
+
+def _check_scaling(data: DataSection, privacy: PrivacySection) -> None:
+    """Refuses exact scaling of private data that was not asked for by its name."""
+    usual = datasets.options(data.name).get("scaling")
+    if not privacy.units or "scaling" in data.options or usual not in EXACT_SCALINGS:
+        return
+    rule = (
+        "be given under privacy: 'range' scales by public ranges and learns nothing from the data, "
+        f"{usual!r} scales by exact means and deviations, which no ε covers and the statement names"
+    )
+    checks.require(False, "data.options.scaling", rule, None)
 
 
 def _check_inactive(privacy: PrivacySection) -> None:

@@ -1194,6 +1194,7 @@ def test_the_command_ends_in_words_and_status_2(tmp_path, monkeypatch, capsys, n
     words = [
         "run",
         "--data.name=adult",
+        "--data.options.scaling=range",
         f"--data.data_dir={tmp_path}",
         "--model.name=logistic_regression",
     ]

@@ -14,6 +14,7 @@ from fedjax_dp.data.datasets.tabular import (
     Numeric,
     Scaling,
     encode,
+    exact_statistics,
     feature_names,
     read_table,
 )
@@ -114,4 +115,5 @@ def load(
         class_names=_CLASSES,
         feature_names=feature_names(COLUMNS),
         origin=located.source.name,
+        exact_statistics=exact_statistics(scaling),
     )

@@ -33,6 +33,9 @@ class Dataset:
       class_names: a label for each class, or nothing.
       feature_names: a label for each input column of tabular data, or nothing.
       origin: which of the possible sets of files it was read from.
+      exact_statistics: exact figures of the training part that entered every example, such as the
+        means that features were scaled by, in words that a privacy statement repeats; empty where
+        an example depends on itself and public facts alone.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
     origin: str = ""
+    exact_statistics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that what belongs together has one length."""

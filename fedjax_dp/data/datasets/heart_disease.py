@@ -15,6 +15,7 @@ from fedjax_dp.data.datasets.tabular import (
     Numeric,
     Scaling,
     encode,
+    exact_statistics,
     feature_names,
     read_table,
 )
@@ -88,6 +89,7 @@ def load(
         class_names=("healthy", "disease"),
         feature_names=feature_names(COLUMNS),
         origin=located.source.name,
+        exact_statistics=exact_statistics(scaling),
     )
 
 

@@ -12,11 +12,51 @@ from fedjax_dp.data.datasets.base import Dataset, stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import locate
 from fedjax_dp.data.datasets.formats import read_bytes
-from fedjax_dp.data.datasets.tabular import is_number
+from fedjax_dp.data.datasets.tabular import (
+    SCALINGS,
+    Numeric,
+    Scaling,
+    exact_statistics,
+    in_range,
+    is_number,
+)
 
 TEXT_COLUMNS = (1, 2, 3)
 NUM_COLUMNS = 41
 NUMBER_COLUMNS = tuple(i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS)
+_DAY, _WORD_OF_32_BITS = 86_400, 2**32
+# Ranges by what kddcup.names says of a column: flags and rates lie in [0, 1]; `count` and
+# `srv_count` are connections of a window of two seconds, `dst_host_…` of the last hundred or, in the
+# files, 255; amounts have any order of magnitude. None was read off the rows.
+_FLAGS_AND_RATES = (6, 11, 13, 20, 21, *range(24, 31), *range(33, 41))
+_RANGES = {i: Numeric(f"column_{i}", 0, 1) for i in _FLAGS_AND_RATES} | {
+    0: Numeric("column_0", 0, _DAY, is_log=True),
+    4: Numeric("column_4", 0, _WORD_OF_32_BITS, is_log=True),
+    5: Numeric("column_5", 0, _WORD_OF_32_BITS, is_log=True),
+    7: Numeric("column_7", 0, 3),
+    8: Numeric("column_8", 0, 10),
+    9: Numeric("column_9", 0, 100, is_log=True),
+    10: Numeric("column_10", 0, 5),
+    12: Numeric("column_12", 0, 10_000, is_log=True),
+    14: Numeric("column_14", 0, 2),
+    15: Numeric("column_15", 0, 10_000, is_log=True),
+    16: Numeric("column_16", 0, 100, is_log=True),
+    17: Numeric("column_17", 0, 5),
+    18: Numeric("column_18", 0, 10),
+    19: Numeric("column_19", 0, 10),
+    22: Numeric("column_22", 0, 511),
+    23: Numeric("column_23", 0, 511),
+    31: Numeric("column_31", 0, 255),
+    32: Numeric("column_32", 0, 255),
+}
+# As published; a service that is none of these has no column of its own in a fixed range.
+_SERVICES = tuple(
+    "IRC X11 Z39_50 auth bgp courier csnet_ns ctf daytime discard domain domain_u echo eco_i ecr_i "
+    "efs exec finger ftp ftp_data gopher hostnames http http_443 imap4 iso_tsap klogin kshell ldap "
+    "link login mtp name netbios_dgm netbios_ns netbios_ssn netstat nnsp nntp ntp_u other pm_dump "
+    "pop_2 pop_3 printer private red_i remote_job rje shell smtp sql_net ssh sunrpc supdup systat "
+    "telnet tftp_u tim_i time urh_i urp_i uucp uucp_path vmnet whois".split()
+)
 NORMAL = "normal."
 _PROTOCOLS = ("tcp", "udp", "icmp")
 _FLAGS = ("SF", "S0", "S1", "S2", "S3", "REJ", "RSTO", "RSTR", "RSTOS0", "SH", "OTH")
@@ -31,6 +71,7 @@ _LABELS = (NORMAL, *(f"{attack}." for attack in _ATTACKS.split()))
 def load(
     data_dir: pathlib.Path,
     *,
+    scaling: Scaling = "standard",
     target: Literal["attack", "kind"] = "attack",
     distinct: bool = False,
     test_fraction: ProperFraction = 0.2,
@@ -38,13 +79,15 @@ def load(
 ) -> Dataset:
     """Loads the ten-per-cent file of KDD Cup 1999.
 
-    Numbers have zero mean and unit deviation over the training part; protocol, service and flag
-    become 0/1 columns in alphabetical order of the values in the file. The file has no test part:
+    Protocol, service and flag become 0/1 columns in alphabetical order. The file has no test part:
     one is drawn with the same share of every class. Most rows occur many times, so that a row of
     the test part is often in the training part too, unless `distinct` is set.
 
     Args:
       data_dir: the data directory.
+      scaling: "standard" for numbers of zero mean and unit deviation over the training part and a
+        column for each category of the file, or "range" for fixed ranges and published categories,
+        which are known without the data.
       target: "attack" for normal (0) against any attack (1), or "kind" for all 23 labels.
       distinct: keep one copy of equal rows.
       test_fraction: the share of the rows set aside for testing, in (0, 1).
@@ -58,6 +101,7 @@ def load(
       ValueError: if it is damaged or an option is out of range.
     """
     checks.one_of("target", target, ("attack", "kind"))
+    checks.one_of("scaling", scaling, SCALINGS)
     located = locate(CATALOG["kddcup99"], data_dir)
     (path,) = located.paths.values()
     names, numbers = _read(path, distinct)
@@ -72,13 +116,23 @@ def load(
     strata = np.where(np.bincount(kind)[kind] > 1, kind, -1)
     strata = strata if np.sum(strata == -1) != 1 else np.zeros_like(strata)
     train, test = stratified_split(strata, test_fraction, seed)
-    mean = numbers[train].mean(axis=0, dtype=np.float64)
-    deviation = numbers[train].std(axis=0, dtype=np.float64)
-    numbers = ((numbers - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
+    is_fixed = scaling == "range"
+    if is_fixed:
+        ranges = [_RANGES[i] for i in NUMBER_COLUMNS]
+        columns = [in_range(own, cells) for own, cells in zip(ranges, numbers.T, strict=True)]
+        numbers = np.stack(columns, axis=1).astype(np.float32)
+    else:
+        mean = numbers[train].mean(axis=0, dtype=np.float64)
+        deviation = numbers[train].std(axis=0, dtype=np.float64)
+        numbers = ((numbers - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
     blocks, features = [numbers], [f"column_{i}" for i in NUMBER_COLUMNS]
+    published = (sorted(_PROTOCOLS), _SERVICES, sorted(_FLAGS))
     for i, column in enumerate(TEXT_COLUMNS):
-        values, code = np.unique(names[:, i], return_inverse=True)
-        blocks.append(np.eye(len(values), dtype=np.float32)[code])
+        values = np.asarray(published[i]) if is_fixed else np.unique(names[:, i])
+        # Values ascend; what is not among them has no place of its own.
+        place = np.minimum(np.searchsorted(values, names[:, i]), len(values) - 1)
+        is_own = values[place] == names[:, i]
+        blocks.append(np.eye(len(values), dtype=np.float32)[place] * is_own[:, None])
         features.extend(f"column_{column}={value}" for value in values)
     x = np.concatenate(blocks, axis=1)
     return Dataset(
@@ -90,6 +144,7 @@ def load(
         class_names=class_names,
         feature_names=tuple(features),
         origin=located.source.name,
+        exact_statistics=exact_statistics(scaling),
     )
 
 

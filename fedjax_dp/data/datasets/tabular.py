@@ -12,6 +12,8 @@ from fedjax_dp.core import checks, files
 
 Scaling = Literal["standard", "range"]
 SCALINGS = ("standard", "range")
+# Scalings that enter exact figures of the training part into every example.
+EXACT_SCALINGS = ("standard",)
 
 MISSING = "?"
 
@@ -27,11 +29,14 @@ class Numeric:
       name: the column.
       low: the smallest plausible value, known without looking at the data.
       high: the largest plausible value, known without looking at the data.
+      is_log: whether a fixed range is that of log(1 + value - low), for amounts of any order of
+        magnitude.
     """
 
     name: str
     low: float
     high: float
+    is_log: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,23 @@ class Categorical:
 
 
 Column = Numeric | Categorical
+
+
+def exact_statistics(scaling: str) -> tuple[str, ...]:
+    """Names the exact figures of the training part that a scaling enters into every example.
+
+    Args:
+      scaling: "standard" or "range".
+
+    Returns:
+      The figures in words, which a privacy statement repeats; empty for a fixed range.
+    """
+    if scaling not in EXACT_SCALINGS:
+        return ()
+    return (
+        "the exact means and standard deviations of the training part that features were scaled "
+        "by, and its most frequent categories where cells were missing",
+    )
 
 
 def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -187,12 +209,29 @@ def _numeric(
 ) -> tuple[np.ndarray, np.ndarray]:
     parts = [np.where(cells == MISSING, "nan", cells).astype(np.float64) for cells in (train, test)]
     if scaling == "standard":
-        shift, scale, fill = float(np.nanmean(parts[0])), float(np.nanstd(parts[0])) or 1.0, 0.0
+        shift, scale = float(np.nanmean(parts[0])), float(np.nanstd(parts[0])) or 1.0
+        scaled = [np.nan_to_num((part - shift) / scale, nan=0.0) for part in parts]
     else:
-        shift, scale, fill = column.low, column.high - column.low, 0.5
-        parts = [np.clip(part, column.low, column.high) for part in parts]
-    scaled = [np.nan_to_num((part - shift) / scale, nan=fill) for part in parts]
+        scaled = [in_range(column, part) for part in parts]
     return scaled[0].astype(np.float32)[:, None], scaled[1].astype(np.float32)[:, None]
+
+
+def in_range(column: Numeric, values: np.ndarray) -> np.ndarray:
+    """Maps the fixed range of a column to [0, 1], and cuts what lies outside.
+
+    Guarantee: each value depends on itself and on the column's public range alone.
+
+    Args:
+      column: the column, with its range.
+      values: its numbers, of any shape; NaN where one is missing.
+
+    Returns:
+      Numbers in [0, 1] of the same shape, float64; 0.5 for a missing one.
+    """
+    above = np.clip(np.asarray(values, np.float64), column.low, column.high) - column.low
+    width = column.high - column.low
+    share = np.log1p(above) / np.log1p(width) if column.is_log else above / width
+    return np.nan_to_num(share, nan=0.5)
 
 
 def _categorical(
