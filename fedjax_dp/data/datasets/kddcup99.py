@@ -26,8 +26,8 @@ NUM_COLUMNS = 41
 NUMBER_COLUMNS = tuple(i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS)
 _DAY, _WORD_OF_32_BITS = 86_400, 2**32
 # Ranges by what kddcup.names says of a column: flags and rates lie in [0, 1]; `count` and
-# `srv_count` are connections of a window of two seconds, `dst_host_…` of the last hundred or, in the
-# files, 255; amounts have any order of magnitude. None was read off the rows.
+# `srv_count` are connections of a window of two seconds, `dst_host_…` of the last hundred or, in
+# the files, 255; amounts have any order of magnitude. None was read off the rows.
 _FLAGS_AND_RATES = (6, 11, 13, 20, 21, *range(24, 31), *range(33, 41))
 _RANGES = {i: Numeric(f"column_{i}", 0, 1) for i in _FLAGS_AND_RATES} | {
     0: Numeric("column_0", 0, _DAY, is_log=True),
@@ -50,75 +50,12 @@ _RANGES = {i: Numeric(f"column_{i}", 0, 1) for i in _FLAGS_AND_RATES} | {
     32: Numeric("column_32", 0, 255),
 }
 # As published; a service that is none of these has no column of its own in a fixed range.
-_SERVICES = tuple(
-    [
-        "IRC",
-        "X11",
-        "Z39_50",
-        "auth",
-        "bgp",
-        "courier",
-        "csnet_ns",
-        "ctf",
-        "daytime",
-        "discard",
-        "domain",
-        "domain_u",
-        "echo",
-        "eco_i",
-        "ecr_i",
-        "efs",
-        "exec",
-        "finger",
-        "ftp",
-        "ftp_data",
-        "gopher",
-        "hostnames",
-        "http",
-        "http_443",
-        "imap4",
-        "iso_tsap",
-        "klogin",
-        "kshell",
-        "ldap",
-        "link",
-        "login",
-        "mtp",
-        "name",
-        "netbios_dgm",
-        "netbios_ns",
-        "netbios_ssn",
-        "netstat",
-        "nnsp",
-        "nntp",
-        "ntp_u",
-        "other",
-        "pm_dump",
-        "pop_2",
-        "pop_3",
-        "printer",
-        "private",
-        "red_i",
-        "remote_job",
-        "rje",
-        "shell",
-        "smtp",
-        "sql_net",
-        "ssh",
-        "sunrpc",
-        "supdup",
-        "systat",
-        "telnet",
-        "tftp_u",
-        "tim_i",
-        "time",
-        "urh_i",
-        "urp_i",
-        "uucp",
-        "uucp_path",
-        "vmnet",
-        "whois",
-    ]
+_SERVICES = (
+    "IRC X11 Z39_50 auth bgp courier csnet_ns ctf daytime discard domain domain_u echo eco_i ecr_i "
+    "efs exec finger ftp ftp_data gopher hostnames http http_443 imap4 iso_tsap klogin kshell ldap "
+    "link login mtp name netbios_dgm netbios_ns netbios_ssn netstat nnsp nntp ntp_u other pm_dump "
+    "pop_2 pop_3 printer private red_i remote_job rje shell smtp sql_net ssh sunrpc supdup systat "
+    "telnet tftp_u tim_i time urh_i urp_i uucp uucp_path vmnet whois"
 )
 NORMAL = "normal."
 _PROTOCOLS = ("tcp", "udp", "icmp")
@@ -189,7 +126,7 @@ def load(
         deviation = numbers[train].std(axis=0, dtype=np.float64)
         numbers = ((numbers - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
     blocks, features = [numbers], [f"column_{i}" for i in NUMBER_COLUMNS]
-    published = (sorted(_PROTOCOLS), _SERVICES, sorted(_FLAGS))
+    published = (sorted(_PROTOCOLS), _SERVICES.split(), sorted(_FLAGS))
     for i, column in enumerate(TEXT_COLUMNS):
         values = np.asarray(published[i]) if is_fixed else np.unique(names[:, i])
         # Values ascend; what is not among them has no place of its own.
