@@ -110,10 +110,53 @@ def l2_norm(tree: PyTree) -> jax.Array:
       tree: a tree of float arrays.
 
     Returns:
-      A scalar; 0 for a tree without leaves.
+      A scalar; 0 for a tree without leaves. Squares are summed as `total` sums.
     """
-    squares = [jnp.sum(jnp.square(at_least_float32(x))) for x in jax.tree.leaves(tree)]
-    return jnp.sqrt(sum(squares, start=jnp.float32(0)))
+    return jnp.sqrt(total(jax.tree.map(jnp.square, _flat(tree))))
+
+
+def l1_norm(tree: PyTree) -> jax.Array:
+    """Computes the sum of absolute values over all leaves, in float32 or better.
+
+    Args:
+      tree: a tree of float arrays.
+
+    Returns:
+      A scalar; 0 for a tree without leaves. Absolute values are summed as `total` sums.
+    """
+    return total(jax.tree.map(jnp.abs, _flat(tree)))
+
+
+def total(tree: PyTree) -> jax.Array:
+    """Sums all entries of all leaves, in float32 or better.
+
+    Each leaf is summed along one flat axis, and leaves are added in pairs. XLA's CPU compiler breaks such a sum into a tree of
+    short chains, but adds up several short axes in one chain as long as their product, which loses
+    every summand below half a unit in the last place of what has been added so far.
+
+    Args:
+      tree: a tree of arrays.
+
+    Returns:
+      A scalar; 0 for a tree without leaves. For summands of one sign its relative error is at most
+      2.5e-4, that of chains of 4,096.
+    """
+    sums = [jnp.sum(x) for x in jax.tree.leaves(_flat(tree))]
+    while len(sums) > 1:
+        pairs = zip(sums[::2], sums[1::2], strict=False)
+        sums = [a + b for a, b in pairs] + sums[len(sums) // 2 * 2 :]
+    return sums[0] if sums else jnp.float32(0)
+
+
+def _flat(tree: PyTree) -> PyTree:
+    """Gives every leaf one axis, in float32 or better."""
+
+    def flat(x: jax.Array) -> jax.Array:
+        x = at_least_float32(jnp.asarray(x))
+        # Without the barrier the compiler would sum over the original axes after all.
+        return x if x.ndim == 1 else jax.lax.optimization_barrier(x.reshape(-1))
+
+    return jax.tree.map(flat, tree)
 
 
 def is_finite(tree: PyTree) -> jax.Array:

@@ -186,7 +186,8 @@ def _squared_norms(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Ar
     products = [length[:, :, None] * length[:, None, :] for length in lengths]
 
     def over_rows(matrix):
-        return jnp.sum(jnp.sum(matrix, 2), 1)
+        # Two chains of T additions; without the barrier they may become one of T².
+        return jnp.sum(lax.optimization_barrier(jnp.sum(matrix, 2)), 1)
 
     chains = left.shape[2] * _ROUNDING, right.shape[2] * _ROUNDING
     terms = grams[0] * grams[1]

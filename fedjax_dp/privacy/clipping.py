@@ -205,8 +205,7 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
       ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
     """
     leaves, treedef = _leaves_of(tree)
-    sums = [jnp.sum(jnp.abs(x)) for x in leaves]
-    norm = sum(sums, start=jnp.float32(0))
+    norm = trees.l1_norm(leaves)
     norm = jnp.where(jnp.isfinite(norm), norm, jnp.inf)
     factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
     clipped = [_scaled(x, factor, jnp.isfinite(norm)) for x in leaves]

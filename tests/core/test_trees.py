@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.core import trees
+from fedjax_dp.privacy import clipping
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -41,17 +42,64 @@ def test_the_largest_numbers_and_nothing_at_all_are_finite():
     assert trees.is_finite({}) and trees.is_finite({"count": jnp.array([2**30])})
 
 
-@pytest.mark.parametrize("shape", [(1 << 20,), (3, 1 << 18), (64, 9, 700)])
+def _largest_error(shape):
+    """The largest relative error of norms of arrays that chains of additions would lose most of.
+
+    Every summand but the first is below half a unit in the last place of the first.
+    """
+    errors = []
+    for norm, small, power in ((trees.l2_norm, 2.0**-12.6, 2), (trees.l1_norm, 2.0**-25.2, 1)):
+        x = np.full(shape, small, np.float32)
+        x.reshape(-1)[0] = 1.0
+        exact = (x.astype(np.float64) ** power).sum() ** (1 / power)
+
+        @jax.jit
+        def norms(x, scale, norm=norm):
+            several = jax.vmap(norm)(jnp.stack([x, x * scale]))
+            return jnp.stack([norm({"w": x * scale}), *several])
+
+        errors.append(np.max(np.abs(np.asarray(norms(x, 1.0), np.float64) / exact - 1)))
+    return max(errors)
+
+
+def _of_rank(rank, num_entries=1 << 17):
+    """A shape of axes from 1 to 8, of `num_entries` at most and more than an eighth of them."""
+    rng, shape = np.random.default_rng(rank), [1] * rank
+    while np.prod(shape) * 8 <= num_entries:
+        free = [axis for axis in range(rank) if shape[axis] < 8]
+        if not free:
+            break
+        shape[rng.choice(free)] += 1
+    return tuple(shape)
+
+
+# Chains of 4,096 would err by this much in a sum; half of it in the root of one.
+_OF_CHAINS = 2.6e-4
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (64, 9, 700), (2,) * 17, (4, 1, 8) * 4])
 def test_norms_do_not_stand_still_behind_a_large_entry(shape):
-    """A chain of additions would lose every square that is below half a rounding of the first."""
+    assert _largest_error(shape) <= _OF_CHAINS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(1, 25))
+def test_norms_of_any_rank_do_not_stand_still(rank):
+    assert _largest_error(_of_rank(rank)) <= _OF_CHAINS
+
+
+def test_many_leaves_are_added_in_pairs():
+    """One after the other they would stand still behind the first, and lose 1e-5 of the sum."""
+    leaves = [np.float32([1.0]), *[np.float32([2.0**-25.2])] * 400]
+    exact = 1 + 400 * 2.0**-25.2
+    assert abs(float(jax.jit(trees.l1_norm)(leaves)) / exact - 1) <= 1e-6
+
+
+@pytest.mark.parametrize("shape", [(2,) * 17, (3, 1, 8) * 4])
+def test_a_long_array_of_short_axes_is_clipped_to_its_bound(shape):
     x = np.full(shape, 2.0**-12.6, np.float32)
     x.reshape(-1)[0] = 1.0
-    exact = np.sqrt((x.astype(np.float64) ** 2).sum())
-
-    @jax.jit
-    def norms(x, scale):
-        return trees.l2_norm({"w": x * scale}), jax.vmap(trees.l2_norm)(jnp.stack([x, x * scale]))
-
-    # Chains of 4,096 would err by this much.
-    np.testing.assert_allclose(norms(x, 1.0)[0], exact, rtol=1.3e-4)
-    np.testing.assert_allclose(norms(x, 1.0)[1], exact, rtol=1.3e-4)
+    for clip, power in ((clipping.clip_by_global_norm, 2), (clipping.clip_by_l1_norm, 1)):
+        small = jnp.asarray(x) ** (2 / power)
+        clipped = np.asarray(jax.jit(clip)(small, 0.5)[0], np.float64)
+        assert (np.abs(clipped) ** power).sum() ** (1 / power) <= 0.5 * (1 + _OF_CHAINS)
