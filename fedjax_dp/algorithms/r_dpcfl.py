@@ -18,6 +18,13 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
+from fedjax_dp.clients.whole_batches import (
+    WHOLE,
+    Perturb,
+    WholeBatches,
+    check_copies,
+    gaussian_copies,
+)
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import Repeated
@@ -108,6 +115,9 @@ def r_dpcfl(
     features: Literal["centred", "authors"] = "centred",
     soft_rounds: Index | None = None,
     is_weighted: bool = False,
+    num_copies: Count = 1,
+    copy_stddev: Positive | None = None,
+    perturb: Perturb | None = None,
     name: str = "r_dpcfl",
 ) -> FederatedAlgorithm:
     """Declares R-DPCFL: private clustered federated learning that is robust to its own noise.
@@ -125,7 +135,8 @@ def r_dpcfl(
 
     Args:
       model: what is trained.
-      trainer: a private trainer whose sampler draws a random number, such as `dp_sgd_trainer`.
+      trainer: a private trainer, such as `dp_sgd_trainer`; in the first round its sampler is not
+        asked, and its micro-batches are as large as in all others.
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run (E), at least 1.
       num_models: number of clusters (M); the one whose mixture is separated best where it is None.
@@ -140,6 +151,10 @@ def r_dpcfl(
       soft_rounds: E_c, the last round of soft clusters; it follows from the mixture where it is
         None.
       is_weighted: weight clients by their number of examples within a cluster.
+      num_copies: how often each record counts in the first round: itself, and perturbed copies of
+        it. A record's gradient is then the mean of its copies' clipped gradients.
+      copy_stddev: the standard deviation of Gaussian noise on the inputs of copies, above 0.
+      perturb: makes a copy in another way, `(example, key) -> example` of one record.
       name: the name in reports.
 
     Returns:
@@ -155,6 +170,7 @@ def r_dpcfl(
     checks.whole("max_models", max_models)
     checks.whole("num_components", num_components)
     trainer.private_claim()  # Refuses one that claims nothing.
+    trainer = _reading_whole(trainer, num_copies, copy_stddev, perturb)
     capacity = max_models if num_models is None else num_models
     checks.whole("num_models", capacity)
     choice = make_choice(model, selection, score)
@@ -195,11 +211,11 @@ def r_dpcfl(
         stage = jnp.where(e >= last_selection, Stage.FROZEN, stage)
         return jnp.where(e == 1, Stage.FIRST, stage).astype(jnp.int32)
 
-    def full_batch(size, config):
-        return config._replace(batch_size=jnp.maximum(size, 1.0))
+    def at_stage(config, is_first):
+        batch = jnp.where(is_first, WHOLE, jnp.asarray(config.batch_size, jnp.float32))
+        return config._replace(batch_size=batch)
 
     def client(server, own, client, hyper, key):
-        config = hyper.local
         own_key = fold(key, Purpose.SELECTION)
         chances = jnp.log(server.responsibilities[client.index])
         is_offered = jnp.arange(capacity) < server.num_models
@@ -215,10 +231,9 @@ def r_dpcfl(
             ],
         )
         chosen = jnp.where(client.size > 0, chosen, own)
-        whole = full_batch(client.size.astype(jnp.float32), config).batch_size
-        batch = jnp.where(client.stage == Stage.FIRST, whole, config.batch_size)
         start = trees.take(server.models, chosen)
-        result = trainer.train(start, client, config._replace(batch_size=batch), key)
+        local = at_stage(hyper.local, client.stage == Stage.FIRST)
+        result = trainer.train(start, client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
@@ -272,7 +287,7 @@ def r_dpcfl(
     (train_event,) = trained.events
 
     def first_event(size, hyper):
-        whole = hyper.local._replace(batch_size=max(size, 1))
+        whole = hyper.local._replace(batch_size=WHOLE)
         return train_event(size, hyper._replace(local=whole))
 
     events = first_event, train_event, trained_and_chosen(train_event, choice), train_event
@@ -295,3 +310,22 @@ def r_dpcfl(
         check_noised=trainer.check_noised,
         sent_down=sent_down,
     ).with_numbers(numbers, limits)
+
+
+def _reading_whole(
+    trainer: LocalTrainer, num_copies: int, stddev: float | None, perturb: Perturb | None
+) -> LocalTrainer:
+    """Lets training read whole batches, with copies where these are asked for."""
+    if trainer.reading_whole is None:
+        raise ValueError(
+            "trainer must offer whole batches, as `local_trainer` does, got one that does not"
+        )
+    if perturb is None:
+        check_copies({"num_copies": num_copies, "copy_stddev": stddev}, "")
+        if stddev is None:
+            return trainer.reading_whole(WholeBatches())
+        return trainer.reading_whole(gaussian_copies(num_copies, stddev))
+    checks.require(stddev is None, "copy_stddev", "be None beside `perturb`", stddev)
+    rule = "be at least 2 where copies are perturbed"
+    checks.require(num_copies >= 2, "num_copies", rule, num_copies)
+    return trainer.reading_whole(WholeBatches(num_copies, perturb))

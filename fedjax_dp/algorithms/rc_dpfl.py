@@ -6,7 +6,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Count, Fraction
+from fedjax_dp.core.ranges import Count, Fraction, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
@@ -22,6 +22,8 @@ def rc_dpfl(
     soft_share: Fraction = 0.5,
     num_components: Count = 2,
     features: Literal["centred", "authors"] = "centred",
+    num_copies: Count = 1,
+    copy_stddev: Positive | None = None,
     **options: Any,
 ) -> FederatedAlgorithm:
     """Declares RC-DPFL: a mixture on the first round's updates, then exact choices by loss.
@@ -42,6 +44,8 @@ def rc_dpfl(
       soft_share: the share of rounds with soft clusters; the paper gives no value.
       num_components: principal components that are clustered.
       features: as for `r_dpcfl`.
+      num_copies: as for `r_dpcfl`.
+      copy_stddev: as for `r_dpcfl`.
       **options: further options of `r_dpcfl`.
 
     Returns:
@@ -62,6 +66,8 @@ def rc_dpfl(
         soft_rounds=int(soft_share * num_rounds),
         num_components=num_components,
         features=features,
+        num_copies=num_copies,
+        copy_stddev=copy_stddev,
         is_weighted=True,
         name="rc_dpfl",
         **options,

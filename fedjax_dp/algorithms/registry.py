@@ -14,6 +14,7 @@ from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
 from fedjax_dp.algorithms.propfair import check_options
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
+from fedjax_dp.clients.whole_batches import check_copies
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.registry import Registry
@@ -148,8 +149,14 @@ ALGORITHMS: Registry[Entry] = Registry(
         "robust_hdp": Entry(_load("robust_hdp"), _RECORD, _CLIENTS),
         "noise_oracle": Entry(_load("noise_oracle"), _RECORD, _CLIENTS),
         "local_only": Entry(_load("local_only"), _OPEN),
-        "r_dpcfl": Entry(_load("r_dpcfl"), _RECORD, _BOTH_COUNTS, for_code=("name",)),
-        "rc_dpfl": Entry(_load("rc_dpfl"), _RECORD, _BOTH_COUNTS),
+        "r_dpcfl": Entry(
+            _load("r_dpcfl"),
+            _RECORD,
+            _BOTH_COUNTS,
+            for_code=("perturb", "name"),
+            check_options=check_copies,
+        ),
+        "rc_dpfl": Entry(_load("rc_dpfl"), _RECORD, _BOTH_COUNTS, check_options=check_copies),
         "f_cdpfl": Entry(_load("f_cdpfl"), _RECORD, ("num_rounds",)),
         "km_cdpfl": Entry(_load("km_cdpfl"), _OPEN, _CLIENTS),
         "o_dpcfl": Entry(_load("o_dpcfl"), _OPEN, _CLIENTS),

@@ -361,6 +361,8 @@ class LocalTrainer(NamedTuple):
       has_transforms: whether deltas pass through update transforms before they leave.
       check_noised: `(is_sent)` raises a ValueError if noise on the delta would move what training
         leaves alone; of parameters that are not sent it asks nothing, all are where it is left out.
+      reading_whole: `(whole_batches) -> LocalTrainer` of the same training, which takes an infinite
+        batch size for a step on all records of the client; None where that is not offered.
     """
 
     train: Callable[..., LocalResult]
@@ -370,6 +372,7 @@ class LocalTrainer(NamedTuple):
     is_plain_sgd: bool = False
     has_transforms: bool = False
     check_noised: Callable[..., None] = lambda is_sent=None: None
+    reading_whole: Callable[..., "LocalTrainer"] | None = None
 
     @property
     def is_private(self) -> bool:

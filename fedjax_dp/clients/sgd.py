@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_dp.clients import gradients, micro_batches
+from fedjax_dp.clients import gradients, micro_batches, whole_batches
 from fedjax_dp.clients.base import (
     ClientData,
     LocalConfig,
@@ -23,6 +23,7 @@ from fedjax_dp.clients.base import (
 from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
 from fedjax_dp.clients.untrained import check_noised
+from fedjax_dp.clients.whole_batches import WholeBatches
 from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import Form
@@ -116,15 +117,28 @@ def local_trainer(
         config.max_batch_size(),
         _widest_micro_batch(config.batch_size) if sampler.varies else None,
     )
+    return _declared(training, config)
+
+
+def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
+    """States what the parts of local training come to."""
     first = config.row(0)._replace(learning_rate=jnp.float32(1))
+    is_sgd = training.optimizer is optax.sgd and not config.optimizer
+
+    def reading_whole(whole: WholeBatches) -> LocalTrainer:
+        rule = "keep examples apart where whole batches are read by micro-batches"
+        checks.require(not training.model.mixes_examples, "model", rule, training.model.name)
+        return _declared(dataclasses.replace(training, whole=whole), config)
+
     return LocalTrainer(
         training.train,
         config,
         training.num_steps,
-        RecordClaim((training.event,)) if is_private else None,
-        is_plain_sgd=optimizer is optax.sgd and not config.optimizer and not own_transforms,
-        has_transforms=bool(own_transforms),
-        check_noised=partial(check_noised, model, lambda: training.optimizer_of(first)),
+        None if training.rule.event is None else RecordClaim((training.event,)),
+        is_plain_sgd=is_sgd and not training.transforms,
+        has_transforms=bool(training.transforms),
+        check_noised=partial(check_noised, training.model, lambda: training.optimizer_of(first)),
+        reading_whole=reading_whole,
     )
 
 
@@ -140,6 +154,7 @@ class _Training:
     micro_batch_size: int | None
     max_batch_size: int
     widest: int | None
+    whole: WholeBatches | None = None
 
     def optimizer_of(self, config: LocalConfig) -> optax.GradientTransformation:
         """Builds the optimiser from a client's numbers."""
@@ -162,10 +177,15 @@ class _Training:
     def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
         """Tells what one run costs a record of a client of some size."""
         assert self.rule.event is not None
+        is_whole = self.whole is not None and bool(np.isinf(config.batch_size))
+        if is_whole:
+            config = config._replace(batch_size=max(size, 1))
         steps = int(self.num_steps(np.int32(size), config))
         if steps == 0:
             return dp_accounting.NoOpDpEvent()
-        one = self.sampler.event(self.rule.event(config), int(size), float(config.batch_size))
+        one = self.rule.event(config)
+        if not is_whole:
+            one = self.sampler.event(one, int(size), float(config.batch_size))
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
     def train(
@@ -188,6 +208,10 @@ class _Training:
         transforms = self.transforms + declared("update_transform", more, is_private=is_private)
         for_people = client.for_people
         client = client.read_by("local training", self.event if is_private else None)
+        is_whole = None
+        if self.whole is not None:
+            is_whole = whole_batches.is_whole(config)
+            config = whole_batches.with_size(config, client.size)
         if not self.sampler.varies:
             config = config._replace(batch_size=jnp.asarray(config.batch_size, jnp.int32))
         nominal = self.sampler.nominal_size(client.size, config.batch_size)
@@ -196,9 +220,11 @@ class _Training:
         if gradient_transform is not None:
             optimizer = optax.chain(gradient_transform, optimizer)
         steps = self.num_steps(client.size, config)
-        keys = _Keys(*(fold(key, p) for p in (Purpose.BATCH, Purpose.RECORD_NOISE, Purpose.MODEL)))
+        keys = _Keys(*(fold(key, purpose) for purpose in _PURPOSES))
         parts = self.parts(start, client)
-        run = _Run(client, config, keys, steps, optimizer, penalty, objective, mask, *parts)
+        run = _Run(
+            client, config, keys, steps, optimizer, penalty, objective, mask, is_whole, *parts
+        )
         # Nobody pays for the last gradient where no transform reads it: it is then dead code.
         local = _Local(
             jnp.int32(0),
@@ -242,21 +268,29 @@ class _Training:
         def any_of(flag):
             return run.client.widest((flag & (i < run.num_steps)).astype(jnp.int32)) > 0
 
+        # What is drawn beside a whole batch is not read, and costs least where it is small.
+        drawn = run.config.batch_size
+        if run.is_whole is not None:
+            drawn = jnp.where(run.is_whole, jnp.ones_like(drawn), drawn)
         drawing, draw = self.sampler.draw(
             local.sampler,
             run.keys.batch,
             i,
             run.client.size,
-            run.config.batch_size,
+            drawn,
             run.client.limit,
             run.capacity,
             any_of,
         )
-        count = jnp.sum(draw.is_real)
+        count, overflow, num_copies = jnp.sum(draw.is_real), draw.overflow, 1
+        if run.is_whole is not None:
+            count = jnp.where(run.is_whole, run.client.size, count)
+            overflow = jnp.where(run.is_whole, 0, overflow)
+            num_copies = jnp.where(run.is_whole, self.num_copies, 1)
         # A client that has finished waits for those beside it: it must not ask for more passes.
         passes: Any = 1
-        if run.num_micro > 1:
-            passes = jnp.where(i < run.num_steps, -(-count // run.micro), 0)
+        if run.is_looped:
+            passes = jnp.where(i < run.num_steps, -(-count // run.micro) * num_copies, 0)
         summed = self.gradient_sum(run, local, draw, passes)
         noise_key = fold(run.keys.noise, i)
         gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
@@ -276,7 +310,7 @@ class _Training:
             num_read=count,
             num_clipped=summed.clipped,
             num_computed=run.micro * run.client.widest(jnp.asarray(passes, jnp.int32)),
-            num_overflow=draw.overflow,
+            num_overflow=overflow,
             update_norm=jnp.float32(0),
         )
         metrics = trees.add(local.metrics, read)
@@ -295,12 +329,20 @@ class _Training:
             micro_batch = partial(micro_batch, objective=run.objective)
 
         def part(i, params):
-            rows = jax.lax.dynamic_slice_in_dim(indices, i * run.micro, run.micro)
-            real = jax.lax.dynamic_slice_in_dim(is_real, i * run.micro, run.micro)
+            at = i if run.is_whole is None else jnp.where(run.is_whole, i // self.num_copies, i)
+            rows = jax.lax.dynamic_slice_in_dim(indices, at * run.micro, run.micro)
+            real = jax.lax.dynamic_slice_in_dim(is_real, at * run.micro, run.micro)
+            if run.is_whole is not None:
+                in_order = at * run.micro + jnp.arange(run.micro, dtype=rows.dtype)
+                rows = jnp.where(run.is_whole, in_order, rows)
+                real = jnp.where(run.is_whole, in_order < run.client.size, real)
             batch = run.client.gather(rows)
+            if self.whole is not None:
+                copy = i % self.num_copies
+                batch = self.whole.copies(batch, rows, copy, run.is_whole, run.keys.copies)
             return micro_batch(params, batch, real, fold(key, i), run.config)
 
-        if run.num_micro == 1:
+        if not run.is_looped:
             return part(0, local.params)
 
         def body(i, carry):
@@ -311,7 +353,20 @@ class _Training:
         shapes = jax.eval_shape(part, 0, local.params)._replace(params=None)
         carry = sums.zeros_like(shapes), local.params
         total, params = jax.lax.fori_loop(0, passes, body, carry)
-        return sums.value(total)._replace(params=params)
+        summed = sums.value(total)
+        if self.num_copies > 1:
+            # A record counts once, by the mean over its copies, whose norm has the same bound.
+            summed = trees.scale(summed, jnp.where(run.is_whole, 1 / self.num_copies, 1.0))
+        return summed._replace(params=params)
+
+    @property
+    def num_copies(self) -> int:
+        """Counts the copies of each record in a whole batch."""
+        return 1 if self.whole is None else self.whole.num_copies
+
+
+# In the order of `_Keys`.
+_PURPOSES = Purpose.BATCH, Purpose.RECORD_NOISE, Purpose.MODEL, Purpose.COPIES
 
 
 class _Keys(NamedTuple):
@@ -320,6 +375,7 @@ class _Keys(NamedTuple):
     batch: Any
     noise: Any
     model: Any
+    copies: Any
 
 
 class _Run(NamedTuple):
@@ -333,6 +389,7 @@ class _Run(NamedTuple):
     penalty: Callable[[Any], jax.Array] | None
     objective: Objective | None
     mask: Any
+    is_whole: jax.Array | None
     capacity: int
     micro: int
 
@@ -340,6 +397,11 @@ class _Run(NamedTuple):
     def num_micro(self) -> int:
         """Counts the micro-batches of a full draw."""
         return -(-self.capacity // self.micro)
+
+    @property
+    def is_looped(self) -> bool:
+        """Tells whether a step may need more than one micro-batch."""
+        return self.num_micro > 1 or self.is_whole is not None
 
     def masked(self, tree: Any) -> Any:
         """Sets to zero what is not to be trained."""

@@ -28,6 +28,7 @@ class Purpose(enum.IntEnum):
       SERVER_STEP: draws of the server's step.
       RUN: the root of one of several runs.
       PERSONAL: a client's second training, of what stays at home.
+      COPIES: perturbed copies of a client's records.
     """
 
     INIT = 1
@@ -45,6 +46,7 @@ class Purpose(enum.IntEnum):
     SERVER_STEP = 13
     RUN = 14
     PERSONAL = 15
+    COPIES = 16
 
 
 def secret_key() -> PRNGKey:

@@ -12,6 +12,7 @@ from cases import CASES, make_model
 from dp_accounting.pld import PLDAccountant
 from marks import later, slow, telling
 from rounds import flat
+from scipy import stats
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
@@ -226,6 +227,169 @@ def test_choices_by_loss_are_stuck_from_one_start_and_right_from_another():
 
 
 # The first round.
+
+
+def whole_gradient(w, x, y, clip_norm):
+    """The mean over all records of their clipped gradients, in float64."""
+    each = (1 / (1 + np.exp(-x @ w)) - y)[:, None] * x
+    norms = np.linalg.norm(each, axis=1, keepdims=True)
+    return (each * np.minimum(1, clip_norm / norms)).mean(axis=0)
+
+
+def first_update(algorithm, x, y, key=1):
+    """The start of a client's first round, and what the round ends with."""
+    client = ClientData(
+        {"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.float32)},
+        jnp.int32(0), jnp.int32(len(x)), jnp.int32(0), len(x), stage=jnp.int32(0),
+    )  # fmt: skip
+    server = algorithm.init(jax.random.key(0))
+    hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
+    output = jax.jit(algorithm.client)(server, jnp.int32(0), client, hyper, jax.random.key(key))
+    return np.asarray(server.models["w"][0], np.float64), output
+
+
+def large_client(size=3000):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(size, NUM_FEATURES)).astype(np.float32)
+    return x.astype(np.float64), (x[:, 0] > 0).astype(np.float64)
+
+
+def of_one_client(local=None, name="r_dpcfl", model=None, **options):
+    model = model or linear_model()
+    local = local or trainer(model, noise_multiplier=0.0)
+    make = {"r_dpcfl": algorithms.r_dpcfl, "rc_dpfl": algorithms.rc_dpfl}[name]
+    return make(model, local, num_clients=1, num_rounds=10, num_models=2, **options)
+
+
+@telling
+@pytest.mark.parametrize("name", ["r_dpcfl", "rc_dpfl"])
+def test_the_first_round_reads_all_records_of_a_large_client(name):
+    """3,000 records beside batches of 25, whose slots hold 105."""
+    x, y = large_client()
+    w, output = first_update(of_one_client(name=name), x, y)
+    assert output.training.num_read == 3000 and output.training.num_overflow == 0
+    np.testing.assert_allclose(output.update.delta["w"], -whole_gradient(w, x, y, 1.0), atol=1e-6)
+
+
+@telling
+@pytest.mark.parametrize("sampler", [sampling.poisson(capacity=30), sampling.fixed_size()])
+def test_the_first_round_asks_no_sampler(sampler):
+    """A draw that is cut, or of fixed size, would leave most records out."""
+    x, y = large_client(1500)
+    model = linear_model()
+    config = LocalConfig(batch_size=25, learning_rate=1.0, clip_norm=1.0, noise_multiplier=0.0)
+    algorithm = of_one_client(dp_sgd_trainer(model, config, sampler=sampler))
+    w, output = first_update(algorithm, x, y)
+    np.testing.assert_allclose(output.update.delta["w"], -whole_gradient(w, x, y, 1.0), atol=1e-6)
+    noisy = config._replace(noise_multiplier=2.0)
+    of_first = of_one_client(dp_sgd_trainer(model, noisy, sampler=sampler)).claims.record.at(0)
+    charged = of_first(1500, algorithms.base.Hyper(noisy))
+    assert list(flatten(charged)) == [(dp_accounting.GaussianDpEvent(2.0), 1)]
+
+
+@telling
+def test_a_whole_batch_takes_no_more_memory_than_an_ordinary_one():
+    """8,000 records of 400 numbers are 13 MB; a micro-batch of 16 is 26 kB."""
+    wide = Model.from_functions(
+        lambda key: {"w": jnp.zeros((400, 8))},
+        lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]), axis=1),
+        loss="sigmoid_binary_cross_entropy",
+    )
+    algorithm = of_one_client(trainer(wide, micro_batch_size=16), model=wide)
+    server = algorithm.init(jax.random.key(0))
+
+    def run(examples, server):
+        first = ClientData(
+            examples, jnp.int32(0), jnp.int32(8000), jnp.int32(0), 8000, stage=jnp.int32(0)
+        )
+        hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
+        return algorithm.client(server, jnp.int32(0), first, hyper, jax.random.key(0)).update
+
+    shapes = {"x": (8000, 400), "y": (8000,)}
+    structure = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
+    compiled = jax.jit(run).lower(structure, server).compile()
+    taken = compiled.memory_analysis().temp_size_in_bytes
+    assert taken < 8000 * 400 * 4 / 10
+
+
+def turned(example, key):
+    """A copy with its first feature turned, whatever the key."""
+    return {**example, "x": example["x"].at[0].multiply(-1.0)}
+
+
+@telling
+@pytest.mark.parametrize("num_copies", [2, 5])
+def test_copies_share_the_bound_of_their_record(num_copies):
+    """The mean over records of the mean over copies of clipped gradients, in float64."""
+    x, y = large_client(1100)
+    algorithm = of_one_client(num_copies=num_copies, perturb=turned)
+    w, output = first_update(algorithm, x, y)
+    copies = x * np.array([-1.0] + [1.0] * (NUM_FEATURES - 1))
+    expected = (
+        whole_gradient(w, x, y, 1.0) + (num_copies - 1) * whole_gradient(w, copies, y, 1.0)
+    ) / num_copies
+    np.testing.assert_allclose(output.update.delta["w"], -expected, atol=1e-6)
+    assert output.training.num_read == 1100
+    plain = whole_gradient(w, x, y, 1.0)
+    assert np.abs(expected - plain).max() > 0.1, "copies make a difference"
+
+
+@telling
+def test_a_record_with_copies_moves_an_update_by_no_more_than_its_bound():
+    """Zeros in the place of a record of 1e6: C / N, and the noise that is added for it."""
+    x, y = large_client(40)
+    x[7] = 1e6
+    gone = x.copy()
+    gone[7] = 0.0
+    options = {"num_copies": 4, "perturb": turned}
+    one, other = (first_update(of_one_client(**options), a, y)[1] for a in (x, gone))
+    moved = np.asarray(one.update.delta["w"]) - np.asarray(other.update.delta["w"])
+    assert 0.6 / 40 < np.linalg.norm(moved) <= 1.0 / 40 * (1 + 1e-4)
+    noisy = of_one_client(trainer(linear_model(), noise_multiplier=3.0), **options)
+    silent = [first_update(noisy, 0 * x, y, key)[1].update.delta["w"] for key in range(20)]
+    ratio, count = np.sum(np.square(silent)) / (3.0 / 40) ** 2, 20 * NUM_FEATURES
+    low, high = stats.chi2.ppf([1e-4, 1 - 1e-4], count)
+    assert low < ratio < high < 2 * count
+
+
+@telling
+def test_gaussian_copies_have_the_scale_that_is_asked_for():
+    """Of a linear loss the gradient is the input: the mean of τ - 1 noises out of τ, of N records."""
+    size, num_copies, stddev = 400, 3, 0.7
+    x, y = large_client(size)
+    linear = Model.from_functions(
+        lambda key: {"w": jnp.zeros(NUM_FEATURES)},
+        lambda p, x: x @ p["w"],
+        loss=lambda outputs, batch: outputs,
+        correct_fn=lambda outputs, batch: (outputs, jnp.ones_like(outputs)),
+    )
+    config = LocalConfig(learning_rate=1.0, batch_size=25.0, clip_norm=1e3, noise_multiplier=0.0)
+    local = dp_sgd_trainer(linear, config)
+    algorithm = of_one_client(local, model=linear, num_copies=num_copies, copy_stddev=stddev)
+    noises = [first_update(algorithm, x, y, key)[1].update.delta["w"] for key in range(12)]
+    noises = np.asarray(noises) + x.mean(axis=0)
+    expected = stddev * np.sqrt((num_copies - 1) / size) / num_copies
+    ratio, count = np.sum(np.square(noises)) / expected**2, noises.size
+    low, high = stats.chi2.ppf([1e-4, 1 - 1e-4], count)
+    assert low < ratio < high and high < 2 * count
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_copies": 3}, "copy_stddev must be given where num_copies is above 1"),
+        ({"copy_stddev": 0.1}, "copy_stddev must be given where num_copies is above 1"),
+        ({"perturb": turned}, "num_copies must be at least 2 where copies are perturbed"),
+        (
+            {"perturb": turned, "num_copies": 2, "copy_stddev": 1.0},
+            "copy_stddev must be None beside `perturb`",
+        ),
+        ({"num_copies": 2, "copy_stddev": 0.0}, "copy_stddev must be"),
+    ],
+)
+def test_copies_that_are_not_said_in_full_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        of_one_client(**options)
 
 
 @telling

@@ -1,0 +1,121 @@
+"""Whole batches: steps on all records of a client, and on perturbed copies of each."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.trees import PyTree
+
+# `(example, key) -> example` of the same shapes, one record alone.
+Perturb: TypeAlias = Callable[[Any, PRNGKey], Any]
+
+# The batch size that stands for all records.
+WHOLE = np.float32(np.inf)
+
+
+class WholeBatches(NamedTuple):
+    """How a step on all records of a client is taken.
+
+    Attributes:
+      num_copies: how often each record counts, itself included, at least 1. A record's gradient is
+        the mean of its copies' clipped gradients, so that its bound stays what it was.
+      perturb: makes a copy of one record, `(example, key) -> example`; None where there are none.
+    """
+
+    num_copies: int = 1
+    perturb: Perturb | None = None
+
+    def copies(
+        self, batch: PyTree, rows: jax.Array, copy: jax.Array, is_copied: jax.Array, key: PRNGKey
+    ) -> PyTree:
+        """Gives one copy of each record of a micro-batch; the first copy is the record itself."""
+        if self.perturb is None:
+            return batch
+
+        def one(example, row):
+            made = self.perturb(example, jax.random.fold_in(jax.random.fold_in(key, row), copy))
+            same = jax.tree.map(
+                lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), made, example
+            )
+            checks.require(
+                jax.tree.structure(made) == jax.tree.structure(example)
+                and all(jax.tree.leaves(same)),
+                "perturb",
+                "keep the shapes and types of a record",
+                jax.tree.map(jnp.shape, made),
+            )
+            return made
+
+        made = jax.vmap(one)(batch, rows)
+        return jax.tree.map(lambda a, b: jnp.where(is_copied & (copy > 0), a, b), made, batch)
+
+
+@checked
+def gaussian_copies(num_copies: Count, stddev: Positive) -> WholeBatches:
+    """Perturbs copies of records by Gaussian noise on their inputs.
+
+    Args:
+      num_copies: how often each record counts, itself included.
+      stddev: the standard deviation, in units of the inputs.
+
+    Returns:
+      The whole batches.
+
+    Source: RC-DPFL, "Mitigating Disparate Impact of Differential Privacy in Federated Learning
+      through Robust Clustering", section 4.3, which does not say what the perturbations are.
+    """
+
+    def perturb(example, key):
+        leaves, structure = jax.tree.flatten(example["x"])
+        is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+        checks.require(
+            all(is_float),
+            "num_copies",
+            "be 1 where inputs are not floats, which noise could be added to",
+            num_copies,
+        )
+        moved = [
+            leaf
+            + (stddev * jax.random.normal(jax.random.fold_in(key, i), leaf.shape)).astype(
+                leaf.dtype
+            )
+            for i, leaf in enumerate(leaves)
+        ]
+        return {**example, "x": jax.tree.unflatten(structure, moved)}
+
+    return WholeBatches(num_copies, perturb if num_copies > 1 else None)
+
+
+def check_copies(options: Mapping[str, Any], prefix: str) -> None:
+    """Requires a standard deviation where records are copied, and nowhere else.
+
+    Args:
+      options: of an algorithm, by name; `num_copies` and `copy_stddev` are read.
+      prefix: what an error puts before a name.
+
+    Raises:
+      ValueError: for one without the other.
+    """
+    copies, stddev = options["num_copies"], options["copy_stddev"]
+    rule = "be given where num_copies is above 1, and left out where it is 1"
+    checks.require((stddev is not None) == (copies > 1), f"{prefix}copy_stddev", rule, stddev)
+
+
+def is_whole(config: LocalConfig) -> Any:
+    """Finds out whether a step reads all records."""
+    return jnp.isinf(jnp.asarray(config.batch_size, jnp.float32))
+
+
+def with_size(config: LocalConfig, size: Any) -> LocalConfig:
+    """Puts the number of records in the place of a batch size that stands for all of them."""
+    every = jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
+    batch = jnp.where(is_whole(config), every, config.batch_size)
+    return config._replace(batch_size=batch)
