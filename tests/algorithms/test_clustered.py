@@ -354,7 +354,7 @@ def test_a_record_with_copies_moves_an_update_by_no_more_than_its_bound():
 
 @telling
 def test_gaussian_copies_have_the_scale_that_is_asked_for():
-    """Of a linear loss the gradient is the input: the mean of τ - 1 noises out of τ, of N records."""
+    """The gradient of a linear loss is the input: a mean of τ - 1 noises out of τ, of N records."""
     size, num_copies, stddev = 400, 3, 0.7
     x, y = large_client(size)
     linear = Model.from_functions(
