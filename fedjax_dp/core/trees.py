@@ -130,9 +130,10 @@ def l1_norm(tree: PyTree) -> jax.Array:
 def total(tree: PyTree) -> jax.Array:
     """Sums all entries of all leaves, in float32 or better.
 
-    Each leaf is summed along one flat axis, and leaves are added in pairs. XLA's CPU compiler breaks such a sum into a tree of
-    short chains, but adds up several short axes in one chain as long as their product, which loses
-    every summand below half a unit in the last place of what has been added so far.
+    Each leaf is summed along one flat axis, and leaves are added in pairs. XLA's CPU compiler
+    breaks such a sum into a tree of short chains, but adds up several short axes in one chain as
+    long as their product, which loses every summand below half a unit in the last place of what
+    has been added so far.
 
     Args:
       tree: a tree of arrays.
