@@ -43,7 +43,7 @@ def main() -> None:
         done = subprocess.run(
             [sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True
         )
-        results.append(json.loads(done.stdout))
+        results += json.loads(done.stdout)["results"]
         print(results[-1]["name"], results[-1]["seconds_per_round"], flush=True)
     facts = {
         "date": datetime.date.today().isoformat(),

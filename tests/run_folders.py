@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from rich.console import Console
 
+from fedjax_dp.cli.output import Output
 from fedjax_dp.cli.run import shown
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
@@ -74,7 +75,11 @@ def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[in
             return running.resume(folder, watcher, words=words)
         return running.run(config, folder, watcher)
 
-    return shown(config, start, Console(file=text, width=200)), text.getvalue()
+    console = Console(file=text, soft_wrap=True)
+    out = Output(console, console)
+    answer = shown(config, start, out)
+    answer.show(out)
+    return answer.status, text.getvalue()
 
 
 class Killed(BaseException):

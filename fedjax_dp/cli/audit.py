@@ -1,26 +1,29 @@
 """`fedjax-dp audit`: attacks an experiment and puts what that proves beside what is claimed."""
 
-import json
 from typing import Annotated, Any
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult
+from fedjax_dp.cli.options import Configured, answering, application
+from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.audits import AuditReport, audit_experiment
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@answering(app, cls=Configured)
 def command(
     context: typer.Context,
+    out: Output,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="A TOML file; the defaults alone if not given."),
+    ] = None,
     canaries: Annotated[
         int | None,
         typer.Option(help="Canaries of a run; 100 if not given, or one for each parameter."),
@@ -37,21 +40,20 @@ def command(
     membership: Annotated[
         bool, typer.Option(help="Train once more and attack the model's outputs.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+) -> Answer:
     """Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.
 
     The exit status is 1 where more was proven than claimed, or a step does not hold what it states.
+    `--section.key VALUE` overrides a key of FILE, as `fedjax-dp run` has it.
     """
-    words = list(context.args)
-    file = words.pop(0) if words and not words[0].startswith("--") else None
-    config = configuration.load(file, words)
+    config = configuration.load(file, context.args)
     if canaries is not None:
         checks.whole("--canaries", canaries)
     checks.whole("--runs", runs)
     checks.require(0 < confidence < 1, "--confidence", "lie in (0, 1)", confidence)
     if rounds is not None:
         checks.whole("--rounds", rounds)
+    out.note("reading data, attacking the experiment")
     report = audit_experiment(
         assemble(config),
         num_canaries=canaries,
@@ -60,20 +62,14 @@ def command(
         confidence=confidence,
         has_membership=membership,
     )
-    if as_json:
-        print(json.dumps(_plain(report)))
-    else:
-        _show(Console(), report)
-    raise typer.Exit(1 if report.is_violated else 0)
+    verdict = "violated" if report.is_violated else "not violated"
+    status = 1 if report.is_violated else 0
+    return Answer(_document(report), lambda out: _show(out, report), verdict, status)
 
 
-def _plain(report: AuditReport) -> dict[str, Any]:
-    def number(value: Any) -> Any:
-        is_odd = isinstance(value, float) and not np.isfinite(value)
-        return repr(value) if is_odd else value
-
+def _document(report: AuditReport) -> dict[str, Any]:
     def fields(value: Any) -> dict[str, Any]:
-        return {name: number(entry) for name, entry in value._asdict().items()}
+        return dict(value._asdict())
 
     return {
         "is_violated": report.is_violated,
@@ -87,33 +83,38 @@ def _plain(report: AuditReport) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, report: AuditReport) -> None:
+def _show(out: Output, report: AuditReport) -> None:
     def verdict(result: AuditResult | StepCheck) -> str:
         return "VIOLATED" if result.is_violated else "holds"
 
     if report.bounds:
-        table = Table("unit", "method", "δ", "proven ε ≥", "claimed ε ≤", "confidence", "")
+        heads = ("unit", "method", "δ", "proven ε ≥", "claimed ε ≤", "confidence", "verdict")
+        lines = []
         for b in report.bounds:
             numbers = (b.dp_delta, b.epsilon_lower, b.epsilon_claimed, b.confidence)
-            table.add_row(b.unit, b.method, *(f"{x:.4g}" for x in numbers), verdict(b))
-        console.print(table)
+            lines.append((b.unit, b.method, *(f"{x:.4g}" for x in numbers), verdict(b)))
+        out.table(heads, lines)
     if report.steps:
-        table = Table("unit", "step on neighbouring data", "measured", "allowed", "")
-        for unit, results in report.steps.items():
-            for s in results:
-                table.add_row(unit, s.name, f"{s.measured:.6g}", f"{s.allowed:.6g}", verdict(s))
-        console.print(table)
+        heads = ("unit", "step on neighbouring data", "measured", "allowed", "verdict")
+        out.table(
+            heads,
+            [
+                (unit, s.name, f"{s.measured:.6g}", f"{s.allowed:.6g}", verdict(s))
+                for unit, results in report.steps.items()
+                for s in results
+            ],
+        )
     attack = report.membership
     if attack is not None:
         low, high = attack.accuracy_interval
-        console.print(
+        out.say(
             f"membership attack on outputs: accuracy {attack.accuracy:.3f} "
             f"({low:.3f} to {high:.3f}; guessing is 0.5), AUC {attack.auc:.3f}, "
             f"{attack.true_positive_rate:.3f} of members found at 1 % false alarms"
         )
     if not report.bounds and not report.steps:
-        console.print("no privacy is claimed: there is nothing to hold the run to")
+        out.say("no privacy is claimed: there is nothing to hold the run to")
     elif report.is_violated:
-        console.print("more was proven than claimed, or a step does not hold what it states")
+        out.say("more was proven than claimed, or a step does not hold what it states")
     else:
-        console.print("nothing was proven beyond what is claimed; that is no proof of privacy")
+        out.say("nothing was proven beyond what is claimed; that is no proof of privacy")

@@ -1,23 +1,23 @@
 """`fedjax-dp bench`: seconds per round, against the machine's own limit."""
 
-import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from fedjax_dp.cli.options import answering, application
+from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.devices import offer_devices
 from fedjax_dp.experiment.timing import measure, settings
 from fedjax_dp.experiment.workloads import WORKLOADS
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
-@app.command()
+@answering(app)
 def command(
-    name: Annotated[str, typer.Argument(help="A workload, or `list`.")],
+    out: Output,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A workload, or `list`.")],
     rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 5,
     layout: Annotated[
         str, typer.Option(help="auto, tuned, sequential, vmap, or a chunk size.")
@@ -26,16 +26,14 @@ def command(
     scale: Annotated[
         str | None, typer.Option(help="A curve over clients, cohort, chunk, devices or model.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+) -> Answer:
     """Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`."""
-    console = Console()
     if name == "list":
-        table = Table("name", "what")
-        for key, workload in WORKLOADS.items():
-            table.add_row(key, workload.about)
-        console.print(table)
-        return
+        lines = [(key, workload.about) for key, workload in WORKLOADS.items()]
+        document = {"workloads": [{"name": key, "about": about} for key, about in lines]}
+        return Answer(
+            document, lambda out: out.table(("name", "what"), lines), "\n".join(WORKLOADS)
+        )
     checks.one_of("NAME", name, WORKLOADS)
     checks.require(
         devices == "auto" or (devices.isdigit() and int(devices) > 0),
@@ -47,11 +45,17 @@ def command(
     offer_devices("auto" if scale == "devices" else count)
     results = []
     for execution, changes in settings(name, _layout(layout), count, scale):
+        which = "".join(f", {key} {value}" for key, value in changes.items())
+        out.note(f"timing {name}{which}")
         results.append(measure(name, execution, rounds, **changes) | changes)
-        if not as_json:
-            _show(console, results[-1])
-    if as_json:
-        print(json.dumps(results if scale else results[0]))
+        out.note(f"{results[-1]['seconds_per_round']:.4g} s per round")
+
+    def show(out: Output) -> None:
+        for result in results:
+            _show(out, result)
+
+    times = "\n".join(f"{result['seconds_per_round']:.6g}" for result in results)
+    return Answer({"results": results}, show, times)
 
 
 def _layout(text: str) -> int | str:
@@ -72,10 +76,11 @@ def _layout(text: str) -> int | str:
     return int(text)
 
 
-def _show(console: Console, result: dict[str, Any]) -> None:
-    console.print(f"{result['name']}: {result['about']}", soft_wrap=True)
-    table = Table("figure", "value")
-    for key, value in result.items():
-        if key not in ("name", "about") and value is not None:
-            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
-    console.print(table)
+def _show(out: Output, result: dict[str, Any]) -> None:
+    out.say(f"{result['name']}: {result['about']}")
+    lines = [
+        (key, f"{value:.4g}" if isinstance(value, float) else str(value))
+        for key, value in result.items()
+        if key not in ("name", "about") and value is not None
+    ]
+    out.table(("figure", "value"), lines)

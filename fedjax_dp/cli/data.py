@@ -5,14 +5,12 @@ from typing import Annotated
 
 import rich.progress
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from fedjax_dp.cli.options import answering, application
+from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.data import datasets
 
-app = typer.Typer(
-    help="Data sets: list them, fetch them.", no_args_is_help=True, add_completion=False
-)
+app = application("Data sets: list them, fetch them.")
 
 _DataDir = Annotated[
     pathlib.Path | None,
@@ -20,40 +18,56 @@ _DataDir = Annotated[
 ]
 
 
-@app.command("list")
-def list_(data_dir: _DataDir = None) -> None:
+@answering(app, "list")
+def list_(out: Output, data_dir: _DataDir = None) -> Answer:
     """List the data sets, whether they are here, and how to get those that are not."""
-    console, table = Console(), Table("name", "here", "what")
     states = [datasets.status(name, data_dir) for name in datasets.available()]
-    for state in states:
-        table.add_row(state.name, "yes" if state.is_present else "no", state.summary)
-    console.print(table)
-    for state in states:
-        if not state.is_present:
-            how = f"fedjax-dp data fetch {state.name}, or by hand:\n" if state.can_fetch else ""
-            console.print(f"\n{how}{state.how_to_get}", soft_wrap=True, markup=False)
+
+    def show(out: Output) -> None:
+        lines = [(s.name, "yes" if s.is_present else "no", s.summary) for s in states]
+        out.table(("name", "here", "what"), lines)
+        for state in states:
+            if not state.is_present:
+                how = f"fedjax-dp data fetch {state.name}, or by hand:\n" if state.can_fetch else ""
+                out.say(f"\n{how}{state.how_to_get}")
+
+    names = ("name", "is_present", "can_fetch", "summary", "how_to_get")
+    document = {"data": [{name: getattr(each, name) for name in names} for each in states]}
+    return Answer(document, show, "\n".join(s.name for s in states if s.is_present))
 
 
-@app.command()
-def fetch(name: str, data_dir: _DataDir = None) -> None:
+@answering(app)
+def fetch(
+    out: Output,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `fedjax-dp data list` has it.")],
+    data_dir: _DataDir = None,
+) -> Answer:
     """Download a data set with checksums, where there is a network."""
-    console = Console()
+    is_live = out.has_progress and out.notes.is_terminal
     with rich.progress.Progress(
         rich.progress.TextColumn("{task.description}"),
         rich.progress.BarColumn(),
         rich.progress.DownloadColumn(),
         rich.progress.TransferSpeedColumn(),
-        console=console,
+        console=out.notes,
+        disable=not is_live,
     ) as bar:
         tasks: dict[str, rich.progress.TaskID] = {}
 
         def progress(file: str, received: int, total: int | None) -> None:
             if file not in tasks:
                 tasks[file] = bar.add_task(file, total=total)
+                if not is_live:
+                    size = "" if total is None else f", {total:,} bytes"
+                    out.note(f"fetching {file}{size}")
             bar.update(tasks[file], completed=received, total=total)
 
-        files = datasets.fetch(name, data_dir, progress)
-    for file in files:
-        console.print(f"fetched {file}", soft_wrap=True)
-    if not files:
-        console.print(f"nothing to fetch: all files of {name} are here")
+        files = [str(file) for file in datasets.fetch(name, data_dir, progress)]
+
+    def show(out: Output) -> None:
+        for file in files:
+            out.say(f"fetched {file}")
+        if not files:
+            out.say(f"nothing to fetch: all files of {name} are here")
+
+    return Answer({"name": name, "files": files}, show, "\n".join(files))

@@ -1,39 +1,41 @@
 """`fedjax-dp evaluate`: the model of a run on held-out data."""
 
-import json
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from fedjax_dp.cli.options import ConfiguredData, answering, application
+from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.experiment.loading import evaluate_run, load_run, other_data
-from fedjax_dp.io.logbook import to_json
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@answering(app, cls=ConfiguredData)
 def command(
     context: typer.Context,
-    folder: Annotated[pathlib.Path, typer.Argument(help="A run folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+    out: Output,
+    folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
+) -> Answer:
     """Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.
 
-    Overrides of the data section name other data to judge the shared model by.
+    `--data.key VALUE` names other data to evaluate the shared model on.
     """
+    out.note("reading the run")
     run = load_run(folder)
     found = evaluate_run(run, other_data(run, context.args))
-    if as_json:
-        print(json.dumps(to_json(found)))
-        return
-    table = Table("figure", "value")
-    for name, value in found.items():
-        if np.ndim(value) == 0:
-            table.add_row(name, "" if value is None else f"{float(value):.6g}")
-    console = Console()
-    console.print(f"{run.config.title}, round {int(run.state.round)}; exact, not private")
-    console.print(table)
+    rounds = int(run.state.round)
+    lines = [
+        (name, "" if value is None else f"{float(value):.6g}")
+        for name, value in found.items()
+        if np.ndim(value) == 0
+    ]
+
+    def show(out: Output) -> None:
+        out.say(f"{run.config.title}, round {rounds}; exact, not private")
+        out.table(("figure", "value"), lines)
+
+    document: dict[str, Any] = {"folder": str(folder), "rounds": rounds, "figures": found}
+    return Answer(document, show, "\n".join("\t".join(line) for line in lines))

@@ -1,12 +1,17 @@
 """The command `fedjax-dp`."""
 
+import errno
+import os
 import sys
+import traceback
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
+
+from fedjax_dp.cli.output import print_document
 
 _SMALLER = (
     "nearest valid choices: a smaller execution.clients_per_chunk or training.micro_batch_size, "
@@ -16,13 +21,15 @@ _SMALLER = (
 COMMANDS = {
     "run": "Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.",
     "evaluate": "Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.",
-    "predict": "Write what a run's model says: `fedjax-dp predict DIR --output FILE.npz`.",
+    "predict": "Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.",
     "export": "Write a run's parameters: `fedjax-dp export DIR --output FILE.safetensors`.",
     "data": "Data sets: list them, fetch them.",
     "privacy": "Accounting: ε, calibration, reports, comparisons.",
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
     "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",
 }
+# The groups, whose commands have two words.
+_GROUPS = ("data", "privacy")
 
 
 class _Commands(TyperGroup):
@@ -50,7 +57,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Federated learning under differential privacy, simulated in JAX.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
@@ -82,20 +89,50 @@ for _name, _about in COMMANDS.items():
 
 
 def main() -> None:
-    """Runs the command line; a mistake of the user ends in one line and status 2."""
+    """Runs the command line; a mistake of the user ends in one line and status 2.
+
+    With `--json` that line is in a document, too.
+    """
     try:
-        app()
-    except (ValueError, OSError) as error:
+        sys.exit(app(prog_name="fedjax-dp", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        _end("interrupted", 130)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            _end_without_a_reader()
+        _end(str(error))
+    except ValueError as error:
         _end(str(error))
     except MemoryError as error:
         _end(f"out of memory: {error or 'the system gave no more'}; {_SMALLER}")
-    except RuntimeError as error:
+    except Exception as error:
+        # Typer's own errors, whose type has moved between its versions.
+        if hasattr(error, "format_message"):
+            _end(error.format_message().strip())
         # JAX has no type of its own for it.
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            _end(f"out of memory: {error}; {_SMALLER}")
+        if not _wants_json():
             raise
-        _end(f"out of memory: {error}; {_SMALLER}")
+        traceback.print_exc()
+        _end(f"{type(error).__name__}: {error}", 1)
 
 
-def _end(text: str) -> NoReturn:
-    print(f"error: {text}", file=sys.stderr)
-    sys.exit(2)
+def _wants_json() -> bool:
+    return "--json" in sys.argv[1:]
+
+
+def _end(text: str, status: int = 2) -> NoReturn:
+    if text:
+        print(f"error: {text}", file=sys.stderr)
+    if _wants_json():
+        names = [word for word in sys.argv[1:] if not word.startswith("-")]
+        name = " ".join(names[: 2 if names[:1] and names[0] in _GROUPS else 1])
+        print_document(sys.stdout, name, status, {"error": text})
+    sys.exit(status)
+
+
+def _end_without_a_reader() -> NoReturn:
+    """Ends as programs do whose reader has enough, such as `head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)

@@ -1,4 +1,4 @@
-"""`fedjax-dp predict`: what the model of a run says of examples."""
+"""`fedjax-dp predict`: the outputs of a run's model for examples."""
 
 import pathlib
 from typing import Annotated
@@ -6,32 +6,35 @@ from typing import Annotated
 import jax
 import numpy as np
 import typer
-from rich.console import Console
 
+from fedjax_dp.cli.options import ConfiguredData, answering, application
+from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.loading import load_run, other_data, predict
 
-app = typer.Typer(add_completion=False)
+app = application()
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@answering(app, cls=ConfiguredData)
 def command(
     context: typer.Context,
-    folder: Annotated[pathlib.Path, typer.Argument(help="A run folder.")],
+    out: Output,
+    folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
     output: Annotated[pathlib.Path, typer.Option(help="The .npz file to write; must be new.")],
     part: Annotated[str, typer.Option(help="Examples: test, train or client_test.")] = "test",
     client: Annotated[
-        int | None, typer.Option(help="Whose model; the shared one if not given.")
+        int | None, typer.Option(help="A client, for its own model; the shared one if not given.")
     ] = None,
-) -> None:
-    """Write what a run's model says: `fedjax-dp predict DIR --output FILE.npz`.
+) -> Answer:
+    """Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.
 
-    With `--data.key VALUE` it speaks of other data. The file holds `outputs`, or one array for each
-    output, and `y` where the examples have it.
+    `--data.key VALUE` names other data to compute outputs for. The file holds `outputs`, or one
+    array for each output, and `y` where the examples have it.
     """
     checks.one_of("--part", part, ("test", "train", "client_test"))
     is_new = output.suffix == ".npz" and not output.exists()
     checks.require(is_new, "--output", "be a new file that ends in .npz", str(output))
+    out.note("reading the run")
     run = load_run(folder)
     population = other_data(run, context.args) or run.experiment.population
     data = getattr(population, part)
@@ -44,4 +47,7 @@ def command(
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as file:
         np.savez(file, **dict(zip(names, leaves, strict=True)), **targets)
-    Console().print(f"wrote {output}: {data.num_examples} examples", soft_wrap=True)
+    count = int(data.num_examples)
+    document = {"file": str(output), "part": part, "client": client, "num_examples": count}
+    document |= {"arrays": [*names, *targets]}
+    return Answer(document, lambda out: out.say(f"wrote {output}: {count} examples"), str(output))

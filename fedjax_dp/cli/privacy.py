@@ -1,25 +1,21 @@
 """`fedjax-dp privacy`: what a mechanism costs, what a budget buys, what a run may claim."""
 
 import json
-import math
 import pathlib
-from typing import Annotated, Any
+from typing import Annotated
 
 import dp_accounting
 import typer
-from rich.console import Console
 
+from fedjax_dp.cli.options import answering, application
+from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks, files
 from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.calibration import calibrate_poisson
 from fedjax_dp.privacy.poisson import bound_of_poisson
 
-app = typer.Typer(
-    help="Accounting: ε, calibration, reports, comparisons.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+app = application("Accounting: ε, calibration, reports, comparisons.")
 
 _Rate = Annotated[
     float, typer.Option("--sampling-rate", help="Chance of a unit to be drawn, in (0, 1].")
@@ -28,7 +24,6 @@ _Steps = Annotated[int, typer.Option("--steps", help="Number of releases, at lea
 _Delta = Annotated[float, typer.Option("--delta", help="δ in (0, 1).")]
 _Accountant = Annotated[str, typer.Option(help="rdp, pld or rdp-classic-64.")]
 _Relation = Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _check(sampling_rate: float, steps: int, delta: float) -> None:
@@ -37,32 +32,21 @@ def _check(sampling_rate: float, steps: int, delta: float) -> None:
     checks.require(0 < delta < 1, "--delta", "lie in (0, 1)", delta)
 
 
-def _print(answer: dict[str, Any], as_json: bool, words: str) -> None:
-    print(json.dumps(_plain(answer), allow_nan=False) if as_json else words)
-
-
-def _plain(value: Any) -> Any:
-    """Writes what JSON has no number for as a text, as statements do."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _by(asked: str, gave: str) -> str:
     """Names the accountant, and who gave the number where it is another."""
     return asked if asked == gave else f"{asked}, by {gave}"
 
 
-@app.command()
+@answering(app)
 def epsilon(
+    out: Output,
     noise_multiplier: Annotated[float, typer.Option(help="Noise over the clip norm, above 0.")],
     sampling_rate: _Rate,
     steps: _Steps,
     delta: _Delta,
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
-    as_json: _Json = False,
-) -> None:
+) -> Answer:
     """Compute ε of Poisson-sampled Gaussian releases."""
     _check(sampling_rate, steps, delta)
     checks.positive("--noise-multiplier", noise_multiplier)
@@ -72,19 +56,19 @@ def epsilon(
     value, gave = float(spent.value), str(spent.accountant)
     facts = {"dp_delta": delta, "accountant": accountant, "by": gave, "relation": relation}
     words = f"ε = {value:.6g} at δ = {delta:g} ({_by(accountant, gave)}, {relation})"
-    _print({"epsilon": value, **facts}, as_json, words)
+    return Answer({"epsilon": value, **facts}, lambda out: out.say(words), f"{value:.6g}")
 
 
-@app.command()
+@answering(app)
 def calibrate(
+    out: Output,
     epsilon: Annotated[float, typer.Option(help="The budget, above 0.")],
     sampling_rate: _Rate,
     steps: _Steps,
     delta: _Delta,
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
-    as_json: _Json = False,
-) -> None:
+) -> Answer:
     """Find the smallest noise multiplier that stays within a budget."""
     _check(sampling_rate, steps, delta)
     checks.positive("--epsilon", epsilon)
@@ -99,30 +83,37 @@ def calibrate(
     facts = {"epsilon": epsilon, "dp_delta": delta, "by": gave, **asked}
     words = f"noise multiplier = {value:.6g} for ε = {epsilon:g} at δ = {delta:g} "
     words += f"({_by(accountant, gave)})"
-    _print({"noise_multiplier": value, **facts}, as_json, words)
+    document = {"noise_multiplier": value, **facts}
+    return Answer(document, lambda out: out.say(words), f"{value:.6g}")
 
 
-@app.command()
+@answering(app)
 def report(
-    run: Annotated[pathlib.Path, typer.Argument(help="A run folder.")], as_json: _Json = False
-) -> None:
-    """Print a run's privacy statement; as JSON with the events, to be recomputed by anybody."""
+    out: Output, run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="A run folder.")]
+) -> Answer:
+    """Print a run's privacy statement; as JSON with the events, so that ε can be recomputed."""
     words, data = run / "privacy.md", run / "privacy.json"
     checks.require(
         words.is_file() and data.is_file(), "RUN", "be a folder with privacy.md and .json", str(run)
     )
-    print(files.read_text(data if as_json else words).rstrip())
-    if not as_json:
-        print("\nEvents, as charged:\n")
-        rule = "be a privacy statement as a run writes it"
-        with files.reading(data, rule, TypeError, LookupError):
-            for claim in files.parse_json(files.read_text(data), data)["claims"]:
-                for history in claim["histories"]:
-                    print(f"{claim['unit']}s {history['units']}: {json.dumps(history['event'])}")
+    text, statement = files.read_text(words).rstrip(), files.parse_json(files.read_text(data), data)
+    with files.reading(data, "be a privacy statement as a run writes it", TypeError, LookupError):
+        events = [
+            f"{claim['unit']}s {history['units']}: {json.dumps(history['event'])}"
+            for claim in statement["claims"]
+            for history in claim["histories"]
+        ]
+
+    def show(out: Output) -> None:
+        for part in (text, "\nEvents, as charged:\n", *events):
+            out.say(part)
+
+    return Answer({"statement": statement}, show, text)
 
 
-@app.command()
+@answering(app)
 def compare(
+    out: Output,
     setting: Annotated[
         list[str],
         typer.Option(help="NOISE_MULTIPLIER,SAMPLING_RATE of one curve; give several."),
@@ -134,8 +125,7 @@ def compare(
     ),
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
-    as_json: _Json = False,
-) -> None:
+) -> Answer:
     """Draw ε over rounds for several settings."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
     for text in setting:
@@ -152,6 +142,7 @@ def compare(
         rounds = sorted({max(1, round(steps * i / 40)) for i in range(1, 41)})
         ledger, base = Ledger("client", relation), dp_accounting.GaussianDpEvent(noise_multiplier)
         event = base if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, base)
+        out.note(f"noise {noise_multiplier:g}, rate {rate:g}")
         spent, done = [], 0
         for count in rounds:
             ledger.charge(event, count=count - done)
@@ -161,12 +152,13 @@ def compare(
     title = f"ε at δ = {delta:g} ({accountant}, {relation})"
     plots.save(plots.epsilon_curves(curves, title), output)
     final = {name: spent[-1] for name, (_, spent) in curves.items()}
-    if as_json:
-        _print({"epsilon": final, "plot": str(output)}, as_json, "")
-        return
-    for name, value in final.items():
-        print(f"{name}: ε = {value:.6g} after {steps} rounds")
-    Console().print(f"drawn in {output}", soft_wrap=True)
+
+    def show(out: Output) -> None:
+        for name, value in final.items():
+            out.say(f"{name}: ε = {value:.6g} after {steps} rounds")
+        out.say(f"drawn in {output}")
+
+    return Answer({"epsilon": final, "plot": str(output)}, show, str(output))
 
 
 def _is_number(text: str) -> bool:

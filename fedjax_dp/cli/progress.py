@@ -3,37 +3,52 @@
 import math
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import rich.progress
-from rich.console import Console
+
+from fedjax_dp.cli.output import Output, print_document
 
 # Share of the work of a round that is worth a word, since it is done for nothing.
 _MUCH_PADDING = 0.5
+# A line at most every so many seconds, and after a long time at most one for each part of it.
+_SECONDS, _PART = 5.0, 0.02
 
 
 class Progress:
-    """Shows the phase, the round, the accuracy and the ε spent so far."""
+    """Shows the phase, the round, the accuracy, the ε spent so far, and the time left."""
 
-    def __init__(self, console: Console, rounds: int):
+    def __init__(
+        self,
+        out: Output,
+        command: str,
+        rounds: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         """Prepares the display.
 
         Args:
-          console: where it goes.
+          out: where it goes.
+          command: the name of the command that it is shown for.
           rounds: number of rounds of the run.
+          clock: seconds since any moment.
         """
-        self._console, self._rounds = console, rounds
+        self._out, self._command, self._rounds, self._clock = out, command, rounds, clock
+        self._is_live = out.has_progress and out.notes.is_terminal
         self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
+            rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
             rich.progress.TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
+            console=out.notes,
+            disable=not self._is_live,
         )
         self._task = self._bar.add_task("starting", total=rounds)
+        # When rounds began, how many were done by then, and when the last line was printed.
+        self._began, self._before, self._printed = clock(), 0, -math.inf
 
     def __enter__(self) -> "Progress":
         """Starts the display."""
@@ -47,7 +62,8 @@ class Progress:
     def end(self) -> None:
         """Ends the process: a compiled round that never ends would keep it."""
         self._bar.stop()
-        end_process("interrupted; what the last checkpoint holds is kept", 130)
+        text = "interrupted; what the last checkpoint holds is kept"
+        end_process(self._out, self._command, text, 130)
 
     def phase(self, name: str) -> None:
         """Names what is being done now.
@@ -56,11 +72,11 @@ class Progress:
           name: a few words.
         """
         self._bar.update(self._task, description=name)
-        if not self._console.is_terminal:
-            self._console.print(name)
+        if not self._is_live:
+            self._out.note(name)
 
     def done(self, rounds: int, row: Mapping[str, Any]) -> None:
-        """Tells how many rounds are done.
+        """Shows how many rounds are done.
 
         Args:
           rounds: rounds done.
@@ -75,8 +91,23 @@ class Progress:
         if row.get("padding_share") is not None and row["padding_share"] > _MUCH_PADDING:
             text += f", padding {row['padding_share']:.2f}"
         self._bar.update(self._task, completed=rounds, description=text)
-        if row and not self._console.is_terminal:
-            self._console.print(text)
+        now = self._clock()
+        if not row:
+            self._began, self._before = now, rounds
+        elif not self._is_live and self._is_due(now, rounds):
+            self._printed = now
+            self._out.note(text + self._left(now, rounds))
+
+    def _is_due(self, now: float, rounds: int) -> bool:
+        wait = max(_SECONDS, _PART * (now - self._began))
+        return rounds >= self._rounds or now - self._printed >= wait
+
+    def _left(self, now: float, rounds: int) -> str:
+        """Says how long the rounds to come take if they are as long as those of this process."""
+        ran, left = rounds - self._before, self._rounds - rounds
+        if ran <= 0 or left <= 0:
+            return ""
+        return f", about {duration((now - self._began) * left / ran)} left"
 
     def warn(self, text: str) -> None:
         """Shows a warning above the bar.
@@ -84,17 +115,42 @@ class Progress:
         Args:
           text: the warning.
         """
-        self._console.print(f"warning: {text}", soft_wrap=True, markup=False, style="yellow")
+        self._out.warn(text)
 
 
-def end_process(text: str, status: int) -> NoReturn:
+def duration(seconds: float) -> str:
+    """Writes a time as people say it.
+
+    Args:
+      seconds: the time, at least 0.
+
+    Returns:
+      The two largest units: "42 s", "3 min 20 s", "2 h 5 min", "1 d 4 h".
+    """
+    whole = round(seconds)
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    first = next((i for i, (_, size) in enumerate(units) if whole >= size), len(units) - 1)
+    parts = []
+    for name, size in units[first : first + 2]:
+        count, whole = divmod(whole, size)
+        if count or not parts:
+            parts.append(f"{count} {name}")
+    return " ".join(parts)
+
+
+def end_process(out: Output, command: str, text: str, status: int) -> NoReturn:
     """Ends the process where it stands, whatever still runs in it or waits to be closed.
 
     Args:
+      out: where the command prints.
+      command: the name of the command.
       text: the last words, to the error stream.
       status: the exit status.
     """
     print(text, file=sys.stderr)
+    if out.as_json:
+        content = {"error": text.removeprefix("error: ")}
+        print_document(out.answers.file, command, status, content)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,61 +1,68 @@
 """`fedjax-dp run`: an experiment with progress on the console."""
 
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Column, Table
+from rich.padding import Padding
 from rich.text import Text
 
+from fedjax_dp.cli.options import Configured, answering, application
+from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.folder import CONFIG_FILE, require_free
-from fedjax_dp.experiment.keys import describe, describe_choice
+from fedjax_dp.experiment.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.run import Outcome, Watcher
 from fedjax_dp.io.disk import DiskFull
 
-app = typer.Typer(add_completion=False)
+app = application()
+_NAME = "run"
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@answering(app, cls=Configured)
 def command(
     context: typer.Context,
+    out: Output,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="A TOML file; the defaults alone if not given."),
+    ] = None,
     output: Annotated[
         pathlib.Path | None, typer.Option(help="Run folder; the next free one under runs/.")
     ] = None,
     resume: Annotated[
         pathlib.Path | None,
-        typer.Option(help="Go on with the run in this folder; with --run.rounds for longer."),
+        typer.Option(help="Resume the run in this folder; with --run.rounds for longer."),
     ] = None,
     keys: Annotated[
         bool,
-        typer.Option("--keys", help="List every key; with algorithm.name=NAME, a part's options."),
+        typer.Option(
+            "--keys", help="List every key; with --algorithm.name NAME, a part's options."
+        ),
     ] = False,
-) -> None:
+) -> Answer:
     """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.
 
-    A table given as a whole, as `--model.options={}`, replaces that of the file; where an override
-    names another part, the file's options of the old one are dropped.
+    `--section.key VALUE`, such as `--training.learning_rate 0.1`, overrides a key of FILE, and may
+    be given for as many keys as you like, before or behind FILE. A value is written as in TOML; a
+    text needs no quotes, and `none` takes a value away. An override of a name, or of a table by
+    `{}`, discards the file's options of the previous part.
 
-    `--keys` lists all keys, and `--keys algorithm.name=fedprox` the options of an algorithm; in the
-    same way those of data.name, data.partition, model.name and training.optimizer.
+    `--keys` lists all keys, and `--keys --algorithm.name=fedprox` the options of an algorithm; in
+    the same way those of data.name, data.partition, model.name and training.optimizer.
     """
-    if keys:
-        # In a pipe no line is broken, so that keys can be searched and cut out.
-        _show_keys(Console() if sys.stdout.isatty() else Console(width=10_000), context.args)
-        return
     words = list(context.args)
-    file = words.pop(0) if words and not words[0].startswith("--") else None
+    if keys:
+        return _keys([*([] if file is None else [file]), *words])
     if resume is not None:
         others = [str(word) for word in (file, output) if word is not None]
-        rule = "stand without a file or --output, since a run goes on with what it has"
+        rule = "stand without a file or --output, since a resumed run has both already"
         checks.require(not others, "--resume", rule, others)
         found = (resume / CONFIG_FILE).is_file()
         rule = f"name a run folder with a {CONFIG_FILE}"
@@ -68,14 +75,13 @@ def command(
             require_free(output)
         start = _starting(config, output)
     try:
-        status = shown(config, start, Console())
+        return shown(config, start, out)
     except KeyboardInterrupt:
         # Python would wait for the round that it left.
-        end_process("interrupted; what the last checkpoint holds is kept", 130)
+        end_process(out, _NAME, "interrupted; what the last checkpoint holds is kept", 130)
     except DiskFull as error:
         # Whatever is closed on the way out would only fail, and say so, once more.
-        end_process(f"error: {error}", 2)
-    raise typer.Exit(status)
+        end_process(out, _NAME, f"error: {error}", 2)
 
 
 def _starting(config: Config, folder: pathlib.Path | None) -> Callable[[Watcher], Outcome]:
@@ -86,45 +92,68 @@ def _resuming(folder: pathlib.Path, words: Sequence[str]) -> Callable[[Watcher],
     return lambda watcher: running.resume(folder, watcher, words=words)
 
 
-def shown(config: Config, start: Callable[[Watcher], Outcome], console: Console) -> int:
-    """Runs an experiment with progress, and says what became of it.
+def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> Answer:
+    """Runs an experiment with progress, and reports what became of it.
 
     Args:
       config: the experiment.
       start: runs it under a watcher.
-      console: where words go.
+      out: where words go.
 
     Returns:
-      The exit status: 0 at the end, 130 after an interruption, 3 if no client's work came into the
-      model.
+      The answer; its status is 0 at the end, 130 after an interruption, 3 if no client's work came
+      into the model.
     """
-    with Progress(console, config.run.rounds) as progress:
+    with Progress(out, _NAME, config.run.rounds) as progress:
         outcome = start(progress)
-    _report(console, outcome)
+    ended, status = "finished", 0
     if outcome.is_interrupted:
-        return 130
-    return 3 if outcome.is_futile else 0
+        ended, status = "interrupted", 130
+    elif outcome.is_over_budget:
+        ended = "budget"
+    elif outcome.stopped_by is not None:
+        ended = "callback"
+    if outcome.is_futile:
+        status = status or 3
+    document = {"folder": str(outcome.folder), "ended": ended, "is_futile": outcome.is_futile}
+    document |= {"summary": outcome.summary}
+    return Answer(document, lambda out: _report(out, outcome), str(outcome.folder), status)
 
 
-def _show_keys(console: Console, parts: list[str]) -> None:
-    rows = [row for part in parts for row in describe_choice(part)] if parts else describe()
-    table = Table(Column("key", overflow="fold"), "may be", "default", "meaning")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+def _keys(parts: Sequence[str]) -> Answer:
+    """Lists keys: all, or the options of the parts that `key=name` or `--key=name` name."""
+    rows = [row for part in parts for row in describe_choice(part.removeprefix("--"))]
+    rows = rows if parts else describe()
+    heads = ("key", "rule", "default", "meaning")
+    document = {"keys": [dict(zip(heads, row, strict=True)) for row in rows]}
+    return Answer(document, lambda out: _show_keys(out, rows), "\n".join(row[0] for row in rows))
 
 
-def _report(console: Console, outcome: Outcome) -> None:
+def _show_keys(out: Output, rows: Sequence[Row]) -> None:
+    """Prints a block for each key on a terminal, a line for each in a pipe."""
+    if not out.answers.is_terminal:
+        out.table(("key", "may be", "default", "meaning"), rows)
+        return
+    for key, rule, default, about in rows:
+        head = Text.assemble((key, "bold"), *([(" = ", "dim"), default] if default else []))
+        out.answers.print(head)
+        for text in filter(None, (about, rule)):
+            style = "dim" if text == rule else ""
+            block = Padding(Text(text, style=style), (0, 0, 0, 4))
+            out.answers.print(block, soft_wrap=False)
+
+
+def _report(out: Output, outcome: Outcome) -> None:
     summary, folder = outcome.summary, outcome.folder
     if outcome.is_interrupted:
-        console.print(
+        out.say(
             f"interrupted after round {summary['rounds']}; nothing is lost: "
             f"fedjax-dp run --resume {folder}"
         )
     if outcome.stopped_by is not None:
-        console.print(f"stopped after round {summary['rounds']} by {outcome.stopped_by}")
+        out.say(f"stopped after round {summary['rounds']} by {outcome.stopped_by}")
     if outcome.is_over_budget:
-        console.print(f"stopped after round {summary['rounds']}: one more would exceed the budget")
+        out.say(f"stopped after round {summary['rounds']}: one more would exceed the budget")
     parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
     if np.isfinite(summary.get("test_accuracy", np.nan)):
         parts.append(f"test accuracy {summary['test_accuracy']:.4f}")
@@ -138,9 +167,9 @@ def _report(console: Console, outcome: Outcome) -> None:
             parts.append(f"NOT covered: {summary['not_covered']}")
     else:
         parts.append("no privacy is claimed")
-    console.print(", ".join(parts))
+    out.say(", ".join(parts))
     for text in summary["warnings"]:
-        console.print(f"warning: {text}", soft_wrap=True, markup=False)
+        out.say(f"warning: {text}")
     if outcome.is_futile:
-        console.print("the run went wrong: no round brought any client's work into the model")
-    console.print(f"run folder: {folder}", soft_wrap=True)
+        out.say("the run went wrong: no round brought any client's work into the model")
+    out.say(f"run folder: {folder}")

@@ -25,7 +25,7 @@ from fedjax_dp.experiment.values import (
 
 _COMMAND_LINE = "command line"
 # Options of the command itself, which a misspelt key may have meant.
-_COMMAND_OPTIONS = ["output", "resume", "keys"]
+_COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
 ROOT = FieldInfo(annotation=Config)
 
 
@@ -225,6 +225,18 @@ def _fields_at(key: str) -> list[FieldInfo]:
         if not fields:
             raise _unknown(key, _COMMAND_LINE)
     return fields
+
+
+def require_key(key: str) -> None:
+    """Requires that a word of a command line names a key.
+
+    Args:
+      key: a dotted name.
+
+    Raises:
+      ConfigError: naming the nearest key there is.
+    """
+    _fields_at(key)
 
 
 def all_keys(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:

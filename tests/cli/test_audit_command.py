@@ -39,7 +39,6 @@ def reported(monkeypatch, *, measured):
         return AuditReport([bound], {"record": [step]}, attack)
 
     monkeypatch.setattr(audit, "audit_experiment", found)
-    monkeypatch.setenv("COLUMNS", "200")
     return asked
 
 
@@ -110,7 +109,6 @@ make_gaussian = mechanisms.gaussian
 @pytest.mark.slow
 def test_half_the_noise_ends_in_status_one_and_in_words(monkeypatch):
     monkeypatch.setattr(mechanisms, "gaussian", half_the_noise)
-    monkeypatch.setenv("COLUMNS", "200")
     result = invoke(*CLIENTS, "--canaries=1", "--runs=600", "--rounds=1")
     assert result.exit_code == 1
     lines = [line for line in result.stdout.splitlines() if "VIOLATED" in line]

@@ -75,7 +75,7 @@ def test_versions_are_those_that_are_installed():
     ],
 )
 def test_out_of_memory_says_what_to_change(monkeypatch, capsys, error):
-    def fails():
+    def fails(**options):
         raise error
 
     monkeypatch.setattr(main, "app", fails)
@@ -87,7 +87,7 @@ def test_out_of_memory_says_what_to_change(monkeypatch, capsys, error):
 
 
 def test_what_is_no_mistake_of_the_users_is_not_hidden(monkeypatch):
-    def fails():
+    def fails(**options):
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(main, "app", fails)

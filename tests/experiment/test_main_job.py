@@ -25,7 +25,7 @@ def main_job(once, compilation_cache):
     def build(folder):
         done = in_subprocess("run", "--output", str(folder / "run"), cache=compilation_cache)
         assert done.returncode == 0, done.stderr
-        (folder / "printed.txt").write_text(done.stdout, encoding="utf-8")
+        (folder / "printed.txt").write_text(done.stderr + done.stdout, encoding="utf-8")
 
     folder = once("main_job", build)
     return folder / "run", (folder / "printed.txt").read_text(encoding="utf-8")

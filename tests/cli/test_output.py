@@ -1,0 +1,424 @@
+"""What all commands share: JSON, quiet, log levels, progress, pipes, help, completion."""
+
+import io
+import json
+import logging
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedjax_dp.cli import main
+from fedjax_dp.experiment import keys
+from fedjax_dp.experiment import run as running
+from fedjax_dp.experiment.run import Outcome
+
+PRIVACY = ("--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "5", "--delta", "1e-5")
+UNCOVERED = "what is chosen by the loss of records that lie with several of the clients"
+SUMMARY = {
+    "rounds": 3,
+    "seconds": 1.5,
+    "test_accuracy": 0.5,
+    "worst_client_accuracy": np.float32(0.25),
+    "epsilon": np.inf,
+    "dp_delta": 1e-5,
+    "dp_delta_smallest": 1e-5,
+    "not_covered": UNCOVERED,
+    "warnings": ["a thing is odd"],
+    "client_test_accuracy": np.array([0.5, np.nan]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before(monkeypatch):
+    """The command sets up logging for its process."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def fedjax_dp(monkeypatch, capsys):
+    """Gives the command: `(words) -> (status, output, errors)`."""
+
+    def invoke(*words):
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        output = capsys.readouterr()
+        return ended.value.code, output.out, output.err
+
+    return invoke
+
+
+@pytest.fixture
+def finished(monkeypatch):
+    """Lets a run end at once, with a phase, a warning, a log record and a stray print."""
+
+    def run(config, folder, watcher, callbacks=None):
+        watcher.phase("compiling")
+        watcher.warn("a thing is odd")
+        logging.getLogger("some.library").debug("a detail")
+        logging.getLogger("some.library").warning("a complaint")
+        print("from a part of one's own")
+        return Outcome(pathlib.Path("runs/digits-001"), SUMMARY, False, False, False)
+
+    monkeypatch.setattr(running, "run", run)
+
+
+def leaves(at, path=()):
+    """All commands that can be called, by their words."""
+    if not hasattr(at, "commands"):
+        return {path: at}
+    found = {}
+    for name, each in at.commands.items():
+        whole = main.command(name) if not path and name in main.COMMANDS else each
+        found |= leaves(whole, (*path, name))
+    return found
+
+
+ALL = leaves(main.get_command(main.app))
+
+
+def test_every_command_answers_json_is_quiet_and_has_a_log_level():
+    assert {path[0] for path in ALL} == set(main.COMMANDS) and len(ALL) == 12
+    for path, command in ALL.items():
+        options = {name for each in command.params for name in each.opts}
+        assert {"--json", "--quiet", "--log-level"} <= options, path
+
+
+def document(output):
+    """Reads what must be one JSON document of the standard, and nothing else."""
+
+    def refuse(token):
+        raise AssertionError(f"{token} is no JSON")
+
+    assert output.endswith("\n") and output.count("\n") == 1
+    found = json.loads(output, parse_constant=refuse)
+    assert list(found)[:3] == ["version", "command", "status"] and found["version"] == 1
+    return found
+
+
+def test_a_run_in_a_pipe_breaks_no_line(fedjax_dp, finished):
+    status, output, errors = fedjax_dp("run")
+    assert status == 0
+    [line] = [line for line in output.splitlines() if "test accuracy" in line]
+    assert line.endswith(f"ε = inf at δ = 1e-05, NOT covered: {UNCOVERED}")
+    assert "compiling" in errors and "compiling" not in output
+
+
+def test_the_document_of_a_run_is_all_that_the_output_stream_gets(fedjax_dp, finished):
+    status, output, errors = fedjax_dp("run", "--json")
+    found = document(output)
+    assert status == found["status"] == 0 and found["command"] == "run"
+    assert (found["folder"], found["ended"], found["is_futile"]) == (
+        "runs/digits-001",
+        "finished",
+        False,
+    )
+    assert found["summary"]["epsilon"] == "inf" and found["summary"]["rounds"] == 3
+    assert found["summary"]["client_test_accuracy"] == [0.5, None]
+    assert "compiling" in errors and "from a part of one's own" in errors
+
+
+@pytest.mark.parametrize(
+    ("word", "seen"),
+    [
+        ("--log-level=debug", {"compiling", "a thing is odd", "a complaint", "a detail"}),
+        ("--log-level=info", {"compiling", "a thing is odd", "a complaint"}),
+        ("--log-level=warning", {"a thing is odd", "a complaint"}),
+        ("--log-level=error", set()),
+        ("--quiet", {"a thing is odd", "a complaint"}),
+    ],
+)
+def test_the_error_stream_gets_what_its_level_says(fedjax_dp, finished, word, seen):
+    _, output, errors = fedjax_dp("run", word)
+    said = {"compiling", "a thing is odd", "a complaint", "a detail"}
+    assert {text for text in said if text in errors} == seen
+    if word == "--quiet":
+        assert output.splitlines()[1:] == ["runs/digits-001"]
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "message"),
+    [
+        (("rnu",), "rnu", "No such command 'rnu'. Did you mean 'run'?"),
+        (("privacy", "epsilon"), "privacy epsilon", "Missing option '--noise-multiplier'."),
+        (("run", "--run.round", "3"), "run", "did you mean 'run.rounds'"),
+        (("run", "--run.secret"), "run", "--run.secret needs a value"),
+        (("run", "--verbose"), "run", "there is no key 'verbose'"),
+        (("run", "a.toml", "b.toml"), "run", "b.toml"),
+        (("run", "--output", "a", "--output=b"), "run", "--output must be given once"),
+        (("run", "--log-level", "loud"), "run", "loud"),
+        (("data", "fetch", "mnits"), "data fetch", "did you mean 'mnist'?"),
+        (("bench", "W0"), "bench", "NAME"),
+    ],
+)
+def test_a_mistake_is_a_document_too(fedjax_dp, words, command, message):
+    status, output, errors = fedjax_dp(*words, "--json")
+    found = document(output)
+    assert status == found["status"] == 2 and found["command"] == command
+    assert message in found["error"] and f"error: {found['error']}\n" == errors
+    status, output, errors = fedjax_dp(*words)
+    assert status == 2 and not output and message in errors
+
+
+def test_a_fault_of_the_program_is_a_document_beside_its_traceback(fedjax_dp, monkeypatch):
+    def fails(*args):
+        raise TypeError("a fault of ours")
+
+    monkeypatch.setattr(running, "run", fails)
+    status, output, errors = fedjax_dp("run", "--json")
+    assert status == 1 and document(output)["error"] == "TypeError: a fault of ours"
+    assert "Traceback" in errors
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "fedjax_dp", "--version"]
+    ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+def test_a_figure_is_a_line_of_its_own_where_it_is_quiet(fedjax_dp):
+    status, output, errors = fedjax_dp("privacy", "epsilon", *PRIVACY, "--quiet")
+    found = document(fedjax_dp("privacy", "epsilon", *PRIVACY, "--json")[1])
+    assert status == 0 and not errors
+    assert float(output) == pytest.approx(found["epsilon"], rel=1e-5)
+
+
+def a_run():
+    data = SimpleNamespace(num_examples=4, examples={"x": np.zeros(4), "y": np.arange(4)})
+    population = SimpleNamespace(test=data)
+    return SimpleNamespace(
+        config=SimpleNamespace(title="digits"),
+        state=SimpleNamespace(round=7),
+        experiment=SimpleNamespace(population=population),
+        model=SimpleNamespace(full_params=lambda params: params),
+        params={"w": np.ones(2, np.float32)},
+    )
+
+
+def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
+    for name in ("evaluate", "predict", "export"):
+        main.command(name)
+        module = sys.modules[f"fedjax_dp.cli.{name}"]
+        monkeypatch.setattr(module, "load_run", lambda folder: a_run())
+        if name != "export":
+            monkeypatch.setattr(module, "other_data", lambda run, words: None)
+    figures = {"test_accuracy": np.float32(0.5), "client_test_accuracy": np.array([1.0, np.nan])}
+    evaluate, predict = (sys.modules[f"fedjax_dp.cli.{name}"] for name in ("evaluate", "predict"))
+    monkeypatch.setattr(evaluate, "evaluate_run", lambda run, other: figures)
+    monkeypatch.setattr(predict, "predict", lambda model, params, data: np.zeros((4, 10)))
+    _, output, _ = fedjax_dp("evaluate", "runs/x", "--json")
+    found = document(output)
+    assert (found["rounds"], found["figures"]["test_accuracy"]) == (7, 0.5)
+    assert found["figures"]["client_test_accuracy"] == [1.0, None]
+    _, output, _ = fedjax_dp("evaluate", "runs/x")
+    assert output.splitlines()[1:] == ["figure\tvalue", "test_accuracy\t0.5"]
+    for command, file in (("predict", "a.npz"), ("export", "b.safetensors")):
+        words = (command, "runs/x", "--output", tmp_path / file)
+        found = document(fedjax_dp(*words, "--json")[1])
+        assert found["file"] == str(tmp_path / file) and (tmp_path / file).exists()
+        (tmp_path / file).unlink()
+        assert fedjax_dp(*words, "--quiet")[1:] == (f"{tmp_path / file}\n", "")
+    assert found["format"] == "safetensors"
+
+
+def test_lists_answer_json(fedjax_dp, monkeypatch, tmp_path):
+    found = document(fedjax_dp("data", "list", "--data-dir", tmp_path, "--json")[1])
+    here = {each["name"]: each["is_present"] for each in found["data"]}
+    assert here["digits"] and not here["mnist"]
+    fetched = document(fedjax_dp("data", "fetch", "digits", "--data-dir", tmp_path, "--json")[1])
+    assert fetched["files"] == []
+    found = document(fedjax_dp("bench", "list", "--json")[1])
+    assert {each["name"] for each in found["workloads"]} >= {"W1", "W2"}
+    bench = sys.modules["fedjax_dp.cli.bench"]
+    timed = {"name": "W1", "about": "a thing", "seconds_per_round": 0.5}
+    monkeypatch.setattr(bench, "measure", lambda *words, **changes: timed)
+    found = document(fedjax_dp("bench", "W1", "--json", "--devices=1")[1])
+    assert found["results"] == [timed]
+
+
+def test_keys_in_a_pipe_are_lines_of_four_cells(fedjax_dp):
+    _, output, _ = fedjax_dp("run", "--keys")
+    lines = [line.split("\t") for line in output.splitlines()]
+    assert lines[0] == ["key", "may be", "default", "meaning"]
+    assert [tuple(line) for line in lines[1:]] == keys.describe()
+    found = document(fedjax_dp("run", "--keys", "--algorithm.name", "fedprox", "--json")[1])
+    assert [each["key"] for each in found["keys"]] == [
+        key for key, *_ in keys.describe_choice("algorithm.name=fedprox")
+    ]
+    _, output, _ = fedjax_dp("run", "--keys", "--quiet")
+    assert output.split() == [key for key, *_ in keys.describe()]
+
+
+def test_keys_on_a_terminal_are_no_wider_than_it(monkeypatch):
+    main.command("run")
+    run, output = sys.modules["fedjax_dp.cli.run"], sys.modules["fedjax_dp.cli.output"]
+    text = io.StringIO()
+    narrow = Console(file=text, width=80, force_terminal=True, color_system=None, soft_wrap=True)
+    answer = run._keys(())
+    answer.show(output.Output(narrow, narrow))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    heads = [line.partition(" = ")[0] for line in lines if not line.startswith(" ")]
+    assert heads == [key for key, *_ in keys.describe()]
+    words = text.getvalue().split()
+    assert all(word in words for _, rule, _, about in keys.describe() for word in about.split())
+
+
+@pytest.mark.parametrize("command", ["run", "audit"])
+def test_help_shows_file_and_overrides(fedjax_dp, command):
+    status, output, _ = fedjax_dp(command, "--help")
+    text = " ".join(output.replace("│", " ").split())
+    assert status == 0 and "[OPTIONS] [FILE] [--section.key VALUE]..." in text
+    assert "FILE" in text and "A TOML file" in text
+    if command == "run":
+        assert (
+            "An override of a name, or of a table by {}, discards the file's options of the "
+            "previous part."
+        ) in text
+
+
+def test_help_of_what_reads_a_run_shows_the_keys_it_takes(fedjax_dp):
+    for command in ("evaluate", "predict"):
+        _, output, _ = fedjax_dp(command, "--help")
+        [usage] = [line for line in output.splitlines() if "Usage:" in line]
+        assert "DIR" in usage and usage.rstrip().endswith("[--data.key VALUE]...")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("a.toml", "--run.rounds=3", "--run.seed", "5"),
+        ("--run.rounds", "3", "a.toml", "--run.seed=5"),
+        ("--run.rounds", "3", "--run.seed", "5", "a.toml"),
+    ],
+)
+def test_a_file_may_stand_anywhere(fedjax_dp, monkeypatch, tmp_path, words):
+    asked = []
+
+    def run(config, folder, watcher, callbacks=None):
+        asked.append((config.run.name, config.run.rounds, config.run.seed))
+        return Outcome(pathlib.Path("x"), SUMMARY, False, False, False)
+
+    monkeypatch.setattr(running, "run", run)
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("a.toml").write_text('run.name = "mine"\nrun.rounds = 9\n')
+    assert fedjax_dp("run", *words)[0] == 0
+    assert asked == [("mine", 3, 5)]
+
+
+def test_a_negative_value_is_no_option(fedjax_dp):
+    _, _, errors = fedjax_dp("run", "--training.learning_rate", "-1")
+    assert "training.learning_rate must be a number" in errors and "got -1" in errors
+
+
+def test_python_runs_the_package(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedjax-dp", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("fedjax_dp", run_name="__main__")
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("fedjax-dp ")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("fedjax-dp ev", {"evaluate"}),
+        ("fedjax-dp run --training.lear", {"--training.learning_rate"}),
+        ("fedjax-dp evaluate --data.num_cl", {"--data.num_clients"}),
+        ("fedjax-dp privacy epsilon --no", {"--noise-multiplier"}),
+        ("fedjax-dp audit --qu", {"--quiet"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_keys(fedjax_dp, monkeypatch, line, found):
+    monkeypatch.setenv("_FEDJAX_DP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    status, output, _ = fedjax_dp()
+    assert status == 0 and set(output.split()) == found
+
+
+def test_a_shell_gets_its_script(fedjax_dp, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    status, output, _ = fedjax_dp("--show-completion", "bash")
+    assert status == 0 and "_FEDJAX_DP_COMPLETE=complete_bash" in output
+    assert "_FEDJAX_DP_COMPLETE" in output
+
+
+class Clock:
+    """Seconds that pass where they are said to."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def progress_lines(rounds, seconds, *, begin=0, is_quiet=False):
+    """What a run of so many rounds, each of so many seconds, prints outside a terminal."""
+    main.command("run")
+    progress, output = sys.modules["fedjax_dp.cli.progress"], sys.modules["fedjax_dp.cli.output"]
+    text, clock = io.StringIO(), Clock()
+    console = Console(file=text, soft_wrap=True, highlight=False)
+    out = output.Output(console, console, is_quiet=is_quiet)
+    with progress.Progress(out, "run", rounds, clock) as shown:
+        shown.phase("compiling")
+        clock.now += 20
+        shown.done(begin, {})
+        for done in range(begin + 1, rounds + 1):
+            clock.now += seconds
+            shown.done(done, {"epsilon_client": done / 10, "test_accuracy": 0.5})
+    return text.getvalue().splitlines()
+
+
+def test_lines_hold_phase_round_epsilon_and_time_left():
+    lines = progress_lines(4, 30.0)
+    assert lines == [
+        "compiling",
+        "round 1 of 4, accuracy 0.500, ε 0.10 (client), about 1 min 30 s left",
+        "round 2 of 4, accuracy 0.500, ε 0.20 (client), about 1 min left",
+        "round 3 of 4, accuracy 0.500, ε 0.30 (client), about 30 s left",
+        "round 4 of 4, accuracy 0.500, ε 0.40 (client)",
+    ]
+    assert progress_lines(4, 30.0, is_quiet=True) == []
+
+
+def test_a_resumed_run_knows_how_long_its_own_rounds_took():
+    lines = progress_lines(10, 30.0, begin=7)
+    assert lines[1].startswith("round 8 of 10") and lines[1].endswith("about 1 min left")
+
+
+@pytest.mark.parametrize(("rounds", "seconds", "most"), [(10_000, 0.01, 25), (10_000, 10, 300)])
+def test_many_rounds_are_few_lines(rounds, seconds, most):
+    lines = progress_lines(rounds, seconds)
+    assert lines[1].startswith("round 1 of") and lines[-1].startswith(f"round {rounds} of")
+    assert 15 <= len(lines) <= most
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "0 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (100_800, "1 d 4 h"),
+    ],
+)
+def test_a_time_has_its_two_largest_units(seconds, words):
+    main.command("run")
+    assert sys.modules["fedjax_dp.cli.progress"].duration(seconds) == words
