@@ -22,6 +22,7 @@ from fedjax_dp.experiment.build import (
     calibrated,
     record_level,
 )
+from fedjax_dp.experiment.by_name import listed, named, names_of, with_client_numbers
 from fedjax_dp.experiment.config import (
     AccelerationSection,
     Config,
@@ -40,7 +41,7 @@ class Experiment(NamedTuple):
     """All parts of an experiment, ready to run.
 
     Attributes:
-      config: what was asked for.
+      config: what was asked for, with one number for each client in the clients' order.
       population: the data of the clients.
       model: what is trained.
       simulation: the compiled rounds.
@@ -61,6 +62,11 @@ class Experiment(NamedTuple):
     budget: dict[str, Any]
     num_parameters: int
 
+    @property
+    def written(self) -> Config:
+        """The configuration as a run folder keeps it: numbers by client under their names."""
+        return named(self.config, self.population.train)
+
 
 def assemble(config: Config) -> Experiment:
     """Builds an experiment.
@@ -77,11 +83,12 @@ def assemble(config: Config) -> Experiment:
       ValueError: for any choice that does not exist, does not fit the data, or claims a privacy
         that it would not have.
     """
-    config = with_named_lists(config)
-    validate(config)
+    config = with_named_lists(with_client_numbers(config))
+    validate(listed(config, None))
     offer_devices(config.execution.devices)
     execution = execution_of(config.execution, config.run)
     population = population_of(config)
+    config = listed(config, names_of(population.train))
     train, privacy = population.train, config.privacy
     require_analysis(Asked(privacy, config.participation, config.training), train.sizes)
     model = build_model(config.model, population, config.run.seed)

@@ -26,11 +26,12 @@ NamedBudgets = Literal[
 NamedBatchSizes = Literal["heterogeneous"]
 Batches = Literal["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "everybody"]
 _T = TypeVar("_T")
-# One number for all clients, or a list with one for each.
+# One number for all clients, or one for each: a list by position, a table by name.
 Each = Annotated[list[_T], MinLen(1)]
-Positives = Positive | Each[Positive]
-NonNegatives = NonNegative | Each[NonNegative]
-Amounts = Amount | Each[Amount]
+ByName = Annotated[dict[str, _T], MinLen(1)]
+Positives = Positive | Each[Positive] | ByName[Positive]
+NonNegatives = NonNegative | Each[NonNegative] | ByName[NonNegative]
+Amounts = Amount | Each[Amount] | ByName[Amount]
 # Names a folder too, and never leads out of its own.
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w .,=+-]*$")]
 Options = dict[str, Any]
@@ -88,6 +89,11 @@ class DataSection(Section):
         "share of what each client has left for training that is set aside for what it decides in "
         "its rounds, such as when to prune",
     )
+    client_numbers: str | None = _setting(
+        None,
+        "CSV file of numbers by client: its first column, client, has their names, the others are "
+        "called as the keys that they fill, such as privacy.record.epsilon",
+    )
     public_examples: Index = _setting(
         0, "examples taken out of the pool, without labels, for algorithms that ask about them"
     )
@@ -142,14 +148,14 @@ class AccelerationSection(Section):
 
 
 class TrainingSection(Section):
-    """Local training at the clients; numbers may be one for all or a list, one a client."""
+    """Local training at the clients; numbers may be one for all, a list, or a table by name."""
 
     optimizer: str = _setting("sgd", "an Optax optimiser that takes a learning rate")
     optimizer_options: Options = _table(
         "options of the optimiser; `run --keys training.optimizer=NAME`"
     )
     learning_rate: NonNegatives = _setting(2.0, "step size")
-    batch_size: Size | Each[Size] | NamedBatchSizes = _setting(
+    batch_size: Size | Each[Size] | ByName[Size] | NamedBatchSizes = _setting(
         64.0, "examples a step, expected ones under Poisson sampling; or a published list"
     )
     num_epochs: Amounts = _setting(1.0, "passes over the client's data in a round")
@@ -219,7 +225,7 @@ class RecordLevel(Section):
     epsilon: Positives | NamedBudgets | None = _setting(
         8.0, "ε at the end of the run, and its budget; or a published list"
     )
-    dp_delta: ProperFraction | Each[ProperFraction] = _setting(
+    dp_delta: ProperFraction | Each[ProperFraction] | ByName[ProperFraction] = _setting(
         1e-5, "δ, one for all clients or one for each"
     )
     per_layer: bool = _setting(False, "clip layer by layer")

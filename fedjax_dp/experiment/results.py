@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core.versions import PACKAGE, libraries
+from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.data.statistics import draw as draw_partition
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import Evaluator
@@ -91,7 +92,7 @@ def write_results(
     facts = _facts(experiment, start.hyper, also_not_private)
     write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, facts)
     _draw(experiment, state, rows, folder / "plots")
-    write_text(folder / "partition.txt", f"{experiment.population.statistics()}\n")
+    write_text(folder / "partition.txt", partition_text(experiment.population.statistics()))
     return summary
 
 
@@ -170,6 +171,19 @@ def _draw(
     plots.save(draw_partition(experiment.population.statistics()), folder / "partition.png")
 
 
+def partition_text(statistics: PartitionStatistics) -> str:
+    """Describes a partition, and its clients where they have names.
+
+    Args:
+      statistics: of the partition.
+
+    Returns:
+      The lines of `partition.txt`.
+    """
+    parts = (str(statistics), statistics.by_client())
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
 def _has_personal_models(experiment: Experiment) -> bool:
     """Tells whether clients keep something that is part of the model that they use."""
     algorithm = experiment.simulation.algorithm
@@ -199,6 +213,7 @@ def _facts(
         "versions": {n: v for n, v in libraries().items() if n in _STATED},
         "also_not_private": also_not_private,
         "has_personal_models": _has_personal_models(experiment),
+        "client_names": list(experiment.population.train.client_names),
     }
     if experiment.config.run.secret:
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"

@@ -194,7 +194,7 @@ def _from(
     compiling = time.perf_counter()
     state = jax.block_until_ready(experiment.simulation.compile(state, start.key))
     timing = {"seconds_compiling": time.perf_counter() - compiling}
-    text = configuration.to_toml(experiment.config)
+    text = configuration.to_toml(experiment.written)
 
     def seconds() -> float:
         return start.seconds + time.perf_counter() - started

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.by_name import KEYS
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.values import ConfigError
 
@@ -41,7 +42,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         key = f"{prefix}{name}"
         if key in ("execution", "communication", "training.micro_batch_size"):
             continue
-        if isinstance(value, Mapping) and not key.endswith("options"):
+        if isinstance(value, Mapping) and not key.endswith("options") and key not in KEYS:
             found |= flat(value, f"{key}.")
         else:
             found[key] = value
@@ -65,8 +66,15 @@ def differences(
     return [
         f"{key}: {a.get(key)!r} and {b.get(key)!r}"
         for key in sorted(a.keys() | b.keys())
-        if key not in besides and a.get(key) != b.get(key)
+        if key not in besides and not _alike(a.get(key), b.get(key))
     ]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """A table by name holds what a list in the clients' order does."""
+    if isinstance(one, Mapping) != isinstance(other, Mapping):
+        one, other = (list(x.values()) if isinstance(x, Mapping) else x for x in (one, other))
+    return one == other
 
 
 def require_same(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -141,7 +141,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     if section.secret:
         # On the disk before the first round, so that no round is released with two noises.
         checkpoints.keep_root(jax.random.key_data(key))
-    write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
+    write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.written))
     traffic = traffic_of(experiment)
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
 
@@ -165,7 +165,7 @@ def restored(
     """
     config, seconds, ledgers, sent = experiment.config, 0.0, None, None
     lock = locked(folder)
-    _require_same(config, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    _require_same(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _kept_root(config.run, checkpoints)
     state = kept_in(first_state(experiment), folder / CLIENTS_FOLDER)
@@ -176,7 +176,7 @@ def restored(
     checkpoints.set_aside(damaged)
     if step is not None:
         state, hyper, extra = checkpoints.restore(like, hyper, step)
-        _require_same(config, extra["config"])
+        _require_same(experiment.written, extra["config"])
         ledgers, seconds = extra["ledgers"], extra["seconds"]
         # Runs of earlier versions have counted nothing.
         sent = extra.get("traffic")
@@ -187,7 +187,7 @@ def restored(
     if sent is not None:
         traffic.restore(sent)
     _require_room(experiment, state)
-    write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.config))
+    write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.written))
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 
 

@@ -102,9 +102,11 @@ def rule_of(kind: Any) -> str:
     kinds = kinds_of(kind)
     words = []
     for one in kinds:
-        plain = bare(one)
-        is_list = typing.get_origin(plain) is list and typing.get_args(plain)[0] in kinds
-        words.append("a list of such, one for each client" if is_list else _rule(one))
+        origin, parts = typing.get_origin(bare(one)), typing.get_args(bare(one))
+        if origin in _FOR_EACH and parts[-1] in kinds:
+            words.append(_FOR_EACH[origin])
+        else:
+            words.append(_rule(one))
     return " or ".join(words)
 
 
@@ -164,6 +166,11 @@ def in_a_file(kind: Any) -> Any:
     return functools.reduce(operator.or_, plain) if 0 < len(plain) < len(alternatives) else kind
 
 
+# What stands for one value for each client.
+_FOR_EACH: dict[Any, str] = {
+    list: "a list of such, one for each client",
+    dict: "a table of such by the clients' names",
+}
 _NAMES = {
     int: "a whole number",
     float: "a finite number",

@@ -54,8 +54,11 @@ def write_statement(
 
 
 def _table(claim: Mapping[str, Any]) -> str:
+    places = range(len(claim["epsilon_per_unit"]))
+    named = claim.get("client_names") or ()
+    names = named if len(named) == len(places) else places
     columns = {
-        "client": range(len(claim["epsilon_per_unit"])),
+        "client": [str(name).replace("|", r"\|") for name in names],
         "ε": [f"{float(epsilon):.4f}" for epsilon in claim["epsilon_per_unit"]],
         "releases": claim["num_compositions"],
     }

@@ -180,8 +180,9 @@ def statement(
         "secret", see `fedjax_dp.secret_key`.
       also_not_private: what else no ε covers, in words.
       has_personal_models: whether clients keep models, or parts of them, of their own.
-      **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers. In words are
-        told `clip_norm`, `clip_norm_per_unit`, `batch_size_per_unit`, `seed` and `versions`.
+      **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers. In words stand
+        `clip_norm`, `clip_norm_per_unit`, `batch_size_per_unit`, `client_names`, `seed` and
+        `versions`.
 
     Returns:
       A dictionary that `json` can write: `unit`, `relation`, `samplers`, `sampling_rate` (the

@@ -65,6 +65,7 @@ CHANGED = {
     "run.callbacks": {"early_stopping": {"patience": 2}},
     "data.name": "mnist",
     "data.data_dir": "some/where",
+    "data.client_numbers": "numbers.csv",
     "data.options": {"seed": 3, "distinct": True, "target": "kind"},
     "data.partition": "dirichlet",
     "data.num_clients": 4,

@@ -1,9 +1,18 @@
 """Facts of the data that a statement rests on: how features were scaled, who shares a record."""
 
-import pytest
+import tomllib
 
+import numpy as np
+import pytest
+from marks import telling
+from run_folders import execute, read_json
+
+from fedjax_dp.experiment import by_name
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import validate as validation
+from fedjax_dp.experiment.assemble import assemble, population_of
+from fedjax_dp.experiment.results import partition_text
+from fedjax_dp.io import plots
 
 UNITS = {
     "record": ("--privacy.unit=record",),
@@ -34,3 +43,157 @@ def test_where_nothing_is_protected_tables_are_scaled_as_ever(name):
 
 def test_data_without_exact_scaling_are_not_asked():
     checked("record", "digits")
+
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+# Not in the order of the clients, which is the alphabet.
+BUDGETS = {"va": 8.0, "cleveland": 1.0, "switzerland": 4.0, "hungarian": 2.0}
+NUMBERS = (
+    "client, privacy.record.epsilon, training.batch_size",
+    *(f"{name}, {epsilon}, {4 + i}" for i, (name, epsilon) in enumerate(BUDGETS.items())),
+)
+
+
+def heart(folder, *words):
+    """Four hospitals of a few patients each; a run of seconds."""
+    return (
+        "--data.name=heart_disease",
+        f"--data.data_dir={folder}",
+        "--data.options.scaling=range",
+        "--data.partition=natural",
+        "--run.rounds=1",
+        "--execution.clients_per_chunk=1",
+        "--execution.devices=1",
+        *words,
+    )
+
+
+@pytest.fixture(scope="module")
+def data_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "heart_disease").mkdir()
+    rng = np.random.default_rng(0)
+    for hospital in HOSPITALS:
+        rows = [
+            f"{rng.integers(30, 80)},1,{1 + j % 4},130,250,0,0,150,0,1.5,2,0,3,{j % 2}"
+            for j in range(24)
+        ]
+        path = folder / "heart_disease" / f"processed.{hospital}.data"
+        path.write_text("\n".join(rows) + "\n")
+    (folder / "numbers.csv").write_text("\n".join(NUMBERS) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(data_files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("named") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plots, "save", lambda figure, path: None)
+        words = heart(data_files, f"--data.client_numbers={data_files / 'numbers.csv'}")
+        assert execute(folder, *words)[0] == 0
+    return folder
+
+
+def table(text):
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@telling
+def test_names_stand_in_statement_partition_and_configuration(run_folder):
+    claim = read_json(run_folder, "privacy.json")["claims"][0]
+    assert tuple(claim["client_names"]) == HOSPITALS
+    header, *rows = table((run_folder / "privacy.md").read_text("utf-8"))
+    assert header[0] == "client" and tuple(row[0] for row in rows) == HOSPITALS
+    spent = {row[0]: float(row[1]) for row in rows}
+    for name, budget in BUDGETS.items():
+        assert 0.5 * budget < spent[name] <= budget
+    written = tomllib.loads((run_folder / "config.toml").read_text("utf-8"))
+    assert written["privacy"]["record"]["epsilon"] == BUDGETS
+    assert written["training"]["batch_size"] == dict(zip(BUDGETS, (4, 5, 6, 7), strict=True))
+    assert "client_numbers" not in written["data"]
+    lines = (run_folder / "partition.txt").read_text("utf-8").splitlines()
+    assert [line.partition(":")[0] for line in lines[-4:]] == list(HOSPITALS)
+
+
+@pytest.mark.slow
+def test_a_run_with_names_is_resumed_from_what_its_folder_holds(run_folder, monkeypatch):
+    before = read_json(run_folder, "summary.json")
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    assert execute(run_folder, resume=True)[0] == 0
+    assert read_json(run_folder, "summary.json")["epsilon"] == before["epsilon"]
+
+
+def test_the_text_of_a_partition_names_its_clients(data_files):
+    config = configuration.load(None, heart(data_files))
+    text = partition_text(population_of(config).statistics())
+    assert [line.partition(":")[0] for line in text.splitlines()[-4:]] == list(HOSPITALS)
+
+
+def test_tables_lists_and_files_of_numbers_by_client_are_one(data_files):
+    inline = "{" + ",".join(f"{name}={value}" for name, value in BUDGETS.items()) + "}"
+    positions = [BUDGETS[name] for name in HOSPITALS]
+    found = [
+        assemble(configuration.load(None, heart(data_files, word)))
+        for word in (f"--privacy.record.epsilon={inline}", f"--privacy.record.epsilon={positions}")
+    ]
+    for experiment in found:
+        assert experiment.config.privacy.record.epsilon == positions
+        assert experiment.written.privacy.record.epsilon == BUDGETS
+    noise = [e.simulation.hyper.local.noise_multiplier for e in found]
+    np.testing.assert_array_equal(*noise)
+
+
+def test_clients_without_names_are_numbered():
+    words = ("--data.num_clients=3", "--privacy.record.epsilon={2=1,0=2,1=3}")
+    config = configuration.load(None, words)
+    data = type("Data", (), {"client_names": (), "num_clients": 3})
+    lists = by_name.listed(config, by_name.names_of(data))
+    assert lists.privacy.record.epsilon == [2.0, 3.0, 1.0]
+    assert by_name.named(lists, data) == lists
+    with pytest.raises(ValueError, match=r"epsilon must be one number or have one for each of the"):
+        validation.validate(by_name.listed(configuration.load(None, words[1:]), None))
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ("{va=1,cleveland=1,switzerland=1}", r"each of the 4 clients, got .3 names, without 'hung"),
+        ("{va=1,cleveland=1,switzerland=1,hungary=1}", r"such as 'hungarian', got 'hungary'"),
+    ],
+)
+def test_a_table_names_every_client_and_no_other(value, message):
+    config = configuration.load(None, [f"--privacy.record.epsilon={value}"])
+    with pytest.raises(ValueError, match=rf"privacy\.record\.epsilon must name .*{message}"):
+        by_name.listed(config, HOSPITALS)
+
+
+def test_a_table_holds_numbers_in_their_range():
+    with pytest.raises(ValueError, match=r"epsilon must be .*a table of such by the clients' name"):
+        configuration.load(None, ["--privacy.record.epsilon={va=0}"])
+
+
+@pytest.mark.parametrize(
+    "lines, words, message",
+    [
+        (("name,training.batch_size", "a,1"), (), r"line 1 must begin with the column 'client'"),
+        (("client,training.batchsize", "a,1"), (), r"line 1.*training\.batch_size"),
+        (("client,training.batch_size", "a,1", "a,2"), (), r"line 3 must name a client that no"),
+        (("client,training.batch_size", "a,x"), (), r"line 2, column training.batch_size must hol"),
+        (("client,training.batch_size", "a"), (), r"line 2 must have 2 cells, got 1"),
+        (("client,training.batch_size", "a,0"), (), r"numbers\.csv: training\.batch_size must be"),
+        (("client,training.batch_size", "a,nan"), (), r"csv: training\.batch_size must be"),
+        (("client,training.batch_size",), (), r"must hold a line of column names and one for each"),
+        (
+            ("client,training.batch_size", "a,1"),
+            ("--training.batch_size=8",),
+            r"training\.batch_size must be left out, since a column of .* fills it, got 8",
+        ),
+    ],
+)
+def test_a_file_of_numbers_is_refused_by_line_column_and_rule(tmp_path, lines, words, message):
+    file = tmp_path / "numbers.csv"
+    file.write_text("\n".join(lines) + "\n")
+    config = configuration.load(None, (f"--data.client_numbers={file}", *words))
+    with pytest.raises(ValueError, match=message):
+        by_name.with_client_numbers(config)

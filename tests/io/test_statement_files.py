@@ -63,6 +63,18 @@ def test_units_that_chose_their_own_delta_have_it_in_their_row(tmp_path, ledgers
     ]
 
 
+def test_clients_that_have_names_are_named(tmp_path, ledgers):
+    names = {"client_names": ["Ward|A", "B", "C"]}
+    write_statement(tmp_path, ledgers, DELTA, "rdp", {u: f | names for u, f in FACTS.items()})
+    rows = [row for row in (tmp_path / "privacy.md").read_text().splitlines() if row[:2] == "| "]
+    assert [row.split(" | ")[0] for row in rows] == ["| client", r"| Ward\|A", "| B", "| C"]
+    assert read_claims(tmp_path)[1]["client_names"] == names["client_names"]
+
+
+def read_claims(folder):
+    return json.loads((folder / "privacy.json").read_text())["claims"]
+
+
 def test_an_infinite_epsilon_is_written_and_told(tmp_path):
     record = Ledger("record", num_units=2)
     record.charge(dp_accounting.GaussianDpEvent(0.0), units=[1])

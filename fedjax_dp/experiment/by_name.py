@@ -1,0 +1,179 @@
+"""Numbers by client: as tables of names, from a file too, and as lists in the clients' order."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.values import annotation_of, refusal
+
+# The keys that hold one number for all clients, or one for each.
+KEYS = (
+    "training.learning_rate",
+    "training.batch_size",
+    "training.num_epochs",
+    "training.num_steps",
+    "privacy.record.clip_norm",
+    "privacy.record.noise_multiplier",
+    "privacy.record.epsilon",
+    "privacy.record.dp_delta",
+)
+_NAME = "client"
+
+
+def names_of(data: FederatedData) -> tuple[str, ...]:
+    """Names the clients of a store.
+
+    Args:
+      data: the store.
+
+    Returns:
+      Their names; their places, from "0", where they have none.
+    """
+    return data.client_names or tuple(map(str, range(data.num_clients)))
+
+
+def with_client_numbers(config: Config) -> Config:
+    """Reads the file of numbers by client that a configuration names.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The configuration with a table in the place of each key that the file fills, and without the
+      file; itself where it names none.
+
+    Raises:
+      ValueError: naming file, line, column, rule and value, if the file is none or fills a key that
+        the configuration sets.
+    """
+    file = config.data.client_numbers
+    if file is None:
+        return config
+    for key, column in _columns(file).items():
+        *path, name = key.split(".")
+        section: Any = config
+        for part in path:
+            section = getattr(section, part)
+        rule = f"be left out, since a column of {file} fills it"
+        is_free = name not in section.model_fields_set or isinstance(getattr(section, name), dict)
+        checks.require(is_free, key, rule, getattr(section, name))
+        kind = annotation_of(type(section).model_fields[name])
+        try:
+            adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+            adapter.validate_python(column, strict=True)
+        except ValidationError:
+            raise refusal(file, key, kind, column) from None
+        config = _replaced(config, path, name, column)
+    return _replaced(config, ["data"], "client_numbers", None)
+
+
+def listed(config: Config, names: Sequence[str] | None) -> Config:
+    """Puts lists in the place of tables by name.
+
+    Args:
+      config: the configuration.
+      names: the clients in their order; None before they are known, where the numbers keep the
+        order of the table.
+
+    Returns:
+      The configuration; itself where it holds no table.
+
+    Raises:
+      ValueError: if a table lacks a client or names one that there is not.
+    """
+
+    def ordered(key: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return list(value.values()) if names is None else _in_order(key, value, names)
+
+    return _changed(config, ordered)
+
+
+def named(config: Config, data: FederatedData) -> Config:
+    """Puts tables by name in the place of lists, for people to read.
+
+    Args:
+      config: the configuration.
+      data: the clients' examples.
+
+    Returns:
+      The configuration; itself where the clients have no names, or two have the same.
+    """
+    names = data.client_names
+    if not names or len(set(names)) < len(names):
+        return config
+
+    def as_table(key: str, value: Any) -> Any:
+        fits = isinstance(value, list) and len(value) == len(names)
+        return dict(zip(names, value, strict=True)) if fits else value
+
+    return _changed(config, as_table)
+
+
+def _changed(config: Config, change: Callable[[str, Any], Any]) -> Config:
+    for key in KEYS:
+        *path, name = key.split(".")
+        section: Any = config
+        for part in path:
+            section = getattr(section, part)
+        before = getattr(section, name)
+        after = change(key, before)
+        if after is not before:
+            config = _replaced(config, path, name, after)
+    return config
+
+
+def _replaced(section: Any, path: Sequence[str], name: str, value: Any) -> Any:
+    if not path:
+        return section.model_copy(update={name: value})
+    inner = _replaced(getattr(section, path[0]), path[1:], name, value)
+    return section.model_copy(update={path[0]: inner})
+
+
+def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    unknown = [name for name in table if name not in set(names)]
+    if unknown:
+        hint = checks.nearest(unknown[0], list(names))
+        rule = "name clients of the data" + (f", such as {hint!r}" if hint else "")
+        checks.require(False, key, rule, unknown[0])
+    lacking = [name for name in names if name not in table]
+    rule = f"name each of the {len(names)} clients"
+    found = f"{len(table)} names, without {lacking[0]!r}" if lacking else ""
+    checks.require(not lacking, key, rule, found)
+    return [table[name] for name in names]
+
+
+def _columns(file: str) -> dict[str, dict[str, float]]:
+    """Reads a file: by key, numbers by client."""
+    lines = list(files.lines(files.read_text(file)))
+    checks.require(len(lines) > 1, file, "hold a line of column names and one for each client", "")
+    header = [cell.strip() for cell in next(csv.reader([lines[0][1]]))]
+    place = files.at_line(file, lines[0][0])
+    checks.require(header[0] == _NAME, place, f"begin with the column {_NAME!r}", header[0])
+    for key in header[1:]:
+        checks.one_of(f"a column of {place}", key, KEYS)
+    is_single = len(set(header)) == len(header)
+    checks.require(is_single, place, "name each column once", header)
+    found: dict[str, dict[str, float]] = {key: {} for key in header[1:]}
+    seen: set[str] = set()
+    for number, line in lines[1:]:
+        place = files.at_line(file, number)
+        name, *cells = [cell.strip() for cell in next(csv.reader([line]))]
+        checks.require(name not in seen, place, "name a client that no line before names", name)
+        fits = len(cells) == len(found)
+        checks.require(fits, place, f"have {len(header)} cells", len(cells) + 1)
+        seen.add(name)
+        for key, cell in zip(found, cells, strict=True):
+            found[key][name] = _number(f"{place}, column {key}", cell)
+    return found
+
+
+def _number(place: str, cell: str) -> float:
+    with files.reading(place, "hold a number", ValueError):
+        return float(cell)
