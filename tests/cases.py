@@ -14,7 +14,7 @@ from marks import later, telling
 from oracles import clustered, federated, generalization, local, noise_aware, personal
 from oracles.feddyn import feddyn
 from oracles.replay import Replay
-from oracles.splitting import FACTORS, scheme
+from oracles.splitting import FACTORS, ergodic, splitting
 from oracles.trimmed_mean import trimmed_mean
 
 from fedjax_dp import algorithms
@@ -296,26 +296,28 @@ def _splitting(numbers, *, phi="prox", is_averaged=False, is_weighted=False, sch
             how = federated.local_dp_sgd if phi == "dp_sgd" else federated.local_sgd
             return how(run.clients, run.replay, SETTINGS)(u, r, i)
 
-        found = scheme(
-            np.tile(theta, (NUM_CLIENTS, 1)),
-            sizes.astype(float) if is_weighted else (sizes > 0).astype(float),
-            run.replay.cohort,
-            ROUNDS,
-            prox if phi == "prox" else trained,
-            numbers,
-            is_central=False,
-            eta=eta,
-        )
-        return found if is_averaged else {k: found[k] for k in ("params", "points")}
+        cohorts = [run.replay.cohort(r) for r in range(ROUNDS)]
+        weights = sizes.astype(float) if is_weighted else (sizes > 0).astype(float)
+        client_map = prox if phi == "prox" else trained
+        found = splitting(client_map, theta, weights, cohorts, numbers, waits=True)
+        points = np.where(found.joined[:, None], found.points, theta)
+        expected = {"params": found.models[-1], "points": points}
+        if is_averaged:
+            counts = [sum(weights[i] for i in cohort) > 0 for cohort in cohorts]
+            steps = [eta(r) for r in range(ROUNDS)]
+            expected["average"] = ergodic(theta, found.models, steps, counts)
+        return expected
 
     return expect
 
 
 def _observe_splitting(state):
-    average = state.server.average
+    average, own = state.server.average, state.clients.of_point
+    params = theta_of(state.server.params)
     return {
-        "params": theta_of(state.server.params),
-        "points": theta_of(state.clients.point),
+        "params": params,
+        # Where a client begins next; the start for one that has not joined.
+        "points": theta_of(own.part) + np.asarray(own.share)[:, None] * params,
         **({} if average is None else {"average": theta_of(average.mean)}),
     }
 

@@ -52,32 +52,56 @@ class Average(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """What the server sends.
+    """The server's state.
 
     Attributes:
       params: z̄, the model.
-      pull: γ β behind the first round, 0 before it: what of z̄ is in every u, float32.
-      average: the ergodic average; None where none is kept.
+      average: the ergodic average; None where there is none.
     """
 
     params: PyTree
-    pull: jax.Array
     average: Average | None
 
 
 @flax.struct.dataclass
-class Kept:
-    """What is kept for each client, all in float32.
+class Own:
+    """The client's own part of its point in the decentralised form.
 
     Attributes:
-      point: in the centralised form u; in the decentralised form what of it is the client's own,
-        u − γ β z̄.
-      answer: z of the client's last participation; None in the decentralised form.
-      quadratic: the client's loss; None where the proximal step is not exact.
+      part: (1 − γ) u + γ (1 − β) z of the client's last participation, to which the newest γ β z̄
+        is added when it next takes part; the start θ0 before its first, float32.
+      share: γ β of that participation, what of z̄ is in the point, float32.
+      has_joined: whether there was one, bool.
+    """
+
+    part: PyTree
+    share: jax.Array
+    has_joined: jax.Array
+
+
+@flax.struct.dataclass
+class Held:
+    """What the server holds of a client in the centralised form, all in float32.
+
+    Attributes:
+      point: u.
+      answer: z of the client's last participation, the start θ0 before its first.
     """
 
     point: PyTree
-    answer: PyTree | None
+    answer: PyTree
+
+
+@flax.struct.dataclass
+class Row:
+    """The state of one client.
+
+    Attributes:
+      of_point: what its point u is read from, by the form.
+      quadratic: the client's loss; None where the proximal step is not exact.
+    """
+
+    of_point: Own | Held
     quadratic: Quadratic | None
 
 
@@ -121,9 +145,11 @@ def splitting(
     | (2, 1, 1) | FedRP | |
     | (1, 2, 1) | reflected FedProx | reflected FedAvg |
 
-    z̄ is the mean over those who take part; a round without anybody changes nothing. Whoever sits
-    out keeps its last z_i: in the centralised form its u_i moves by it in every round, in the
-    decentralised form its own part of u_i waits. The two are the same where γ is 1 or all join.
+    z̄ is the mean over the clients that take part; a round without any changes nothing. All begin
+    at the same θ0, and an absent client holds its last z_i, which is θ0 before its first round. In
+    the centralised form its u_i moves in every round; in the decentralised form it moves once, by
+    the newest z̄, when the client takes part again: a late client begins at
+    (1 − γ β) θ0 + γ β z̄. The forms agree where γ is 1 or all take part.
 
     Guarantee: that of the trainer; all else is post-processing of what clients sent.
 
@@ -201,10 +227,16 @@ def splitting(
 
         return jax.tree.map(one, model.is_buffer(parts[0]), *parts)
 
-    def point_of(server, own):
-        """Gives u: what the client keeps, and in the decentralised form its part of z̄."""
-        pull = 0.0 if is_central else server.pull
-        return on_weights(lambda w, z: w + pull * z, lambda w, z: z, own.point, server.params)
+    def point_of(server, row, numbers):
+        """Computes u from the client's state, and in the decentralised form from z̄."""
+        if is_central:
+            return on_weights(lambda u, z: u, lambda u, z: z, row.of_point.point, server.params)
+        own, late = row.of_point, numbers["gamma"] * numbers["beta"]
+        share = jnp.where(own.has_joined, own.share, late)
+        kept = jnp.where(own.has_joined, 1.0, 1.0 - late)
+        return on_weights(
+            lambda w, z: kept * w + share * z, lambda w, z: z, own.part, server.params
+        )
 
     def mapped(server, u, quadratic, client, hyper, key):
         """Computes `Φ(u) − u`."""
@@ -238,16 +270,17 @@ def splitting(
     def client(server, own, client, hyper, key):
         alpha, beta, gamma = (hyper.algorithm[k] for k in ("alpha", "beta", "gamma"))
         quadratic = own.quadratic if not is_exact else _read_once(model, own, client, server.params)
-        u = point_of(server, own)
+        u = point_of(server, own, hyper.algorithm)
         move, metrics = mapped(server, u, quadratic, client, hyper, key)
         z = on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
         # Nothing is known of a client without examples: it has no say, and stays where it is.
         is_known = client.size > 0
         if is_central:
-            own = Kept(own.point, trees.where(is_known, z, own.answer), quadratic)
+            now = Held(own.of_point.point, z)
         else:
-            point = jax.tree.map(lambda u, z: (1 - gamma) * u + gamma * (1 - beta) * z, u, z)
-            own = Kept(trees.where(is_known, point, own.point), None, quadratic)
+            part = jax.tree.map(lambda u, z: (1 - gamma) * u + gamma * (1 - beta) * z, u, z)
+            now = Own(part, jnp.float32(gamma * beta), jnp.bool_(True))
+        own = Row(trees.where(is_known, now, own.of_point), quadratic)
         weight = client.size if is_weighted else is_known
         update = {"model": trees.subtract(z, server.params), "anybody": jnp.float32(1)}
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
@@ -255,7 +288,6 @@ def splitting(
     def server_step(server, aggregate, hyper, round, key):
         came = aggregate["anybody"] > 0
         params = optax.apply_updates(server.params, aggregate["model"])
-        pull = jnp.where(came, hyper.algorithm["gamma"] * hyper.algorithm["beta"], server.pull)
         average = server.average
         if average is not None:
             factor = step_factor(schedule, round.index, hyper.algorithm.get("period"))
@@ -267,7 +299,7 @@ def splitting(
             )
             average = Average(mean, weight)
         moved = trees.l2_norm(aggregate["model"])
-        return ServerState(params, pull.astype(jnp.float32), average), {"moved": moved}
+        return ServerState(params, average), {"moved": moved}
 
     def finish(server, aggregate, own, hyper):
         beta, gamma = hyper.algorithm["beta"], hyper.algorithm["gamma"]
@@ -276,18 +308,22 @@ def splitting(
             theta = (1 - beta) * z + beta * mean
             return (1 - gamma) * u + gamma * theta
 
-        moved = on_weights(of_weight, lambda u, z, mean: u, own.point, own.answer, server.params)
-        return own.replace(point=trees.where(aggregate["anybody"] > 0, moved, own.point))
+        held = own.of_point
+        moved = on_weights(of_weight, lambda u, z, mean: u, held.point, held.answer, server.params)
+        point = trees.where(aggregate["anybody"] > 0, moved, held.point)
+        return own.replace(of_point=held.replace(point=point))
 
     def init(key):
         params = model.init(key)
         average = Average(params, jnp.float32(0)) if is_averaged else None
-        return ServerState(params, jnp.float32(0), average)
+        return ServerState(params, average)
 
     def first(server):
         point = jax.tree.map(trees.at_least_float32, server.params)
         quadratic = unread(server.params) if is_exact else None
-        return Kept(point, point if is_central else None, quadratic)
+        if is_central:
+            return Row(Held(point, point), quadratic)
+        return Row(Own(point, jnp.float32(0), jnp.bool_(False)), quadratic)
 
     states = ClientState(first, iterate=_ITERATE if is_central else None)
     if is_central:
@@ -317,10 +353,13 @@ def _with_model(server: ServerState, params: PyTree) -> ServerState:
     return server._replace(params=params, average=average)
 
 
-_ITERATE = SharedModel(lambda own: own.point, lambda own, point: own.replace(point=point))
+_ITERATE = SharedModel(
+    lambda row: row.of_point.point,
+    lambda row, point: row.replace(of_point=row.of_point.replace(point=point)),
+)
 
 
-def _read_once(model: Model, own: Kept, client: Any, params: PyTree) -> Quadratic:
+def _read_once(model: Model, own: Row, client: Any, params: PyTree) -> Quadratic:
     """Reads a client's loss off its records in the first round that it joins."""
     assert own.quadratic is not None
     is_new = ~own.quadratic.is_ready

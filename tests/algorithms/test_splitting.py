@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 from marks import slow, telling
-from oracles.splitting import FACTORS, LeastSquares, scheme
+from oracles.splitting import FACTORS, SETTINGS, LeastSquares, Quadratics, splitting
 
 from fedjax_dp import algorithms
-from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.base import LocalConfig, LocalResult, PublicClient, TrainingMetrics
 from fedjax_dp.clients.quadratic import Quadratic, proximal_move
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.step_sizes import step_factor
@@ -196,26 +196,106 @@ def test_a_local_solver_comes_to_the_exact_step(optimizer):
     assert np.all(info.training.num_examples < NUM_CLIENTS * NUM_ROWS * 1500)
 
 
-@telling
-def test_whoever_sits_out_keeps_its_answer_at_the_server():
-    numbers = (1.6, 0.7, 0.6)
-    names = dict(zip(("alpha", "beta", "gamma"), numbers, strict=True))
-    algorithm = algorithms.splitting(model(), trainer(), form="centralised", **names, **EXACT)
-    sim = simulated(algorithm, sampler=sampling.poisson(), cohort=2.5)
-    state, record, _ = sim.run(sim.init(KEY), KEY, 8)
-    cohorts = [sorted(int(i) for i in row if i >= 0) for row in record.clients]
-    assert len({len(c) for c in cohorts}) > 1
-    expected = scheme(
-        np.zeros((NUM_CLIENTS, NUM_FEATURES)),
-        np.ones(NUM_CLIENTS),
-        lambda r: cohorts[r],
-        8,
-        lambda r, i, u, mean: ORACLE.prox(np.tile(u, (NUM_CLIENTS, 1)), ETA)[i],
-        numbers,
-        is_central=True,
+# Five clients of unequal sizes, one of them without data, and a start that is not 0.
+RAGGED_SIZES = (3, 5, 0, 2, 4)
+START = np.array([1.5, -2.0, 0.7])
+LOCAL_STEPS, RATE, ROUNDS = 2, 0.2, 6
+
+
+def ragged():
+    rng = np.random.default_rng(3)
+    return [(rng.normal(size=(n, 3)), rng.normal(size=n) + 2) for n in RAGGED_SIZES]
+
+
+PAIRS = ragged()
+QUADRATICS = Quadratics.of_rows(PAIRS)
+
+
+NO_METRICS = TrainingMetrics(*[jnp.float32(0)] * 6)
+
+
+def unequal_clients():
+    pairs = [{"x": a.astype("f4"), "y": b.astype("f4")} for a, b in PAIRS]
+    return FederatedData.from_clients(pairs)
+
+
+def from_start(client_map, form, sampler, **options):
+    """A simulation of the ragged clients that begins at START."""
+    own = least_squares(jax.ShapeDtypeStruct((3,), jnp.float32))
+    own = own._replace(init=lambda key: jnp.float32(START))
+    config = LocalConfig(learning_rate=RATE, batch_size=5, num_steps=LOCAL_STEPS)
+    exact = {"step_size": 0.7, "solver": "exact"} if client_map == "prox" else {}
+    algorithm = algorithms.splitting(
+        own, local_trainer(own, config), client_map=client_map, form=form, **exact, **options
     )
-    np.testing.assert_allclose(sim.federation.shared(state), expected["params"], atol=2e-6)
-    np.testing.assert_allclose(state.clients.point, expected["points"], atol=2e-6)
+    drawn = participants.participation(*sampler)
+    return simulation(algorithm, unequal_clients(), drawn)
+
+
+FULL = (sampling.everybody(), 5)
+PARTIAL = (sampling.fixed_size(), 5, 3)
+
+
+def compared(sim, client_map, form, numbers, *, is_weighted=False, atol=2e-6):
+    """Plays rounds one by one; each model must be that of the equations."""
+    names = dict(zip(("alpha", "beta", "gamma"), map(np.float32, numbers), strict=True))
+    hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, **names})
+    state, models, cohorts = sim.init(KEY), [], []
+    for _ in range(ROUNDS):
+        state, record, _ = sim.run(state, KEY, 1, hyper)
+        models.append(np.asarray(sim.federation.shared(state)))
+        cohorts.append([int(i) for i in record.clients[0] if i >= 0])
+    sizes = np.array(RAGGED_SIZES, float)
+    phi = {
+        "prox": QUADRATICS.proximal(0.7),
+        "gradient": QUADRATICS.gradient_steps(LOCAL_STEPS, RATE),
+    }[client_map]
+    weights = sizes if is_weighted else (sizes > 0).astype(float)
+    waits = form == "decentralised"
+    expected = splitting(phi, START, weights, cohorts, numbers, waits=waits)
+    np.testing.assert_allclose(models, expected.models, rtol=0, atol=atol)
+    return cohorts
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_late_client_begins_between_the_start_and_the_model(setting):
+    """It holds z = u = θ0, so that its point is (1 − γβ) θ0 + γβ z̄, by (2.16) and (2.17)."""
+    _, *numbers = SETTINGS[setting]
+    begun = []
+
+    def train(start, *_, **__):
+        begun.append(start)
+        return LocalResult(0 * start, start, jnp.float32(1), jnp.int32(1), NO_METRICS)
+
+    options = dict(zip(("alpha", "beta", "gamma"), numbers, strict=True))
+    fake = trainer()._replace(train=train)
+    algorithm = algorithms.splitting(model(), fake, client_map="gradient", **options)
+    server = algorithm.init(KEY)._replace(params=jnp.float32([1.0, 2.0, 3.0, 4.0]))
+    row = algorithm.clients.init(server)
+    newest = jnp.float32([0.5, -1.0, 0.0, 2.0])
+    client = PublicClient(jnp.int32(7), jnp.int32(3), NUM_ROWS, round=4)
+    output = algorithm.client(server._replace(params=newest), row, client, algorithm.hyper, KEY)
+    _, beta, gamma = numbers
+    expected = (1 - gamma * beta) * np.array([1, 2, 3, 4]) + gamma * beta * np.asarray(newest)
+    np.testing.assert_allclose(begun[0], expected, atol=1e-6)
+    # What it sends is z − z̄, and Φ went nowhere.
+    np.testing.assert_allclose(output.update["model"], expected - newest, atol=1e-6)
+
+
+@telling
+@pytest.mark.parametrize("sampler", [FULL, PARTIAL], ids=["full", "3 of 5"])
+@pytest.mark.parametrize("form", ["decentralised", "centralised"])
+@pytest.mark.parametrize("client_map", ["prox", "gradient"])
+def test_every_setting_is_the_equations(client_map, form, sampler):
+    is_weighted = form == "centralised"
+    sim = from_start(client_map, form, sampler, is_weighted=is_weighted)
+    settings = [numbers for phi, *numbers in SETTINGS.values() if phi == client_map]
+    for numbers in (*settings, (1.3, 0.4, 0.7)):
+        cohorts = compared(sim, client_map, form, numbers, is_weighted=is_weighted)
+        # Late clients, and rounds with the client that has no data.
+        assert len(set(cohorts[0])) == (5 if sampler is FULL else 3)
+        assert any(2 in cohort for cohort in cohorts)
+    assert sim.num_traces() == 1
 
 
 @telling

@@ -334,10 +334,10 @@ UP_AND_DOWN = {
     "afl": (P + W + 4, P),
     "q_ffl": (P + 2 * 4, P),
     "term": (P + 5 * 4, P + 4),
-    # The model and one number, the share of the mean in a point.
+    # Points are kept at home.
     **dict.fromkeys(
         ("splitting", "fedsplit", "fedpi", "fedrp", "reflected_fedavg", "reflected_fedprox"),
-        (P + W, P + 4),
+        (P + W, P),
     ),
     # All of 2 models down; one, with its number, up.
     "ifca": (P + W + 4, 2 * P),

@@ -1,6 +1,33 @@
-"""The operator-splitting scheme by hand, from the chapter, in float64 NumPy."""
+"""Operator splitting in float64 NumPy, from equations (2.15) to (2.17) alone, and closed forms.
+
+`splitting` was written from the equations and follows no other program. One round is
+
+    z_i ← (1 − α) u_i + α Φ_i(u_i)          clients of the cohort S; others hold their last z_i
+    z̄  ← Σ_S π_i z_i / Σ_S π_i             the model; a cohort without weight changes nothing
+    θ_i ← (1 − β) z_i + β z̄
+    u_i ← (1 − γ) u_i + γ θ_i
+
+A client that has not taken part yet holds z_i = u_i = θ0, the start of all.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+# (round, client, its point, the newest model) -> point.
+ClientMap = Callable[[int, int, np.ndarray, np.ndarray], np.ndarray]
+
+# Table 2.1 and the two settings of (2.12) and (2.13): the client map, α, β, γ.
+SETTINGS = {
+    "fedavg": ("gradient", 1.0, 1.0, 1.0),
+    "fedprox": ("prox", 1.0, 1.0, 1.0),
+    "fedsplit": ("prox", 2.0, 2.0, 1.0),
+    "fedpi": ("prox", 2.0, 2.0, 0.5),
+    "fedrp": ("prox", 2.0, 1.0, 1.0),
+    "reflected_fedavg": ("gradient", 1.0, 2.0, 1.0),
+    "reflected_fedprox": ("prox", 1.0, 2.0, 1.0),
+}
 
 FACTORS = {
     "constant": lambda t, period: 1.0,
@@ -12,31 +39,102 @@ FACTORS = {
 }
 
 
-def scheme(u, weights, cohort, rounds, phi, numbers, *, is_central, eta=lambda t: 1.0):
-    """Equations 2.15 to 2.17 with partial participation.
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """Models z̄ `[rounds, p]`; where clients begin next, and whether they took part, `[clients]`."""
 
-    `phi(r, i, u_i, z̄)` is the client map, `cohort(r)` who joins. Centrally those who sit out keep
-    their z_i and all u_i move; else a client's u_i is its own part and the newest z̄'s.
+    models: np.ndarray
+    points: np.ndarray
+    joined: np.ndarray
+
+
+def splitting(
+    client_map: ClientMap,
+    start: np.ndarray,
+    weights: np.ndarray,
+    cohorts: Sequence[Sequence[int]],
+    numbers: Sequence[Sequence[float]],
+    *,
+    waits: bool = False,
+) -> Trajectory:
+    """Runs one round a cohort; `numbers` are (α, β, γ), each with one value a round.
+
+    All clients update θ_i and u_i in every round. Where absent clients wait, each updates them
+    once, when it takes part again, with the newest z̄ and the numbers of its own last round; of the
+    round before where it has had none.
     """
-    alpha, beta, gamma = numbers
-    u, z, mean, pull = u.copy(), u.copy(), u[0].copy(), 0.0
-    average, total = mean.copy(), 0.0
-    for r in range(rounds):
-        came = [i for i in cohort(r) if weights[i] > 0]
-        for i in came:
-            here = u[i] if is_central else u[i] + pull * mean
-            z[i] = (1 - alpha) * here + alpha * phi(r, i, here, mean)
-            if not is_central:
-                u[i] = (1 - gamma) * here + gamma * (1 - beta) * z[i]
-        if not came:
-            continue
-        mean = np.average(z[came], axis=0, weights=weights[came])
-        pull = gamma * beta
-        if is_central:
-            u = (1 - gamma) * u + gamma * ((1 - beta) * z + beta * mean)
-        total += eta(r)
-        average = average + eta(r) / total * (mean - average)
-    return {"params": mean, "points": u, "average": average}
+    alpha, beta, gamma = (np.broadcast_to(n, len(cohorts)) for n in numbers)
+    num_clients = len(weights)
+    u = np.tile(np.asarray(start, float), (num_clients, 1))
+    z, mean = u.copy(), u[0].copy()
+    last = np.full(num_clients, -1)
+    models = []
+
+    def updated(i, t):
+        theta = (1 - beta[t]) * z[i] + beta[t] * mean
+        return (1 - gamma[t]) * u[i] + gamma[t] * theta
+
+    def resumed(i, t):
+        """Where a client that waited begins round t."""
+        return u[i] if t == 0 else updated(i, last[i] if last[i] >= 0 else t - 1)
+
+    for t, cohort in enumerate(cohorts):
+        cohort = [i for i in cohort if weights[i] > 0]
+        for i in cohort:
+            if waits:
+                u[i] = resumed(i, t)
+            z[i] = (1 - alpha[t]) * u[i] + alpha[t] * client_map(t, i, u[i], mean)
+            last[i] = t
+        if cohort:
+            mean = np.average(z[cohort], axis=0, weights=weights[cohort])
+            if not waits:
+                u = np.array([updated(i, t) for i in range(num_clients)])
+        models.append(mean)
+    if waits:
+        u = np.array([resumed(i, len(cohorts)) for i in range(num_clients)])
+    return Trajectory(np.array(models), u, last >= 0)
+
+
+def ergodic(start, models, step_sizes, counts):
+    """θ̄ = Σ η_s θ_s / Σ η_s over the rounds that count; the start where none does."""
+    weights = np.asarray(step_sizes, float) * np.asarray(counts, float)
+    return np.average(models, axis=0, weights=weights) if weights.sum() > 0 else start
+
+
+@dataclasses.dataclass(frozen=True)
+class Quadratics:
+    """Clients f_i(x) = ½ xᵀ H_i x − c_iᵀ x; without data both are zero."""
+
+    hessians: np.ndarray
+    linear: np.ndarray
+
+    @classmethod
+    def of_rows(cls, pairs):
+        """The mean of ½ (aᵀx − b)² over each client's rows `(A_i, b_i)`."""
+        sizes = [max(len(b), 1) for _, b in pairs]
+        hessians = [a.T @ a / n for (a, _), n in zip(pairs, sizes, strict=True)]
+        linear = [a.T @ b / n for (a, b), n in zip(pairs, sizes, strict=True)]
+        return cls(np.array(hessians, float), np.array(linear, float))
+
+    def gradient(self, i, x):
+        return self.hessians[i] @ x - self.linear[i]
+
+    def gradient_steps(self, k: int, eta: float) -> ClientMap:
+        """G^k: k gradient steps, nothing averaged in between."""
+
+        def phi(t, i, u, mean):
+            for _ in range(k):
+                u = u - eta * self.gradient(i, u)
+            return u
+
+        return phi
+
+    def proximal(self, eta: float) -> ClientMap:
+        """P_η(v) = (H_i + I/η)⁻¹ (c_i + v/η)."""
+        eye = np.eye(self.linear.shape[1]) / eta
+        return lambda t, i, u, mean: np.linalg.solve(
+            self.hessians[i] + eye, self.linear[i] + u / eta
+        )
 
 
 class LeastSquares:
