@@ -8,9 +8,11 @@ import shlex
 import textwrap
 
 import pytest
+import typer
 from marks import telling
+from typer.main import get_command
 
-from fedjax_dp.cli.main import COMMANDS, main
+from fedjax_dp.cli.main import COMMANDS, app, command, main
 from fedjax_dp.experiment import reading, validate
 from fedjax_dp.experiment.budgets import with_named_lists
 
@@ -76,11 +78,26 @@ def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monk
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     for _, code in fenced(page.read_text("utf-8")):
         write_named(code)
-    command, *rest = words
-    assert command in COMMANDS
-    if command == "run" and not {"--keys", "--resume"} & set(rest):
-        path = rest.pop(0) if rest and not rest[0].startswith("--") else None
-        validate.validate(with_named_lists(reading.load(path, rest)))
+    name, *rest = words
+    if name.startswith("--"):
+        assert name in {option for each in get_command(app).params for option in each.opts}
+        return
+    assert name in COMMANDS
+    called = command(name)
+    if hasattr(called, "commands"):
+        called = called.commands[rest.pop(0)]
+    try:
+        parsed = called.make_context(name, rest)
+    except typer.Exit:
+        assert words[-1] == "--help"
+        return
+    if (
+        name in ("run", "audit")
+        and not parsed.params.get("keys")
+        and not parsed.params.get("resume")
+    ):
+        config = reading.load(parsed.params["file"], parsed.args)
+        validate.validate(with_named_lists(config))
 
 
 @pytest.mark.parametrize("page", FILES)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
@@ -97,8 +98,24 @@ def test_every_command_answers_json_is_quiet_and_has_a_log_level():
         assert {"--json", "--quiet", "--log-level"} <= options, path
 
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "command-line.md"
+LISTS = {("run", "keys"): "run --keys", ("bench", "workloads"): "bench list"}
+
+
+def documented():
+    """The keys that the page lists for each command: all in backquotes before a nested list."""
+    rows = [line.split(" | ") for line in PAGE.read_text("utf-8").splitlines()]
+    tables = [(row[0].strip("| `"), row[1]) for row in rows if len(row) == 2]
+    found = {}
+    for command, text in tables:
+        own = re.sub(r"a list of.*|, which is.*?(;|\|)", ";", text)
+        own = re.sub(r"as in `[a-z.]+`", "", own)
+        found[command] = set(re.findall(r"`([a-z_]+)`", own))
+    return found
+
+
 def document(output):
-    """Reads what must be one JSON document of the standard, and nothing else."""
+    """Reads what must be one JSON document of the standard, with the keys that the page lists."""
 
     def refuse(token):
         raise AssertionError(f"{token} is no JSON")
@@ -106,6 +123,9 @@ def document(output):
     assert output.endswith("\n") and output.count("\n") == 1
     found = json.loads(output, parse_constant=refuse)
     assert list(found)[:3] == ["version", "command", "status"] and found["version"] == 1
+    own = set(found) - {"version", "command", "status"}
+    names = [name for (word, key), name in LISTS.items() if found["command"] == word and key in own]
+    assert own == ({"error"} if "error" in own else documented()[[*names, found["command"]][0]])
     return found
 
 
@@ -250,6 +270,23 @@ def test_lists_answer_json(fedjax_dp, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "measure", lambda *words, **changes: timed)
     found = document(fedjax_dp("bench", "W1", "--json", "--devices=1")[1])
     assert found["results"] == [timed]
+
+
+def test_accounting_answers_json(fedjax_dp, tmp_path):
+    budget = ("--epsilon", "2", *PRIVACY[2:])
+    assert document(fedjax_dp("privacy", "calibrate", *budget, "--json")[1])["epsilon"] == 2
+    words = ("--setting", "2,1", *PRIVACY[4:], "--output", tmp_path / "a.png")
+    found = document(fedjax_dp("privacy", "compare", *words, "--json")[1])
+    assert list(found["epsilon"]) == ["noise 2, rate 1"]
+    (tmp_path / "privacy.md").write_text("words")
+    (tmp_path / "privacy.json").write_text('{"claims": []}')
+    found = document(fedjax_dp("privacy", "report", tmp_path, "--json")[1])
+    assert found["statement"] == {"claims": []}
+
+
+def test_the_page_lists_every_command():
+    commands = {" ".join(path) for path in ALL} | set(LISTS.values())
+    assert {name for name in documented() if not name.startswith("-")} >= commands
 
 
 def test_keys_in_a_pipe_are_lines_of_four_cells(fedjax_dp):
