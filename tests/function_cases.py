@@ -565,6 +565,9 @@ CASES: dict[str, Case] = {
             params_of=lambda: lambda client, params: params,
         ),
     ),
+    "wilson_interval": Case(
+        evaluation.wilson_interval, given(shares=np.array([0.5, 1.0]), counts=np.array([4, 1]))
+    ),
     "summarize": Case(evaluation.summarize, lambda: {"evaluation": evaluated()}),
     # Files.
     "Checkpoints": Case(io.Checkpoints, lambda: {"directory": tempfile.mkdtemp()}),
@@ -578,7 +581,16 @@ CASES: dict[str, Case] = {
     ),
     "client_accuracies": Case(
         io.client_accuracies,
-        given(accuracies=np.array([0.5, 0.6]), sizes=np.array([3, 4]), title="a run"),
+        given(
+            accuracies=np.array([0.5, 0.6]),
+            sizes=np.array([3, 4]),
+            test_sizes=np.array([2, 5]),
+            title="a run",
+        ),
+    ),
+    "labels_by_client": Case(
+        io.labels_by_client,
+        lambda: {"statistics": statistics.describe(ROWS, LABELS)},
     ),
     "read_metrics": Case(io.read_metrics, lambda: {"directory": tempfile.mkdtemp()}),
     "write_json": Case(

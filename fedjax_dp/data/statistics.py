@@ -1,8 +1,8 @@
-"""What a partition looks like: in numbers, in words, in a picture."""
+"""What a partition came to, in numbers and in words."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +10,6 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.federated import FederatedData
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,58 +182,6 @@ def describe_data(data: FederatedData, label: str | None = "y") -> PartitionStat
         checks.require(labels.ndim == 1, "label", "name a row of labels", labels.shape)
     counts, names = _count_labels(data.sizes, labels)
     return PartitionStatistics(data.sizes, counts, names, 0, 0, data.client_names)
-
-
-def draw(
-    statistics: PartitionStatistics, *, max_clients: int = 60, title: str | None = None
-) -> "Figure":
-    """Draws label counts by client as stacked bars, and a histogram of client sizes.
-
-    The figure belongs to no window and no global list of figures: save it with its `savefig`.
-
-    Args:
-      statistics: what to draw.
-      max_clients: bars that are drawn; of more clients, evenly spaced ones in order of size.
-      title: a line above, or None.
-
-    Returns:
-      A matplotlib figure.
-
-    Raises:
-      ValueError: if `max_clients` is below 1.
-    """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    checks.whole("max_clients", max_clients)
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    bars, histogram = figure.subplots(1, 2, width_ratios=(3, 1))
-    order = np.argsort(-statistics.sizes, kind="stable")
-    if statistics.num_clients > max_clients:
-        order = order[np.linspace(0, len(order) - 1, max_clients).round().astype(int)]
-    places = np.arange(len(order))
-    if statistics.label_counts is None:
-        bars.bar(places, statistics.sizes[order], width=1.0)
-    else:
-        counts = statistics.label_counts[order]
-        bottoms = np.cumsum(counts, axis=1) - counts
-        colors = colormaps["tab10" if len(statistics.labels) <= 10 else "nipy_spectral"]
-        for j, name in enumerate(statistics.labels):
-            color = colors(j if len(statistics.labels) <= 10 else j / (len(statistics.labels) - 1))
-            bars.bar(places, counts[:, j], bottom=bottoms[:, j], width=0.9, color=color, label=name)
-        if len(statistics.labels) <= 20:
-            bars.legend(title="label", fontsize="small", loc="upper right")
-    shown = f"{len(order)} of " if len(order) < statistics.num_clients else ""
-    bars.set(
-        xlabel=f"{shown}{statistics.num_clients} clients, largest first",
-        ylabel="examples",
-        title="labels by client" if statistics.label_counts is not None else "examples by client",
-    )
-    histogram.hist(statistics.sizes, bins=min(30, max(5, statistics.num_clients // 2)))
-    histogram.set(xlabel="examples of a client", ylabel="clients", title="client sizes")
-    if title is not None:
-        figure.suptitle(title)
-    return figure
 
 
 def _count_labels(

@@ -14,6 +14,7 @@ from fedjax_dp.evaluation.fairness import (
     summarize,
 )
 from fedjax_dp.evaluation.heterogeneity import Heterogeneity, heterogeneity
+from fedjax_dp.evaluation.intervals import wilson_interval
 
 __all__ = [
     "Evaluation",
@@ -29,4 +30,5 @@ __all__ = [
     "personal_evaluator",
     "shared_evaluator",
     "summarize",
+    "wilson_interval",
 ]

@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import PartitionStatistics
-from fedjax_dp.data.statistics import draw as draw_partition
 from fedjax_dp.engine.accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
@@ -20,7 +19,7 @@ from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER
 from fedjax_dp.experiment.start import Start
-from fedjax_dp.io import plots
+from fedjax_dp.io import client_plots, plots
 from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.logbook import read_metrics, write_json, write_text
 from fedjax_dp.io.statement import write_statement
@@ -163,12 +162,15 @@ def _draw(
         figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)
         plots.save(figure, folder / "update_norms.png")
     if experiment.evaluator.clients is not None:
-        accuracies = experiment.evaluator.clients(state).client_accuracy
-        if np.isfinite(accuracies).any():
+        found = experiment.evaluator.clients(state)
+        if np.isfinite(found.client_accuracy).any():
             sizes = experiment.population.train.sizes
-            figure = plots.client_accuracies(accuracies, sizes, title)
+            figure = client_plots.client_accuracies(
+                found.client_accuracy, sizes, found.client_sizes, title
+            )
             plots.save(figure, folder / "client_accuracy.png")
-    plots.save(draw_partition(experiment.population.statistics()), folder / "partition.png")
+    figure = client_plots.labels_by_client(experiment.population.statistics())
+    plots.save(figure, folder / "partition.png")
 
 
 def partition_text(statistics: PartitionStatistics) -> str:

@@ -321,7 +321,10 @@ def _rows(
             joined = max(int(row["num_participants"]), 1)
             row["clipped_client_share"] = float(row["num_clipped"]) / joined
         row |= sent[i]
-        row |= {f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()}
+        for unit, each in spent.items():
+            row[f"epsilon_{unit}"] = float(np.max(each))
+            if np.min(each) < np.max(each):
+                row[f"epsilon_{unit}_smallest"] = float(np.min(each))
         rows.append({"round": done + i + 1} | row)
     return rows
 

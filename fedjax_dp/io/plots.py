@@ -1,50 +1,93 @@
-"""Pictures of a run: accuracy and ε by round, accuracy by client."""
+"""Pictures of a run, and of several: accuracy, ε and norms of updates by round or by budget."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
+from matplotlib.ticker import NullLocator
 
-from fedjax_dp.core import checks
 from fedjax_dp.core.signatures import checked
+from fedjax_dp.io import drawing
 
-_BLUE, _RED = "#2463a8", "#b3402e"
+# The ending of a metric that is the least over units of privacy.
+_SMALLEST = "_smallest"
 
 
 @checked
 def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Draws test accuracy and ε spent by round.
+    """Draws test accuracy and the ε spent by round.
 
     Args:
-      rows: the run's metrics, as `read_metrics` gives them.
+      rows: the run's metrics, as `read_metrics` gives them. Where `shared_test_accuracy` stands
+        beside `test_accuracy`, the latter is of personal models, and both are drawn. Where budgets
+        differ, `epsilon_UNIT_smallest` and `epsilon_UNIT` bound a band.
       title: what the run is.
 
     Returns:
       The figure; without ε where the run claims none, or none that is finite.
     """
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    left = figure.subplots()
-    measured = _known(rows, "test_accuracy")
-    if measured:
-        left.plot(*zip(*measured, strict=True), color=_BLUE, marker=".", label="test accuracy")
-    left.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1), title=title)
-    left.yaxis.label.set_color(_BLUE)
-    left.grid(alpha=0.25)
-    names = sorted({name for row in rows for name in row if name.startswith("epsilon_")})
-    curves = {name: spent for name in names if (spent := _known(rows, name))}
+    names = {name.removesuffix(_SMALLEST) for row in rows for name in row if _is_epsilon(name)}
+    curves = {name: spent for name in sorted(names) if (spent := _known(rows, name))}
+    figure = drawing.new_figure(height=5.0 if curves else 3.5)
+    parts = figure.subplots(1 + bool(curves), sharex=True, squeeze=False)[:, 0]
+    top, bottom = parts[0], parts[-1]
+    shared = _known(rows, "shared_test_accuracy")
+    label = "personal models" if shared else "test accuracy"
+    for i, (name, measured) in enumerate(
+        ((label, _known(rows, "test_accuracy")), ("shared model", shared))
+    ):
+        if measured:
+            drawing.draw_curve(top, i, *_columns(measured), name)
+    top.set(ylabel="test accuracy", ylim=(-0.02, 1.02))
+    drawing.set_title(top, title)
+    if shared:
+        drawing.legend_beside(top)
+    for i, (name, spent) in enumerate(curves.items()):
+        _epsilon(bottom, i, name.removeprefix("epsilon_"), spent, _known(rows, name + _SMALLEST))
     if curves:
-        right = left.twinx()
-        for (name, spent), style in zip(curves.items(), ("-", "--"), strict=False):
-            unit = name.removeprefix("epsilon_")
-            label = f"largest ε over {unit}s" if unit == "record" else "ε of a client"
-            right.plot(*zip(*spent, strict=True), color=_RED, linestyle=style, label=label)
-        right.set_ylabel("ε spent", color=_RED)
-        right.set_ylim(bottom=0)
-        right.legend(loc="lower right")
+        bottom.set_ylabel("ε spent")
+        bottom.set_ylim(bottom=0)
+        drawing.legend_beside(bottom)
+    for axes in parts:
+        axes.grid(alpha=0.25)
+    bottom.set_xlabel("round")
+    drawing.whole_ticks(bottom)
     return figure
+
+
+def _is_epsilon(name: str) -> bool:
+    return name.startswith("epsilon_")
+
+
+def _columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Parts points into their places and values."""
+    return [at for at, _ in points], [value for _, value in points]
+
+
+def _epsilon(
+    axes: Axes,
+    index: int,
+    unit: str,
+    largest: list[tuple[int, float]],
+    smallest: list[tuple[int, float]],
+) -> None:
+    """Draws what a unit of privacy has spent: a curve, or a band where clients' budgets differ."""
+    whose = "of a client" if unit == "client" else f"of a {unit}"
+    colour = drawing.COLOURS[1 + index]
+    if not smallest:
+        drawing.draw_curve(axes, index, *_columns(largest), f"ε {whose}", color=colour)
+        return
+    low = dict(smallest)
+    rounds = [at for at, _ in largest if at in low]
+    high = [value for at, value in largest if at in low]
+    lows = [low[at] for at in rounds]
+    drawing.draw_curve(axes, index, *_columns(largest), f"ε {whose}, largest", color=colour)
+    line = drawing.draw_curve(axes, index + 1, rounds, lows, f"ε {whose}, smallest", color=colour)
+    axes.fill_between(rounds, lows, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
 @checked
@@ -59,7 +102,7 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
     Returns:
       The figure; one curve for what clients sent, one for both directions, in MB of 10⁶ bytes.
     """
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = drawing.new_figure(3.5)
     axes = figure.subplots()
     up = np.cumsum([row.get("bytes_up") or 0 for row in rows]) / 1e6
     both = up + np.cumsum([row.get("bytes_down") or 0 for row in rows]) / 1e6
@@ -67,11 +110,12 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
     is_measured = np.array([row["round"] in measured for row in rows], bool)
     values = list(measured.values())
     if values and all("bytes_up" in row for row in rows):
-        axes.plot(both[is_measured], values, color=_BLUE, marker=".", label="up and down")
-        axes.plot(up[is_measured], values, color=_RED, marker=".", linestyle="--", label="up")
-        axes.legend(loc="lower right")
-    axes.set(xlabel="MB sent", ylabel="test accuracy", ylim=(0, 1), title=title)
+        drawing.draw_curve(axes, 0, both[is_measured], values, "up and down")
+        drawing.draw_curve(axes, 1, up[is_measured], values, "up")
+        drawing.legend_beside(axes)
+    axes.set(xlabel="MB sent", ylabel="test accuracy", ylim=(-0.02, 1.02))
     axes.set_xlim(left=0)
+    drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
     return figure
 
@@ -85,38 +129,6 @@ def _known(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     ]
 
 
-@checked
-def client_accuracies(accuracies: np.ndarray, sizes: np.ndarray, title: str) -> Figure:
-    """Draws the accuracy of each client, sorted, with its number of examples.
-
-    Args:
-      accuracies: `[num_clients]`; NaN for a client without held-out examples.
-      sizes: training examples of each client, `[num_clients]`.
-      title: what the run is.
-
-    Returns:
-      The figure.
-    """
-    is_paired = np.ndim(accuracies) == 1 and np.shape(accuracies) == np.shape(sizes)
-    checks.require(is_paired, "accuracies", "be one for each of sizes", np.shape(accuracies))
-    known = np.flatnonzero(np.isfinite(accuracies))
-    order = known[np.argsort(accuracies[known])]
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    positions = np.arange(len(order))
-    axes.bar(positions, accuracies[order], color=_BLUE)
-    if len(order):
-        axes.axhline(float(np.mean(accuracies[order])), color=_RED, linewidth=1, label="mean")
-        axes.legend()
-    axes.set(ylim=(0, 1), ylabel="held-out accuracy", title=title)
-    if len(order) <= 40:
-        axes.set_xticks(positions, [f"{i}\n{sizes[i]}" for i in order], fontsize=7)
-        axes.set_xlabel("client, and its number of training examples")
-    else:
-        axes.set_xlabel("clients, from worst to best")
-    return figure
-
-
 def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str) -> Figure:
     """Draws the norms of updates before clipping, who was clipped, and the noise, by round.
 
@@ -128,43 +140,61 @@ def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str
       title: what the run is.
 
     Returns:
-      The figure; it has a lower part where something was clipped or noised.
+      The figure; it has a lower part for what was clipped, and one for noise, where there are.
     """
-    clipped, noise = _known(rows, "clipped_client_share"), _known(rows, "noise_stddev")
-    has_more = bool(clipped or noise)
-    figure = Figure(figsize=(7, 5 if has_more else 3.5), layout="constrained")
-    parts = figure.subplots(
-        1 + has_more, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_more]
-    )
-    top, bottom = parts[0, 0], parts[-1, 0]
     measured = [row for row in rows if row.get("update_norm_quantiles") is not None]
-    if measured:
-        rounds = [row["round"] for row in measured]
-        norms = np.array([row["update_norm_quantiles"] for row in measured], dtype=float).T
-        top.fill_between(rounds, norms[0], norms[4], color=_BLUE, alpha=0.15, label="all")
-        top.fill_between(rounds, norms[1], norms[3], color=_BLUE, alpha=0.3, label="10 % to 90 %")
-        top.plot(rounds, norms[2], color=_BLUE, label="median")
+    below = {
+        "share clipped": _known(rows, "clipped_client_share"),
+        "noise of\na coordinate": _known(rows, "noise_stddev"),
+    }
+    below = {label: points for label, points in below.items() if points}
+    figure = drawing.new_figure(3.5 + 1.5 * len(below))
+    heights = (2.5, *[1] * len(below))
+    parts = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    _norms(parts[0], measured, _bounds(rows, measured, clip_norm))
+    drawing.set_title(parts[0], title)
+    for axes, (label, points) in zip(parts[1:], below.items(), strict=True):
+        axes.plot(*_columns(points), color=drawing.BLUE if "share" in label else drawing.RED)
+        axes.set_ylabel(label)
+        axes.set_ylim(*((-0.05, 1.05) if "share" in label else (0, None)))
+    for axes in parts:
+        axes.grid(alpha=0.25)
+    parts[-1].set_xlabel("round")
+    drawing.whole_ticks(parts[-1])
+    return figure
+
+
+def _bounds(
+    rows: list[dict[str, Any]], measured: list[dict[str, Any]], clip_norm: float | None
+) -> list[tuple[int, float]]:
+    """Finds the clip norm by round: what rows bring, else one number for all."""
     bounds = _known(rows, "clip_norm")
     if not bounds and clip_norm is not None and measured:
         bounds = [(measured[0]["round"], clip_norm), (measured[-1]["round"], clip_norm)]
-    if bounds:
-        top.plot(*zip(*bounds, strict=True), color=_RED, linestyle="--", label="clip norm")
-    top.set(ylabel="norm of an update", title=title)
-    top.set_ylim(bottom=0)
-    top.grid(alpha=0.25)
+    return bounds
+
+
+def _norms(axes: Axes, measured: list[dict[str, Any]], bounds: list[tuple[int, float]]) -> None:
+    """Draws norms as bands, on a logarithmic scale where they spread widely."""
+    axes.set_ylabel("norm of an update")
+    least = 0.0
     if measured:
-        top.legend(fontsize=8)
-    bottom.set(xlabel="round")
-    bottom.grid(alpha=0.25)
-    if clipped:
-        bottom.set(ylabel="share clipped", ylim=(-0.05, 1.05))
-        bottom.plot(*zip(*clipped, strict=True), color=_BLUE)
-    if noise:
-        right = bottom.twinx() if clipped else bottom
-        right.plot(*zip(*noise, strict=True), color=_RED, linestyle=":")
-        right.set_ylabel("noise of a coordinate", color=_RED)
-        right.set_ylim(bottom=0)
-    return figure
+        rounds = [row["round"] for row in measured]
+        norms = np.array([row["update_norm_quantiles"] for row in measured], dtype=float).T
+        # Some clients have no update at all: what is above 0 decides on the scale and its end.
+        seen = np.concatenate([norms.ravel(), [value for _, value in bounds]])
+        if drawing.log_where_wide(axes, "y", seen):
+            least = float(np.min(seen[seen > 0])) / 1.5
+            norms = np.maximum(norms, least)
+        axes.fill_between(rounds, norms[0], norms[4], color=drawing.BLUE, alpha=0.15, label="all")
+        axes.fill_between(
+            rounds, norms[1], norms[3], color=drawing.BLUE, alpha=0.3, label="10 % to 90 %"
+        )
+        axes.plot(rounds, norms[2], color=drawing.BLUE, label="median")
+    if bounds:
+        axes.plot(*_columns(bounds), color=drawing.RED, linestyle="--", label="clip norm")
+    axes.set_ylim(bottom=least)
+    drawing.legend_beside(axes)
 
 
 def accuracy_by_epsilon(
@@ -180,14 +210,28 @@ def accuracy_by_epsilon(
     Returns:
       The figure.
     """
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = drawing.new_figure()
     axes = figure.subplots()
-    for name, (budgets, means, deviations) in curves.items():
-        axes.errorbar(budgets, means, yerr=deviations, marker=".", capsize=3, label=name)
-    axes.set(xlabel="ε", ylabel="accuracy", title=title)
+    for i, (name, (budgets, means, deviations)) in enumerate(curves.items()):
+        line = drawing.draw_curve(axes, i, budgets, means, name, markevery=1)
+        axes.errorbar(
+            budgets, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
+        )
+    everything = [float(b) for budgets, _, _ in curves.values() for b in budgets]
+    axes.set(xlabel="ε", ylabel="accuracy")
+    _budget_ticks(axes, everything)
+    drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
-    axes.legend()
+    drawing.legend_beside(axes)
     return figure
+
+
+def _budget_ticks(axes: Axes, budgets: Sequence[float]) -> None:
+    """Writes the budgets themselves under the axis where they spread widely and are few."""
+    few = sorted(set(budgets))
+    if drawing.log_where_wide(axes, "x", budgets) and len(few) <= 10:
+        axes.set_xticks(few, [f"{b:g}" for b in few])
+        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def accuracy_by_round(
@@ -205,17 +249,24 @@ def accuracy_by_round(
 
     Source: Malekmohammadi and others 2024, figure 3.5.
     """
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = drawing.new_figure()
     axes = figure.subplots()
-    for name, (rounds, means, deviations) in curves.items():
+    for i, (name, (rounds, means, deviations)) in enumerate(curves.items()):
         mean, deviation = np.asarray(means), np.asarray(deviations)
-        (line,) = axes.plot(rounds, mean, marker=".", label=name)
+        line = drawing.draw_curve(axes, i, rounds, mean, name)
         axes.fill_between(
-            rounds, mean - deviation, mean + deviation, color=line.get_color(), alpha=0.15
+            rounds,
+            mean - deviation,
+            mean + deviation,
+            color=line.get_color(),
+            alpha=0.12,
+            linewidth=0,
         )
-    axes.set(xlabel="round", ylabel="test accuracy in percent", title=title)
+    axes.set(xlabel="round", ylabel="test accuracy in percent")
+    drawing.set_title(axes, title)
+    drawing.whole_ticks(axes)
     axes.grid(alpha=0.25)
-    axes.legend()
+    drawing.legend_beside(axes)
     return figure
 
 
@@ -231,14 +282,17 @@ def epsilon_curves(
     Returns:
       The figure.
     """
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = drawing.new_figure()
     axes = figure.subplots()
-    for name, (rounds, spent) in curves.items():
-        axes.plot(rounds, spent, label=name)
-    axes.set(xlabel="round", ylabel="ε", title=title)
-    axes.set_ylim(bottom=0)
+    for i, (name, (rounds, spent)) in enumerate(curves.items()):
+        drawing.draw_curve(axes, i, rounds, spent, name)
+    axes.set(xlabel="round", ylabel="ε")
+    if not drawing.log_where_wide(axes, "y", [s[-1] for _, s in curves.values() if len(s)]):
+        axes.set_ylim(bottom=0)
+    drawing.set_title(axes, title)
+    drawing.whole_ticks(axes)
     axes.grid(alpha=0.25)
-    axes.legend()
+    drawing.legend_beside(axes)
     return figure
 
 
@@ -262,25 +316,34 @@ def updates_and_mixture(
     Returns:
       The figure.
     """
-    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    figure = drawing.new_figure(height=5.0, width=6.5)
     axes = figure.subplots()
-    for cluster in np.unique(clusters):
+    for i, cluster in enumerate(np.unique(clusters)):
         of_it = clusters == cluster
-        axes.scatter(features[of_it, 0], features[of_it, 1], s=22, label=f"cluster {cluster}")
+        axes.scatter(
+            features[of_it, 0],
+            features[of_it, 1],
+            s=28,
+            alpha=0.8,
+            color=drawing.COLOURS[i % len(drawing.COLOURS)],
+            marker=drawing.MARKERS[i % len(drawing.MARKERS)],
+            label=f"cluster {cluster}",
+        )
     for mean, radius in zip(means, radii, strict=True):
         for times in (1, 2, 3):
             edge = Circle(
-                (mean[0], mean[1]), times * radius, fill=False, color=_RED, alpha=0.9 / times
+                (mean[0], mean[1]), times * radius, fill=False, color="black", alpha=0.9 / times
             )
             axes.add_patch(edge)
-    axes.set(xlabel="first principal component", ylabel="second principal component", title=title)
+    axes.set(xlabel="first principal component", ylabel="second principal component")
     axes.set_aspect("equal")
-    axes.legend(fontsize=8)
+    drawing.set_title(axes, title)
+    drawing.legend_beside(axes)
     return figure
 
 
 def save(figure: Figure, path: str | pathlib.Path) -> None:
-    """Writes a figure as PNG.
+    """Writes a figure, by the ending of the file: PNG, PDF or SVG.
 
     Args:
       figure: the figure.

@@ -1,14 +1,10 @@
 """Figures about partitions, against values worked out by hand and by SciPy."""
 
-import io
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import scipy.stats
-from marks import telling
 
 from fedjax_dp.data import partition, statistics
 from fedjax_dp.data.federated import FederatedData
@@ -68,40 +64,3 @@ def test_a_store_has_the_figures_of_its_partition():
     assert statistics.describe_data(data, label=None).label_counts is None
     with pytest.raises(ValueError, match="label must name a row of labels"):
         statistics.describe_data(data, label="x")
-
-
-@telling
-@pytest.mark.parametrize(("num_clients", "num_labels"), [(5, 4), (300, 10), (40, 62)])
-def test_drawing(num_clients, num_labels):
-    labels = np.random.default_rng(0).integers(0, num_labels, 6000)
-    clients = partition.dirichlet(labels, num_clients, 0, alpha=0.5)
-    figure = statistics.draw(statistics.describe(clients, labels), max_clients=40, title="here")
-    bars, histogram = figure.axes
-    tops = np.zeros(min(num_clients, 40))
-    for container in bars.containers:
-        for i, bar in enumerate(container):
-            assert bar.get_y() == pytest.approx(tops[i])
-            tops[i] += bar.get_height()
-    ordered = np.sort([len(rows) for rows in clients])[::-1]
-    assert (tops[0], tops[-1]) == (ordered[0], ordered[-1])
-    assert np.all(np.diff(tops) <= 0) and set(tops) <= set(ordered)
-    assert sum(bar.get_height() for bar in histogram.patches) == num_clients
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    assert buffer.getvalue().startswith(b"\x89PNG")
-
-
-def test_drawing_without_labels():
-    figure = statistics.draw(statistics.describe(CLIENTS))
-    assert [bar.get_height() for bar in figure.axes[0].patches] == [4, 2, 2, 0]
-
-
-@telling
-def test_drawing_touches_no_global_state():
-    code = (
-        "import sys, numpy as np; from fedjax_dp.data import statistics as s;"
-        "assert 'matplotlib' not in sys.modules;"
-        "s.draw(s.describe([np.arange(3)], np.arange(3)));"
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

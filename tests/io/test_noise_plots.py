@@ -1,6 +1,9 @@
 """Pictures of noise show the numbers that they are given."""
 
 import numpy as np
+import pytest
+from drawn import flaws, visible_share
+from marks import later, telling
 
 from fedjax_dp.io import noise_plots, plots
 
@@ -37,7 +40,22 @@ def test_weights_of_clients_from_the_heaviest_on():
     (axes,) = noise_plots.weights_of_clients(weights, "title").axes
     shown = drawn(axes)
     np.testing.assert_allclose(shown["oracle"][:, 1], [0.7, 0.2, 0.1])
-    np.testing.assert_allclose(shown["Robust-HDP"][:, 1], [0.75, 0.25, np.nan])
+    np.testing.assert_allclose(shown["Robust-HDP (1 of weight 0)"][:, 1], [0.75, 0.25, np.nan])
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "0", "2"]
     (axes,) = noise_plots.weights_of_clients(weights, "title", order=[2, 0, 1]).axes
     np.testing.assert_allclose(drawn(axes)["oracle"][:, 1], [0.1, 0.2, 0.7])
+
+
+@pytest.mark.parametrize("number", later([3, 40, 400], but=[40], mark=telling))
+def test_weights_of_any_number_of_clients_can_be_read(number):
+    sizes = np.arange(1, number + 1) ** -1.2
+    equal = np.ones(number) / number
+    weights = {"oracle": sizes / sizes.sum(), "WeiAvg": equal, "DPFedAvg": equal}
+    names = [f"hospital {i}" for i in range(number)]
+    figure = noise_plots.weights_of_clients(weights, "title", names=names)
+    assert flaws(figure) == []
+    (axes,) = figure.axes
+    for line in axes.get_lines() if number != 40 else ():
+        assert visible_share(figure, line) > 0.1, line.get_label()
+    labels = [t.get_text() for t in axes.get_xticklabels()]
+    assert labels[0] == "hospital 0" and len(labels) == -(-number // max(1, -(-number // 45)))

@@ -4,8 +4,9 @@ import warnings
 
 import numpy as np
 import pytest
+from drawn import flaws, visible_share
 
-from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, client_accuracies, plots
+from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, plots
 
 ROWS = [
     {"round": 1, "test_accuracy": 0.0, "epsilon_record": 1.0},
@@ -46,8 +47,94 @@ def test_both_units_are_told_apart(tmp_path):
     right = accuracy_and_epsilon(rows, "title").axes[1]
     assert drawn(right) == [[[1, 3.0], [2, 3.0], [3, 3.0]], [[1, 1.0], [2, 1.5], [3, 2.0]]]
     labels = [text.get_text() for text in right.get_legend().get_texts()]
-    assert labels == ["ε of a client", "largest ε over records"]
+    assert labels == ["ε of a client", "ε of a record"]
     assert len({line.get_linestyle() for line in right.get_lines()}) == 2
+
+
+def test_budgets_that_differ_are_a_band_from_the_smallest_to_the_largest():
+    rows = [row | {"epsilon_record_smallest": row["epsilon_record"] / 8} for row in ROWS]
+    figure = accuracy_and_epsilon(rows, "title")
+    (below,) = figure.axes[1:]
+    assert drawn(below) == [
+        [[1, 1.0], [2, 1.5], [3, 2.0]],
+        [[1, 0.125], [2, 0.1875], [3, 0.25]],
+    ]
+    (band,) = below.collections
+    edges = band.get_paths()[0].vertices
+    for at, low, high in ((1, 0.125, 1.0), (2, 0.1875, 1.5), (3, 0.25, 2.0)):
+        assert {low, high} <= set(edges[edges[:, 0] == at, 1])
+    labels = [text.get_text() for text in below.get_legend().get_texts()]
+    assert labels == ["ε of a record, largest", "ε of a record, smallest"]
+
+
+def test_personal_models_and_the_shared_one_are_both_drawn():
+    rows = [row | {"shared_test_accuracy": 0.4} for row in ROWS]
+    top = accuracy_and_epsilon(rows, "title").axes[0]
+    assert drawn(top) == [[[1, 0.0], [3, 0.5]], [[1, 0.4], [2, 0.4], [3, 0.4]]]
+    labels = [text.get_text() for text in top.get_legend().get_texts()]
+    assert labels == ["personal models", "shared model"]
+
+
+ROUNDS = list(range(1, 41))
+LONG = (
+    "a run with a name of many words that would reach beyond its figure if they stood on one line"
+)
+
+
+def pictures():
+    """Every picture with curves where legends and titles used to lie on them."""
+    rising = [100 * (1 - 0.9**r) for r in ROUNDS]
+    rows = [
+        {
+            "round": r,
+            "test_accuracy": rising[i] / 100,
+            "shared_test_accuracy": 0.9 - rising[i] / 120,
+            "epsilon_record": r**0.5,
+            "epsilon_client": 2.0,
+            "update_norm_quantiles": [0.01, 1.0, 2.0, 3.0, 30.0],
+            "clipped_client_share": 1.0,
+            "noise_stddev": 0.01,
+            "bytes_up": 10**6,
+        }
+        for i, r in enumerate(ROUNDS)
+    ]
+    methods = [f"method {i}" for i in range(6)]
+    budgets = [0.25, 0.5, 1, 2, 5]
+    return {
+        "accuracy_and_epsilon": accuracy_and_epsilon(rows, LONG),
+        "accuracy_by_megabytes": accuracy_by_megabytes(rows, LONG),
+        "update_norms": plots.update_norms(rows, 0.3, LONG),
+        "accuracy_by_epsilon": plots.accuracy_by_epsilon(
+            {m: (budgets, rising[:5], [3] * 5) for m in methods}, LONG
+        ),
+        "accuracy_by_round": plots.accuracy_by_round(
+            {m: (ROUNDS, rising, [3] * 40) for m in methods}, LONG
+        ),
+        "epsilon_curves": plots.epsilon_curves({m: (ROUNDS, rising) for m in methods}, LONG),
+    }
+
+
+def test_no_text_lies_on_another_and_no_legend_on_a_curve():
+    for name, figure in pictures().items():
+        assert flaws(figure) == [], name
+
+
+def test_curves_that_coincide_can_all_be_seen():
+    same = (ROUNDS, [50 + r for r in ROUNDS], [0.0] * 40)
+    figure = plots.accuracy_by_round({name: same for name in "abcd"}, "title")
+    lines = figure.axes[0].get_lines()
+    assert len({line.get_color() for line in lines}) == 4
+    for line in lines:
+        assert visible_share(figure, line) > 0.1, line.get_label()
+
+
+def test_norms_that_differ_widely_have_a_logarithmic_scale():
+    rows = [{"round": r, "update_norm_quantiles": [0.0, 0.5, 1.0, 2.0, 80.0]} for r in (1, 2)]
+    top = plots.update_norms(rows, 0.3, "title").axes[0]
+    assert top.get_yscale() == "log" and 0 < top.get_ylim()[0] < 0.3 and top.get_ylim()[1] > 80
+    rows = [{"round": r, "update_norm_quantiles": [0.5, 0.5, 1.0, 2.0, 3.0]} for r in (1, 2)]
+    top = plots.update_norms(rows, 0.4, "title").axes[0]
+    assert top.get_yscale() == "linear" and top.get_ylim()[0] == 0 and top.get_ylim()[1] > 3
 
 
 @pytest.mark.parametrize("epsilon", [None, float("inf")])
@@ -67,30 +154,6 @@ def test_without_an_accuracy_there_is_an_empty_picture(tmp_path, rows):
     save(figure, tmp_path)
 
 
-def test_clients_are_sorted_and_those_without_a_number_left_out(tmp_path):
-    accuracies = np.array([0.5, np.nan, 0.25, 1.0])
-    figure = client_accuracies(accuracies, np.array([10, 20, 30, 40]), "title")
-    axes = figure.axes[0]
-    assert [bar.get_height() for bar in axes.patches] == [0.25, 0.5, 1.0]
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["2\n30", "0\n10", "3\n40"]
-    assert axes.get_lines()[0].get_ydata()[0] == pytest.approx(1.75 / 3)
-    save(figure, tmp_path)
-
-
-def test_no_client_may_have_a_number(tmp_path):
-    figure = client_accuracies(np.full(3, np.nan), np.arange(3), "title")
-    assert not figure.axes[0].patches
-    save(figure, tmp_path)
-
-
-def test_many_clients_are_not_named(tmp_path):
-    accuracies = np.linspace(0, 1, 41)[::-1]
-    axes = client_accuracies(accuracies, np.ones(41, int), "title").axes[0]
-    assert [bar.get_height() for bar in axes.patches] == sorted(accuracies)
-    assert axes.get_xlabel() == "clients, from worst to best"
-
-
 NORMS = [
     {"round": 1, "update_norm_quantiles": [0.1, 0.2, 0.5, 0.9, 1.0], "clipped_client_share": 0.6},
     {"round": 2, "noise_stddev": 0.01},
@@ -100,9 +163,9 @@ NORMS = [
 
 def test_norms_of_updates_by_round(tmp_path):
     figure = plots.update_norms(NORMS, 0.3, "title")
-    top, bottom, right = figure.axes
+    top, middle, bottom = figure.axes
     assert drawn(top) == [[[1, 0.5], [3, 0.3]], [[1, 0.3], [3, 0.3]]]
-    assert drawn(bottom) == [[[1, 0.6], [3, 0.1]]] and drawn(right) == [[[2, 0.01]]]
+    assert drawn(middle) == [[[1, 0.6], [3, 0.1]]] and drawn(bottom) == [[[2, 0.01]]]
     assert top.get_title() == "title"
     save(figure, tmp_path)
 
@@ -125,7 +188,7 @@ def test_one_of_share_and_noise_alone_has_the_lower_part(name):
     rows = [{"round": 1, "update_norm_quantiles": [1.0] * 5, name: 0.5}]
     axes = plots.update_norms(rows, None, "title").axes
     assert len(axes) == 2 and drawn(axes[1]) == [[[1, 0.5]]]
-    assert axes[1].get_ylabel() in ("share clipped", "noise of a coordinate")
+    assert axes[1].get_ylabel() in ("share clipped", "noise of\na coordinate")
 
 
 def test_accuracy_by_budget(tmp_path):
@@ -133,8 +196,11 @@ def test_accuracy_by_budget(tmp_path):
     figure = plots.accuracy_by_epsilon(curves, "title")
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
-    points = [np.column_stack(c.lines[0].get_data()).tolist() for c in axes.containers]
+    points = [line.get_xydata().tolist() for line in axes.get_lines() if line.get_label() in curves]
     assert points == [[[2, 0.5], [4, 0.6]], [[4, 0.7]]]
+    (first, second) = (c.lines[2][0].get_segments() for c in axes.containers)
+    np.testing.assert_allclose(first, [[[2, 0.4], [2, 0.6]], [[4, 0.6], [4, 0.6]]])
+    np.testing.assert_allclose(second, [[[4, 0.7], [4, 0.7]]])
     save(figure, tmp_path)
 
 

@@ -1,0 +1,39 @@
+"""How uncertain a share is that was counted on few examples."""
+
+import numpy as np
+import scipy.special
+from numpy.typing import ArrayLike
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.signatures import checked
+
+
+@checked
+def wilson_interval(
+    shares: ArrayLike, counts: ArrayLike, *, confidence: float = 0.95
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds a success rate from the share of successes among independent trials.
+
+    Unlike a share ± a multiple of its standard error, the interval stays within [0, 1] and has a
+    width where all trials succeeded: one success in one trial gives 0.21 to 1.
+
+    Args:
+      shares: successes over trials, in [0, 1]; NaN where there were none.
+      counts: the number of trials, of the same shape or one for all.
+      confidence: how often the interval holds the rate, about, in (0, 1).
+
+    Returns:
+      Lower and upper ends; NaN where there were no trials.
+
+    Raises:
+      ValueError: if the confidence is out of range.
+
+    Source: Wilson 1927.
+    """
+    checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
+    p, n = np.broadcast_arrays(np.asarray(shares, np.float64), np.asarray(counts, np.float64))
+    square = float(scipy.special.ndtri((1 + confidence) / 2)) ** 2
+    n = np.where(n > 0, n, np.nan)
+    middle = (p + square / (2 * n)) / (1 + square / n)
+    half = np.sqrt(square * (p * (1 - p) + square / (4 * n)) / n) / (1 + square / n)
+    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)

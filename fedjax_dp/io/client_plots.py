@@ -1,0 +1,238 @@
+"""Pictures with a mark for each client: accuracies with their uncertainty, labels and sizes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
+from matplotlib.figure import Figure
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.data.statistics import PartitionStatistics
+from fedjax_dp.evaluation.intervals import wilson_interval
+from fedjax_dp.io import drawing
+
+# More clients than this are drawn as a curve with a band.
+_MOST_MARKS = 60
+_MOST_LABELS = 20
+
+
+@checked
+def client_accuracies(
+    accuracies: np.ndarray,
+    sizes: np.ndarray,
+    test_sizes: np.ndarray,
+    title: str,
+    *,
+    names: Sequence[str] | None = None,
+) -> Figure:
+    """Draws the accuracy of each client with its uncertainty, and how many examples it has.
+
+    An accuracy has its Wilson interval at 95 %, as if the client's test examples were independent
+    draws: one test example bounds hardly anything, a thousand bound well. Clients without test
+    examples stand at the right, named, without an accuracy. Sizes have a logarithmic scale where
+    they differ by more than a factor of ten.
+
+    Args:
+      accuracies: `[num_clients]`; NaN for a client without test examples.
+      sizes: training examples of each client, `[num_clients]`.
+      test_sizes: test examples of each client, `[num_clients]`.
+      title: what the run is.
+      names: the name of each client; its number where None.
+
+    Returns:
+      The figure: accuracies above, sizes below.
+
+    Raises:
+      ValueError: if what belongs together has different lengths.
+    """
+    is_paired = np.ndim(accuracies) == 1 and np.shape(accuracies) == np.shape(sizes)
+    checks.require(is_paired, "accuracies", "be one for each of sizes", np.shape(accuracies))
+    is_paired = np.shape(test_sizes) == np.shape(sizes)
+    checks.require(is_paired, "test_sizes", "be one for each of sizes", np.shape(test_sizes))
+    called = _called(names, len(sizes))
+    is_known = np.isfinite(accuracies) & (test_sizes > 0)
+    known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
+    known = known[np.argsort(accuracies[known], kind="stable")]
+    order = np.concatenate([known, unknown])
+    figure = drawing.new_figure(height=5.0)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _accuracies(top, accuracies[known], test_sizes[known])
+    if len(unknown):
+        top.axvspan(len(known) - 0.5, len(order) - 0.5, color="0.9", label="no test data")
+    top.set(ylim=(-0.02, 1.02), ylabel="test accuracy")
+    drawing.set_title(top, title)
+    drawing.legend_beside(top)
+    _sizes(bottom, {"training": sizes[order], "test": test_sizes[order]})
+    step = drawing.name_places(bottom, [called[i] for i in order])
+    top.tick_params(axis="x", labelbottom=False)
+    words = "clients, from least to most accurate"
+    words += f" (every {step}th is named)" if step > 1 else ""
+    drawing.set_lines_below(bottom, words, *_missing("test data", [called[i] for i in unknown]))
+    return figure
+
+
+def _called(names: Sequence[str] | None, num_clients: int) -> list[str]:
+    """Gives each client its name, or its number."""
+    if names is None:
+        return [str(i) for i in range(num_clients)]
+    checks.require(len(names) == num_clients, "names", f"be {num_clients} texts", len(names))
+    return [str(name) for name in names]
+
+
+def _missing(what: str, names: Sequence[str]) -> list[str]:
+    """Names the clients that lack something, if there are any."""
+    return [f"{len(names)} without {what}: {drawing.listed(names)}"] if names else []
+
+
+def _accuracies(axes: Axes, accuracies: np.ndarray, test_sizes: np.ndarray) -> None:
+    """Draws accuracies with their intervals at the places 0, 1, ..."""
+    axes.grid(alpha=0.25, axis="y")
+    if not len(accuracies):
+        return
+    low, high = wilson_interval(accuracies, test_sizes)
+    places = np.arange(len(accuracies))
+    if len(places) <= _MOST_MARKS:
+        # Roundings may put an accuracy of 1 beyond the end of its interval.
+        lengths = np.maximum([accuracies - low, high - accuracies], 0.0)
+        axes.errorbar(
+            places,
+            accuracies,
+            yerr=lengths,
+            fmt="o",
+            color=drawing.BLUE,
+            ecolor=drawing.COLOURS[5],
+            markersize=4,
+            capsize=2,
+            label="accuracy, 95 % interval",
+        )
+    else:
+        axes.vlines(
+            places,
+            low,
+            high,
+            color=drawing.COLOURS[5],
+            linewidth=0.6,
+            alpha=0.6,
+            label="95 % interval",
+        )
+        axes.plot(places, accuracies, ".", color=drawing.BLUE, markersize=3, label="accuracy")
+    mean = float(np.mean(accuracies))
+    axes.axhline(mean, color=drawing.RED, linewidth=1, label=f"mean of clients, {mean:.3f}")
+
+
+def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
+    """Draws numbers of examples side by side at the places 0, 1, ..."""
+    everything = np.concatenate(list(by_part.values()))
+    is_log = drawing.log_where_wide(axes, "y", everything, start=0.5)
+    width = 0.9 / len(by_part)
+    for i, (part, sizes) in enumerate(by_part.items()):
+        places = np.arange(len(sizes)) + (i - (len(by_part) - 1) / 2) * width
+        colour = (drawing.BLUE, drawing.COLOURS[4])[i]
+        # A bar on a logarithmic scale begins below 1, so that a single example shows.
+        kept = sizes > 0
+        if len(sizes) > 2 * _MOST_MARKS:
+            axes.plot(np.flatnonzero(kept), sizes[kept], ".", color=colour, label=part, ms=3)
+            continue
+        bottom = 0.5 if is_log else 0.0
+        axes.bar(places[kept], sizes[kept] - bottom, width, bottom, color=colour, label=part)
+    axes.set_ylim(bottom=0.5 if is_log else 0.0)
+    axes.set_ylabel("examples")
+    axes.grid(alpha=0.25, axis="y")
+    if len(by_part) > 1:
+        drawing.legend_beside(axes)
+
+
+@checked
+def labels_by_client(
+    statistics: PartitionStatistics,
+    *,
+    max_clients: Count = 60,
+    title: str | None = None,
+    names: Sequence[str] | None = None,
+) -> Figure:
+    """Draws the size and the label shares of each client, and how many clients have which size.
+
+    Shares are of the client's own examples, so that the labels of small clients show beside those
+    of large ones; sizes have a logarithmic scale where they differ by more than a factor of ten.
+
+    Args:
+      statistics: what to draw.
+      max_clients: clients that are drawn; of more, evenly spaced ones in order of size.
+      title: a line above, or None.
+      names: the name of each client; its number where None.
+
+    Returns:
+      The figure: sizes above, label shares below where there are labels, a histogram at the right.
+    """
+    called = _called(names, statistics.num_clients)
+    order = np.argsort(-statistics.sizes, kind="stable")
+    if statistics.num_clients > max_clients:
+        order = order[np.linspace(0, len(order) - 1, max_clients).round().astype(int)]
+    counts = statistics.label_counts
+    figure = drawing.new_figure(height=4.6 if counts is not None else 3.0, width=10.0)
+    grid = figure.add_gridspec(1 if counts is None else 2, 2, width_ratios=(3, 1))
+    top = figure.add_subplot(grid[0, 0])
+    _sizes(top, {"examples": statistics.sizes[order]})
+    top.set_title("examples by client")
+    lowest = top
+    if counts is not None:
+        lowest = figure.add_subplot(grid[1, 0], sharex=top)
+        _label_shares(lowest, counts[order], statistics.labels)
+        top.tick_params(axis="x", labelbottom=False)
+    step = drawing.name_places(lowest, [called[i] for i in order], most=60)
+    shown = f"{len(order)} of " if len(order) < statistics.num_clients else ""
+    words = f"{shown}{statistics.num_clients} clients, largest first"
+    empty = np.flatnonzero(statistics.sizes == 0)
+    words += f" (every {step}th is named)" if step > 1 else ""
+    drawing.set_lines_below(lowest, words, *_missing("examples", [called[i] for i in empty]))
+    _histogram(figure.add_subplot(grid[:, 1]), statistics.sizes)
+    if title is not None:
+        figure.suptitle(title)
+    return figure
+
+
+def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None:
+    """Stacks the shares of labels, `[clients, labels]`, to bars of height 1."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    bottoms = np.cumsum(shares, axis=1) - shares
+    places = np.arange(len(counts))
+    colours = _colours(len(labels))
+    for j, name in enumerate(labels):
+        label = drawing.shortened(name)
+        axes.bar(places, shares[:, j], 0.9, bottoms[:, j], color=colours(j), label=label)
+    axes.set(ylabel="share of the label", ylim=(0, 1))
+    figure = axes.get_figure(root=True)
+    if len(labels) <= _MOST_LABELS:
+        drawing.legend_beside(axes, "label", columns=1 + (len(labels) > 10))
+    elif figure is not None:
+        bar = ScalarMappable(BoundaryNorm(np.arange(len(labels) + 1) - 0.5, len(labels)), colours)
+        ticks = np.linspace(0, len(labels) - 1, 8).round().astype(int)
+        shown = figure.colorbar(bar, ax=axes, label="label", ticks=ticks)
+        shown.ax.set_yticklabels([drawing.shortened(labels[j]) for j in ticks])
+        shown.ax.minorticks_off()
+
+
+def _colours(num_labels: int) -> Colormap:
+    """Gives each label a colour of its own; neighbours of few labels differ most."""
+    if num_labels <= 10:
+        return colormaps["tab10"]
+    if num_labels <= _MOST_LABELS:
+        return colormaps["tab20"]
+    return ListedColormap(colormaps["turbo"](np.linspace(0, 1, num_labels)))
+
+
+def _histogram(axes: Axes, sizes: np.ndarray) -> None:
+    """Counts clients by size; on a logarithmic scale those without examples are left to words."""
+    bins = min(30, max(5, len(sizes) // 2))
+    known = sizes[sizes > 0]
+    if drawing.log_where_wide(axes, "x", known):
+        axes.hist(known, np.geomspace(known.min(), known.max(), bins + 1), color=drawing.BLUE)
+    else:
+        axes.hist(sizes, bins, color=drawing.BLUE)
+    axes.set(xlabel="examples of a client", ylabel="clients")
+    axes.set_title("client sizes")
