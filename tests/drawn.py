@@ -86,6 +86,8 @@ def _under_legends(figure):
 def visible_share(figure, line):
     """Of the pixels that a curve would change alone, the share that it changes among the others."""
     axes = line.axes
+    pixels(figure)
+    figure.set_layout_engine("none")
     rest = [a for a in (*axes.get_lines(), *axes.collections) if a is not line]
     legend = axes.get_legend()
     if legend is not None:

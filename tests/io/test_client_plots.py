@@ -1,6 +1,5 @@
 """Pictures by client can be read, with 3, 40 and 400 clients, and show what they are given."""
 
-import itertools
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ from fedjax_dp.io import client_accuracies, labels_by_client
 
 
 def clients(number):
-    """Sizes by a power law, a fifth of them for testing; some clients have no test data, one has 1."""
+    """Sizes by a power law, a fifth of them for testing; some have no test data, one has 1."""
     sizes = (5000 * np.arange(1, number + 1) ** -1.2).astype(int) + 3
     tested = np.maximum(sizes // 5, 1)
     tested[1:number:9] = 0
@@ -36,10 +35,9 @@ def intervals(axes):
     return ends[:, 0], ends[:, 1], points.get_ydata()
 
 
-@pytest.mark.parametrize(
-    ("number", "is_named"),
-    later(itertools.product((3, 40, 400), (True, False)), but=[(40, True)], mark=telling),
-)
+@telling
+@pytest.mark.parametrize("number", [3, 40, 400])
+@pytest.mark.parametrize("is_named", [True, False])
 def test_nothing_lies_on_anything_else(number, is_named):
     names = names_of(number) if is_named else None
     accuracies, sizes, tested = clients(number)
@@ -70,7 +68,7 @@ def test_accuracies_are_sorted_with_intervals_as_wide_as_their_test_data_are_few
 def test_clients_without_test_data_are_named(number):
     accuracies, sizes, tested = clients(number)
     figure = client_accuracies(accuracies, sizes, tested, "t", names=names_of(number))
-    pixels(figure)
+    assert flaws(figure) == []
     (words,) = [text for text, _ in texts(figure) if "without test data" in text]
     missing = np.flatnonzero(tested == 0)
     assert f"{len(missing)} without test data" in words
