@@ -164,9 +164,13 @@ def _draw(
     if experiment.evaluator.clients is not None:
         found = experiment.evaluator.clients(state)
         if np.isfinite(found.client_accuracy).any():
-            sizes = experiment.population.train.sizes
+            train = experiment.population.train
             figure = client_plots.client_accuracies(
-                found.client_accuracy, sizes, found.client_sizes, title
+                found.client_accuracy,
+                train.sizes,
+                found.client_sizes,
+                title,
+                names=train.client_names,
             )
             plots.save(figure, folder / "client_accuracy.png")
     figure = client_plots.labels_by_client(experiment.population.statistics())

@@ -28,7 +28,7 @@ def client_accuracies(
     test_sizes: np.ndarray,
     title: str,
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] = (),
 ) -> Figure:
     """Draws the accuracy of each client with its uncertainty, and how many examples it has.
 
@@ -42,7 +42,7 @@ def client_accuracies(
       sizes: training examples of each client, `[num_clients]`.
       test_sizes: test examples of each client, `[num_clients]`.
       title: what the run is.
-      names: the name of each client; its number where None.
+      names: the name of each client; their numbers where empty.
 
     Returns:
       The figure: accuracies above, sizes below.
@@ -76,9 +76,9 @@ def client_accuracies(
     return figure
 
 
-def _called(names: Sequence[str] | None, num_clients: int) -> list[str]:
+def _called(names: Sequence[str], num_clients: int) -> list[str]:
     """Gives each client its name, or its number."""
-    if names is None:
+    if not len(names):
         return [str(i) for i in range(num_clients)]
     checks.require(len(names) == num_clients, "names", f"be {num_clients} texts", len(names))
     return [str(name) for name in names]
@@ -153,7 +153,6 @@ def labels_by_client(
     *,
     max_clients: Count = 60,
     title: str | None = None,
-    names: Sequence[str] | None = None,
 ) -> Figure:
     """Draws the size and the label shares of each client, and how many clients have which size.
 
@@ -164,12 +163,11 @@ def labels_by_client(
       statistics: what to draw.
       max_clients: clients that are drawn; of more, evenly spaced ones in order of size.
       title: a line above, or None.
-      names: the name of each client; its number where None.
 
     Returns:
       The figure: sizes above, label shares below where there are labels, a histogram at the right.
     """
-    called = _called(names, statistics.num_clients)
+    called = _called(statistics.client_names, statistics.num_clients)
     order = np.argsort(-statistics.sizes, kind="stable")
     if statistics.num_clients > max_clients:
         order = order[np.linspace(0, len(order) - 1, max_clients).round().astype(int)]

@@ -94,7 +94,7 @@ def weights_of_clients(
     title: str,
     *,
     order: ArrayLike | None = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] = (),
 ) -> Figure:
     """Draws the weight of every client under several methods.
 
@@ -103,7 +103,7 @@ def weights_of_clients(
         scale, and are counted in the legend.
       title: what is compared.
       order: the clients from left to right; by the weights of the first method where it is None.
-      names: the name of each client; its number where None.
+      names: the name of each client; their numbers where empty.
 
     Returns:
       The figure, with a logarithmic scale of weights.
@@ -112,7 +112,7 @@ def weights_of_clients(
     """
     first = np.asarray(next(iter(weights.values())), float)
     order = np.argsort(-first) if order is None else np.asarray(order)
-    called = [str(c) for c in order] if names is None else [names[c] for c in order]
+    called = [names[c] if len(names) else str(c) for c in order]
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, values) in enumerate(weights.items()):

@@ -1,5 +1,6 @@
 """Pictures by client can be read, with 3, 40 and 400 clients, and show what they are given."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -39,13 +40,14 @@ def intervals(axes):
 @pytest.mark.parametrize("number", [3, 40, 400])
 @pytest.mark.parametrize("is_named", [True, False])
 def test_nothing_lies_on_anything_else(number, is_named):
-    names = names_of(number) if is_named else None
+    names = names_of(number) if is_named else ()
     accuracies, sizes, tested = clients(number)
     figure = client_accuracies(accuracies, sizes, tested, "a title", names=names)
     assert flaws(figure) == []
     rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
     figures = statistics.describe(rows, np.arange(sizes.sum()) % 7)
-    figure = labels_by_client(figures, names=names, title="a title")
+    figures = dataclasses.replace(figures, client_names=tuple(names))
+    figure = labels_by_client(figures, title="a title")
     assert flaws(figure) == []
 
 
@@ -139,7 +141,7 @@ def test_label_shares_of_small_clients_are_as_high_as_those_of_large_ones(num_cl
 
 def test_a_partition_without_labels_and_with_an_empty_client():
     figures = statistics.describe([np.array([0, 1]), np.arange(2, 9), np.array([], int)])
-    figure = labels_by_client(figures, names=["a", "b", "c"])
+    figure = labels_by_client(dataclasses.replace(figures, client_names=("a", "b", "c")))
     assert len(figure.axes) == 2
     assert [bar.get_height() for bar in figure.axes[0].patches] == [7, 2]
     assert any("1 without examples: c" in text for text, _ in texts(figure))
