@@ -53,10 +53,14 @@ METHODS: Mapping[str, list[str]] = {
     "FedLTN(0.9;rewind)": ltn(0.9, "rewinds=true"),
 }
 METRICS = {
-    "mean_client_accuracy": 100.0,
-    "worst_client_accuracy": 100.0,
-    "worst_tenth_accuracy": 100.0,
-    "std_client_accuracy": 100.0,
+    f"{name}{when}": 100.0
+    for name in (
+        "mean_client_accuracy",
+        "worst_client_accuracy",
+        "worst_tenth_accuracy",
+        "std_client_accuracy",
+    )
+    for when in ("", tables.AFTER)
 }
 _COLUMNS = {"mean_client_accuracy": "mean", "worst_client_accuracy": "minimum"}
 
@@ -71,8 +75,9 @@ def printed(table: str):
         for row in rows:
             is_it = (row["table"], row["data"], row["algorithm"]) == (table, data, values["method"])
             is_it = is_it and (not alpha or row["setting"].endswith(f"alpha={alpha}"))
-            if is_it and metric in _COLUMNS:
-                return float(row[_COLUMNS[metric]])
+            column = _COLUMNS.get(metric.removesuffix(tables.AFTER))
+            if is_it and column is not None:
+                return float(row[column])
         return None
 
     return published

@@ -15,6 +15,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = pathlib.Path(__file__).parent
+# Of models after one more round of local training, which an evaluation alone sees.
+AFTER = "_after_local"
 
 
 def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
@@ -37,22 +39,23 @@ def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]
     return {method: group for method, group in whole.items() if group}
 
 
-def bytes_until(rows: Sequence[Mapping[str, Any]], accuracy: float) -> float | None:
+def bytes_until(rows: Sequence[Mapping[str, Any]], accuracy: float, when: str = "") -> float | None:
     """Counts what was sent up until an evaluation first found such a mean accuracy of clients."""
     sent = 0.0
     for row in rows:
         sent += row["bytes_up"]
-        if row.get("mean_client_accuracy", -1.0) >= accuracy:
+        if row.get(f"mean_client_accuracy{when}", -1.0) >= accuracy:
             return sent
     return None
 
 
 def until_fedavg(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], method: str
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], method: str, when: str = ""
 ) -> tuple[float, float] | None:
     """Compares with FedAvg, seed by seed: bytes until its last accuracy, and how many times fewer.
 
-    Both are counted until an evaluation first finds that accuracy.
+    Both are counted until an evaluation first finds that accuracy, of models as they are received
+    or after local training.
     """
     of_seed = {
         run["values"]["seed"]: run
@@ -63,8 +66,8 @@ def until_fedavg(
         fedavg = of_seed.get(run["values"]["seed"])
         if fedavg is None:
             return None
-        last = fedavg["mean_client_accuracy"]
-        sent, own = (bytes_until(each["metrics"], last) for each in (run, fedavg))
+        last = fedavg[f"mean_client_accuracy{when}"]
+        sent, own = (bytes_until(each["metrics"], last, when) for each in (run, fedavg))
         if not sent or not own:
             return None
         pairs.append((sent, own / sent))
@@ -72,21 +75,40 @@ def until_fedavg(
 
 
 def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Writes a row a method: clients' accuracy, what was sent, the paper's figures in brackets."""
-    lines = [
-        "| method | mean of clients | worst client | spread | pruned | MB up, values | MB up, sent "
-        "| MB until FedAvg's mean | seeds |",
-        "|---" * 9 + "|",
+    """Writes a row a method: clients' accuracy received and after training, what was sent."""
+    columns = [
+        "method",
+        *(
+            f"{what}, {when}"
+            for what in ("mean", "worst client", "spread")
+            for when in ("received", "after local")
+        ),
+        "paper: mean",
+        "paper: worst",
+        "pruned",
+        "MB up, values",
+        "MB up, sent",
+        "MB until FedAvg's mean, received",
+        "MB until FedAvg's mean, after local",
+        "seeds",
     ]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for method, group in runs.items():
 
         def shown(name: str, group: Sequence[Any] = group) -> str:
             numbers = [100 * run[name] for run in group]
             spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
-            printed = study.published(name, group[0]["values"])
-            return f"{statistics.mean(numbers):.1f}{spread}" + (
-                f" ({printed:g})" if printed else ""
-            )
+            return f"{statistics.mean(numbers):.1f}{spread}"
+
+        def printed(name: str, group: Sequence[Any] = group) -> str:
+            number = study.published(name, group[0]["values"])
+            return "–" if number is None else f"{number:g}"
+
+        def until(when: str, method: str = method) -> str:
+            reached = until_fedavg(runs, method, when)
+            if reached is None:
+                return "–"
+            return f"{reached[0] / 1e6:.1f} ({reached[1]:.1f} × fewer)"
 
         def megabytes(encoding: str, group: Sequence[Any] = group) -> float:
             sent = [run["communication"]["up"]["by_encoding"][encoding] for run in group]
@@ -94,13 +116,23 @@ def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -
 
         pruned = [run["metrics"][-1].get("pruned_share") for run in group]
         share = "–" if pruned[0] is None else f"{100 * statistics.mean(pruned):.0f} %"
-        reached = until_fedavg(runs, method)
-        until = "–" if reached is None else f"{reached[0] / 1e6:.1f} ({reached[1]:.1f} × fewer)"
-        lines.append(
-            f"| {method} | {shown('mean_client_accuracy')} | {shown('worst_client_accuracy')} "
-            f"| {shown('std_client_accuracy')} | {share} | {megabytes('values'):.1f} "
-            f"| {megabytes('smallest'):.1f} | {until} | {len(group)} |"
-        )
+        cells = [
+            method,
+            *(
+                shown(f"{what}_client_accuracy{when}")
+                for what in ("mean", "worst", "std")
+                for when in ("", AFTER)
+            ),
+            printed("mean_client_accuracy"),
+            printed("worst_client_accuracy"),
+            share,
+            f"{megabytes('values'):.1f}",
+            f"{megabytes('smallest'):.1f}",
+            until(""),
+            until(AFTER),
+            str(len(group)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -134,15 +166,17 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) ->
                 [100 * row["pruned_share"] for row in rows],
                 label=method,
             )
-        sent, places, accuracy = 0.0, [], []
+        sent, places, accuracy, after = 0.0, [], [], []
         for row in rows:
             sent += row["bytes_up"] / 1e6
             if "mean_client_accuracy" in row:
                 places.append(sent)
                 accuracy.append(100 * row["mean_client_accuracy"])
-        right.plot(places, accuracy, marker=".", label=method)
+                after.append(100 * row[f"mean_client_accuracy{AFTER}"])
+        (line,) = right.plot(places, accuracy, marker=".", label=method)
+        right.plot(places, after, linestyle="--", color=line.get_color())
     left.set(xlabel="round", ylabel="pruned, % of weights, mean of the cohort")
-    right.set(xlabel="MB up", ylabel="mean accuracy of clients, %")
+    right.set(xlabel="MB up", ylabel="mean accuracy of clients, %; dashed: after local training")
     for axes in (left, right):
         axes.legend(fontsize=6)
         axes.grid(alpha=0.3)

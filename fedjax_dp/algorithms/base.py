@@ -231,8 +231,8 @@ class FederatedAlgorithm(NamedTuple):
       num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
       ranges: of the algorithm's own numbers, see `core.ranges`.
       shared: the model for the whole population; None where there is no such model.
-      personal: `(server, own, client) -> params`, the model that one client would use; None where
-        it is the shared one.
+      personal: `(server, own, client) -> params`, the model that one client would use, `Sparse`
+        where a mask of its own decides which weights it has; None where it is the shared one.
       clients: what clients keep; None where they keep nothing.
       record: what is promised to records, its numbers being a `Hyper`; None for nothing.
       choice: how clients choose one of several models by their own records; its numbers are the

@@ -210,7 +210,7 @@ def fed_ltn(
 
     def of_client(server, own, client=None):
         mask = masks.unpacked(own.mask, weights)
-        return at_home.joined(masks.applied(mask, server.params), own.home)
+        return Sparse(at_home.joined(masks.applied(mask, server.params), own.home), mask)
 
     def received(server, own, client):
         # The initial model, where tickets are rewound to it, is what was received first.
@@ -218,8 +218,7 @@ def fed_ltn(
         return Sparse(masks.applied(mask, at_home.sent(server.params)), mask, is_known=True)
 
     def client(server, own, client, hyper, key):
-        start = of_client(server, own)
-        mask = masks.unpacked(own.mask, weights)
+        start, mask = masks.parted(of_client(server, own))
         # Batch norm is no part of a ticket, and goes back no further than this round.
         rewound = None if server.start is None else at_home.joined(server.start, own.home)
         found = scheme.update(start, mask, rewound, client, hyper, hyper.algorithm["target"], key)

@@ -220,7 +220,9 @@ def jump_start(
 
     def personal(server, own, client):
         jumped = personal_of(server.inner, own_ticket(server, own), client)
-        return trees.where(server.has_jumped, jumped, own.params)
+        mask = masks.unpacked(own.inner.mask, scheme.weights)
+        alone = Sparse(masks.applied(mask, own.params), mask)
+        return trees.where(server.has_jumped, jumped, alone)
 
     return ltn._replace(
         name="jump_start",

@@ -92,12 +92,10 @@ def lottery_fl(
         params = model.init(key)
         return ServerState(params, params)
 
-    def of_client(server, own, client=None):
-        return masks.applied(masks.unpacked(own, weights), server.params)
-
     def received(server, own, client):
         # The initial model, which tickets are rewound to, is what was received first.
-        return Sparse(of_client(server, own), masks.unpacked(own, weights), is_known=True)
+        mask = masks.unpacked(own, weights)
+        return Sparse(masks.applied(mask, server.params), mask, is_known=True)
 
     def client(server, own, client, hyper, key):
         numbers = hyper.algorithm
@@ -143,7 +141,7 @@ def lottery_fl(
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
         shared=field("params"),
-        personal=of_client,
+        personal=received,
         needs_validation=True,
         sent_down=received,
         clients=ClientState(init=lambda server: masks.packed(masks.full(weights))),

@@ -29,6 +29,7 @@ class Purpose(enum.IntEnum):
       RUN: the root of one of several runs.
       PERSONAL: a client's second training, of what stays at home.
       COPIES: perturbed copies of a client's records.
+      EVALUATION: a client's training for an evaluation alone.
     """
 
     INIT = 1
@@ -47,6 +48,7 @@ class Purpose(enum.IntEnum):
     RUN = 14
     PERSONAL = 15
     COPIES = 16
+    EVALUATION = 17
 
 
 def secret_key() -> PRNGKey:

@@ -27,6 +27,18 @@ class Sparse:
     is_known: bool = flax.struct.field(pytree_node=False, default=False)
 
 
+def parted(tree: PyTree | Sparse) -> tuple[PyTree, PyTree | None]:
+    """Takes arrays and the mask of those that have one apart.
+
+    Args:
+      tree: arrays, or a `Sparse` of them.
+
+    Returns:
+      Arrays and mask; None where all entries are meant.
+    """
+    return (tree.values, tree.mask) if isinstance(tree, Sparse) else (tree, None)
+
+
 def full(shapes: PyTree) -> PyTree:
     """Makes the mask that keeps everything.
 

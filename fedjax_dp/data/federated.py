@@ -112,6 +112,27 @@ class FederatedData:
         """Counts the bytes of all examples."""
         return int(sum(array.nbytes for array in self.examples.values()))
 
+    def slab(self, clients: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Copies the examples of neighbouring clients, in few sizes, so that few programs are made.
+
+        Args:
+          clients: neighbouring indices, in their order, at least one.
+
+        Returns:
+          Arrays `[rows, ...]`, the number of rows a power of two, and the first row of each client
+          of the population, `[num_clients]`, int32, right for these clients alone.
+        """
+        first, last = (int(self.offsets[i]) for i in (clients[0], clients[-1] + 1))
+        num_rows = 1 << max(last - first - 1, 0).bit_length()
+
+        def rows(array: np.ndarray) -> np.ndarray:
+            part = np.zeros((num_rows, *array.shape[1:]), array.dtype)
+            part[: last - first] = array[first:last]
+            return part
+
+        arrays = {name: rows(array) for name, array in self.examples.items()}
+        return arrays, (self.offsets[:-1] - first).astype(np.int32)
+
     @checked
     def client(self, index: int) -> dict[str, Any]:
         """Reads the examples of one client.

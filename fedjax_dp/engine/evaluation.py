@@ -2,19 +2,24 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 
-from fedjax_dp.core import checks
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.clients.base import ClientData, LocalTrainer
+from fedjax_dp.core import checks, masks
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.signatures import checked
-from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.cohort import Examples
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData, nested
+from fedjax_dp.engine.cohort import Examples, typed
 from fedjax_dp.engine.compile import Simulation
 from fedjax_dp.engine.federation import Federation, examples_of
-from fedjax_dp.engine.layout import power_of_two
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Neighbours, Rows
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
@@ -33,11 +38,17 @@ class Evaluator(NamedTuple):
       clients: `(state) -> Evaluation` on the held-out data of each client, of the model that this
         client would use.
       is_personal: whether that is a model of its own, and not the shared one.
+      after_local: `(state, hyper, key) -> Evaluation` on the same data, of the model that each
+        client would have after one more round of local training.
+      training: `(state) -> Evaluation` on the training data of each client, of the model that this
+        client would use.
     """
 
     whole: Callable[[SimulationState], Evaluation] | None
     clients: Callable[[SimulationState], Evaluation] | None
     is_personal: bool = False
+    after_local: Callable[..., Evaluation] | None = None
+    training: Callable[[SimulationState], Evaluation] | None = None
 
 
 @checked
@@ -49,8 +60,15 @@ def evaluator(
     whole: FederatedData | None = None,
     clients: FederatedData | None = None,
     metrics: Mapping[str, Metric] = {},
+    trainer: LocalTrainer | None = None,
+    on_training: bool = False,
 ) -> Evaluator:
     """Compiles what can be evaluated of a simulation.
+
+    What `trainer` does is plain local training from the model that a client would use, without what
+    an algorithm adds to it, such as proximal terms or control variates; weights that a client has
+    pruned stay 0. Nothing of it is kept: its draws are of evaluations alone, and no state, record
+    or ledger sees it. Like every evaluation it is exact, for the experimenter, whatever is claimed.
 
     Args:
       simulation: the simulation, or its federation.
@@ -59,6 +77,9 @@ def evaluator(
       whole: held-out data for the shared model, clients not told apart.
       clients: held-out data of each client, as many clients as `train` has.
       metrics: figures beside loss and accuracy, by name.
+      trainer: local training that clients' models go through for `Evaluator.after_local`; that is
+        None without it, or without `clients`.
+      on_training: whether to evaluate on `train` too, see `Evaluator.training`.
 
     Returns:
       The evaluator.
@@ -68,7 +89,7 @@ def evaluator(
     """
     federation = simulation.federation if isinstance(simulation, Simulation) else simulation
     shared, personal = federation.shared, federation.personal
-    on_whole = on_clients = None
+    on_whole = on_clients = after_local = None
     if whole is not None and shared is not None:
         on_whole = _of_shared(shared, shared_evaluator(model, whole, metrics=metrics))
     if clients is not None:
@@ -78,15 +99,55 @@ def evaluator(
             f"hold data of the {train.num_clients} clients that train",
             clients.num_clients,
         )
-        if personal is not None:
-            on_clients = _of_personal(personal, model, train, clients, metrics)
-        elif shared is not None:
-            on_clients = _of_shared(shared, shared_evaluator(model, clients, metrics=metrics))
-    return Evaluator(on_whole, on_clients, clients is not None and personal is not None)
+        on_clients = _of_each(federation, model, train, clients, metrics)
+        if trainer is not None:
+            trained = _after(trainer, personal or _always(shared))
+            run = _of_personal(trained, model, train, clients, metrics)
+            after_local = partial(_with_numbers, run)
+    on_train = _of_each(federation, model, train, train, metrics) if on_training else None
+    is_personal = clients is not None and personal is not None
+    return Evaluator(on_whole, on_clients, is_personal, after_local, on_train)
+
+
+def _of_each(
+    federation: Federation,
+    model: Model,
+    train: FederatedData,
+    data: FederatedData,
+    metrics: Mapping[str, Metric],
+) -> Callable[[SimulationState], Evaluation] | None:
+    """Evaluates the model that each client would use on data of the same clients."""
+    shared, personal = federation.shared, federation.personal
+    if personal is not None:
+        return _of_personal(personal, model, train, data, metrics)
+    if shared is not None:
+        return _of_shared(shared, shared_evaluator(model, data, metrics=metrics))
+    return None
 
 
 def _of_shared(shared: Any, run: Any) -> Callable[[SimulationState], Evaluation]:
     return lambda state: run(shared(state))
+
+
+def _always(shared: Any) -> Callable[[SimulationState, ClientData], PyTree]:
+    """Gives every client the shared model."""
+    return lambda state, client: shared(state)
+
+
+def _after(trainer: LocalTrainer, model_of: Any) -> Callable[..., PyTree]:
+    """Trains the model of a client for one round more, of which nothing is kept."""
+
+    def trained(state: SimulationState, client: ClientData, hyper: Hyper, key: PRNGKey) -> PyTree:
+        start, mask = masks.parted(model_of(state, client))
+        own_key = fold(key, Purpose.EVALUATION, state.round, client.index)
+        numbers = hyper.of_client(client.index).local
+        return trainer.train(start, client, numbers, own_key, mask=mask).params
+
+    return trained
+
+
+def _with_numbers(run: Any, state: SimulationState, hyper: Hyper, key: PRNGKey) -> Evaluation:
+    return run(state, typed(hyper), key)
 
 
 def _of_personal(
@@ -95,7 +156,7 @@ def _of_personal(
     train: FederatedData,
     clients: FederatedData,
     metrics: Mapping[str, Metric],
-) -> Callable[[SimulationState], Evaluation]:
+) -> Callable[..., Evaluation]:
     """Evaluates the model of every client, which may look at the client's training data.
 
     Only a model that does look brings them to the device: at once where they are few, and kept
@@ -103,13 +164,13 @@ def _of_personal(
     """
     examples = examples_of(train)
 
-    def params_of(index, state, held):
-        return personal(state, held.client(index))
+    def params_of(index, state, held, *numbers):
+        return masks.parted(personal(state, held.client(index), *numbers))[0]
 
     everybody = np.arange(train.num_clients, dtype=np.int32)
     placed: list[Any] = []
 
-    def in_parts(state: SimulationState) -> Iterator[tuple[np.ndarray, Any]]:
+    def in_parts(state: SimulationState, *numbers: Any) -> Iterator[tuple[np.ndarray, Any]]:
         rows = state.clients if isinstance(state.clients, Rows) else None
 
         def of(few: np.ndarray) -> SimulationState:
@@ -117,7 +178,7 @@ def _of_personal(
                 return state
             return state._replace(clients=Neighbours(np.int32(few[0]), rows.many(few)))
 
-        is_read = _reads(params_of, of(everybody[:1]), examples)
+        is_read = _reads(params_of, of(everybody[:1]), examples, *numbers)
         is_cut = is_read and train.num_bytes > _PART_BYTES
         num_bytes = max(
             train.num_bytes if is_cut else 1,
@@ -127,28 +188,19 @@ def _of_personal(
             placed.append(jax.device_put(examples if is_read else _without_records(examples)))
         count = min(train.num_clients, -(-num_bytes // _PART_BYTES))
         for few in np.array_split(everybody, count):
-            yield few, (of(few), _part(train, examples, few) if is_cut else placed[0])
+            held = _part(train, examples, few) if is_cut else placed[0]
+            yield few, (of(few), held, *numbers)
 
     return personal_evaluator(model, clients, params_of, in_parts=in_parts, metrics=metrics)
 
 
 def _part(train: FederatedData, examples: Examples, clients: np.ndarray) -> Examples:
-    """Copies the examples of neighbouring clients, in few sizes, so that few programs are made."""
-    first, last = train.offsets[clients[0]], train.offsets[clients[-1] + 1]
-    room = power_of_two(last - first)
-
-    def rows(array: np.ndarray) -> np.ndarray:
-        part = np.zeros((room, *array.shape[1:]), array.dtype)
-        part[: last - first] = array[first:last]
-        return part
-
-    arrays = jax.tree.map(rows, examples.arrays)
-    return dataclasses.replace(
-        examples, arrays=arrays, starts=(train.offsets[:-1] - first).astype(np.int32)
-    )
+    """Takes the examples of neighbouring clients out of those of all."""
+    arrays, starts = train.slab(clients)
+    return dataclasses.replace(examples, arrays=nested(arrays), starts=starts)
 
 
-def _reads(params_of: Any, state: Any, examples: Any) -> bool:
+def _reads(params_of: Any, state: Any, examples: Any, *numbers: Any) -> bool:
     """Tells whether a personal model depends on the training data."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), examples)
 
@@ -159,6 +211,7 @@ def _reads(params_of: Any, state: Any, examples: Any) -> bool:
             shapes.replace(
                 arrays=arrays, starts=jnp.zeros(1, jnp.int32), sizes=jnp.ones(1, jnp.int32)
             ),
+            *numbers,
         )
 
     jaxpr = jax.make_jaxpr(of_arrays)(shapes.arrays, state).jaxpr

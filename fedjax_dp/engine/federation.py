@@ -119,8 +119,8 @@ class Federation(NamedTuple):
       shared: `(state) -> params`, the model for the whole population; None where there is none, or
         where some of it stays at home.
       with_shared: `(state, params) -> state` with another such model; None where there is none.
-      personal: `(state, client) -> params`, the model that one client would use; None where it is
-        the shared one.
+      personal: `(state, client) -> params`, the model that one client would use, `Sparse` where a
+        mask of its own decides which weights it has; None where it is the shared one.
       stages: `(state, hyper, rounds) -> stages` that are foreseen, both `[rounds]`, int32.
       hyper: the numbers that a run starts with.
       check: `(hyper) -> None` raises a ValueError for a number out of its range.

@@ -1,6 +1,6 @@
 """Exact loss and accuracy of one model, or of everybody's own, in compiled batches."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +15,12 @@ from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model
 
+# Examples that are on the device together; more of them come in parts.
+_PART_BYTES = 2**28
+
 
 class Evaluation(NamedTuple):
-    """Exact results on held-out data; none of them is private.
+    """Exact results on data of clients; none of them is private.
 
     Attributes:
       loss: mean loss over all examples.
@@ -69,16 +72,12 @@ def _per_example(
     return jax.tree.map(real, _PerExample(losses, correct, weight, more))
 
 
-def _num_rows(data: FederatedData) -> int:
-    return max(1, data.num_examples)
-
-
-def _examples(data: FederatedData) -> Any:
-    """Puts the examples on the device; a store without any gets a row that nobody owns."""
+def _rows(data: FederatedData, first: int, last: int) -> Any:
+    """Puts some examples on the device; a store without any gets a row that nobody owns."""
     if data.num_examples == 0:
         empty = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in data.examples.items()}
         return jax.device_put(nested(empty))
-    return jax.device_put(nested({k: np.asarray(v) for k, v in data.examples.items()}))
+    return jax.device_put(nested({k: np.asarray(v[first:last]) for k, v in data.examples.items()}))
 
 
 def _result(sums: _PerExample, sizes: np.ndarray, metrics: Mapping[str, Metric]) -> Evaluation:
@@ -110,7 +109,8 @@ def shared_evaluator(
 
     Args:
       model: the model.
-      data: held-out examples by client; a store of one client evaluates on a whole.
+      data: examples by client; a store of one client evaluates on a whole. Larger ones than fit
+        on a device beside a model come to it in parts.
       block_size: examples that are computed at once; bounds memory, changes nothing else.
       metrics: figures beside loss and accuracy, by name.
 
@@ -119,8 +119,11 @@ def shared_evaluator(
     """
     checks.whole("block_size", block_size)
     block = min(block_size, max(1, data.num_examples))
-    num_blocks = -(-data.num_examples // block)
-    examples, client_of_example = _examples(data), data.client_of_example
+    num_rows, num_parts = max(1, data.num_examples), -(-data.num_bytes // _PART_BYTES)
+    part = max(block, -(-num_rows // max(1, num_parts)))
+    num_blocks = -(-min(part, data.num_examples) // block)
+    whole = _rows(data, 0, num_rows) if part == num_rows else None
+    client_of_example = data.client_of_example
 
     @jax.jit
     def values_of(params, examples):
@@ -130,7 +133,7 @@ def shared_evaluator(
 
         def body(i, values):
             # The last block starts early enough to be full; what it sees again stays the same.
-            first = jnp.minimum(i * block, _num_rows(data) - block)
+            first = jnp.minimum(i * block, part - block)
             return jax.tree.map(
                 lambda all_, v: jax.lax.dynamic_update_slice_in_dim(all_, v, first, 0),
                 values,
@@ -138,13 +141,31 @@ def shared_evaluator(
             )
 
         zeros = jax.tree.map(
-            lambda v: jnp.zeros((_num_rows(data), *v.shape[1:]), v.dtype),
+            lambda v: jnp.zeros((part, *v.shape[1:]), v.dtype),
             jax.eval_shape(values_at, jnp.int32(0)),
         )
         return jax.lax.fori_loop(0, num_blocks, body, zeros)
 
+    def parts(params):
+        if whole is not None:
+            yield 0, values_of(params, whole)
+            return
+        for first in range(0, num_rows, part):
+            # As with blocks, the last part is full.
+            first = min(first, num_rows - part)
+            yield first, values_of(params, _rows(data, first, first + part))
+
+    def values(params):
+        found: Any = None
+        for first, some in parts(params):
+            if found is None:
+                found = jax.tree.map(lambda v: np.empty((num_rows, *v.shape[1:]), v.dtype), some)
+            for array, new in zip(jax.tree.leaves(found), jax.tree.leaves(some), strict=True):
+                array[first : first + part] = new
+        return found
+
     def by_client(values):
-        values = np.asarray(values)[: data.num_examples]
+        values = values[: data.num_examples]
         shape = values.shape[1:]
         columns = values.reshape(len(values), int(np.prod(shape))).T
         sums = [np.bincount(client_of_example, c, data.num_clients) for c in columns]
@@ -152,7 +173,7 @@ def shared_evaluator(
 
     def evaluate(params: PyTree) -> Evaluation:
         # Summed on the host in float64: a float32 sum over a large client would lose examples.
-        sums = jax.tree.map(by_client, values_of(params, examples))
+        sums = jax.tree.map(by_client, values(params))
         return _result(sums, data.sizes, metrics)
 
     return evaluate
@@ -172,12 +193,12 @@ def personal_evaluator(
 
     Args:
       model: the model.
-      data: held-out examples by client.
+      data: examples by client.
       params_of: `(client_index, *arguments) -> params`, the model that a client would use.
       block_size: examples that are computed at once; bounds memory, changes nothing else.
-      in_parts: `(*arguments) -> (clients, arguments) …`, which clients are evaluated together and
-        what `params_of` is handed for them, each client at least once; all together with the
-        arguments themselves where it is None.
+      in_parts: `(*arguments) -> (clients, arguments) …`, which neighbouring clients are evaluated
+        together and what `params_of` is handed for them, each client at least once; all together
+        with the arguments themselves where it is None.
       metrics: figures beside loss and accuracy, by name.
 
     Returns:
@@ -185,8 +206,9 @@ def personal_evaluator(
     """
     checks.whole("block_size", block_size)
     block = min(block_size, max(1, int(data.sizes.max())))
-    examples = _examples(data)
-    starts = jax.device_put(data.offsets[:-1].astype(np.int32))
+    count = max(1, -(-data.num_bytes // _PART_BYTES))
+    starts = data.offsets[:-1].astype(np.int32)
+    whole = (_rows(data, 0, data.num_examples), starts) if count == 1 else None
     sizes = jax.device_put(data.sizes.astype(np.int32))
 
     @jax.jit
@@ -196,8 +218,8 @@ def personal_evaluator(
 
             def sums_at(i):
                 rows = i * block + jnp.arange(block)
-                where = jnp.clip(starts[index] + rows, 0, _num_rows(data) - 1)
-                batch = jax.tree.map(lambda a: a[where], examples)
+                where = starts[index] + rows
+                batch = jax.tree.map(lambda a: a[jnp.clip(where, 0, len(a) - 1)], examples)
                 each = _per_example(model, metrics, params, batch, rows < sizes[index])
                 return jax.tree.map(lambda v: jnp.sum(v, axis=0), each)
 
@@ -212,16 +234,25 @@ def personal_evaluator(
 
     everybody = np.arange(data.num_clients, dtype=np.int32)
 
+    def with_examples(clients: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
+        if whole is not None:
+            yield clients, whole
+            return
+        for few in np.array_split(clients, min(len(clients), count)):
+            arrays, first_rows = data.slab(few)
+            yield few, (nested(arrays), first_rows)
+
     def evaluate(*arguments: Any) -> Evaluation:
-        whole: Any = None
+        found: Any = None
         for clients, own in [(everybody, arguments)] if in_parts is None else in_parts(*arguments):
-            sums = jax.tree.map(np.asarray, sums_of(examples, starts, sizes, clients, *own))
-            if whole is None:
-                whole = jax.tree.map(
-                    lambda s: np.zeros((data.num_clients, *s.shape[1:]), np.float32), sums
-                )
-            for array, part in zip(jax.tree.leaves(whole), jax.tree.leaves(sums), strict=True):
-                array[clients] = part
-        return _result(whole, data.sizes, metrics)
+            for few, (examples, first_rows) in with_examples(clients):
+                sums = jax.tree.map(np.asarray, sums_of(examples, first_rows, sizes, few, *own))
+                if found is None:
+                    found = jax.tree.map(
+                        lambda s: np.zeros((data.num_clients, *s.shape[1:]), np.float32), sums
+                    )
+                for array, part in zip(jax.tree.leaves(found), jax.tree.leaves(sums), strict=True):
+                    array[few] = part
+        return _result(found, data.sizes, metrics)
 
     return evaluate

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.engine.anderson import anderson
 from fedjax_dp.engine.compile import Simulation, simulation
@@ -26,6 +27,7 @@ from fedjax_dp.experiment.by_name import listed, named, names_of, with_client_nu
 from fedjax_dp.experiment.config import (
     AccelerationSection,
     Config,
+    EvaluationSection,
     ExecutionSection,
     RunSection,
 )
@@ -90,6 +92,7 @@ def assemble(config: Config) -> Experiment:
     population = population_of(config)
     config = listed(config, names_of(population.train))
     train, privacy = population.train, config.privacy
+    _require_client_test(config.evaluation, population)
     require_analysis(Asked(privacy, config.participation, config.training), train.sizes)
     model = build_model(config.model, population, config.run.seed)
     participation = participation_of(config.participation, train.num_clients)
@@ -112,7 +115,9 @@ def assemble(config: Config) -> Experiment:
     )
     share = config.data.client_test_share
     metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
-    evaluations = _evaluator(compiled, model, population, share, metrics)
+    evaluations = _evaluator(
+        compiled, model, population, share, metrics, config.evaluation, trainer
+    )
     levels = {u: getattr(privacy, u) for u in privacy.units}
     return Experiment(
         config=config.model_copy(update={"execution": _settled(config.execution, compiled)}),
@@ -187,12 +192,23 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
     return execution
 
 
+def _require_client_test(section: EvaluationSection, population: Population) -> None:
+    checks.require(
+        section.personal == "received" or population.client_test is not None,
+        "evaluation.personal",
+        "be 'received' where clients hold no test data, as with data.client_test_share = 0",
+        section.personal,
+    )
+
+
 def _evaluator(
     compiled: Simulation,
     model: Model,
     population: Population,
     client_test_share: float,
     metrics: Mapping[str, Metric],
+    section: EvaluationSection,
+    trainer: LocalTrainer,
 ) -> Evaluator:
     name, has_server_model = compiled.algorithm.name, compiled.federation.shared is not None
     checks.require(
@@ -208,6 +224,8 @@ def _evaluator(
         whole=population.test,
         clients=population.client_test,
         metrics=metrics,
+        trainer=trainer if section.personal == "after_local" else None,
+        on_training=section.training,
     )
 
 

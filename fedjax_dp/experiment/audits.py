@@ -25,7 +25,7 @@ from fedjax_dp.audit.runs import AuditResult, audit, run_audit
 from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
 from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.gradients import clipped
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, masks
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.federation import examples_of, federation
 from fedjax_dp.engine.layout import ExecutionConfig
@@ -208,7 +208,7 @@ def _attacked(
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     (clients,) = np.nonzero((train.sizes > 0) & (others.sizes > 0))
     for i in clients[:_MOST_CLIENTS]:
-        params = personal(state, held.client(int(i)))
+        params, _ = masks.parted(personal(state, held.client(int(i))))
         for side, data in zip(sides, (train, others), strict=True):
             side.append(attack_features(model, params, data.client(int(i))))
     return membership_attack(np.concatenate(sides[0]), np.concatenate(sides[1]), rng)

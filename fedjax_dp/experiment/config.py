@@ -372,6 +372,17 @@ class CommunicationSection(Section):
     )
 
 
+class EvaluationSection(Section):
+    """What is evaluated, exactly and for the experimenter; never what is trained."""
+
+    personal: Literal["received", "after_local"] = _setting(
+        "received",
+        "the model of each client: as the client receives it, or also after one more round of "
+        "local training, of which nothing is kept",
+    )
+    training: bool = _setting(False, "evaluate on the clients' training data too")
+
+
 class Config(Section):
     """An experiment.
 
@@ -386,6 +397,7 @@ class Config(Section):
       privacy: what is protected.
       execution: speed and memory.
       communication: how bytes are counted.
+      evaluation: what is evaluated.
     """
 
     run: RunSection = Field(default_factory=RunSection)
@@ -398,6 +410,7 @@ class Config(Section):
     privacy: PrivacySection = Field(default_factory=PrivacySection)
     execution: ExecutionSection = Field(default_factory=ExecutionSection)
     communication: CommunicationSection = Field(default_factory=CommunicationSection)
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
 
     @property
     def title(self) -> str:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, masks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.accounting import PrivacyAccounting
@@ -87,7 +87,7 @@ class Run(NamedTuple):
         personal = self.experiment.simulation.federation.personal
         if personal is None:
             return self.params
-        return personal(self.state, examples_of(train).client(client))
+        return masks.parted(personal(self.state, examples_of(train).client(client)))[0]
 
 
 def load_run(folder: str | pathlib.Path) -> Run:
@@ -164,13 +164,14 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
 
     Args:
       run: the run.
-      other: data to judge the shared model by; those held out of the run's own where it is None.
+      other: data to evaluate the shared model on, as it is; those held out of the run's own, as
+        its `[evaluation]` has it, where it is None.
 
     Returns:
       Losses, accuracies, metrics and figures of fairness, by name. None of them is private.
     """
     if other is None:
-        return evaluate(run.experiment.evaluator, run.state)
+        return evaluate(run.experiment.evaluator, run.state, run.hyper, run.config.run.seed)
     metrics = {name.rpartition(":")[2]: METRICS[name]() for name in run.config.run.metrics}
     shared = run.experiment.simulation.federation._replace(personal=None)
     made = evaluator(
@@ -181,7 +182,7 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
         clients=other.client_test or other.train,
         metrics=metrics,
     )
-    return evaluate(made, run.state)
+    return evaluate(made, run.state, run.hyper, run.config.run.seed)
 
 
 def predict(model: Model, params: PyTree, data: FederatedData) -> Any:

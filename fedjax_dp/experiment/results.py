@@ -28,17 +28,23 @@ from fedjax_dp.io.statement import write_statement
 _STATED = (PACKAGE, "jax", "dp-accounting")
 
 
-def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
-    """Computes what held-out data say of a state.
+def evaluate(
+    evaluator: Evaluator, state: SimulationState, hyper: Hyper, seed: int
+) -> dict[str, Any]:
+    """Computes what held-out data, and training data if asked for, say of a state.
 
     Args:
       evaluator: the compiled evaluations.
       state: the state.
+      hyper: the numbers of the run.
+      seed: of what an evaluation draws, which no ε covers: never the secret root of a run.
 
     Returns:
       Losses, accuracies and figures of fairness by name. `test_accuracy` and its like are of the
       models that clients use; where these are their own, `shared_test_accuracy` and its like are of
-      the server's, if it is one that can be used.
+      the server's, if it is one that can be used. Names that end in `_after_local` are of clients'
+      models after one more round of local training; `training_set_accuracy` and its like are of the
+      models that clients use on what they train on.
     """
     row: dict[str, Any] = {}
     if evaluator.clients is not None:
@@ -54,6 +60,16 @@ def evaluate(evaluator: Evaluator, state: SimulationState) -> dict[str, Any]:
         whole, of = evaluator.whole(state), "shared_test" if evaluator.is_personal else "test"
         row |= {f"{of}_loss": whole.loss, f"{of}_accuracy": whole.accuracy}
         row |= {f"{of}_{name}": value for name, value in whole.metrics.items()}
+    if evaluator.after_local is not None:
+        after = evaluator.after_local(state, hyper, jax.random.key(seed))
+        found = {"client_test_loss": after.loss, "client_test_accuracy": after.accuracy}
+        found |= summarize(after)
+        found |= {f"client_test_{name}": value for name, value in after.metrics.items()}
+        row |= {f"{name}_after_local": value for name, value in found.items()}
+    if evaluator.training is not None:
+        seen = evaluator.training(state)
+        row |= {"training_set_loss": seen.loss, "training_set_accuracy": seen.accuracy}
+        row |= {f"training_set_{name}": value for name, value in seen.metrics.items()}
     return row
 
 
@@ -82,7 +98,7 @@ def write_results(
     """
     folder, accounting = start.folder, start.accounting
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
-    summary = _summary(experiment, state, accounting, rows) | timing
+    summary = _summary(experiment, state, start.hyper, accounting, rows) | timing
     summary |= {"communication": start.traffic.summary()}
     summary |= {"stopped_by": stopped_by, "warnings": list(warnings)}
     # JSON has no infinity, and null would read as if nothing were claimed.
@@ -98,12 +114,13 @@ def write_results(
 def _summary(
     experiment: Experiment,
     state: SimulationState,
+    hyper: Hyper,
     accounting: PrivacyAccounting,
     rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
     spent = accounting.epsilon(experiment.dp_delta, experiment.config.privacy.accountant)
     deltas = [float(delta) for unit in spent for delta in np.ravel(experiment.dp_delta[unit])]
-    evaluated = evaluate(experiment.evaluator, state)
+    evaluated = evaluate(experiment.evaluator, state, hyper, experiment.config.run.seed)
     algorithm = experiment.simulation.algorithm
     summary = {
         "name": experiment.config.title,

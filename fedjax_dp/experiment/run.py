@@ -286,7 +286,7 @@ def _rounds(
         if allowed == 0:
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
-            rows[-1] |= evaluate(experiment.evaluator, state)
+            rows[-1] |= evaluate(experiment.evaluator, state, start.hyper, section.seed)
         health.note(rows)
         for row in rows:
             logbook.write(row)

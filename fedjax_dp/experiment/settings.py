@@ -28,7 +28,7 @@ def tables_of(config: Config) -> dict[str, Any]:
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Lists the values of a configuration that decide what a run finds, by dotted name.
 
-    How it executes, and how bytes are counted, is left out.
+    How it executes, how bytes are counted, and what is evaluated, is left out.
 
     Args:
       tables: a configuration, or a part of it.
@@ -40,7 +40,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{prefix}{name}"
-        if key in ("execution", "communication", "training.micro_batch_size"):
+        if key in ("execution", "communication", "evaluation", "training.micro_batch_size"):
             continue
         if isinstance(value, Mapping) and not key.endswith("options") and key not in KEYS:
             found |= flat(value, f"{key}.")

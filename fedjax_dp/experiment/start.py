@@ -245,8 +245,9 @@ def _require_same(config: Config, saved: str) -> None:
     same = (before == "disk") == (after == "disk")
     rule = f"be {before!r}, or of its kind: what clients keep is not moved to or from the disk"
     checks.require(same, "execution.placement", rule, after)
-    # Runs of earlier versions have counted nothing.
+    # Runs of earlier versions have counted nothing, and evaluated in one way alone.
     then.setdefault("communication", now["communication"])
+    then.setdefault("evaluation", now["evaluation"])
     if now["run"]["rounds"] > then["run"]["rounds"]:
         _require_extensible(config, then["run"]["rounds"])
         then["run"]["rounds"] = now["run"]["rounds"]

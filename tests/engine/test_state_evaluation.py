@@ -12,16 +12,23 @@ from cases import (
     make_data,
     make_model,
     plain_trainer,
+    private_trainer,
     snapshot,
     theta_of,
 )
 from marks import later, telling
+from oracles import local
+from oracles.replay import Replay
 
 from fedjax_dp import algorithms
+from fedjax_dp.core import masks
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import evaluation, evaluator, simulation
 from fedjax_dp.engine.cohort import Examples
+from fedjax_dp.engine.evaluation import Evaluator
+from fedjax_dp.engine.federation import examples_of
 
 KEY = jax.random.key(5)
 # Held-out clients of other sizes than the training ones, one of them without any example.
@@ -58,7 +65,8 @@ def trained(name):
     state = sim.init(KEY)
     state = state._replace(server=moved(state.server, rng), clients=moved(state.clients, rng))
     clients = algorithms.pool(HELD_OUT) if case.is_pooled else HELD_OUT
-    found = evaluator(sim, make_model(), case.data(), whole=WHOLE, clients=clients)
+    trainer = (private_trainer if case.is_private else plain_trainer)(make_model(), case.settings())
+    found = evaluator(sim, make_model(), case.data(), whole=WHOLE, clients=clients, trainer=trainer)
     return found, state, case
 
 
@@ -139,6 +147,67 @@ def test_training_data_that_are_read_come_to_the_device_a_few_clients_at_a_time(
     np.testing.assert_array_equal(again.client_accuracy, at_once.client_accuracy)
 
 
+class _Draws(Replay):
+    """The draws of local training for an evaluation."""
+
+    def _client_key(self, round_index, client):
+        return fold(self.key, Purpose.EVALUATION, round_index, client)
+
+
+def trained_by_hand(case, start, mask, i, draws):
+    """One round of plain or private local training from a client's model; masked entries stay."""
+    x, y = (np.asarray(case.data().client(i)[name], np.float64) for name in ("x", "y"))
+    rate, batch, epochs, bound, noise = (column[i] for column in case.settings())
+    steps = local.num_steps(len(y), batch, epochs)
+    if case.is_private:
+        rows, drawn = draws.batches(0, i, steps), draws.record_noise(0, i, steps)
+        return local.dp_sgd(start, x, y, rows, drawn, rate, batch, bound, noise)
+    theta = start
+    for one in draws.batches(0, i, steps):
+        theta = np.where(mask, local.sgd(theta, x, y, [one], rate), theta)
+    return theta
+
+
+@pytest.mark.parametrize("name", later(CASES, but=["lottery_fl"]))
+def test_the_model_of_a_client_after_local_training_is_that_of_training_by_hand(name):
+    found, state, case = trained(name)
+    sim = case.simulation(PLAIN)
+    held_out = algorithms.pool(HELD_OUT) if case.is_pooled else HELD_OUT
+    train, key = case.data(), jax.random.key(8)
+    # One weight of every client is pruned, where clients keep masks.
+    state = state._replace(
+        clients=jax.tree.map(lambda x: x & 127 if x.dtype == np.uint8 else x, state.clients)
+    )
+    before = snapshot(state)
+    settings, sampler = case.settings(), case.record_sampler()
+    draws = _Draws(key, None, sampler, train.sizes, settings.batch_size, [(), (3,)])
+    federation, examples = sim.federation, jax.device_put(examples_of(train))
+
+    @jax.jit
+    def model_of(state, examples, i):
+        if federation.personal is None:
+            return masks.parted(federation.shared(state))
+        return masks.parted(federation.personal(state, examples.client(i)))
+
+    losses, accuracies, moved_by = [], [], []
+    for i in range(train.num_clients):
+        params, mask = jax.device_get(model_of(state, examples, i))
+        # The bias is never pruned.
+        kept = np.array([True, *(np.ones(3, bool) if mask is None else np.asarray(mask["w"]))])
+        start = theta_of(params)
+        assert np.all(start[~kept] == 0) and (mask is None) == np.all(kept)
+        end = trained_by_hand(case, start, kept, i, draws)
+        moved_by.append(np.max(np.abs(end - start)))
+        loss, accuracy = by_hand(end, held_out.client(i))
+        losses.append(loss), accuracies.append(accuracy)
+    evaluation = found.after_local(state, sim.hyper, key)
+    np.testing.assert_allclose(evaluation.client_loss, losses, rtol=2e-5)
+    np.testing.assert_allclose(evaluation.client_accuracy, accuracies, rtol=1e-6)
+    assert np.sum(np.array(moved_by) > 1e-3) == np.sum(train.sizes > 0)
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_a_state_may_be_evaluated_again_and_again():
     found, state, _ = trained("fedavg")
     before = snapshot(state)
@@ -157,7 +226,7 @@ def build(**held_out):
 
 
 def test_there_is_nothing_to_evaluate_without_held_out_data():
-    assert build() == (None, None, False)
+    assert build() == Evaluator(None, None)
     assert build(whole=WHOLE).clients is None
     assert build(clients=HELD_OUT).whole is None
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.evaluation import personal_evaluator, shared_evaluator
+from fedjax_dp.evaluation import evaluate, personal_evaluator, shared_evaluator
 from fedjax_dp.models.base import Model
 
 NUM_FEATURES, NUM_CLASSES = 4, 3
@@ -73,6 +73,20 @@ def check(evaluation, data, params_of):
 
 
 BLOCKS = (1, 3, 7, 25, 26, 27, 512)
+
+
+@pytest.mark.parametrize("share", [1, 3, 20])
+def test_data_beyond_what_is_placed_at_once_come_in_parts(share, monkeypatch):
+    data, params, own = make_data(), weights(), weights(2, len(SIZES))
+    placed, put = [], jax.device_put
+    limit, of_row = data.num_bytes // share, data.num_bytes // data.num_examples
+    monkeypatch.setattr(evaluate, "_PART_BYTES", limit)
+    monkeypatch.setattr(jax, "device_put", lambda x: placed.append(x) or put(x))
+    check(shared_evaluator(classifier(), data, block_size=4)(params), data, lambda i: params)
+    largest = max(len(x["y"]) for x in placed)
+    assert 0 < largest * of_row <= max(limit, 4 * of_row)
+    found = personal_evaluator(classifier(), data, lambda i, all_: all_[i], block_size=4)(own)
+    check(found, data, lambda i: own[i])
 
 
 @pytest.mark.parametrize("block_size", BLOCKS)

@@ -56,6 +56,8 @@ CHOSEN = {
 # Another value of the same kind for every key there is.
 CHANGED = {
     "run.name": "2024-05-01",
+    "evaluation.personal": "after_local",
+    "evaluation.training": True,
     "run.seed": 5,
     "run.secret": True,
     "run.rounds": 7,

@@ -88,6 +88,8 @@ def test_clients_without_test_data_are_left_out_and_counted(name):
     experiment = assemble(load(None, (*SMALL, *words, *few)))
     sizes = experiment.population.client_test.sizes
     assert 0 < np.sum(sizes == 0) < len(sizes)
-    row = evaluate(experiment.evaluator, experiment.simulation.init(jax.random.key(0)))
+    simulation = experiment.simulation
+    state = simulation.init(jax.random.key(0))
+    row = evaluate(experiment.evaluator, state, simulation.hyper, 0)
     assert row["clients_without_test_data"] == np.sum(sizes == 0)
     assert np.isfinite([row["mean_client_accuracy"], row["std_client_accuracy"]]).all()

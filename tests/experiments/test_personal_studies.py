@@ -38,12 +38,16 @@ def run(seed, accuracies):
     rows = [{"round": r, "bytes_up": 1e6} for r in range(1, 2 * len(accuracies) + 1)]
     for row, accuracy in zip(rows[1::2], accuracies, strict=True):
         row["mean_client_accuracy"] = accuracy
+        row["mean_client_accuracy_after_local"] = 1 - accuracy
+    last, after = accuracies[-1], 1 - accuracies[-1]
     return {
         "values": {"method": "-", "data": "CIFAR-10", "seed": str(seed)},
         "metrics": rows,
         "communication": {"up": {"by_encoding": {"values": 4e6, "smallest": 4e6}}},
-        **dict.fromkeys(("mean_client_accuracy", "worst_client_accuracy"), accuracies[-1]),
+        **{f"{name}_client_accuracy": last for name in ("mean", "worst")},
+        **{f"{name}_client_accuracy_after_local": after for name in ("mean", "worst")},
         "std_client_accuracy": 0.1,
+        "std_client_accuracy_after_local": 0.05,
     }
 
 
@@ -56,15 +60,17 @@ def test_bytes_are_counted_until_fedavg_is_reached():
     # Four megabytes in place of six, two in place of eight: 1.5 and 4 times fewer.
     assert tables.until_fedavg(runs, "Ditto") == (3e6, 2.75)
     assert tables.until_fedavg(runs, "FedAvg") == (7e6, 1.0)
+    assert tables.until_fedavg(runs, "Ditto", tables.AFTER) == (3e6, 0.75)
     assert tables.until_fedavg(runs, "MR-MTL") is None, "one seed never comes so far"
     assert tables.until_fedavg({"Ditto": runs["Ditto"]}, "Ditto") is None
 
 
 def test_a_table_keeps_rows_of_methods_that_did_not_run_now():
     study = STUDIES["two_classes"]
-    new = tables.as_markdown(study, {"Ditto": [run(0, [0.5])]})
+    new = tables.as_markdown(study, {"Ditto": [run(0, [0.4])]})
     earlier = "| method | seeds |\n|---|---|\n| FedAvg | 3 |\n| Ditto | 1 |\n"
     lines = tables.merged(study, earlier, new).splitlines()
     assert [tables._cells(line)[0] for line in lines[2:]] == ["FedAvg", "Ditto"]
-    assert tables._cells(lines[2]) == ["FedAvg", *["–"] * 7, "3"]
+    assert tables._cells(lines[2]) == ["FedAvg", *["–"] * 13, "3"]
+    assert tables._cells(lines[3])[:7] == ["Ditto", *["40.0", "60.0"] * 2, "10.0", "5.0"]
     assert lines[3] == new.splitlines()[2]
