@@ -21,6 +21,8 @@ RELATIONS = ("add_remove", "zero_out", "replace_one")
 
 # Scales below this are as good as none: rounded to the next float, they could be much larger.
 SMALLEST_FACTOR = 2.0**-120
+# A bound on entries is 2^12 to 2^13 units of its lattice; float32 holds every integer up to 2^24.
+_UNITS_LOG2, _MOST_UNITS = 12, 2.0**24
 # Squares of float32 entries below this vanish; see `_factor`.
 _SMALLEST_SEEN = float(np.sqrt(np.finfo(np.float32).tiny))
 
@@ -239,6 +241,64 @@ def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
     limit = jnp.where(limit > 0, limit, 0)
     clipped = [jnp.where(is_finite, jnp.clip(x, -limit, limit), 0) for x in leaves]
     return jax.tree.unflatten(treedef, clipped), jnp.where(is_finite, largest, jnp.inf)
+
+
+@checked
+def clip_entries_to_lattice(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
+    """Cuts every entry off at a largest absolute value and rounds it, so that sums are exact.
+
+    Entries become multiples of a power of two near `bound / 4096`. Sums of such trees, in any
+    order, hold no rounding as long as none of their entries is beyond 2^24 of these multiples;
+    `within_exact_sums` cuts sums off there.
+
+    Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
+    that is not finite makes the whole tree zero. One tree more or less moves an entry of
+    `within_exact_sums(total, bound)` by at most `bound`, exactly.
+
+    Args:
+      tree: a tree of float arrays.
+      bound: the largest absolute value, above 0; may be traced; inf means neither a bound nor
+        rounding. A traced bound that is nan, not positive or below 2^-100 lets nothing through.
+
+    Returns:
+      `(clipped, largest)`, as `clip_entries`.
+
+    Raises:
+      ValueError: if a static `bound` is not positive or a leaf holds no floats.
+    """
+    limit, unit = _lattice(bound)
+    clipped, largest = clip_entries(tree, jnp.where(limit > 0, limit, 1.0))
+
+    def rounded(x: jax.Array) -> jax.Array:
+        nearest = jnp.where(jnp.isinf(limit), x, jnp.round(x / unit) * unit)
+        return jnp.where(limit > 0, nearest, 0).astype(x.dtype)
+
+    return jax.tree.map(rounded, clipped), largest
+
+
+def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
+    """Cuts a sum off where it would begin to be rounded, 2,048 to 4,096 bounds from zero.
+
+    Args:
+      total: a sum of trees of `clip_entries_to_lattice`.
+      bound: theirs.
+
+    Returns:
+      The sum.
+    """
+    limit, unit = _lattice(bound)
+    most = jnp.where(jnp.isinf(limit), jnp.inf, _MOST_UNITS * unit)
+    return jax.tree.map(lambda x: jnp.clip(x, -most, most), total)
+
+
+def _lattice(bound: Scalar) -> tuple[jax.Array, jax.Array]:
+    """Gives the largest multiple of a lattice's unit within a bound, 0 where there is none."""
+    bound = jnp.asarray(bound, jnp.float32)
+    is_ordinary = (bound > 2.0**-100) & jnp.isfinite(bound)
+    _, exponent = jnp.frexp(jnp.where(is_ordinary, bound, 1.0))
+    unit = jnp.ldexp(jnp.float32(1.0), exponent - 1 - _UNITS_LOG2)
+    limit = jnp.where(is_ordinary, jnp.floor(bound / unit) * unit, 0.0)
+    return jnp.where(bound == jnp.inf, jnp.inf, limit), unit
 
 
 @checked

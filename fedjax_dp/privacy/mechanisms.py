@@ -2,20 +2,24 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Le
 from chex import PRNGKey
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.ranges import HalfFraction, NonNegativeNumbers, Norms
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise, scalar_noise
 from fedjax_dp.privacy.clipping import Scalar, Sensitivity
 from fedjax_dp.privacy.events import DpEvent
+
+# 1/ε of one entry that staircase noise hides.
+StaircaseMultiplier = Annotated[float, Ge(0), Le(1 / scalar_noise.SMALLEST_STAIRCASE_EPSILON)]
 
 
 class Mechanism(NamedTuple):
@@ -159,11 +163,13 @@ def staircase(
     entries together, so that it is for models of few parameters.
 
     Guarantee: one release is ε-DP with `ε = num_entries/noise_multiplier` under add/remove, and
-    twice that under replace-one.
+    twice that under replace-one. Entries are rounded to a lattice, on which sums are exact
+    (`clipping.clip_entries_to_lattice`); sums are cut off 2,048 bounds or more from zero.
 
     Args:
       clip_norm: bound on the absolute value of every entry, above 0, or inf; may be traced.
-      noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
+      noise_multiplier: 1/ε of one entry, from 0 to 65,536; may be traced; 0 adds no noise. A traced
+        one that is larger releases zeros.
       num_entries: numbers of one contribution, at least 1.
       relation: "add_remove", "zero_out" or "replace_one".
 
@@ -171,13 +177,21 @@ def staircase(
       The mechanism.
 
     Raises:
-      ValueError: if the relation is not known or `num_entries` is not a positive integer.
+      ValueError: if the relation is not known, `noise_multiplier` is too large, or `num_entries` is
+        not a positive integer.
 
     Source: Geng, Kairouz, Oh, Viswanath 2015.
     """
 
+    if not isinstance(noise_multiplier, jax.core.Tracer):
+        ranges.check(
+            {"noise_multiplier": noise_multiplier}, {"noise_multiplier": StaircaseMultiplier}
+        )
+
     def noise_of(key: PRNGKey, total: PyTree, epsilon: jax.Array, step: jax.Array) -> PyTree:
-        return scalar_noise.add_staircase(key, total, epsilon, step)
+        can_be_drawn = epsilon >= scalar_noise.SMALLEST_STAIRCASE_EPSILON
+        noised = scalar_noise.add_staircase(key, total, jnp.where(can_be_drawn, epsilon, 1), step)
+        return jax.tree.map(lambda x: jnp.where(can_be_drawn, x, 0), noised)
 
     return _by_entries(
         "staircase",
@@ -206,7 +220,8 @@ def bounded_laplace(
     vector is that of its entries together, so that it is for models of few parameters.
 
     Guarantee: one entry of one release is (1/noise_multiplier, entry_delta)-DP under add/remove;
-    its entries add up, and replace-one costs what two units in a row cost.
+    its entries add up, and replace-one costs what two units in a row cost. Entries are rounded and
+    sums are cut off as in `staircase`.
 
     Args:
       clip_norm: bound on the absolute value of every entry, above 0, or inf; may be traced.
@@ -261,8 +276,8 @@ def _by_entries(
         count = trees.num_parameters(total)
         checks.require(count == num_entries, "number of entries in the sum", rule, count)
         # The largest move of an entry under add/remove.
-        step = jnp.asarray(sensitivity.contribution, jnp.float32) / math.sqrt(num_entries)
-        noised = noise_of(key, total, epsilon, step)
+        step = jnp.asarray(clip_norm, jnp.float32)
+        noised = noise_of(key, clipping.within_exact_sums(total, step), epsilon, step)
         # Zeros answer a traced multiplier that is not valid, as they do for other noise.
         is_valid = jnp.isfinite(multiplier) & (multiplier >= 0)
         return jax.tree.map(
@@ -271,7 +286,7 @@ def _by_entries(
 
     return Mechanism(
         name=name,
-        clip=lambda tree: clipping.clip_entries(tree, clip_norm),
+        clip=lambda tree: clipping.clip_entries_to_lattice(tree, clip_norm),
         sensitivity=sensitivity,
         noise_stddev=jnp.where(multiplier > 0, clip_norm * stddev_of(epsilon), 0.0),
         add_noise=add_noise,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.core import checks, keys, trees
+from fedjax_dp.core import checks, keys, sums, trees
 from fedjax_dp.core.ranges import HalfFraction, PositiveNumbers
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -17,6 +17,15 @@ from fedjax_dp.privacy import draws
 from fedjax_dp.privacy.events import CurveDpEvent
 
 Scalar = jax.typing.ArrayLike
+
+# The smallest ε of one entry that staircase noise is drawn for, which bounds its number of steps,
+# and by how much rounding may change the ratio of two steps' probabilities.
+SMALLEST_STAIRCASE_EPSILON = 2.0**-16
+_RATIO_ERROR = 2.0**-18
+# A number of steps has so many binary digits, and the width of a step at most so many.
+_NUM_DIGITS, _STEP_BITS = 23, 12
+# Positions on a step are known to this share of its width.
+_POSITION_ERROR = 2.0**-20
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -145,13 +154,19 @@ def add_staircase(
     """Adds staircase noise to every number of a tree.
 
     Guarantee: each number on its own is ε-DP where `sensitivity` bounds how far one unit moves
-    it. The density drops in steps, so that even a tiny move may cost all of ε: a vector of d
+    it, roundings of the sum included: `mechanisms.staircase` sums on a lattice, where nothing is
+    rounded. The density drops in steps, so that even a tiny move may cost all of ε: a vector of d
     numbers costs d·ε, whatever its norm. Charge `PureDpEvent(epsilon)` d times.
+
+    The noise is drawn for ε − 2^-18 and a step that is up to 2^-11 wider than the sensitivity, so
+    that neither the probabilities of steps nor their edges, as floats, exceed the claim. Edges are
+    exact multiples of the step: noise of many steps has its digits added one after the other, with
+    what each addition rounds away.
 
     Args:
       key: used for this addition and nothing else.
       tree: a tree of float arrays.
-      epsilon: above 0; may be traced.
+      epsilon: at least 2^-16; may be traced.
       sensitivity: Δ, above 0, in units of the numbers; may be traced.
       flatness: γ in (0, 1), the part of each step that lies on its higher level;
         `1/(1 + e^(ε/2))`, which has the smallest mean absolute error, where None.
@@ -167,22 +182,75 @@ def add_staircase(
     for name, value in (("epsilon", epsilon), ("sensitivity", sensitivity)):
         if not isinstance(value, jax.core.Tracer):
             checks.positive(name, value)
+    if not isinstance(epsilon, jax.core.Tracer):
+        is_large = epsilon >= SMALLEST_STAIRCASE_EPSILON
+        checks.require(is_large, "epsilon", "be at least 2^-16 for staircase noise", epsilon)
     if flatness is not None:
         checks.require(0 < flatness < 1, "flatness", "lie in (0, 1)", flatness)
+    epsilon = jnp.asarray(epsilon, jnp.float32) - _RATIO_ERROR
     gamma = 1 / (1 + jnp.exp(epsilon / 2)) if flatness is None else flatness
-    shrink = jnp.exp(-jnp.asarray(epsilon, jnp.float32))
+    # Of a step's higher level over its lower one: ln(γ/(1 − γ)) + ε.
+    log_odds = epsilon / 2 if flatness is None else math.log(flatness / (1 - flatness)) + epsilon
+    width = _few_bits(sensitivity)
 
-    def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
-        step = jnp.floor(draws.exponential(keys.fold(key, 1), shape, dtype) / epsilon)
-        within = jax.random.uniform(keys.fold(key, 2), shape, dtype)
-        is_low = jax.random.bernoulli(
-            keys.fold(key, 3), (1 - gamma) * shrink / (gamma + (1 - gamma) * shrink), shape
-        )
-        high, low = gamma * within, gamma + (1 - gamma) * within
-        return sign * sensitivity * (step + jnp.where(is_low, low, high))
+    def noised(key: PRNGKey, x: jax.Array) -> jax.Array:
+        sign = jax.random.rademacher(keys.fold(key, 0), x.shape, x.dtype)
+        step = _geometric(keys.fold(key, 1), x.shape, epsilon)
+        within = jax.random.uniform(keys.fold(key, 2), x.shape, x.dtype)
+        is_rare = _is_rare(keys.fold(key, 3), x.shape, jnp.abs(log_odds))
+        is_low = jnp.where(log_odds >= 0, is_rare, ~is_rare)
+        position = jnp.where(is_low, gamma + (1 - gamma) * within, gamma * within)
+        total = sums.Sum(x, jnp.zeros_like(x))
+        # Products of few bits by few bits are exact.
+        for digits in (step >> _STEP_BITS << _STEP_BITS, step & ((1 << _STEP_BITS) - 1)):
+            total = sums.add(total, sign * digits.astype(x.dtype) * width.astype(x.dtype))
+        return total.high + (total.low + sign * position * width.astype(x.dtype))
 
-    return _add(key, tree, sample)
+    leaves, treedef = jax.tree.flatten(tree)
+    leaves = [trees.at_least_float32(jnp.asarray(leaf)) for leaf in leaves]
+    each = [noised(keys.fold(key, index), leaf) for index, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, each)
+
+
+def _few_bits(sensitivity: Scalar) -> jax.Array:
+    """Rounds a width up to a number of few digits, whose multiples are floats."""
+    wide = jnp.asarray(sensitivity, jnp.float32) * np.float32(1 + _POSITION_ERROR)
+    digits, exponent = jnp.frexp(wide)
+    return jnp.ldexp(jnp.ceil(digits * 2.0**_STEP_BITS) * 2.0**-_STEP_BITS, exponent)
+
+
+def _geometric(key: PRNGKey, shape: tuple[int, ...], epsilon: jax.Array) -> jax.Array:
+    """Draws numbers k of probability proportional to `e^(−kε)`, int32.
+
+    The binary digits of such a number are independent, digit j being 1 with odds `e^(−2^j·ε)`:
+    rounded odds change the ratio of two probabilities by little, where the quotient of a rounded
+    exponential number and ε would change it by much of a small ε.
+    """
+
+    def with_digit(digit: jax.Array, number: jax.Array) -> jax.Array:
+        log_odds = jnp.ldexp(epsilon, digit)
+        is_one = _is_rare(jax.random.fold_in(key, digit), shape, log_odds)
+        return number + (is_one.astype(jnp.int32) << digit)
+
+    return jax.lax.fori_loop(0, _NUM_DIGITS, with_digit, jnp.zeros(shape, jnp.int32))
+
+
+def _is_rare(key: PRNGKey, shape: tuple[int, ...], log_odds: jax.Array) -> jax.Array:
+    """Draws booleans that are true with odds `e^(−log_odds)`, exact to 3e-7 of themselves.
+
+    A fair coin decides, but for a share of `tanh(log_odds/2)` of the draws that it makes true.
+    """
+    coin_key, share_key = jax.random.split(key)
+    coin = jax.random.bernoulli(coin_key, 0.5, shape)
+    kept, lost = draws.complements(share_key, shape)
+    most_kept, most_lost = _shares(log_odds)
+    # Either share is compared where it is small, and so exact.
+    return coin & jnp.where(log_odds > 1, kept < most_kept, lost >= most_lost)
+
+
+def _shares(log_odds: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Gives `1 − tanh(log_odds/2)`, exact relative to itself, and `tanh(log_odds/2)`, likewise."""
+    return 2 / (1 + jnp.exp(log_odds)), jnp.tanh(log_odds / 2)
 
 
 def staircase_stddev(epsilon: Scalar) -> jax.Array:

@@ -18,7 +18,7 @@ from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_m
 from fedjax_dp.privacy.calibration import rounded_up
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 from fedjax_dp.privacy.distributed import make_central_plan
-from fedjax_dp.privacy.mechanisms import Mechanism
+from fedjax_dp.privacy.mechanisms import Mechanism, StaircaseMultiplier
 from fedjax_dp.server.base import Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
 
@@ -169,19 +169,27 @@ def staircase_mean(
     """Builds the private mean with staircase noise on updates whose entries are cut off.
 
     Guarantee: unit of privacy is one client; one release on a given cohort is pure
-    `num_parameters/noise_multiplier`-DP under add/remove: for models of few parameters.
+    `num_parameters/noise_multiplier`-DP under add/remove: for models of few parameters. Entries are
+    rounded to multiples of about `clip_norm / 4096`, so that sums hold no rounding, and sums are
+    cut off 2,048 clip norms or more from zero.
 
     Args:
       structure: shapes of an update.
       clip_norm: bound on the absolute value of every entry of one client's update, above 0.
-      noise_multiplier: 1/ε of one entry, at least 0.
+      noise_multiplier: 1/ε of one entry, from 0 to 65,536.
       expected_cohort_size: the public divisor, above 0.
 
     Returns:
       The aggregator.
+
+    Raises:
+      ValueError: for a number out of its range.
     """
     staircase = partial(mechanisms.staircase, num_entries=trees.num_parameters(structure))
-    return private_mean(staircase, clip_norm, noise_multiplier, expected_cohort_size)
+    mean = private_mean(staircase, clip_norm, noise_multiplier, expected_cohort_size)
+    limits = {**RANGES, "noise_multiplier": StaircaseMultiplier}
+    ranges.check(mean.numbers, limits)
+    return mean._replace(ranges=limits)
 
 
 @checked
@@ -196,6 +204,7 @@ def bounded_laplace_mean(
 
     Guarantee: unit of privacy is one client; one release on a given cohort composes
     (1/noise_multiplier, entry_delta)-DP under add/remove over all parameters: for models of few.
+    Entries are rounded and sums are cut off as in `staircase_mean`.
 
     Args:
       structure: shapes of an update.

@@ -10,13 +10,14 @@ import pytest
 from marks import later, telling
 from scipy import stats
 
+from fedjax_dp.core import sums
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy import scalar_noise as sn
 from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.clipping import clip_entries
+from fedjax_dp.privacy.clipping import clip_entries, clip_entries_to_lattice, within_exact_sums
 
-ZEROS = jnp.zeros(1_000_000)
+ZEROS, FEWER_ZEROS = jnp.zeros(1_000_000), jnp.zeros(250_000)
 
 
 def staircase_cdf(x, epsilon, sensitivity, gamma):
@@ -42,7 +43,7 @@ def bounded_laplace_cdf(x, scale, largest):
     later([(1.0, None), (5.0, None), (0.5, 0.3)], but=[(0.5, 0.3)], mark=telling),
 )
 def test_staircase_law_accepts_the_right_scale_and_rejects_three_percent_off(epsilon, flatness):
-    noised = sn.add_staircase(jax.random.key(0), ZEROS, epsilon, 2.0, flatness=flatness)
+    noised = sn.add_staircase(jax.random.key(0), FEWER_ZEROS, epsilon, 2.0, flatness=flatness)
     draws = np.asarray(noised, np.float64)
     gamma = 1 / (1 + np.exp(epsilon / 2)) if flatness is None else flatness
     assert stats.kstest(draws, staircase_cdf, args=(epsilon, 2.0, gamma)).pvalue > 1e-3
@@ -56,7 +57,7 @@ def test_staircase_law_accepts_the_right_scale_and_rejects_three_percent_off(eps
 )
 def test_staircase_beats_laplace_by_the_published_error(epsilon, expected):
     # secure_aggregation.md §11 (5): E|X| = Δ e^(ε/2)/(e^ε − 1) at the best γ; Laplace has Δ/ε.
-    draws = np.asarray(sn.add_staircase(jax.random.key(1), ZEROS, epsilon, 1.0), np.float64)
+    draws = np.asarray(sn.add_staircase(jax.random.key(1), FEWER_ZEROS, epsilon, 1.0), np.float64)
     exact = np.exp(epsilon / 2) / np.expm1(epsilon)
     assert exact == pytest.approx(expected, abs=6e-5)
     assert np.abs(draws).mean() == pytest.approx(exact, rel=0.01)
@@ -82,11 +83,13 @@ def test_bounded_laplace_law_accepts_the_right_scale_and_rejects_three_percent_o
 def test_histograms_on_neighbours_differ_by_no_more_than_epsilon(epsilon):
     bins = np.arange(-3, 4.25, 0.25)
     counts = [
-        np.histogram(np.asarray(sn.add_staircase(jax.random.key(i), ZEROS + x, epsilon, 1.0)), bins)
+        np.histogram(
+            np.asarray(sn.add_staircase(jax.random.key(i), FEWER_ZEROS + x, epsilon, 1.0)), bins
+        )
         for i, x in enumerate((0.0, 1.0))
     ]
     a, b = (c[0].astype(float) for c in counts)
-    enough = (a > 2000) & (b > 2000)
+    enough = (a > 500) & (b > 500)
     ratio = np.abs(np.log(a[enough] / b[enough]))
     slack = 5 * np.sqrt(1 / a[enough] + 1 / b[enough])
     assert enough.sum() > 5 and np.all(ratio <= epsilon + slack) and ratio.max() > 0.9 * epsilon
@@ -149,7 +152,7 @@ def test_bad_arguments_are_named(call, message):
 
 @pytest.mark.parametrize("epsilon", later([0.5, 3.0, 8.0], but=[3.0]))
 def test_the_stated_deviation_is_that_of_the_draws(epsilon):
-    draws = np.asarray(sn.add_staircase(jax.random.key(5), ZEROS, epsilon, 2.0), np.float64)
+    draws = np.asarray(sn.add_staircase(jax.random.key(5), FEWER_ZEROS, epsilon, 2.0), np.float64)
     fourth = np.mean(draws**4)
     error = np.sqrt((fourth - np.mean(draws**2) ** 2) / draws.size)
     stated = 2.0 * float(sn.staircase_stddev(epsilon))
@@ -158,9 +161,9 @@ def test_the_stated_deviation_is_that_of_the_draws(epsilon):
 
 def test_the_mechanism_bounds_entries_and_pays_for_all_of_them():
     mechanism = mechanisms.staircase(0.5, 2.0, num_entries=3)
-    tree = {"a": jnp.array([0.2, -7.0]), "b": jnp.array([1.0])}
+    tree = {"a": jnp.array([0.25, -7.0]), "b": jnp.array([1.0])}
     clipped, largest = mechanism.clip(tree)
-    np.testing.assert_allclose(clipped["a"], [0.2, -0.5])
+    np.testing.assert_allclose(clipped["a"], [0.25, -0.5])
     np.testing.assert_allclose(clipped["b"], [0.5])
     assert largest == 7.0
     assert mechanism.sensitivity.l2 == pytest.approx(0.5 * np.sqrt(3))
@@ -174,11 +177,11 @@ def test_the_mechanism_bounds_entries_and_pays_for_all_of_them():
 
 
 def test_the_mechanism_adds_the_noise_of_one_entrys_bound():
-    mechanism = mechanisms.staircase(0.5, 0.25, num_entries=ZEROS.size)
-    noise = np.abs(np.asarray(mechanism.add_noise(jax.random.key(6), ZEROS), np.float64))
+    mechanism = mechanisms.staircase(0.5, 0.25, num_entries=FEWER_ZEROS.size)
+    noise = np.abs(np.asarray(mechanism.add_noise(jax.random.key(6), FEWER_ZEROS), np.float64))
     # E|X| = Δ e^{ε/2}/(e^ε − 1) with Δ = 1/2 and ε = 4.
     expected = 0.5 * np.exp(2) / np.expm1(4)
-    assert np.mean(noise) == pytest.approx(expected, abs=5 * np.std(noise) / 1000)
+    assert np.mean(noise) == pytest.approx(expected, abs=5 * np.std(noise) / 500)
     assert float(mechanism.noise_stddev) == pytest.approx(np.sqrt(np.mean(noise**2)), rel=0.01)
 
 
@@ -330,3 +333,96 @@ def test_no_noise_and_bad_numbers_of_bounded_laplace():
         bounded(entry_delta=0.5)
     with pytest.raises(ValueError, match="number of entries in the sum must be 4"):
         bounded(num_entries=4).add_noise(jax.random.key(0), tree)
+
+
+@pytest.mark.parametrize("clip_norm", later([0.1, 3e-7], but=[0.1]))
+@pytest.mark.parametrize("name", ["staircase", "bounded_laplace"])
+def test_a_unit_moves_a_sum_by_its_bound_and_not_by_a_rounding_more(name, clip_norm):
+    """A density that drops in steps, or ends, charges nothing for what is beyond one step."""
+    options = {"entry_delta": 1e-4} if name == "bounded_laplace" else {}
+    mechanism = getattr(mechanisms, name)(clip_norm, 1.0, num_entries=40, **options)
+    updates = 2 * clip_norm * np.random.default_rng(0).normal(size=(500, 40)).astype(np.float32)
+    updates[:, ::4] = np.abs(updates[:, ::4])
+
+    @jax.jit
+    def sums_without(places):
+        kept = jax.vmap(lambda x: mechanism.clip(x)[0])(jnp.asarray(updates))
+        without = jax.lax.map(lambda at: _both_sums(kept.at[at].set(0)), places)
+        return kept, _both_sums(kept), without
+
+    places = np.arange(0, 500, 25)
+    kept, total, without = (np.asarray(x, np.float64) for x in sums_without(places))
+    moved = total - without
+    assert np.max(np.abs(moved)) <= np.float64(np.float32(clip_norm))
+    np.testing.assert_array_equal(moved, np.stack([kept[places]] * 2, axis=1))
+    assert np.max(np.abs(kept - np.clip(updates, -clip_norm, clip_norm))) <= clip_norm / 4096
+
+
+def _both_sums(contributions):
+    """Added plainly, and as rounds add them."""
+    kept = sums.value(sums.over_first_axis(contributions))
+    return jnp.stack([jnp.sum(contributions, axis=0), kept])
+
+
+@pytest.mark.parametrize("bound", [1e-3, 0.7, 5.0])
+def test_sums_that_would_be_rounded_are_cut_off(bound):
+    limit = float(np.max(clip_entries_to_lattice(jnp.float32([1e9]), bound)[0]))
+    assert bound * (1 - 2**-12) <= limit <= np.float32(bound)
+    far = jnp.float32([1e6 * bound, -1e6 * bound, 2000 * limit])
+    cut = np.asarray(within_exact_sums(far, bound), np.float64)
+    assert 2048 * bound <= cut[0] <= 4096 * bound and cut[1] == -cut[0] and cut[2] == far[2]
+    np.testing.assert_array_equal(within_exact_sums(far, np.inf), far)
+    for none in (0.0, -1.0, np.nan, 1e-35):
+        nothing, _ = jax.jit(clip_entries_to_lattice)(jnp.ones(3), jnp.float32(none))
+        np.testing.assert_array_equal(nothing, np.zeros(3))
+
+
+def test_edges_of_steps_are_floats_and_no_nearer_than_the_sensitivity():
+    for sensitivity in (0.1, 1.0, 2 / 3, 1e-12, 12345.678, 0.9999999):
+        width = np.float64(sn._few_bits(sensitivity))
+        exact = np.float64(np.float32(sensitivity))
+        assert exact * (1 + 2.0**-21) <= width <= exact * (1 + 2.0**-11 + 2.0**-19)
+        for digits in (1, 3, 4095, 4095 << 12):
+            assert np.float64(np.float32(digits) * np.float32(width)) == digits * width
+
+
+@pytest.mark.parametrize("log_odds", [2.0**-16, 2.0**-9, 0.1, 0.999])
+def test_small_odds_of_a_digit_are_exact_to_their_last_places(log_odds):
+    _, lost = sn._shares(jnp.float32(log_odds))
+    assert float(lost) == pytest.approx(np.tanh(np.float64(np.float32(log_odds)) / 2), rel=3e-7)
+
+
+@pytest.mark.parametrize("log_odds", [1.001, 5.0, 20.0, 60.0])
+def test_large_odds_of_a_digit_are_exact_to_their_last_places(log_odds):
+    kept, _ = sn._shares(jnp.float32(log_odds))
+    assert float(kept) == pytest.approx(
+        2 / (1 + np.exp(np.float64(np.float32(log_odds)))), rel=4e-7
+    )
+
+
+@pytest.mark.parametrize("epsilon", [2.0**-9, 0.3])
+def test_numbers_of_steps_are_geometric(epsilon):
+    steps = np.asarray(sn._geometric(jax.random.key(3), (200_000,), jnp.float32(epsilon)))
+    assert steps.min() == 0
+    chance = -np.expm1(-epsilon)
+    edges = np.unique(stats.geom.ppf(np.linspace(0, 1, 41)[1:-1], chance)) - 1
+    expected = np.diff(np.concatenate([[0], stats.geom.cdf(edges + 1, chance), [1]]))
+    counts = np.histogram(steps, np.concatenate([[-0.5], edges + 0.5, [np.inf]]))[0]
+    assert stats.chisquare(counts, expected * steps.size).pvalue > 1e-3
+    wrong = -np.expm1(-epsilon * 1.03)
+    off = np.diff(np.concatenate([[0], stats.geom.cdf(edges + 1, wrong), [1]]))
+    assert stats.chisquare(counts, off * steps.size).pvalue < 1e-6
+
+
+def test_noise_of_more_steps_than_can_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="noise_multiplier must be at least 0 and at most 65536"):
+        mechanisms.staircase(1.0, 1e5, num_entries=3)
+    with pytest.raises(ValueError, match="epsilon must be at least 2\\^-16"):
+        sn.add_staircase(jax.random.key(0), ZEROS, 1e-5, 1.0)
+
+    def release(multiplier):
+        mechanism = mechanisms.staircase(1.0, multiplier, num_entries=3)
+        return mechanism.add_noise(jax.random.key(0), jnp.ones(3))
+
+    np.testing.assert_array_equal(jax.jit(release)(1e5), np.zeros(3))
+    assert np.all(np.abs(np.asarray(jax.jit(release)(6e4))) > 1)
