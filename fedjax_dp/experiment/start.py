@@ -19,7 +19,12 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.rows import Rows, kept_in
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import Experiment
-from fedjax_dp.experiment.config import Config, CorrelatedGaussianLevel, RunSection
+from fedjax_dp.experiment.config import (
+    BoundedLaplaceLevel,
+    Config,
+    CorrelatedGaussianLevel,
+    RunSection,
+)
 from fedjax_dp.experiment.folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
@@ -265,7 +270,8 @@ def _require_extensible(config: Config, planned: int) -> None:
     for unit in privacy.units:
         level = getattr(privacy, unit)
         is_free = level.noise_multiplier is not None
-        is_free &= not isinstance(level, CorrelatedGaussianLevel)
+        # The former ties rounds together; the latter spends δ of all rounds on its range.
+        is_free &= not isinstance(level, CorrelatedGaussianLevel | BoundedLaplaceLevel)
         rule = f"be {planned}: the noise was made for so many, and spends privacy.{unit}.epsilon"
         checks.require(is_free, "run.rounds", rule, config.run.rounds)
     rule = f"be {planned}, which {name} was planned for"

@@ -1,0 +1,72 @@
+"""A run that is resumed for more rounds keeps every noise that was drawn, or is refused."""
+
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from marks import later
+
+import fedjax_dp as fdp
+from fedjax_dp.experiment import start
+from fedjax_dp.experiment.config import (
+    BoundedLaplaceLevel,
+    ClientLevel,
+    Config,
+    GaussianLevel,
+    LaplaceLevel,
+)
+from fedjax_dp.experiment.mechanism import Setting, client_aggregator
+from fedjax_dp.server.base import RoundKey
+
+KINDS = typing.get_args(typing.get_args(ClientLevel)[0])
+CASES = [
+    *[(kind, {}, relation) for kind in KINDS for relation in ("zero_out", "replace_one")],
+    (GaussianLevel, {"adaptive_clipping": True}, "zero_out"),
+]
+QUICK = [case for case in CASES if case[0] in (LaplaceLevel, BoundedLaplaceLevel)]
+STRUCTURE = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
+
+
+def first_release(level, relation, num_rounds):
+    """What the first round of a run of some length releases for clients that send nothing."""
+    cohorts = fdp.participation(fdp.fixed_size(), 10, cohort_size=2)
+    setting = Setting(cohorts, STRUCTURE, num_rounds, {"accountant": "rdp", "relation": relation})
+    mean = client_aggregator(level, setting)
+    key = RoundKey(jax.random.key(1), jax.random.key(2))
+    state, zeros = mean.init(STRUCTURE), {"w": jnp.zeros(3)}
+    sent = mean.contribute(state, mean.numbers, zeros, 1.0, None)
+    for encode in mean.encoders:
+        sent = encode(state, mean.numbers, sent, key.public, jax.random.key(3))
+    return np.asarray(mean.combine(state, mean.numbers, sent, key)[1]["w"])
+
+
+def may_be_extended(level):
+    config = Config.model_validate(
+        {
+            "privacy": {"unit": "client", "client": level.model_dump()},
+            "algorithm": {"name": "dp_fedavg"},
+            "run": {"rounds": 40},
+        }
+    )
+    try:
+        start._require_extensible(config, 4)
+    except ValueError as refused:
+        assert "run.rounds must be 4" in str(refused)
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("kind", "options", "relation"), later(CASES, but=QUICK))
+def test_extending_a_run_changes_no_noise_that_was_drawn(kind, options, relation):
+    level = kind(noise_multiplier=1.0, epsilon=None, **options)
+    short, long = (first_release(level, relation, num_rounds) for num_rounds in (4, 40))
+    assert np.any(short != 0)
+    if may_be_extended(level):
+        np.testing.assert_array_equal(short, long)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_that_was_calibrated_to_a_number_of_rounds_is_not_extended(kind):
+    assert not may_be_extended(kind(noise_multiplier=None, epsilon=8.0))
