@@ -453,10 +453,9 @@ CASES: dict[str, Case] = {
                 model=lambda: model(),
                 params=lambda: model().init(KEY),
                 client=lambda: one_client(),
-                **({"bound": 1.0} if name == "mean_clipped_loss" else {}),
             ),
         )
-        for name in ("mean_loss", "mean_accuracy", "mean_clipped_loss", "accuracy_of")
+        for name in ("mean_loss", "accuracy_of", "whole_score")
     },
     # Data.
     "example_structure": Case(data.example_structure, given(data=lambda: store())),
@@ -683,7 +682,10 @@ CASES: dict[str, Case] = {
     ),
     "published_batch_sizes": Case(privacy.published_batch_sizes, given(num_clients=20)),
     "published_budgets": Case(privacy.published_budgets, given(name="Dist1", num_clients=20)),
-    "loss_score": Case(privacy.loss_score, given(losses=jnp.ones(4), is_real=IS_REAL, bound=1.0)),
+    "score_units": Case(privacy.score_units, given(limit=100)),
+    "summed_scores": Case(
+        privacy.summed_scores, given(scores=jnp.ones(4), is_real=IS_REAL, largest=1.0, units=8)
+    ),
     "make_adaptive_clipping": Case(privacy.make_adaptive_clipping, given(expected_cohort_size=3.0)),
     "make_clipping": Case(privacy.make_clipping, given()),
     "sensitivity_of_sum": Case(privacy.sensitivity_of_sum, given(bound=1.0)),

@@ -22,10 +22,9 @@ from fedjax_dp.clients.selection import (
     Choice,
     accuracy_of,
     exact_choice,
-    mean_accuracy,
-    mean_clipped_loss,
     mean_loss,
     private_choice,
+    whole_score,
 )
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.sparsification import sparsify
@@ -63,8 +62,6 @@ __all__ = [
     "exact_choice",
     "keep_largest",
     "local_trainer",
-    "mean_accuracy",
-    "mean_clipped_loss",
     "mean_loss",
     "plain",
     "private_choice",
@@ -76,4 +73,5 @@ __all__ = [
     "sparsify",
     "towards",
     "update_transform",
+    "whole_score",
 ]

@@ -1,6 +1,7 @@
 """How well a model fits a client's data, for clients that choose among models."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +10,13 @@ from chex import PRNGKey
 from dp_accounting import ComposedDpEvent, DpEvent
 
 from fedjax_dp.clients.base import ClientData, PublicClient
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, sums
 from fedjax_dp.core.ranges import Positive, PositiveNumbers
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordEvent
-from fedjax_dp.privacy.selection import select, selection_event
+from fedjax_dp.privacy.selection import score_units, select, selection_event, summed_scores
 
 SCORES = ("accuracy", "loss")
 # The numbers of a private choice.
@@ -37,32 +38,8 @@ def mean_loss(
     Returns:
       A float32 scalar; 0 for a client without examples. Not private.
     """
-    return _mean(lambda batch: model.losses(params, batch)[0], client, block_size)
-
-
-@checked
-def mean_accuracy(
-    model: Model, params: PyTree, client: ClientData | PublicClient, *, block_size: int = 128
-) -> jax.Array:
-    """Computes a model's share of correct predictions over a client's examples.
-
-    Guarantee: every example counts for at most one, so that replacing one of n moves the result by
-    at most 1/n, and adding or removing one by at most 1/n of the larger n.
-
-    Args:
-      model: a model with an accuracy.
-      params: its parameters.
-      client: the client's data.
-      block_size: examples that are computed at once; bounds memory, changes nothing else.
-
-    Returns:
-      A float32 scalar in [0, 1]; 0 for a client without examples. Not private.
-
-    Raises:
-      ValueError: for a model without an accuracy.
-    """
-    predictions = _predictions(model, params)
-    return _mean(lambda batch: jnp.clip(predictions(batch)[0], 0.0, 1.0), client, block_size)
+    total = _sum(lambda batch: model.losses(params, batch)[0], client, block_size, ())
+    return total / jnp.maximum(client.size, 1)
 
 
 @checked
@@ -71,8 +48,8 @@ def accuracy_of(
 ) -> jax.Array:
     """Computes a model's accuracy on a client's data as an evaluation does.
 
-    That is predictions that are right over all that count: other than `mean_accuracy` where an
-    example has several, such as the tokens of a text, or none, such as one whose label is left out.
+    That is predictions that are right over all that count, of which an example may have several,
+    such as the tokens of a text, or none, such as one whose label is left out.
 
     Guarantee: none.
 
@@ -120,44 +97,6 @@ def _predictions(model: Model, params: PyTree) -> Callable[[PyTree], tuple[Any, 
     return of_batch
 
 
-@checked
-def mean_clipped_loss(
-    model: Model,
-    params: PyTree,
-    client: ClientData | PublicClient,
-    bound: PositiveNumbers,
-    *,
-    block_size: int = 128,
-) -> jax.Array:
-    """Computes the mean of a client's losses, each of them clipped on its own.
-
-    Guarantee: replacing one of n examples moves the result by at most `bound / n`; clipping the
-    mean instead would leave it unbounded.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      client: the client's data.
-      bound: the largest loss that counts, above 0.
-      block_size: examples that are computed at once; bounds memory, changes nothing else.
-
-    Returns:
-      A float32 scalar in [0, bound]; 0 for a client without examples. Not private.
-    """
-
-    def clipped(batch):
-        losses, _ = model.losses(params, batch)
-        return jnp.clip(jnp.where(jnp.isnan(losses), bound, losses), 0.0, bound)
-
-    return _mean(clipped, client, block_size)
-
-
-def _mean(
-    values_of: Callable[[PyTree], jax.Array], client: ClientData | PublicClient, block_size: int
-) -> jax.Array:
-    return _sum(values_of, client, block_size, ()) / jnp.maximum(client.size, 1)
-
-
 def _sum(
     values_of: Callable[[PyTree], jax.Array],
     client: ClientData | PublicClient,
@@ -165,15 +104,31 @@ def _sum(
     shape: tuple[int, ...],
 ) -> jax.Array:
     """Sums `values_of`, `[*shape, examples]` of a batch, over a client's examples."""
+
+    def sum_of(values: jax.Array, is_real: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(is_real, values, 0.0), axis=-1)
+
+    start = jnp.zeros(shape, jnp.float32)
+    return _over_blocks(
+        lambda *block: sum_of(values_of(block[0]), block[1]), client, block_size, start
+    )
+
+
+def _over_blocks(
+    sum_of: Callable[[PyTree, jax.Array], jax.Array],
+    client: ClientData | PublicClient,
+    block_size: int,
+    start: jax.Array,
+) -> jax.Array:
+    """Adds up `sum_of`, `(batch, is_real) -> sum`, over blocks of a client's examples."""
     block = min(block_size, client.limit)
 
     def body(i, total):
         rows = i * block + jnp.arange(block)
-        values = values_of(client.gather(rows))
-        return total + jnp.sum(jnp.where(rows < client.size, values, 0.0), axis=-1)
+        return sums.add(total, sum_of(client.gather(rows), rows < client.size))
 
-    start = jnp.zeros(shape, jnp.float32)
-    return jax.lax.fori_loop(0, -(-client.size // block), body, start)
+    total = jax.lax.fori_loop(0, -(-client.size // block), body, sums.zeros_like(start))
+    return sums.value(total)
 
 
 class Choice(NamedTuple):
@@ -216,6 +171,51 @@ def trained_and_chosen(train_event: RecordEvent, choice: Choice) -> RecordEvent:
 
 
 @checked
+def whole_score(
+    model: Model,
+    params: PyTree,
+    client: ClientData | PublicClient,
+    *,
+    score: str = "accuracy",
+    loss_bound: PositiveNumbers | None = None,
+    block_size: int = 128,
+) -> jax.Array:
+    """Sums how well a model fits a client's examples, in whole units, for a private choice.
+
+    Guarantee: replacing one example moves the result by at most `score_units(client.limit)`,
+    exactly, whatever the number of examples: there is no rounding.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      client: the client's data.
+      score: "accuracy", or "loss" for minus the sum of clipped losses.
+      loss_bound: the largest loss that counts, above 0; not read for accuracy.
+      block_size: examples that are computed at once; bounds memory, changes nothing else.
+
+    Returns:
+      An int32 scalar, larger is better; the largest score of one example is
+      `score_units(client.limit)`, or 0 for losses. 0 for a client without examples. Not private.
+
+    Raises:
+      ValueError: for an unknown score, or accuracy of a model that has none.
+    """
+    checks.one_of("score", score, SCORES)
+    units = score_units(client.limit)
+    if score == "accuracy":
+        predictions, largest, sign = _predictions(model, params), 1.0, 1
+        scores_of = lambda batch: predictions(batch)[0]  # noqa: E731
+    else:
+        scores_of = lambda batch: model.losses(params, batch)[0]  # noqa: E731
+        largest, sign = loss_bound, -1
+
+    def sum_of(batch: PyTree, is_real: jax.Array) -> jax.Array:
+        return summed_scores(scores_of(batch), is_real, largest, units)
+
+    return sign * _over_blocks(sum_of, client, block_size, jnp.int32(0))
+
+
+@checked
 def exact_choice(model: Model) -> Choice:
     """Takes the model of smallest exact training loss; nothing protects the choice.
 
@@ -243,7 +243,8 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
 
     Guarantee: unit of privacy is one record of the client; ε-DP and ε²/8-zCDP under add/remove,
     zero-out and replace-one, since the sensitivity `1/(n - 1)`, or `loss_bound/(n - 1)`, bounds all
-    three; n, the client's number of examples, is public.
+    three; n, the client's number of examples, is public. Scores are whole numbers
+    (`whole_score`).
 
     Args:
       model: what is trained.
@@ -264,19 +265,16 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
     def event(numbers):
         return selection_event(numbers["selection_epsilon"])
 
-    def score_of(params, client, numbers):
-        if score == "accuracy":
-            return mean_accuracy(model, params, client)
-        return -mean_clipped_loss(model, params, client, numbers["loss_bound"])
-
     def choose(key, models, client, is_offered, numbers):
         # Which mechanism reads is what is compared with what is charged; its ε is not looked at.
         client = client.read_by("a private choice", lambda size, config: selection_event(1.0))
-        scores = jax.lax.map(lambda params: score_of(params, client, numbers), models)
-        bound = 1.0 if score == "accuracy" else numbers["loss_bound"]
-        sensitivity = bound / jnp.maximum(client.size - 1, 1)
+        score_of = partial(whole_score, model, score=score, loss_bound=numbers.get("loss_bound"))
+        scores = jax.lax.map(lambda params: score_of(params, client), models)
+        # Of a mean over n examples, whose sensitivity is 1/(n - 1) of the largest score.
+        size = client.size.astype(jnp.float32)
+        sensitivity = score_units(client.limit) * size / jnp.maximum(size - 1, 1)
         epsilon = numbers["selection_epsilon"]
-        return select(key, scores, epsilon, sensitivity, is_offered=is_offered)
+        return select(key, scores, epsilon, jnp.maximum(sensitivity, 1), is_offered=is_offered)
 
     return Choice(choose, event)
 

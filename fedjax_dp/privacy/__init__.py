@@ -63,9 +63,10 @@ from fedjax_dp.privacy.scalar_noise import (
 )
 from fedjax_dp.privacy.selection import (
     BoundedRangeDpEvent,
-    loss_score,
+    score_units,
     select,
     selection_event,
+    summed_scores,
 )
 
 __all__ = [
@@ -105,7 +106,6 @@ __all__ = [
     "gaussian",
     "inverse_variance_weights",
     "laplace",
-    "loss_score",
     "make_adaptive_clipping",
     "make_central_plan",
     "make_clipping",
@@ -117,11 +117,13 @@ __all__ = [
     "published_batch_sizes",
     "published_budgets",
     "sampled_event",
+    "score_units",
     "select",
     "selection_event",
     "sensitivity_of_sum",
     "separation_scores",
     "staircase",
+    "summed_scores",
     "unclipped_gradient_variance",
     "update_variance",
 ]

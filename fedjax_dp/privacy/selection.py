@@ -101,7 +101,8 @@ def select(
 
     Args:
       key: used for this choice and nothing else.
-      scores: `[choices]` floats, larger is better. A score that is not a number is the worst.
+      scores: `[choices]` floats, larger is better; or integers of one sign, which are subtracted
+        without rounding (`summed_scores`). A score that is not a number is the worst.
       epsilon: at least 0; may be traced. 0 chooses uniformly, inf takes the best (ties at
         random). A traced value below 0 or nan counts as 0.
       sensitivity: above 0, in units of the scores; may be traced.
@@ -113,13 +114,18 @@ def select(
 
     Source: McSherry and Talwar 2007; Durfee and Rogers 2019 (Gumbel noise).
     """
-    scores = jnp.asarray(scores, jnp.float32)
-    scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
-    scores = jnp.clip(scores, jnp.finfo(jnp.float32).min / 4, jnp.finfo(jnp.float32).max / 4)
+    scores = jnp.asarray(scores)
+    if not jnp.issubdtype(scores.dtype, jnp.integer):
+        scores = scores.astype(jnp.float32)
+        scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+        scores = jnp.clip(scores, jnp.finfo(jnp.float32).min / 4, jnp.finfo(jnp.float32).max / 4)
+    least = jnp.iinfo if jnp.issubdtype(scores.dtype, jnp.integer) else jnp.finfo
     epsilon = jnp.where(jnp.asarray(epsilon) > 0, epsilon, 0.0)
     if is_offered is None:
         is_offered = jnp.ones(scores.shape, bool)
-    behind = scores - jnp.max(scores, where=is_offered, initial=jnp.finfo(jnp.float32).min)
+    best = jnp.max(scores, where=is_offered, initial=least(scores.dtype).min)
+    # What is not offered may be better; it must not overflow.
+    behind = (jnp.minimum(scores, best) - best).astype(jnp.float32)
     # Multiplying instead of dividing the noise keeps both ends, ε = 0 and ε = inf, defined.
     logits = jnp.where((behind == 0) | (epsilon == 0), 0.0, behind * epsilon / (2 * sensitivity))
     noisy = logits + draws.gumbel(key, scores.shape)
@@ -151,21 +157,43 @@ def selection_event(epsilon: float) -> DpEvent:
 
 
 @checked
-def loss_score(losses: jax.Array, is_real: jax.Array, bound: PositiveNumbers) -> jax.Array:
-    """Scores a model by minus the mean loss, each example's loss clipped on its own.
-
-    Guarantee: replacing one example moves the score by at most `bound / n` for n real examples;
-    clipping the mean instead would leave it unbounded.
+def score_units(limit: int) -> int:
+    """Chooses how many whole units the largest score of one example stands for.
 
     Args:
-      losses: `[examples]`; a loss that is not a number counts as `bound`.
-      is_real: `[examples]`, bool; false for padding.
-      bound: the largest loss that counts, above 0; may be traced.
+      limit: the largest number of examples whose scores are summed, at least 1.
 
     Returns:
-      A scalar in [-bound, 0]; 0 where there is no real example.
+      A power of two, at most 2^20; `limit` times it fits into int32.
+
+    Raises:
+      ValueError: if `limit` is not an integer from 1 to 2^31 - 1.
     """
-    losses = jnp.asarray(losses, jnp.float32)
-    losses = jnp.clip(jnp.where(jnp.isnan(losses), bound, losses), 0, bound)
-    count = jnp.sum(is_real)
-    return -jnp.sum(jnp.where(is_real, losses, 0)) / jnp.maximum(count, 1)
+    checks.whole("limit", limit)
+    return 1 << min(20, int(np.iinfo(np.int32).max // limit).bit_length() - 1)
+
+
+@checked
+def summed_scores(
+    scores: jax.Array, is_real: jax.Array, largest: PositiveNumbers, units: int
+) -> jax.Array:
+    """Sums scores of examples as whole numbers, each of them clipped on its own.
+
+    A float32 sum of n scores is rounded by up to n·2^-24 of the largest score, which with a million
+    examples is 6 % of what one of them may change. Whole numbers are added without rounding.
+
+    Guarantee: replacing one example moves the sum by at most `units`, exactly, for any scores.
+    Clipping a mean instead would leave it unbounded.
+
+    Args:
+      scores: `[..., examples]`; one that is not a number counts as `largest`.
+      is_real: bool, of the same shape or one that broadcasts to it; false for padding.
+      largest: the largest score that counts, above 0; may be traced.
+      units: what `largest` stands for, of `score_units`.
+
+    Returns:
+      `[...]`, int32, at least 0.
+    """
+    share = jnp.clip(jnp.asarray(scores, jnp.float32) / largest, 0.0, 1.0)
+    whole = jnp.round(jnp.where(jnp.isnan(share), 1.0, share) * units).astype(jnp.int32)
+    return jnp.sum(jnp.where(is_real, whole, 0), axis=-1)

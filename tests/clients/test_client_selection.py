@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import make_model, private_trainer, theta_of
+from marks import later
 from oracles import logistic
 from scipy.stats import chisquare
 
@@ -13,13 +14,13 @@ from fedjax_dp.clients import (
     ClientData,
     accuracy_of,
     exact_choice,
-    mean_accuracy,
-    mean_clipped_loss,
     mean_loss,
     private_choice,
+    whole_score,
 )
 from fedjax_dp.data import FederatedData
 from fedjax_dp.evaluation.evaluate import shared_evaluator
+from fedjax_dp.privacy import score_units
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 7, 128])
@@ -65,20 +66,15 @@ def three_models():
 def test_accuracies_are_counted(block_size):
     models, client = three_models()
     model = make_model()
-    found = [
-        mean_accuracy(
-            model, jax.tree.map(lambda p, m=m: p[m], models), client, block_size=block_size
-        )
-        for m in range(3)
-    ]
-    np.testing.assert_allclose(found, [1.0, 6 / 9, 3 / 9], rtol=1e-6)
     params = [jax.tree.map(lambda p, m=m: p[m], models) for m in range(3)]
+    found = [accuracy_of(model, p, client, block_size=block_size) for p in params]
+    np.testing.assert_allclose(found, [1.0, 6 / 9, 3 / 9], rtol=1e-6)
     # With one prediction an example there is no difference.
-    again = [accuracy_of(model, p, client, block_size=block_size) for p in params]
-    np.testing.assert_array_equal(found, again)
-    nobody = client.replace(size=jnp.int32(0))
-    for count in (mean_accuracy, accuracy_of):
-        assert count(model, model.init(jax.random.key(0)), nobody) == 0
+    whole = [whole_score(model, p, client, block_size=block_size) for p in params]
+    np.testing.assert_array_equal(whole, np.array([9, 6, 3]) * score_units(client.limit))
+    empty = client.replace(size=jnp.int32(0))
+    for count in (whole_score, accuracy_of):
+        assert count(model, model.init(jax.random.key(0)), empty) == 0
 
 
 @pytest.mark.parametrize("block_size", [2, 128])
@@ -99,24 +95,40 @@ def test_an_accuracy_is_that_of_predictions_and_that_of_evaluations(block_size):
 
 
 @pytest.mark.parametrize("value", [0.0, 1e30, np.inf, np.nan])
-def test_one_example_moves_a_score_by_no_more_than_its_sensitivity(value):
+@pytest.mark.parametrize("score", ["accuracy", "loss"])
+def test_one_example_moves_a_score_by_no_more_than_its_sensitivity(score, value):
     """Replaced, added or removed, whatever the example is."""
     models, client = three_models()
-    params, model, bound = jax.tree.map(lambda p: p[0], models), make_model(), 2.0
+    params, model = jax.tree.map(lambda p: p[0], models), make_model()
     x, y = (np.asarray(client.examples[k]) for k in ("x", "y"))
-    replaced, fewer = x.copy(), choosing_client(x[:-1], y[:-1])
+    replaced = x.copy()
     replaced[-1] = value
-    n = len(y)
-    for score, most in (
-        (lambda c: mean_accuracy(model, params, c), 1.0),
-        (lambda c: mean_clipped_loss(model, params, c, bound), bound),
-    ):
-        before = float(score(client))
-        assert np.isfinite(before)
-        for other in (choosing_client(replaced, y), choosing_client(replaced, 1 - y), fewer):
-            same = other is fewer or np.array_equal(other.examples["y"], y)
-            reach = most / (n - 1) if same else most
-            assert abs(float(score(other)) - before) <= reach * (1 + 1e-6)
+
+    def total(client):
+        return int(whole_score(model, params, client, score=score, loss_bound=2.0))
+
+    others = [(replaced, y), (x[:-1], y[:-1]), (replaced, np.append(y[:-1], 1 - y[-1]))]
+    for other in others:
+        assert abs(total(choosing_client(*other)) - total(client)) <= score_units(client.limit)
+
+
+@pytest.mark.parametrize("num_examples", later([20_000, 1_000_000], but=[20_000]))
+def test_one_of_many_examples_moves_a_score_by_no_more_than_its_sensitivity(num_examples):
+    """Sums in float32 would move by 1.0013 and by 1.05 of it."""
+    model = make_model()._replace(loss_fn=lambda outputs, batch: batch["y"] + 0 * outputs)
+    params, x = model.init(jax.random.key(0)), jnp.zeros((num_examples, 3))
+    y = np.random.default_rng(0).uniform(0.3, 1, num_examples).astype(np.float32)
+
+    @jax.jit
+    def total(y):
+        client = choosing_client(x, y, num_examples)
+        return whole_score(model, params, client, score="loss", loss_bound=1.0, block_size=4096)
+
+    for place in range(0, num_examples, num_examples // 4):
+        ends = [int(total(jnp.asarray(y).at[place].set(end))) for end in (0.0, 1.0)]
+        assert ends[0] - ends[1] == score_units(num_examples)
+    exact = -float(np.sum(y.astype(np.float64)))
+    assert int(total(jnp.asarray(y))) / score_units(num_examples) == pytest.approx(exact, rel=1e-4)
 
 
 def test_private_choices_have_the_frequencies_of_the_exponential_mechanism():

@@ -190,24 +190,33 @@ def test_choices_compose_with_training_by_distributions():
     assert again.epsilon(1e-5, "pld") == found
 
 
-def test_loss_scores_clip_each_example():
-    losses = jnp.asarray([0.5, 9.0, jnp.nan, jnp.inf, -1.0, 100.0])
+def test_summed_scores_clip_each_example():
+    scores = jnp.asarray([0.5, 9.0, jnp.nan, jnp.inf, -1.0, 100.0])
     is_real = jnp.asarray([True, True, True, True, True, False])
-    got = selection.loss_score(losses, is_real, 2.0)
-    assert float(got) == pytest.approx(-(0.5 + 2 + 2 + 2 + 0) / 5)
-    assert float(selection.loss_score(losses, jnp.zeros(6, bool), 2.0)) == 0
+    got = selection.summed_scores(scores, is_real, 2.0, 1024)
+    assert got.dtype == jnp.int32 and int(got) == 256 + 3 * 1024
+    assert int(selection.summed_scores(scores, jnp.zeros(6, bool), 2.0, 1024)) == 0
 
 
-def test_replacing_one_example_moves_the_score_by_no_more_than_stated():
-    rng = np.random.default_rng(0)
-    losses, bound, n = rng.exponential(size=30), 1.5, 30
-    real = jnp.ones(n, bool)
-    base = float(selection.loss_score(jnp.asarray(losses), real, bound))
-    for value in (0.0, 1e9, np.nan):
-        changed = losses.copy()
-        changed[7] = value
-        moved = abs(float(selection.loss_score(jnp.asarray(changed), real, bound)) - base)
-        assert moved <= bound / n * (1 + 1e-5)
+@pytest.mark.parametrize("limit", [1, 3, 2**20, 2**31 - 1])
+def test_sums_of_whole_scores_fit_into_their_integers(limit):
+    units = selection.score_units(limit)
+    assert 1 <= units <= 2**20 and units * limit < 2**31
+    assert units == 2**20 or 2 * units * limit >= 2**31 - 2 * limit
+
+
+def test_a_choice_among_whole_numbers_sees_what_float32_would_lose():
+    """Two totals that float32 cannot tell apart, at a budget at which they differ."""
+    scores = jnp.int32([2**30, 2**30 + 40, -5])
+    offered = jnp.array([True, True, False])
+    keys = jax.random.split(jax.random.key(0), 4000)
+    chosen = jax.vmap(lambda key: selection.select(key, scores, 2.0, 40.0, is_offered=offered))(
+        keys
+    )
+    counts = np.bincount(np.asarray(chosen), minlength=3)
+    assert counts[2] == 0
+    chance = 1 / (1 + np.exp(-1))
+    assert abs(counts[1] / 4000 - chance) < 5 * np.sqrt(chance * (1 - chance) / 4000)
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, np.inf])
