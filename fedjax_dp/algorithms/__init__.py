@@ -8,6 +8,7 @@ from fedjax_dp.algorithms.base import (
     FederatedAlgorithm,
     HostStep,
     Hyper,
+    Iterate,
     Round,
     SharedModel,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "FederatedAlgorithm",
     "HostStep",
     "Hyper",
+    "Iterate",
     "Round",
     "SharedModel",
     "ae_dpfl",

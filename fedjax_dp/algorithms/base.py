@@ -104,6 +104,21 @@ class SharedModel(NamedTuple):
     is_whole: bool = True
 
 
+class Iterate(NamedTuple):
+    """Where in a client's state the point is that a round maps to its next.
+
+    Attributes:
+      read: `(state) -> point`.
+      write: `(state, point) -> state` with another point in its place.
+      weigh: `(sizes) -> weights` of the clients in the mean of a round, on the host, both
+        `[num_clients]`; the norm of the points of all clients has the same.
+    """
+
+    read: Callable[[PyTree], PyTree]
+    write: Callable[[PyTree, PyTree], PyTree]
+    weigh: Callable[[Any], Any]
+
+
 class ClientState(NamedTuple):
     """What clients keep from round to round.
 
@@ -121,7 +136,7 @@ class ClientState(NamedTuple):
     init: Callable[[PyTree], PyTree]
     finish: Callable[[PyTree, PyTree, PyTree, Hyper], PyTree] | None = None
     finishes_everybody: bool = False
-    iterate: SharedModel | None = None
+    iterate: Iterate | None = None
 
 
 def field(name: str, *, is_whole: bool = True) -> SharedModel:

@@ -18,6 +18,7 @@ from fedjax_dp.algorithms.base import (
     ClientState,
     FederatedAlgorithm,
     Hyper,
+    Iterate,
     SharedModel,
     of_training,
 )
@@ -325,9 +326,14 @@ def splitting(
             return Row(Held(point, point), quadratic)
         return Row(Own(point, jnp.float32(0), jnp.bool_(False)), quadratic)
 
-    states = ClientState(first, iterate=_ITERATE if is_central else None)
+    states = ClientState(first)
     if is_central:
-        states = states._replace(finish=finish, finishes_everybody=True)
+        iterate = Iterate(
+            lambda row: row.of_point.point,
+            lambda row, point: row.replace(of_point=row.of_point.replace(point=point)),
+            lambda sizes: sizes if is_weighted else np.asarray(sizes) > 0,
+        )
+        states = ClientState(first, finish, finishes_everybody=True, iterate=iterate)
     aggregator = per_part({"model": weighted_mean(), "anybody": weighted_mean()})
     return FederatedAlgorithm(
         name=name,
@@ -351,12 +357,6 @@ def _model_of(server: ServerState) -> PyTree:
 def _with_model(server: ServerState, params: PyTree) -> ServerState:
     average = None if server.average is None else server.average._replace(mean=params)
     return server._replace(params=params, average=average)
-
-
-_ITERATE = SharedModel(
-    lambda row: row.of_point.point,
-    lambda row, point: row.replace(of_point=row.of_point.replace(point=point)),
-)
 
 
 def _read_once(model: Model, own: Row, client: Any, params: PyTree) -> Quadratic:

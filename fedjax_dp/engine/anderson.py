@@ -1,7 +1,7 @@
 """Anderson acceleration (type II) of any federation: the next point is a mix of several rounds'."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import flax.struct
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, SharedModel
+from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Iterate, SharedModel
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size
 from fedjax_dp.core.signatures import checked
@@ -17,6 +17,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation
 
 Of = Literal["shared", "clients"]
+NormWeights = Literal["federation", "equal"] | Sequence[NonNegative]
 
 # Numbers of `Hyper.algorithm`, beside those of the algorithm itself.
 _RANGES: dict[str, Any] = {
@@ -97,7 +98,7 @@ def mixing_weights(
     Returns:
       w, `[places]`; not finite where there is no solution.
 
-    Source: Malekmohammadi and others 2021, section 2.5, equation 2.30.
+    Source: Malekmohammadi and others 2021, section 2.5, the closed form under "Acceleration".
     """
     both = counts[:, None] & counts[None, :]
     products = jnp.where(both, products, 0)
@@ -122,7 +123,7 @@ def anderson(
     ridge: NonNegative = 1e-10,
     damping: Fraction = 0.0,
     growth: Size = 1e4,
-    weights: Any = None,
+    weights: NormWeights | None = None,
     num_rounds: Count | None = None,
     is_buffer: Callable[[PyTree], PyTree] | None = None,
 ) -> Federation:
@@ -150,7 +151,9 @@ def anderson(
       ridge: strength of the regularisation of the small system over its trace, at least 0.
       damping: share of the plain round in the mix, in [0, 1]; 1 changes nothing.
       growth: how much longer a residual may be than the shortest remembered, at least 1.
-      weights: of the clients in the norm of a residual, `[num_clients]`; equal where it is None.
+      weights: of the clients in the norm of a residual of their points: "federation", those of the
+        mean z̄, or "equal", or `[num_clients]` numbers; "federation" if not given. For
+        `of="clients"` alone.
       num_rounds: rounds of the run, where it is known, so that a longer memory is refused.
       is_buffer: marks what is no weight, such as `Model.is_buffer`: statistics of batch norm stay
         as rounds leave them, and say nothing of residuals. None where there are no buffers.
@@ -161,10 +164,12 @@ def anderson(
       `hyper.algorithm`, with `anderson_` before their names.
 
     Raises:
-      ValueError: for a number out of its range, or a federation without such a point, with steps on
-        the host, or whose rounds are not joined by all where clients' points are mixed.
+      ValueError: for a number out of its range, weights for the shared model, or a federation
+        without such a point, with steps on the host, or whose rounds are not joined by all where
+        clients' points are mixed.
 
-    Source: Malekmohammadi and others 2021, section 2.5; Anderson 1965.
+    Source: Malekmohammadi and others 2021, section 2.5, the least-squares problem under
+    "Acceleration"; the weighted norm is that of the product space, equation 2.2. Anderson 1965.
     """
     checks.one_of("of", of, ("shared", "clients"))
     checks.whole("memory", memory)
@@ -177,10 +182,11 @@ def anderson(
         "anderson_damping": damping,
         "anderson_growth": growth,
     }
-    point, weights = _point_of(federation, of), _norm_weights(federation, weights)
+    point = _point_of(federation, of)
+    norm = _norm_weights(federation, point, weights)
 
     def bound(plain: Federation) -> Federation:
-        return _bound(_Scheme(plain, of, memory + 1, first, point, weights, is_buffer), numbers)
+        return _bound(_Scheme(plain, of, memory + 1, first, point, norm, is_buffer), numbers)
 
     return bound(federation)._replace(laid_out=lambda layout: bound(federation.laid_out(layout)))
 
@@ -224,8 +230,8 @@ class _Scheme(NamedTuple):
     of: Of
     places: int
     first: int
-    point: SharedModel
-    weights: np.ndarray
+    point: SharedModel | Iterate
+    weights: np.ndarray | None
     is_buffer: Callable[[PyTree], PyTree] | None
 
     @property
@@ -350,7 +356,8 @@ class _Scheme(NamedTuple):
                 products = jnp.sum(products, axis=-1)
             return products
         rows = len(one)
-        # What fills a table up to a multiple of the devices is nobody's.
+        assert self.weights is not None
+        # Padding up to a multiple of the devices has no weight.
         weights = jnp.zeros(rows).at[: len(self.weights)].set(self.weights)
         weighted = weights[:, None] * one.reshape(rows, -1)
         flat = all_rounds.reshape(rows, self.places, -1)
@@ -371,7 +378,7 @@ class _Scheme(NamedTuple):
         return jax.tree.map(of_leaf, images, newest)
 
 
-def _point_of(federation: Federation, of: Of) -> SharedModel:
+def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     """Finds what is extrapolated, or says why it cannot be."""
     algorithm, participation = federation.algorithm, federation.participation
     name, num_clients = algorithm.name, len(federation.population.sizes)
@@ -404,15 +411,23 @@ def _point_of(federation: Federation, of: Of) -> SharedModel:
     return own
 
 
-def _norm_weights(federation: Federation, weights: Any) -> np.ndarray:
-    num_clients = len(federation.population.sizes)
-    if weights is None:
-        return np.full(num_clients, 1 / num_clients, np.float32)
-    weights = np.asarray(weights, np.float64)
-    rule = f"be one number of at least 0 for each of the {num_clients} clients, not all 0"
-    fits = weights.shape == (num_clients,) and bool(np.all(weights >= 0)) and weights.sum() > 0
-    checks.require(fits, "weights", rule, weights.shape)
-    return (weights / weights.sum()).astype(np.float32)
+def _norm_weights(
+    federation: Federation, point: SharedModel | Iterate, weights: NormWeights | None
+) -> np.ndarray | None:
+    """Gives the clients' weights in the norm, `[num_clients]` of sum 1; None for a shared model."""
+    if isinstance(point, SharedModel):
+        rule = "be left out for of='shared', which has one point"
+        checks.require(weights is None, "weights", rule, weights)
+        return None
+    sizes = np.asarray(federation.population.sizes)
+    by_name = {"federation": point.weigh(sizes), "equal": np.ones(len(sizes))}
+    if weights is None or isinstance(weights, str):
+        weights = by_name[weights or "federation"]
+    found = np.asarray(weights, np.float64)
+    rule = f"be one number of at least 0 for each of the {len(sizes)} clients, not all 0"
+    fits = found.shape == sizes.shape and bool(np.all(found >= 0)) and found.sum() > 0
+    checks.require(fits, "weights", rule, weights)
+    return (found / found.sum()).astype(np.float32)
 
 
 def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorithm:

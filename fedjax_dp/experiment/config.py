@@ -137,6 +137,11 @@ class AccelerationSection(Section):
     of: Literal["shared", "clients"] = _setting(
         "shared", "what is mixed: the server's model, or the points of all clients"
     )
+    weights: Literal["federation", "equal"] | Each[NonNegative] | None = _setting(
+        None,
+        "of clients in the norm of their points: those of the mean (federation, if not given), "
+        "equal, or a list with one a client; for of = clients alone",
+    )
     first: Index | None = _setting(
         None, "rounds that stay plain before it begins; memory + 1 if not given"
     )

@@ -140,6 +140,9 @@ def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
         rule = f"be at least acceleration.memory = {section.memory}"
         fits = first is None or first >= section.memory
         checks.require(fits, "acceleration.first", rule, first)
+        rule = "be left out for acceleration.of = 'shared', which has one point"
+        fits = section.weights is None or section.of == "clients"
+        checks.require(fits, "acceleration.weights", rule, section.weights)
         return
     for name in sorted(section.model_fields_set - {"memory"}):
         rule = "be left out without an acceleration.memory"

@@ -51,19 +51,29 @@ class Shifted:
         self.oracle = LeastSquares(self.rows, self.targets)
         self.num_clients, self.size = self.targets.shape
 
-    def federation(self, numbers, eta, form="centralised"):
+    def federation(self, numbers, eta, form="centralised", copies=None):
         shape = jax.ShapeDtypeStruct((self.size,), jnp.float32)
         model = least_squares(shape, scale=self.size)
         model = model._replace(init=lambda key: jnp.asarray(self.start, jnp.float32))
         trainer = local_trainer(model, LocalConfig(1e-9, batch_size=self.size, num_steps=1))
         names = dict(zip(("alpha", "beta", "gamma"), map(float, numbers), strict=True))
         options = {"step_size": eta, "solver": "exact", "form": form}
-        algorithm = algorithms.splitting(model, trainer, **names, **options)
-        return federation(algorithm, self.data(), everybody(self.num_clients))
+        is_weighted = copies is not None
+        algorithm = algorithms.splitting(
+            model, trainer, is_weighted=is_weighted, **names, **options
+        )
+        return federation(algorithm, self.data(copies), everybody(self.num_clients))
 
-    def data(self):
+    def data(self, copies=None):
+        """Each client's rows, `copies` of them: the same mean loss, and a larger weight."""
         pairs = zip(self.rows.astype("f4"), self.targets.astype("f4"), strict=True)
-        return FederatedData.from_clients([{"x": x, "y": y} for x, y in pairs])
+        copies = copies or [1] * self.num_clients
+        return FederatedData.from_clients(
+            [
+                {"x": np.tile(x, (n, 1)), "y": np.tile(y, n)}
+                for n, (x, y) in zip(copies, pairs, strict=True)
+            ]
+        )
 
     def limit_gap(self, name, eta):
         is_biased = name in ("fedprox", "fedrp")
@@ -96,22 +106,29 @@ def everybody(num_clients):
     return participants.participation(sampling.everybody(), num_clients)
 
 
-def by_hand(oracle, start, numbers, eta, *, memory, ridge, damping=0.0, first=None, weigh=None):
-    """Rounds of the scheme, accelerated in float64; yields z̄ and all points."""
+def by_hand(
+    oracle, start, numbers, eta, *, memory, ridge, damping=0.0, first=None, weigh=None, norm=None
+):
+    """Rounds of the scheme, accelerated in float64; yields z̄ and all points.
+
+    z̄ has the oracle's weights, and residuals are measured with `norm`, the same if not given.
+    """
     alpha, beta, gamma = numbers
+    pi = oracle.weights
+    root = np.sqrt(pi if norm is None else np.asarray(norm) / np.sum(norm))[:, None]
     u = np.tile(start, (len(oracle.c), 1))
     starts, images, r = [], [], 0
     first = memory + 1 if first is None else first
     while True:
         z = (1 - alpha) * u + alpha * oracle.prox(u, eta)
-        yield z.mean(axis=0), u
-        image = (1 - gamma) * u + gamma * ((1 - beta) * z + beta * z.mean(axis=0))
+        mean = pi @ z
+        yield mean, u
+        image = (1 - gamma) * u + gamma * ((1 - beta) * z + beta * mean)
         starts, images = [*starts, u][-memory - 1 :], [*images, image][-memory - 1 :]
         u = image
         if r >= first:
-            residuals = np.array(starts).reshape(len(starts), -1) - np.array(images).reshape(
-                len(images), -1
-            )
+            residuals = root * (np.array(starts) - np.array(images))
+            residuals = residuals.reshape(len(starts), -1)
             w = (weigh or solved)(residuals @ residuals.T, ridge)
             w = (1 - damping) * w
             w[-1] += damping
@@ -188,6 +205,36 @@ def test_points_of_all_clients_are_mixed_as_by_hand(damping):
     np.testing.assert_allclose(fed.shared(state), told[6][0], rtol=0, atol=2e-4)
     np.testing.assert_allclose(state.clients.inner.of_point.point, told[7][1], rtol=0, atol=2e-4)
     assert info.server["is_mixed"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+COPIES = [1, 2, 9, 3]
+
+
+@telling
+@pytest.mark.parametrize("weights", ["federation", "equal", [0.1, 0.5, 0.0, 0.4]])
+def test_residuals_are_measured_with_the_weights_of_clients(weights):
+    problem, eta, numbers = small(), 0.02, (2, 2, 0.5)
+    options = {"memory": 2, "ridge": 1e-4}
+    given = {} if weights == "federation" else {"weights": weights}
+    fed = anderson(
+        problem.federation(numbers, eta, copies=COPIES), of="clients", **options, **given
+    )
+    sim = compile_federation(fed, problem.data(COPIES))
+    state, _, _ = sim.run(sim.init(KEY), KEY, 7)
+    start = problem.start.astype("f4").astype("f8")
+    oracle = LeastSquares(problem.rows, problem.targets, np.array(COPIES) / sum(COPIES))
+    found = np.asarray(fed.shared(state))
+
+    def expected(norm):
+        run = by_hand(oracle, start, numbers, eta, norm=norm, **options)
+        return [next(run) for _ in range(7)][-1][0]
+
+    norms = {"federation": None, "equal": [1, 1, 1, 1]}
+    right = expected(norms[weights] if isinstance(weights, str) else weights)
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-4)
+    # Measured in another way it comes out elsewhere.
+    other = expected([1, 1, 1, 1] if weights == "federation" else None)
+    assert np.abs(found - other).max() > 1e-3
 
 
 @telling
@@ -327,7 +374,7 @@ def test_what_cannot_be_accelerated_is_refused():
         "first must be at least the memory, 2, got 1": lambda: _fedavg(first=1),
         "of must be 'shared' for fedavg": lambda: _fedavg(of="clients"),
         "ridge must be at least 0": lambda: _fedavg(ridge=-1.0),
-        "weights must be one number": lambda: _fedavg(weights=[1.0]),
+        "weights must be left out for of='shared'": lambda: _fedavg(weights=[1.0] * 6),
     }
     for words, make in refused.items():
         with pytest.raises(ValueError) as error:
@@ -337,6 +384,11 @@ def test_what_cannot_be_accelerated_is_refused():
     everyone = federation(central, make_data(), everybody(6))
     with pytest.raises(ValueError, match="of must be 'clients' for fedpi"):
         anderson(everyone, memory=1)
+    for weights in ([1.0], [0.0] * 6):
+        with pytest.raises(ValueError, match="weights must be one number of at least 0 for each"):
+            anderson(everyone, memory=1, of="clients", weights=weights)
+    with pytest.raises(ValueError, match="weights must be"):
+        anderson(everyone, memory=1, of="clients", weights="sizes")
     some = participants.participation(sampling.poisson(), 6, 3)
     with pytest.raises(ValueError, match="draw all clients in every round"):
         anderson(federation(central, make_data(), some), memory=1, of="clients")

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
         (("memory=1", "damping=1.5"), "acceleration.damping must be a number in [0, 1]"),
         (("damping=0.5",), "acceleration.damping must be left out without an acceleration.memory"),
         (("memory=1", "of=server"), "acceleration.of must be one of 'shared', 'clients'"),
+        (("memory=1", "weights=equal"), "acceleration.weights must be left out for"),
+        (("memory=1", "of=clients", "weights=-1"), "acceleration.weights must be"),
     ],
 )
 def test_what_cannot_be_is_refused_before_data_are_read(tmp_path, monkeypatch, words, message):
