@@ -11,12 +11,12 @@ import numpy as np
 
 from fedjax_dp.core import checks, files, signatures
 from fedjax_dp.core.signatures import checked
+from fedjax_dp.data import arrays as array_checks
+from fedjax_dp.data.arrays import example_array
 from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
 _NAMES = "client_names.txt"
-# Kinds of NumPy types that no model reads: objects, texts, times.
-_NO_NUMBERS = "OSUmM"
 # What NumPy raises for a header that is none.
 _DAMAGE = (
     ValueError,
@@ -55,7 +55,11 @@ class FederatedData:
             object.__setattr__(self, "offsets", np.asarray(self.offsets))
         signatures.check_fields(self)
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)
-        object.__setattr__(self, "examples", flat(self.examples))
+        arrays = {
+            name: example_array(f"examples[{name!r}]", array)
+            for name, array in flat(self.examples).items()
+        }
+        object.__setattr__(self, "examples", arrays)
         offsets = self.offsets
         is_whole = offsets.dtype.kind in "iu" or offsets.size == 0
         checks.require(is_whole, "offsets", "be whole numbers", offsets.dtype)
@@ -71,15 +75,9 @@ class FederatedData:
             bool(np.all(np.diff(offsets) >= 0)), "offsets", "never decrease", "a decreasing row"
         )
         for name, array in self.examples.items():
-            what = f"examples[{name!r}]"
-            array = array if hasattr(array, "dtype") else np.asarray(array)
-            dtype, shape = array.dtype, array.shape
-            is_number = getattr(dtype, "kind", "O") not in _NO_NUMBERS and not getattr(
-                dtype, "names", None
-            )
-            checks.require(is_number, what, "hold numbers", str(dtype))
             rule = f"have {offsets[-1]} rows, as the offsets say"
-            checks.require(bool(shape) and shape[0] == offsets[-1], what, rule, shape)
+            shape = array.shape
+            checks.require(shape[0] == offsets[-1], f"examples[{name!r}]", rule, shape)
         checks.require(
             len(self.client_names) in (0, self.num_clients),
             "client_names",
@@ -180,12 +178,14 @@ class FederatedData:
         return FederatedData(examples, offsets, names)
 
     def check_finite(self) -> None:
-        """Requires every number of every floating array to be finite.
+        """Requires every number of every floating array to be finite, and to fit 32 bits.
 
         Raises:
           ValueError: naming the array, the first client and the row that break the rule.
         """
         for name, array in self.examples.items():
+            if isinstance(array, np.memmap):
+                array_checks.require_32_bits(f"examples[{name!r}]", array)
             if not np.issubdtype(array.dtype, np.floating):
                 continue
             rows = ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
@@ -288,7 +288,16 @@ class FederatedData:
             checks.require(
                 sorted(client) == sorted(names), f"clients[{i}]", f"name {names}", list(client)
             )
-            lengths = {len(client[name]) for name in names}
+            arrays = {
+                name: example_array(f"clients[{i}][{name!r}]", client[name]) for name in names
+            }
+            clients[i] = arrays
+            for name, array in arrays.items():
+                expected = np.shape(clients[0][name])[1:]
+                rule = f"have rows of shape {expected}, as those of client 0"
+                fits = array.shape[1:] == expected
+                checks.require(fits, f"clients[{i}][{name!r}]", rule, array.shape[1:])
+            lengths = {len(array) for array in arrays.values()}
             checks.require(
                 len(lengths) == 1, f"clients[{i}]", "have arrays of one length", sorted(lengths)
             )
@@ -314,9 +323,10 @@ class FederatedData:
           The store; `client_names` holds the ids as text, and a client's examples keep their order.
 
         Raises:
-          ValueError: if the number of ids is not the number of examples.
+          ValueError: if the number of ids is not the number of examples, an id is missing, or
+            ids are of several kinds.
         """
-        client_ids, examples = np.asarray(client_ids), flat(examples)
+        client_ids, examples = array_checks.client_ids("client_ids", client_ids), _arrays(examples)
         names, first, index = np.unique(client_ids, return_index=True, return_inverse=True)
         if keep_order:
             rank = np.argsort(np.argsort(first))
@@ -349,14 +359,12 @@ class FederatedData:
           The store, clients and rows in the order given.
 
         Raises:
-          ValueError: if there are no clients, or a row lies outside the pool.
+          ValueError: if there are no clients, or a row is no whole number or outside the pool.
         """
-        rows = [np.asarray(client, dtype=np.int64) for client in clients]
-        checks.require(len(rows) > 0, "clients", "hold at least one client", len(rows))
-        all_rows, examples = np.concatenate(rows), flat(examples)
+        examples = _arrays(examples)
         size = len(next(iter(examples.values())))
-        is_inside = bool(np.all((all_rows >= 0) & (all_rows < size)))
-        checks.require(is_inside, "clients", f"name rows in [0, {size})", all_rows)
+        rows = array_checks.rows_of_clients("clients", clients, size)
+        all_rows = np.concatenate(rows)
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
         arrays = {name: np.asarray(array)[all_rows] for name, array in examples.items()}
         return cls(arrays, offsets, tuple(client_names))
@@ -407,6 +415,14 @@ def example_structure(data: FederatedData) -> Any:
     )
 
 
+def _arrays(examples: Mapping[str, Any]) -> dict[str, Any]:
+    """Names the arrays of a tree by their paths, each checked before rows are taken from it."""
+    checks.require(bool(examples), "examples", "hold at least one array", examples)
+    return {
+        name: example_array(f"examples[{name!r}]", array) for name, array in flat(examples).items()
+    }
+
+
 def flat(examples: Mapping[str, Any]) -> dict[str, Any]:
     """Names the arrays of a tree by their paths.
 
@@ -455,11 +471,13 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
         array = np.lib.format.open_memmap(path, mode="r")
     kind, size = array.dtype.kind, path.stat().st_size
     checks.require(
-        kind in "biufc" and array.ndim > 0,
+        kind in "biuf" and array.ndim > 0,
         str(path),
-        "hold numbers or truth values in rows",
+        "hold real numbers or truth values in rows",
         f"{array.dtype}{list(array.shape)}",
     )
+    rule = "be in the byte order of this computer (`array.astype(array.dtype.newbyteorder('='))`)"
+    checks.require(array.dtype.isnative, str(path), rule, array.dtype.str)
     whole = array.offset + array.nbytes
     checks.require(size == whole, str(path), f"hold {whole} bytes, as its header says", size)
     return array

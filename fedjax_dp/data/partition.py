@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive
 from fedjax_dp.core.signatures import checked
+from fedjax_dp.data import arrays
 from fedjax_dp.data.sizes import Seed, check_pool, even_sizes, power_law_sizes
 
 
@@ -348,15 +349,10 @@ def natural(client_ids: np.ndarray) -> list[np.ndarray]:
       The rows of each client, ascending; clients in the order of `np.unique(client_ids)`.
 
     Raises:
-      ValueError: if there are no examples.
+      ValueError: if there are no examples, an id is missing, or ids are of several kinds.
     """
-    client_ids = np.asarray(client_ids)
-    checks.require(
-        client_ids.ndim == 1 and len(client_ids) > 0,
-        "client_ids",
-        "be a row of at least one id",
-        client_ids.shape,
-    )
+    client_ids = arrays.client_ids("client_ids", client_ids)
+    checks.require(len(client_ids) > 0, "client_ids", "name at least one client", "no ids")
     names, owner = np.unique(client_ids, return_inverse=True)
     return by_owner(owner, len(names))
 
@@ -379,16 +375,16 @@ def split_clients(
       The training rows and the test rows of each client, both in the client's own order.
 
     Raises:
-      ValueError: if the share is out of range or there are no clients.
+      ValueError: if the share is out of range, there are no clients, or a row is no whole number.
     """
-    checks.require(len(clients) > 0, "clients", "hold at least one client", len(clients))
+    rows = arrays.rows_of_clients("clients", clients, checks.COUNT_LIMIT)
     checks.require(0 <= test_fraction < 1, "test_fraction", "lie in [0, 1)", test_fraction)
     rng = np.random.default_rng(rng)
-    sizes = np.array([len(rows) for rows in clients])
+    sizes = np.array([len(own) for own in rows])
     num_test = np.minimum(np.floor(sizes * test_fraction + 0.5), np.maximum(sizes - 1, 0))
     owner = np.repeat(np.arange(len(clients)), sizes)
     is_test = _random_rank(owner, sizes, rng) < num_test[owner]
-    flat = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in clients])
+    flat = np.concatenate(rows)
     test_sizes = num_test.astype(np.int64)
     return _cut(flat[~is_test], sizes - test_sizes), _cut(flat[is_test], test_sizes)
 

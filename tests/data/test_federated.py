@@ -167,11 +167,11 @@ def test_inconsistent_stores_are_refused(examples, offsets, names, message):
         ),
         (
             lambda: FederatedData.from_indices({"x": np.zeros(3)}, [[0, 3]]),
-            r"clients must name rows in \[0, 3\)",
+            r"clients\[0\] must name rows in \[0, 3\)",
         ),
         (
             lambda: FederatedData.from_indices({"x": np.zeros(3)}, [[0, -1]]),
-            r"clients must name rows in \[0, 3\)",
+            r"clients\[0\] must name rows in \[0, 3\)",
         ),
     ],
 )

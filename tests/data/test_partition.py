@@ -430,7 +430,7 @@ def test_labels_are_as_skewed_as_alpha_says():
         (lambda: partition.dirichlet(np.zeros(4), 2, 0, alpha=1.0, min_size=3), "at least 3 of 4"),
         (lambda: partition.dirichlet(np.zeros((4, 1)), 2, 0, alpha=1.0), "labels must be a row"),
         (lambda: partition.quantity_skew(9, 2, 0, exponent=-1.0), "exponent must be at least 0"),
-        (lambda: partition.natural(np.zeros(0)), "client_ids must be a row of at least one id"),
+        (lambda: partition.natural(np.zeros(0)), "client_ids must name at least one client"),
         (lambda: partition.split_clients([], 0), "clients must hold at least one client"),
         (
             lambda: partition.split_clients([np.arange(3)], 0, test_fraction=1.0),

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.data.federated import flat
+from fedjax_dp.data import arrays as array_checks
+from fedjax_dp.data.federated import flat, nested
 
 Task = Literal["classification", "next_token", "regression"]
 
@@ -51,17 +52,29 @@ class Dataset:
     exact_statistics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks that what belongs together has one length."""
-        for part, arrays, clients in (
-            ("train", self.train, self.train_clients),
-            ("test", self.test, self.test_clients),
-        ):
-            lengths = {len(array) for array in flat(arrays).values()}
+        """Checks that the parts fit each other, and hold what JAX can compute with."""
+        checks.one_of("task", self.task, get_args(Task))
+        for part in ("train", "test"):
+            given = getattr(self, part)
+            found = {
+                name: array_checks.example_array(f"{part}[{name!r}]", array)
+                for name, array in flat(given).items()
+            }
+            has_both = "y" in found and any(name.split("/")[0] == "x" for name in found)
+            rule = "hold inputs 'x' and targets 'y'"
+            checks.require(has_both, part, rule, sorted(found))
+            lengths = {len(array) for array in found.values()}
+            clients = getattr(self, f"{part}_clients")
             if clients is not None:
+                clients = array_checks.client_ids(f"{part}_clients", clients)
+                object.__setattr__(self, f"{part}_clients", clients)
                 lengths.add(len(clients))
             checks.require(
                 len(lengths) == 1, part, "have arrays and client ids of one length", sorted(lengths)
             )
+            object.__setattr__(self, part, nested(found))
+        array_checks.require_same_rows("test", flat(self.test), "training", flat(self.train))
+        checks.require(len(self.train["y"]) > 0, "train", "hold at least one example", "none")
         checks.require(
             len(self.class_names) in (0, self.num_classes),
             "class_names",

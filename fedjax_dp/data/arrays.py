@@ -1,0 +1,211 @@
+"""What examples, client ids and rows of a partition may be: numbers that JAX computes with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp.core import checks
+
+# Kinds of NumPy types that no model reads: objects, texts, times.
+_NO_NUMBERS = "OSUmM"
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+
+def example_array(what: str, value: Any) -> Any:
+    """Checks an array of examples, and gives it in the byte order of this computer.
+
+    Numbers of 64 bits are kept as they are, and must fit the 32 bits that JAX will make of them.
+    Arrays on disk are not read here.
+
+    Args:
+      what: the name to put into an error.
+      value: `[num_examples, ...]`, an array or nested lists.
+
+    Returns:
+      The array.
+
+    Raises:
+      ValueError: if it is no array of real numbers, hides entries behind a mask, or holds numbers
+        that 32 bits cannot.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        num_hidden = int(np.ma.count_masked(value))
+        rule = "have no masked entries (fill them, or leave their rows out)"
+        checks.require(num_hidden == 0, what, rule, f"{num_hidden} of {value.size}")
+        value = value.data
+    try:
+        array = value if hasattr(value, "dtype") else np.asarray(value)
+    except ValueError:
+        checks.require(False, what, "have rows of one shape", "lists of unequal lengths")
+    dtype = array.dtype
+    is_number = getattr(dtype, "kind", "O") not in _NO_NUMBERS and not getattr(dtype, "names", None)
+    checks.require(is_number, what, "hold numbers", str(dtype))
+    rule = "hold real numbers (real and imaginary parts as two columns)"
+    checks.require(dtype.kind != "c", what, rule, str(dtype))
+    checks.require(len(array.shape) > 0, what, "have one row for each example", "a single number")
+    if isinstance(array, np.memmap) or not isinstance(array, np.ndarray):
+        return array
+    if not dtype.isnative:
+        array = array.astype(dtype.newbyteorder("="))
+    require_32_bits(what, array)
+    return array
+
+
+def require_32_bits(what: str, array: Any) -> None:
+    """Requires numbers of 64 bits to fit the 32 bits that JAX makes of them.
+
+    Args:
+      what: the name to put into an error.
+      array: the numbers.
+
+    Raises:
+      ValueError: if a whole number would wrap around, a number would become infinite, or all of
+        them would become zero.
+    """
+    dtype = array.dtype
+    is_wide = dtype.kind in "iuf" and dtype.itemsize >= 8
+    if not is_wide or not array.size or jax.config.jax_enable_x64:
+        return
+    if dtype.kind == "f":
+        is_finite = np.isfinite(array)
+        most = max(abs(float(of(array, where=is_finite, initial=0.0))) for of in (np.min, np.max))
+        fits = most <= _LARGEST and (most == 0 or most >= _SMALLEST)
+        rule = f"hold numbers of a size that float32 can, {_SMALLEST:.2g} to {_LARGEST:.2g}"
+        checks.require(fits, what, f"{rule} (rescale them)", most)
+        return
+    low, high = int(array.min()), int(array.max())
+    bounds = np.iinfo(np.uint32 if dtype.kind == "u" else np.int32)
+    rule = f"hold whole numbers that {bounds.dtype} can, {bounds.min} to {bounds.max}"
+    wrong = low if low < bounds.min else high
+    fits = bounds.min <= wrong <= bounds.max
+    checks.require(fits, what, f"{rule} (rescale them, or code them)", wrong)
+
+
+def require_same_rows(
+    what: str, part: Mapping[str, Any], other_what: str, other: Mapping[str, Any]
+) -> None:
+    """Requires two parts of the same data to hold the same arrays, with rows of the same shape.
+
+    Args:
+      what: what to call the part in an error.
+      part: named arrays, `[examples, ...]`.
+      other_what: what to call the part that it must match.
+      other: named arrays likewise.
+
+    Raises:
+      ValueError: naming the array, and both shapes.
+    """
+    names = sorted(other)
+    rule = f"hold the arrays of the {other_what} part, {names}"
+    checks.require(sorted(part) == names, f"the {what} part", rule, sorted(part))
+    for name in names:
+        shape, expected = np.shape(part[name])[1:], np.shape(other[name])[1:]
+        rule = f"have rows of shape {expected}, as in the {other_what} part"
+        checks.require(shape == expected, f"{name!r} of the {what} part", rule, shape)
+
+
+def client_ids(what: str, ids: Any) -> np.ndarray:
+    """Checks a column that names the client of each example.
+
+    Args:
+      what: the name to put into an error.
+      ids: `[num_examples]`, whole numbers or texts; whatever NumPy can sort.
+
+    Returns:
+      The column as an array.
+
+    Raises:
+      ValueError: if an id is missing, or ids are of several kinds.
+    """
+    if isinstance(ids, np.ma.MaskedArray):
+        missing = np.flatnonzero(np.ma.getmaskarray(ids))
+        _require_none_missing(what, missing)
+        ids = ids.data
+    is_mixed = not hasattr(ids, "dtype") or ids.dtype == object
+    values = np.asarray(ids, dtype=object) if is_mixed else np.asarray(ids)
+    rule = "be one column with the client of each example"
+    checks.require(values.ndim == 1, what, rule, f"an array of shape {values.shape}")
+    if is_mixed:
+        _require_none_missing(what, np.flatnonzero([_is_missing(v) for v in values.tolist()]))
+        kinds = sorted({_kind(v) for v in values.tolist()})
+        checks.require(len(kinds) <= 1, what, "be all of one kind, such as text", kinds)
+        # A type of NumPy's own sorts faster, where it loses nothing, such as a NUL at the end.
+        packed = np.asarray(values.tolist())
+        values = packed if packed.tolist() == values.tolist() else values
+    if values.dtype.kind in "fcmM":
+        _require_none_missing(what, np.flatnonzero(values != values))
+    return values
+
+
+def _require_none_missing(what: str, rows: np.ndarray) -> None:
+    rule = "name the client of every example"
+    found = f"none in {len(rows)} rows, the first in row {rows[0]}" if len(rows) else ""
+    checks.require(not len(rows), what, rule, found)
+
+
+def _is_missing(value: Any) -> bool:
+    # NaN and its kin are not themselves; pandas' missing value answers neither way.
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    is_itself = value == value
+    return isinstance(is_itself, bool | np.bool_) and not is_itself
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "bool"
+    if isinstance(value, int | float | np.integer | np.floating):
+        return "number"
+    return "text" if isinstance(value, str) else type(value).__name__
+
+
+def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.ndarray]:
+    """Checks the rows of a pool that each client holds.
+
+    Args:
+      what: the name to put into an error.
+      clients: for each client its rows, whole numbers.
+      size: how many rows the pool has.
+
+    Returns:
+      The rows of each client, int64.
+
+    Raises:
+      ValueError: if there are no clients, or rows are no whole numbers or lie outside the pool.
+    """
+    checks.require(len(clients) > 0, what, "hold at least one client", len(clients))
+    found = []
+    for i, rows in enumerate(clients):
+        array = np.asarray(rows)
+        is_row = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
+        shown = f"{array.dtype}{list(array.shape)}"
+        checks.require(is_row, f"{what}[{i}]", "list rows as whole numbers", shown)
+        outside = (array < 0) | (array >= size)
+        if np.any(outside):
+            rule = f"name rows in [0, {size})"
+            checks.require(False, f"{what}[{i}]", rule, int(array[np.argmax(outside)]))
+        found.append(array.astype(np.int64))
+    return found
+
+
+def require_disjoint(what: str, clients: Sequence[np.ndarray]) -> None:
+    """Requires that no row is held twice, by one client or by two.
+
+    Args:
+      what: the name to put into an error.
+      clients: the rows of each client.
+
+    Raises:
+      ValueError: naming a row that is held twice, and by whom.
+    """
+    rows = np.concatenate([np.asarray(own) for own in clients])
+    owner = np.repeat(np.arange(len(clients)), [len(own) for own in clients])
+    order = np.argsort(rows, kind="stable")
+    again = np.flatnonzero(np.diff(rows[order]) == 0)
+    if len(again):
+        first, second = (int(owner[order[again[0] + i]]) for i in (0, 1))
+        found = f"row {int(rows[order[again[0]]])} in client {first} and in client {second}"
+        rule = "give every example to one client, once"
+        checks.require(False, what, rule, f"{found}, {len(again)} such in all")

@@ -1,0 +1,159 @@
+"""What examples, client ids and rows may be: anything is refused by name, or means what it says."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fedjax_dp.data import arrays as array_checks
+from fedjax_dp.data import partition
+from fedjax_dp.data.datasets import Dataset
+from fedjax_dp.data.federated import FederatedData
+
+X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def store(x):
+    return FederatedData({"x": x}, np.array([0, 4]))
+
+
+def dataset(train=None, test=None, task="classification", **more):
+    both = {"x": X, "y": Y}
+    return Dataset("own", both if train is None else train, test or both, 2, task, **more)
+
+
+@QUICK
+@given(
+    arrays.arrays(
+        st.one_of(
+            arrays.scalar_dtypes(),
+            arrays.integer_dtypes(sizes=(64,)),
+            arrays.floating_dtypes(sizes=(64,)),
+            arrays.unicode_string_dtypes(),
+        ),
+        arrays.array_shapes(max_dims=2, max_side=3),
+    )
+)
+def test_any_array_is_refused_by_name_or_reaches_jax_as_what_it_is(array):
+    try:
+        found = array_checks.example_array("examples['x']", array)
+    except ValueError as error:
+        assert str(error).startswith("examples['x'] must ") and "got" in str(error)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        there = np.asarray(jnp.asarray(found))
+    assert there.dtype.kind == array.dtype.kind in "biuf" and there.shape == array.shape
+    if array.dtype.kind == "f":
+        assert (np.isfinite(there) == np.isfinite(array)).all()
+        assert not np.any(array) or np.any(there)
+    else:
+        assert (there == array).all()
+
+
+KINDS = (
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=3),
+    st.just(np.datetime64("NaT")),
+    st.binary(max_size=2),
+    st.tuples(st.integers()),
+)
+
+
+@QUICK
+@given(st.one_of(*(st.lists(one, min_size=4, max_size=4) for one in (st.one_of(KINDS), *KINDS))))
+def test_any_client_ids_are_refused_by_name_or_group_like_with_like(ids):
+    try:
+        data = FederatedData.from_client_ids({"row": np.arange(4)}, ids)
+    except ValueError as error:
+        assert str(error).startswith("client_ids must ") and "got" in str(error)
+        return
+    assert len({type(one) for one in ids} - {int, float}) <= 1
+    assert all(one == one and one is not None for one in ids)
+    groups = [tuple(data.client(i)["row"]) for i in range(data.num_clients)]
+    expected = {tuple(r for r in range(4) if ids[r] == one) for one in ids}
+    assert set(groups) == expected and len(groups) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: store(X + 1j), r"examples\['x'\] must hold real numbers"),
+        (lambda: store(np.ma.masked_equal(X, 5)), r"\['x'\] must have no masked entries.*1 of 12"),
+        (lambda: store((X + 1).astype(float) * 1e300), r"\['x'\] must hold numbers .* float32"),
+        (lambda: store((X + 1).astype(float) * 1e-300), r"\['x'\] must hold numbers .* float32"),
+        (lambda: store(np.full((4, 3), 10**18)), r"must hold whole numbers that int32 can"),
+        (lambda: store([[1, 2], [3], [4, 5], [6]]), r"must have rows of one shape"),
+        (
+            lambda: FederatedData.from_client_ids({"x": X}, [1, "a", None, 1]),
+            "client_ids must name the client of every example, got .*the first in row 2",
+        ),
+        (
+            lambda: FederatedData.from_client_ids({"x": X}, [1, "a", 2, 1]),
+            "must be all of one kind",
+        ),
+        (lambda: partition.natural(np.array([1, np.nan])), "client_ids must name .* in row 1"),
+        (lambda: dataset(train_clients=np.ma.masked_equal(Y, 1)), "train_clients must name"),
+        (
+            lambda: FederatedData.from_indices({"x": X}, [[0], [0.5]]),
+            r"clients\[1\] must list rows as whole numbers",
+        ),
+        (
+            lambda: FederatedData.from_indices({"x": X}, [np.array([True, False])]),
+            r"clients\[0\] must list rows as whole numbers",
+        ),
+        (
+            lambda: partition.split_clients([np.array([0.5])], 0),
+            r"clients\[0\] must list rows as whole numbers",
+        ),
+        (
+            lambda: FederatedData.from_clients([{"x": X}, {"x": X[:, :2]}]),
+            r"clients\[1\]\['x'\] must have rows of shape \(3,\), as those of client 0, got \(2,\)",
+        ),
+        (
+            lambda: dataset(test={"x": X[:, :2], "y": Y}),
+            r"'x' of the test part must have rows of shape \(3,\), .* got \(2,\)",
+        ),
+        (lambda: dataset(test={"x": X}), "test must hold inputs 'x' and targets 'y', got .'x'."),
+        (lambda: dataset(train={"x": X}), "train must hold inputs 'x' and targets 'y'"),
+        (lambda: dataset(test={"x": X, "y": Y, "z": Y}), "the test part must hold the arrays of"),
+        (lambda: dataset(task="clasification"), "did you mean 'classification'"),
+        (lambda: dataset({"x": X[:0], "y": Y[:0]}), "train must hold at least one example"),
+    ],
+)
+def test_what_would_be_taken_for_something_else_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_the_other_byte_order_is_converted_and_on_disk_refused(tmp_path):
+    swapped = X.astype(X.dtype.newbyteorder())
+    found = store(swapped).examples["x"]
+    assert found.dtype.isnative and (found == X).all()
+    assert dataset({"x": swapped, "y": Y}).train["x"].dtype.isnative
+    store(X).save(tmp_path)
+    np.save(tmp_path / "x.npy", swapped)
+    with pytest.raises(ValueError, match=r"x\.npy must be in the byte order of this computer"):
+        FederatedData.open(tmp_path)
+
+
+def test_numbers_on_disk_that_32_bits_cannot_hold_are_refused_when_they_are_read(tmp_path):
+    store(X).save(tmp_path)
+    np.save(tmp_path / "x.npy", X.astype(np.float64) * 1e300)
+    with pytest.raises(ValueError, match=r"examples\['x'\] must hold numbers .* float32"):
+        FederatedData.open(tmp_path).check_finite()
+
+
+def test_nothing_hidden_is_nothing_lost():
+    whole = store(np.ma.masked_array(X)).examples["x"]
+    assert type(whole) is np.ndarray and (whole == X).all()
+    ids = np.array([3, 1, 3, 1], object)
+    assert FederatedData.from_client_ids({"x": X}, ids).client_names == ("1", "3")
