@@ -1,9 +1,11 @@
 """The command `fedjax-dp`."""
 
 import errno
+import itertools
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -38,7 +40,27 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Gives name, command and what follows."""
         name, found, rest = super().resolve_command(ctx, args)
+        require_once(rest)
         return name, found and command(str(name)), rest
+
+
+def require_once(words: Sequence[str]) -> None:
+    """Requires that no option stands twice on a command line.
+
+    Args:
+      words: the words behind a command.
+
+    Raises:
+      ValueError: naming the option and its values.
+    """
+    given: dict[str, list[str]] = {}
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+        option, equals, text = word.partition("=")
+        if option.startswith("--") and len(option) > 2:
+            given.setdefault(option, []).append(text if equals else following)
+    for option, values in given.items():
+        if len(values) > 1:
+            raise ValueError(f"{option} must be given once, got {' and '.join(values)}")
 
 
 def command(name: str) -> Any:
@@ -100,7 +122,8 @@ def main() -> None:
     except OSError as error:
         if error.errno == errno.EPIPE:
             _end_without_a_reader()
-        _end(str(error))
+        is_plain = error.filename is None or error.strerror is None
+        _end(str(error) if is_plain else f"{error.filename} cannot be used: {error.strerror}")
     except ValueError as error:
         _end(str(error))
     except MemoryError as error:

@@ -12,7 +12,7 @@ from rich.text import Text
 from fedjax_dp.cli.options import Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.config import Config
@@ -64,7 +64,7 @@ def command(
         others = [str(word) for word in (file, output) if word is not None]
         rule = "stand without a file or --output, since a resumed run has both already"
         checks.require(not others, "--resume", rule, others)
-        found = (resume / CONFIG_FILE).is_file()
+        found = files.kind_of(resume / CONFIG_FILE, "--resume") == "file"
         rule = f"name a run folder with a {CONFIG_FILE}"
         checks.require(found, "--resume", rule, str(resume))
         config = configuration.load(resume / CONFIG_FILE, words)

@@ -25,7 +25,28 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
       ValueError: if `condition` is false.
     """
     if not condition:
-        raise ValueError(f"{argument} must {rule}, got {value!r}")
+        raise ValueError(f"{argument} must {rule}, got {shown(value)}")
+
+
+def shown(value: Any, limit: int = 500) -> str:
+    """Writes a value as a user would, for an error.
+
+    Args:
+      value: anything; arrays and numbers of NumPy or JAX are written as plain ones.
+      limit: the most characters; longer text is cut.
+
+    Returns:
+      The text.
+    """
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        value = np.asarray(value) if value.is_fully_addressable else value
+    if isinstance(value, np.number | np.bool_):
+        text = str(value)
+    elif isinstance(value, np.ndarray):
+        text = np.array2string(value, separator=", ") if value.ndim else str(value)
+    else:
+        text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def _all(values: Any, predicate: Any) -> bool:

@@ -4,12 +4,113 @@ import codecs
 import contextlib
 import json
 import os
+import stat
+import tomllib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from fedjax_dp.core import checks
 
 Path = str | os.PathLike[str]
+# How much of a path an error shows.
+_SHOWN = 200
+
+
+def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missing"]:
+    """Finds out what lies at a path.
+
+    Args:
+      path: the path.
+      name: the key, option or argument that gave it, for the error.
+
+    Returns:
+      What it is, links followed; "other" is a device, a pipe or a socket.
+
+    Raises:
+      ValueError: if no file can lie there, naming key and path.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError) as error:
+        # Too long, a loop of links, below a file, behind a closed folder, a NUL in it.
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        found = f"{checks.shown(os.fspath(path), _SHOWN)} ({reason})"
+        raise ValueError(f"{name} must be a path that can be opened, got {found}") from None
+    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
+def require_file(path: Path, name: str) -> None:
+    """Requires a file that can be read.
+
+    Args:
+      path: the file.
+      name: the key, option or argument that gave it, for the error.
+
+    Raises:
+      ValueError: if there is none, naming key, path and what there is.
+    """
+    kind = kind_of(path, name)
+    can_be_read = kind != "file" or os.access(path, os.R_OK)
+    found = {"folder": "a folder", "missing": "nothing there", "other": "a device or a pipe"}
+    reason = found.get(kind, "" if can_be_read else "no permission to read it")
+    if reason:
+        text = checks.shown(os.fspath(path), _SHOWN)
+        raise ValueError(f"{name} must be a file that can be read, got {text} ({reason})")
+
+
+def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
+    """Requires a folder, or a path where one can be made.
+
+    Args:
+      path: the folder.
+      name: the key, option or argument that gave it, for the error.
+      writable: whether it will be written to.
+
+    Raises:
+      ValueError: if something else is there, or no folder can be made, naming key and path.
+    """
+    path = os.fspath(path)
+    kind = kind_of(path, name)
+    if kind in ("file", "other"):
+        reason = "a file" if kind == "file" else "a device or a pipe"
+    elif kind == "folder":
+        mode = os.R_OK | os.X_OK | (os.W_OK if writable else 0)
+        reason = "" if os.access(path, mode) else "no permission to use it"
+    else:
+        above = os.path.dirname(os.path.abspath(path))
+        if above != os.path.abspath(path):
+            require_folder(above, name, writable=writable)
+        reason = ""
+    if reason:
+        found = f"{checks.shown(path, _SHOWN)} ({reason})"
+        raise ValueError(f"{name} must be a folder, or where one can be made, got {found}")
+
+
+def parse_toml(text: str, where: Path) -> dict[str, Any]:
+    """Reads TOML.
+
+    Args:
+      text: the text.
+      where: the file, and the place in it where that is known.
+
+    Returns:
+      The tables.
+
+    Raises:
+      ValueError: if it is no TOML, nests too deeply, or holds a number of thousands of digits.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{os.fspath(where)} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{os.fspath(where)} must not nest brackets hundreds deep") from None
+    except ValueError:
+        # Python reads no whole number of more than some thousand digits.
+        rule = "must hold no number of thousands of digits"
+        raise ValueError(f"{os.fspath(where)} {rule}") from None
 
 
 @contextlib.contextmanager

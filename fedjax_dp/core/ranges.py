@@ -44,6 +44,9 @@ DecayNumbers = Annotated[jax.typing.ArrayLike, Ge(0), Lt(1)]
 Norms = Annotated[jax.typing.ArrayLike, Gt(0), Le(math.inf)]
 Bounds = Annotated[jax.typing.ArrayLike, Ge(0), Le(math.inf)]
 
+# Sizes of numbers that float32 holds, beside 0; below, compiled code takes numbers for 0.
+SMALLEST, LARGEST = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+
 _HOLDS = {
     Gt: lambda x, limit: (x > limit.gt, f"above {limit.gt:g}"),
     Ge: lambda x, limit: (x >= limit.ge, f"at least {limit.ge:g}"),
@@ -85,6 +88,23 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
             rule = rule.replace("be ", "be whole and ", 1)
         holds = is_whole and inside(array, limits)
         checks.require(holds, f"{prefix}{name}", rule, value)
+        rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
+        checks.require(fits_float32(array), f"{prefix}{name}", rule, value)
+
+
+def fits_float32(value: Any) -> bool:
+    """Tells whether float32 can hold numbers, but for rounding.
+
+    Args:
+      value: a number, or an array of them; infinity is let through, as ranges decide over it.
+
+    Returns:
+      Whether none of them would become infinite, and none but 0 would become 0.
+    """
+    if isinstance(value, int):
+        return abs(value) <= LARGEST
+    size = np.abs(np.asarray(value, np.float64))
+    return bool(np.all((size == 0) | ((size >= SMALLEST) & (size <= LARGEST)) | np.isinf(size)))
 
 
 def inside(array: np.ndarray, limits: Sequence[Any]) -> bool:

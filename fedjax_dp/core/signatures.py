@@ -88,9 +88,7 @@ def _rules(of: Callable[..., Any]) -> dict[str, "_Rule"]:
 def _refusal(name: str, rule: "_Rule", value: Any) -> ValueError:
     """The error for an argument that is not of its kind, with the nearest word that it may be."""
     hint = checks.nearest(value, rule.choices) if isinstance(value, str) and rule.choices else None
-    shown = repr(value) if _is_plain(value) else f"a {type(value).__name__}"
-    if len(shown) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}…"
+    shown = checks.shown(value, _SHOWN) if _is_plain(value) else f"a {type(value).__name__}"
     return ValueError(
         f"{name} must be {rule.range_of(value) or rule.words}, got {shown}"
         + (f"; did you mean {hint!r}?" if hint else "")

@@ -103,8 +103,8 @@ def participation(
       The participation.
 
     Raises:
-      ValueError: if the cohort is larger than the population, or fractional where the sampler
-        draws a fixed number.
+      ValueError: if the cohort is larger than the population, or than what separated draws leave,
+        or fractional where the sampler draws a fixed number.
     """
     checks.whole("num_clients", num_clients)
     size = float(num_clients if cohort_size is None else cohort_size)
@@ -115,6 +115,11 @@ def participation(
         f"be at most the population of {num_clients} clients",
         cohort_size,
     )
+    if sampler.name == "min_separated" and cohort_size is not None:
+        separation = sampler.separation(num_clients, size)
+        most = num_clients // separation
+        rule = f"be at most {most}: each of {num_clients} clients joins once in {separation} rounds"
+        checks.require(size <= most, "cohort_size", rule, cohort_size)
     if sampler.name == "everybody":
         size = float(num_clients)
     checks.require(

@@ -1,5 +1,6 @@
 """Whether samplers, mechanisms, relation and accountant of an experiment go together."""
 
+import contextlib
 import itertools
 import typing
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import dp_accounting
 import numpy as np
 
+from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.experiment.config import (
     ClientLevel,
     CorrelatedGaussianLevel,
@@ -15,8 +17,7 @@ from fedjax_dp.experiment.config import (
     TrainingSection,
 )
 from fedjax_dp.experiment.participation import batches_of, participation_of
-from fedjax_dp.experiment.validate import check_one_for_each
-from fedjax_dp.experiment.values import Section
+from fedjax_dp.experiment.values import Section, check_one_for_each
 from fedjax_dp.privacy import translation
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
@@ -65,6 +66,26 @@ def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
     except ValueError as error:
         reason = str(error).split("; nearest valid choice")[0].split("; the nearest valid")[0]
         raise UnsupportedEvent(reason, _nearest(asked, sizes)) from None
+
+
+def require_possible_analysis(asked: Asked, num_clients: int) -> None:
+    """Requires an analysis for clients of some size, before their sizes are known.
+
+    Args:
+      asked: the sections in question.
+      num_clients: how many clients there are.
+
+    Raises:
+      UnsupportedEvent: as `require_analysis`, where it would raise one for any sizes.
+    """
+    try:
+        require_analysis(asked, np.full(num_clients, COUNT_LIMIT))
+    except UnsupportedEvent as error:
+        # A batch that holds all of a client is not sampled, and may have an analysis.
+        with contextlib.suppress(UnsupportedEvent):
+            require_analysis(asked, np.ones(num_clients, np.int64))
+            return
+        raise error from None
 
 
 def follow(asked: Asked, advice: Advice) -> Asked:

@@ -35,7 +35,7 @@ from fedjax_dp.experiment.devices import offer_devices
 from fedjax_dp.experiment.mechanism import Setting, structure_of
 from fedjax_dp.experiment.participation import participation_of
 from fedjax_dp.experiment.population import Population, build_population
-from fedjax_dp.experiment.validate import validate
+from fedjax_dp.experiment.validate import check_clients, known_clients, validate
 from fedjax_dp.models.base import Model
 
 
@@ -93,6 +93,8 @@ def assemble(config: Config) -> Experiment:
     config = listed(config, names_of(population.train))
     train, privacy = population.train, config.privacy
     _require_client_test(config.evaluation, population)
+    if known_clients(config) is None:
+        check_clients(config, train.num_clients)
     require_analysis(Asked(privacy, config.participation, config.training), train.sizes)
     model = build_model(config.model, population, config.run.seed)
     participation = participation_of(config.participation, train.num_clients)

@@ -24,7 +24,7 @@ from fedjax_dp.experiment.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.participation import batches_of
 from fedjax_dp.experiment.population import Population
-from fedjax_dp.experiment.validate import check_one_for_each
+from fedjax_dp.experiment.values import check_one_for_each
 from fedjax_dp.io.params import read_params
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model

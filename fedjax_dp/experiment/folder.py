@@ -4,6 +4,7 @@ import pathlib
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from fedjax_dp.core import files
 from fedjax_dp.experiment.values import ConfigError
 
 CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
@@ -11,6 +12,7 @@ CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
 CLIENTS_FOLDER = "clients"
 ENVIRONMENT_FILE = "environment.json"
 _LOCK_FILE = ".lock"
+_RUNS = pathlib.Path("runs")
 
 
 def locked(folder: pathlib.Path) -> BaseFileLock:
@@ -48,12 +50,34 @@ def require_free(output: pathlib.Path) -> None:
     Raises:
       ConfigError: if it is a file or holds something.
     """
-    is_taken = output.is_dir() and any(path.name != _LOCK_FILE for path in output.iterdir())
-    if output.is_file() or is_taken:
+    kind = files.kind_of(output, "--output")
+    is_taken = kind in ("file", "other")
+    if not is_taken:
+        files.require_folder(output, "--output", writable=True)
+    if kind == "folder":
+        is_taken = any(path.name != _LOCK_FILE for path in output.iterdir())
+    if is_taken:
         raise ConfigError(
             f"--output {str(output)!r} must be a new or an empty folder; "
             "to go on with a run use --resume"
         )
+
+
+def require_place(output: pathlib.Path | None, name: str) -> None:
+    """Requires a place for the folder of a run, before any work.
+
+    Args:
+      output: the folder; the next free one under `runs/` where it is None.
+      name: of the run.
+
+    Raises:
+      ValueError: if no folder can be made there, or it holds something.
+    """
+    if output is not None:
+        require_free(output)
+        return
+    files.require_folder(_RUNS, "the folder of runs", writable=True)
+    files.kind_of(_RUNS / f"{name}-001", "run.name")
 
 
 def next_folder(name: str) -> pathlib.Path:
@@ -67,7 +91,7 @@ def next_folder(name: str) -> pathlib.Path:
     """
     number = 1
     while True:
-        folder = pathlib.Path("runs") / f"{name}-{number:03d}"
+        folder = _RUNS / f"{name}-{number:03d}"
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

@@ -14,10 +14,12 @@ from fedjax_dp.experiment.values import (
     ConfigError,
     Section,
     annotation_of,
+    as_asked,
     in_a_file,
     is_plain,
     may_be_none,
     refusal,
+    require_float32,
     rule_of,
 )
 
@@ -135,9 +137,13 @@ def read_options(
                 f"which {name} needs, got {dict(values)!r}"
             )
     ready = {
-        option: None if value == "none" and may_be_none(fields[option].annotation) else value
+        option: None
+        if value == "none" and may_be_none(fields[option].annotation)
+        else as_asked(fields[option].annotation, value)
         for option, value in values.items()
     }
+    for option, value in ready.items():
+        require_float32(origin(f"{key}.{option}"), f"{key}.{option}", value)
     try:
         model.model_validate(ready)
     except ValidationError as error:

@@ -34,8 +34,17 @@ def participation_of(section: ParticipationSection, num_clients: int) -> partici
       The participation.
 
     Raises:
-      ValueError: as `participants.participation`.
+      ValueError: as `participants.participation`, naming the key.
     """
+    try:
+        return _participation_of(section, num_clients)
+    except ValueError as error:
+        raise ValueError(f"participation.{error}") from None
+
+
+def _participation_of(
+    section: ParticipationSection, num_clients: int
+) -> participants.Participation:
     match section:
         case FullParticipation():
             return participants.participation(sampling.everybody(), num_clients)

@@ -70,6 +70,7 @@ class Partition(NamedTuple):
       defaults: defaults of options in a configuration, where they are not the factory's.
       counts_clients: whether it makes as many clients as it is told.
       changes_examples: whether clients get changed copies of examples, held-out ones among them.
+      num_clients_of: `(options) -> number of clients`, where the options alone say how many.
     """
 
     factory: Callable[..., Any]
@@ -77,6 +78,7 @@ class Partition(NamedTuple):
     defaults: Mapping[str, Any] = {}
     counts_clients: bool = True
     changes_examples: bool = False
+    num_clients_of: Callable[[Mapping[str, Any]], int] | None = None
 
     def make(self, facts: Facts, options: Mapping[str, Any]) -> Any:
         """Spreads examples.
@@ -260,7 +262,13 @@ PARTITIONS: Registry[Partition] = Registry(
         ),
         "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
         "shifted_clusters": Partition(
-            shifted_clusters, ("pool", "seed"), counts_clients=False, changes_examples=True
+            shifted_clusters,
+            ("pool", "seed"),
+            counts_clients=False,
+            changes_examples=True,
+            num_clients_of=lambda options: sum(
+                options.get("cluster_sizes", clusters.CLUSTER_SIZES)
+            ),
         ),
     },
     _adopted,

@@ -135,6 +135,10 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
         section, _, table = choice.options.partition(".")
         changed = getattr(config, section).model_copy(update={table: ready})
         config = config.model_copy(update={section: changed})
+    names = [name.rpartition(":")[2] for name in config.run.metrics]
+    if len(set(names)) < len(names):
+        rule = f"run.metrics must name each figure once, got {config.run.metrics!r}"
+        raise ConfigError(f"{origin('run.metrics')}: {rule}")
     for name in config.run.metrics:
         _require_known("run.metrics", name, METRICS, origin)
     callbacks = {}

@@ -10,22 +10,26 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.config import Config, Options
 from fedjax_dp.experiment.parts import options_of_other_parts, read_parts
 from fedjax_dp.experiment.values import (
     ConfigError,
     Section,
     annotation_of,
+    as_asked,
     bare,
     kinds_of,
     may_be_none,
     refusal,
+    require_float32,
 )
 
 _COMMAND_LINE = "command line"
 # Options of the command itself, which a misspelt key may have meant.
 _COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
+# How much of a value an error shows.
+_SHOWN = 200
 ROOT = FieldInfo(annotation=Config)
 
 
@@ -48,16 +52,7 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
     tables: dict[str, Any] = {}
     file = "defaults" if path is None else str(path)
     if path is not None:
-        try:
-            tables = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"there is no configuration file {file!r}") from None
-        except IsADirectoryError:
-            raise ConfigError(f"{file!r} must be a configuration file, and is a folder") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} must be text in UTF-8: {error}") from None
+        tables = _read(path)
     pairs = _pairs(overrides)
     changes: dict[str, Any] = {}
     for key, text in pairs:
@@ -74,6 +69,20 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
     except ValidationError as error:
         raise _first(error, merged, origin) from None
     return read_parts(config, origin)
+
+
+def _read(path: str | pathlib.Path) -> dict[str, Any]:
+    """Reads the tables of a configuration file."""
+    try:
+        kind = files.kind_of(path, "the configuration file")
+        if kind == "missing":
+            raise ConfigError(f"there is no configuration file {str(path)!r}")
+        if kind != "other":
+            # A pipe, as a shell makes one of `<(command)`, is read like a file.
+            files.require_file(path, "the configuration file")
+        return files.parse_toml(files.read_text(path), path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _is_within(key: str, given: str) -> bool:
@@ -177,7 +186,9 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise ConfigError(f"expected --section.key, got {word!r}")
+            is_file = word.endswith(".toml") or bool(pairs)
+            hint = "; a configuration file comes before all options" if is_file else ""
+            raise ConfigError(f"expected --section.key, got {word!r}{hint}")
         key, equals, text = word[2:].partition("=")
         if not equals:
             if not rest:
@@ -202,6 +213,10 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    except (RecursionError, ValueError):
+        rule = "hold no brackets nested hundreds deep, and no number of thousands of digits"
+        shown = checks.shown(text, _SHOWN)
+        raise ConfigError(f"{_COMMAND_LINE}: {key} must {rule}, got {shown}") from None
     # A name such as 2024-05-01 is a text where a text belongs, quoted or not.
     is_text = any(str in map(bare, kinds_of(field.annotation)) for field in fields)
     table[last] = text if is_text and not isinstance(value, str) else value
@@ -270,6 +285,14 @@ def _all_sections(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:
     return found
 
 
+def _quoted(name: str, key: str, origin: str) -> ConfigError:
+    """A name with a dot in it can only come of quotes."""
+    return ConfigError(
+        f"{origin}: the quotes make {name!r} one name, dots included; write {key} without quotes, "
+        "or its last part below the header of its section"
+    )
+
+
 def _unknown(key: str, origin: str, *, is_section: bool = False) -> ConfigError:
     noun = "section" if is_section else "key"
     known = _all_sections() if is_section else all_keys()
@@ -296,6 +319,8 @@ def _prepared(
         inner, key = (*path, name), ".".join((*path, name))
         if name not in known:
             others = [s for s in sections_of(field) if name in s.model_fields]
+            if "." in name:
+                raise _quoted(name, key, origin(key))
             if not others:
                 raise _unknown(key, origin(key), is_section=isinstance(value, Mapping))
             if value is not None and value != "none":
@@ -309,7 +334,8 @@ def _prepared(
         elif value == "none" and may_be_none(known[name].annotation):
             ready[name] = None
         else:
-            ready[name] = value
+            ready[name] = as_asked(known[name].annotation, value)
+            require_float32(origin(key), key, ready[name])
     return ready
 
 

@@ -21,7 +21,7 @@ from fedjax_dp.experiment.callbacks import Callback, Look, callbacks_of
 from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.devices import more_than_cores
 from fedjax_dp.experiment.environment import environment, keep_programs
-from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE
+from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
 from fedjax_dp.experiment.health import Health, never_reached
 from fedjax_dp.experiment.results import evaluate, write_results
 from fedjax_dp.experiment.start import Start, fresh, restored
@@ -110,6 +110,7 @@ def run(
     Raises:
       ValueError: for what `assemble` refuses, or a privacy that cannot be accounted.
     """
+    require_place(folder, config.title)
     return _run(
         config,
         lambda experiment, warn: fresh(experiment, folder),

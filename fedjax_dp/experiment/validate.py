@@ -1,34 +1,38 @@
 """Checks of an experiment that need no data: what does not go together."""
 
-from typing import Any
+import os
 
 import numpy as np
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.registry import Entry
 from fedjax_dp.clients.transforms import declared
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounting import require_public_sizes
+from fedjax_dp.experiment.analysis import Asked, require_possible_analysis
 from fedjax_dp.experiment.config import (
     AccelerationSection,
     AlgorithmSection,
     ClientLevel,
     Config,
     DataSection,
-    FullParticipation,
     GaussianLevel,
     LaplaceLevel,
-    ParticipationSection,
     PrivacySection,
     RecordLevel,
     RunSection,
     TrainingSection,
 )
+from fedjax_dp.experiment.participation import batches_of, participation_of
 from fedjax_dp.experiment.partitions import PARTITIONS
 from fedjax_dp.experiment.parts import read_parts
+from fedjax_dp.experiment.values import check_one_for_each
 from fedjax_dp.server.registry import AROUND
+
+# Options of algorithms that may be a list with one entry for each client.
+_BY_CLIENT = ("declared_epsilon", "clusters")
 
 
 def validate(config: Config) -> None:
@@ -43,7 +47,6 @@ def validate(config: Config) -> None:
     read_parts(config, lambda key: "configuration")
     name, privacy = config.algorithm.name, config.privacy
     entry = algorithms.ALGORITHMS[name]
-    num_clients = _num_clients(config, entry)
     _check_public_examples(name, entry, config.data.public_examples)
     _check_unit(name, entry, privacy)
     _check_scaling(config.data, privacy)
@@ -57,39 +60,59 @@ def validate(config: Config) -> None:
         is_weighted = options.get("is_weighted", False)
         checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
     _check_steps(name, entry, config.training)
+    _check_batches(config.training, is_private="record" in privacy.units)
+    _check_paths(config)
     transforms = entry.transforms(options)
     declared("algorithm.options", transforms, is_private="record" in privacy.units)
-    _check_lists(config.training, num_clients)
-    _check_cohort(config.participation, num_clients)
     require_public_sizes(privacy.relation, "privacy.relation")
     if "record" in privacy.units:
-        _check_record(privacy.record, num_clients)
+        _check_budget(privacy.record, "privacy.record")
     if "client" in privacy.units:
         _check_client(privacy.client, name, entry)
+    if (num_clients := known_clients(config)) is not None:
+        check_clients(config, num_clients)
 
 
-def check_one_for_each(key: str, value: Any, num_clients: int) -> None:
-    """Requires a list to hold as many numbers as there are clients.
+def check_clients(config: Config, num_clients: int) -> None:
+    """Checks all that can be known once the clients are counted.
 
     Args:
-      key: the dotted name of the value.
-      value: a list, or anything else, which passes.
-      num_clients: how many there must be.
+      config: the configuration, named lists resolved.
+      num_clients: how many clients train; 1 where they are put together.
 
     Raises:
-      ValueError: naming the key, the rule and the list.
+      ValueError: naming the key, the rule, the value and the nearest valid one.
     """
-    rule = f"be one number or have one for each of the {num_clients} clients"
-    fits = not isinstance(value, list) or len(value) == num_clients
-    checks.require(fits, key, rule, value)
+    privacy, options = config.privacy, config.algorithm.options
+    for key in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
+        check_one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
+    if "record" in privacy.units:
+        for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
+            check_one_for_each(f"privacy.record.{key}", getattr(privacy.record, key), num_clients)
+    for key in _BY_CLIENT:
+        check_one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
+    num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
+    checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
+    participation_of(config.participation, num_clients)
+    require_possible_analysis(Asked(privacy, config.participation, config.training), num_clients)
 
 
-def _num_clients(config: Config, entry: Entry) -> int | None:
-    """Counts the clients, or None where only the data can tell."""
-    if entry.pools_clients:
+def known_clients(config: Config) -> int | None:
+    """Counts the clients that train.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The number, or None where it follows from the data alone.
+    """
+    if algorithms.ALGORITHMS[config.algorithm.name].pools_clients:
         return 1
-    data = config.data
-    return data.num_clients if PARTITIONS[data.partition].counts_clients else None
+    data, partition = config.data, PARTITIONS[config.data.partition]
+    if partition.counts_clients:
+        return data.num_clients
+    count = partition.num_clients_of
+    return None if count is None else count(data.partition_options)
 
 
 def _check_public_examples(name: str, entry: Entry, count: int) -> None:
@@ -182,19 +205,25 @@ def _check_steps(name: str, entry: Entry, section: TrainingSection) -> None:
     checks.require(moves, "training.learning_rate", rule, section.learning_rate)
 
 
-def _check_lists(section: TrainingSection, num_clients: int | None) -> None:
-    if num_clients is not None:
-        for name in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
-            check_one_for_each(f"training.{name}", getattr(section, name), num_clients)
+def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
+    """Requires whole numbers where so many examples or steps are drawn."""
+    sampler = batches_of(section, is_private=is_private)
+    for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
+        value = getattr(section, name)
+        is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
+        rule = f"be whole under the sampler {sampler.name!r}"
+        checks.require(is_whole, f"training.{name}", rule, value)
 
 
-def _check_cohort(section: ParticipationSection, num_clients: int | None) -> None:
-    if isinstance(section, FullParticipation) or num_clients is None:
-        return
-    size = section.cohort_size
-    rule = f"be at most the population of {num_clients} clients"
-    is_inside = size is None or size <= num_clients
-    checks.require(is_inside, "participation.cohort_size", rule, size)
+def _check_paths(config: Config) -> None:
+    """Requires files that can be read, and folders where folders can be."""
+    if config.data.data_dir is not None:
+        files.require_folder(os.path.expanduser(config.data.data_dir), "data.data_dir")
+    if config.model.pretrained is not None:
+        files.require_file(config.model.pretrained, "model.pretrained")
+    cache = config.execution.compilation_cache
+    if cache not in (None, "auto"):
+        files.require_folder(os.path.expanduser(cache), "execution.compilation_cache")
 
 
 def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:
@@ -205,13 +234,6 @@ def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:
         is_noised = bool(np.all(np.asarray(noise) > 0))
         rule = f"be above 0 to keep the budget {key}.epsilon; without noise set that to none"
         checks.require(is_noised or epsilon is None, f"{key}.noise_multiplier", rule, noise)
-
-
-def _check_record(level: RecordLevel, num_clients: int | None) -> None:
-    _check_budget(level, "privacy.record")
-    if num_clients is not None:
-        for name in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
-            check_one_for_each(f"privacy.record.{name}", getattr(level, name), num_clients)
 
 
 def _check_client(level: ClientLevel, name: str, entry: Entry) -> None:

@@ -1,6 +1,7 @@
 """What a value may be, read off its annotation, in words for people."""
 
 import functools
+import math
 import operator
 import types
 import typing
@@ -13,6 +14,12 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
+
+# Up to here a float is the whole number that was written.
+_EXACT = 2**53
+# How much of a value an error shows.
+_SHOWN = 500
 
 
 class ConfigError(ValueError):
@@ -124,9 +131,65 @@ def refusal(origin: str, key: str, kind: Any, value: Any) -> ConfigError:
     """
     hint = checks.nearest(value, choices_of(kind)) if isinstance(value, str) else None
     return ConfigError(
-        f"{origin}: {key} must be {rule_of(kind)}, got {value!r}"
+        f"{origin}: {key} must be {rule_of(kind)}, got {checks.shown(value, _SHOWN)}"
         + (f"; did you mean {hint!r}?" if hint else "")
     )
+
+
+def as_asked(kind: Any, value: Any) -> Any:
+    """Takes a whole number that is written with a point or an exponent, such as 1e3, for one.
+
+    Args:
+      kind: an annotation.
+      value: what was given.
+
+    Returns:
+      Integers where the kind asks for such, alone or in a list; all else as it is.
+    """
+    kinds = [bare(one) for one in kinds_of(kind)]
+    if isinstance(value, list):
+        lists = [one for one in kinds if typing.get_origin(one) in (list, Sequence)]
+        return [as_asked(*typing.get_args(lists[0]), one) for one in value] if lists else value
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+    return int(value) if is_whole and int in kinds and float not in kinds else value
+
+
+def require_float32(origin: str, key: str, value: Any) -> None:
+    """Requires of numbers a size that float32 has, in which runs compute.
+
+    Args:
+      origin: the file, or whatever the value came from.
+      key: the key's dotted name; δ is computed with in float64.
+      value: a number, or lists and tables that hold some; anything else passes.
+
+    Raises:
+      ConfigError: naming the key, the rule and the number.
+    """
+    if isinstance(value, list | Mapping):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            require_float32(origin, key, one)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or key.endswith("dp_delta") or not math.isfinite(value):
+        return
+    if not fits_float32(value):
+        rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
+        raise ConfigError(f"{origin}: {key} must {rule}, got {checks.shown(value, _SHOWN)}")
+
+
+def check_one_for_each(key: str, value: Any, num_clients: int) -> None:
+    """Requires a list to hold as many numbers as there are clients.
+
+    Args:
+      key: the dotted name of the value.
+      value: a list, or anything else, which passes.
+      num_clients: how many there must be.
+
+    Raises:
+      ValueError: naming the key, the rule and the list.
+    """
+    rule = f"be one number or have one for each of the {num_clients} clients"
+    fits = not isinstance(value, list) or len(value) == num_clients
+    checks.require(fits, key, rule, value)
 
 
 def is_plain(kind: Any) -> bool:
