@@ -1,11 +1,9 @@
 """The command `fedjax-dp`."""
 
 import errno
-import itertools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -40,27 +38,7 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Gives name, command and what follows."""
         name, found, rest = super().resolve_command(ctx, args)
-        require_once(rest)
         return name, found and command(str(name)), rest
-
-
-def require_once(words: Sequence[str]) -> None:
-    """Requires that no option stands twice on a command line.
-
-    Args:
-      words: the words behind a command.
-
-    Raises:
-      ValueError: naming the option and its values.
-    """
-    given: dict[str, list[str]] = {}
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
-        option, equals, text = word.partition("=")
-        if option.startswith("--") and len(option) > 2:
-            given.setdefault(option, []).append(text if equals else following)
-    for option, values in given.items():
-        if len(values) > 1:
-            raise ValueError(f"{option} must be given once, got {' and '.join(values)}")
 
 
 def command(name: str) -> Any:

@@ -180,6 +180,13 @@ class Configured(Once):
             require_key(key.removeprefix("--"))
             raise ValueError(f"{key} needs a value")
         super().parse_args(ctx, line.own)
+        values: dict[str, list[str]] = {}
+        for word in line.overrides:
+            key, _, text = word.partition("=")
+            values.setdefault(key, []).append(text)
+        for key, given in values.items():
+            if len(given) > 1:
+                raise ValueError(f"{key} must be given once, got {given}")
         ctx.args = line.overrides
         return ctx.args
 

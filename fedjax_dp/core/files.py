@@ -79,9 +79,11 @@ def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
         mode = os.R_OK | os.X_OK | (os.W_OK if writable else 0)
         reason = "" if os.access(path, mode) else "no permission to use it"
     else:
-        above = os.path.dirname(os.path.abspath(path))
-        if above != os.path.abspath(path):
-            require_folder(above, name, writable=writable)
+        above, part = os.path.split(os.path.abspath(path))
+        require_folder(above, name, writable=writable)
+        if kind_of(above, name) == "missing":
+            # A part that is too long shows where a folder is.
+            kind_of(os.path.join(os.sep, part), name)
         reason = ""
     if reason:
         found = f"{checks.shown(path, _SHOWN)} ({reason})"

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.config import Config
-from fedjax_dp.experiment.values import annotation_of, refusal
+from fedjax_dp.experiment.values import annotation_of, refusal, require_float32
 
 # The keys that hold one number for all clients, or one for each.
 KEYS = (
@@ -54,6 +54,7 @@ def with_client_numbers(config: Config) -> Config:
     file = config.data.client_numbers
     if file is None:
         return config
+    files.require_file(file, "data.client_numbers")
     for key, column in _columns(file).items():
         *path, name = key.split(".")
         section: Any = config
@@ -68,6 +69,7 @@ def with_client_numbers(config: Config) -> Config:
             adapter.validate_python(column, strict=True)
         except ValidationError:
             raise refusal(file, key, kind, column) from None
+        require_float32(file, key, column)
         config = _replaced(config, path, name, column)
     return _replaced(config, ["data"], "client_numbers", None)
 

@@ -77,7 +77,7 @@ def require_place(output: pathlib.Path | None, name: str) -> None:
         require_free(output)
         return
     files.require_folder(_RUNS, "the folder of runs", writable=True)
-    files.kind_of(_RUNS / f"{name}-001", "run.name")
+    files.kind_of(f"{name}-001", "run.name")
 
 
 def next_folder(name: str) -> pathlib.Path:

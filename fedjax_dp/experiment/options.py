@@ -142,8 +142,6 @@ def read_options(
         else as_asked(fields[option].annotation, value)
         for option, value in values.items()
     }
-    for option, value in ready.items():
-        require_float32(origin(f"{key}.{option}"), f"{key}.{option}", value)
     try:
         model.model_validate(ready)
     except ValidationError as error:
@@ -151,6 +149,8 @@ def read_options(
         where = f"{key}.{option}"
         kind = annotation_of(fields[option])
         raise refusal(origin(where), where, kind, values[option]) from None
+    for option, value in ready.items():
+        require_float32(origin(f"{key}.{option}"), f"{key}.{option}", value)
     return ready
 
 

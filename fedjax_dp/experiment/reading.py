@@ -68,6 +68,7 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise _first(error, merged, origin) from None
+    _require_float32(config, "", origin)
     return read_parts(config, origin)
 
 
@@ -335,8 +336,17 @@ def _prepared(
             ready[name] = None
         else:
             ready[name] = as_asked(known[name].annotation, value)
-            require_float32(origin(key), key, ready[name])
     return ready
+
+
+def _require_float32(section: Section, prefix: str, origin: Callable[[str], str]) -> None:
+    """Requires all numbers to be of a size that float32 has; options are read with their part."""
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{prefix}{name}"
+        if isinstance(value, Section):
+            _require_float32(value, f"{key}.", origin)
+        elif field.annotation != Options:
+            require_float32(origin(key), key, value)
 
 
 def _chosen(

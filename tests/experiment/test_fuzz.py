@@ -92,6 +92,10 @@ def _allows(rule, alternatives, value, word):
     if rule == "a list of such, one for each client":
         one = alternatives[alternatives.index(rule) - 1]
         return isinstance(value, list) and bool(value) and all(allows(one, v, word) for v in value)
+    if rule == "a table of such by the clients' names":
+        one = alternatives[0]
+        entries = value.values() if isinstance(value, dict) else ()
+        return bool(entries) and all(allows(one, v, word) for v in entries)
     if rule.startswith("a list, each entry "):
         entry = rule.removeprefix("a list, each entry ")
         if not isinstance(value, list):
@@ -110,9 +114,10 @@ def _allows(rule, alternatives, value, word):
         return bool(re.fullmatch(r"\w[\w .,=+-]*", text))
     kind = re.fullmatch(r"(a whole number|a number|a finite number)(?: (.*))?", rule)
     assert kind, f"nobody has said what {rule!r} lets in"
-    if not is_number(value) or not math.isfinite(value):
+    # Whatever the rule, runs compute in float32.
+    if not is_number(value) or not math.isfinite(value) or abs(value) > 3.4e38:
         return False
-    if kind[1] == "a whole number" and not isinstance(value, int):
+    if kind[1] == "a whole number" and value % 1 != 0:
         return False
     return within(value, kind[2] or "")
 
@@ -194,5 +199,5 @@ def test_files_of_another_encoding_are_refused(tmp_path, data):
         configuration.load(path)
     with pytest.raises(ConfigError, match="there is no configuration file"):
         configuration.load(tmp_path / "nowhere.toml")
-    with pytest.raises(ConfigError, match="is a folder"):
+    with pytest.raises(ConfigError, match=r"\(a folder\)"):
         configuration.load(tmp_path)
