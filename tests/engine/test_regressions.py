@@ -37,7 +37,7 @@ def _trainer(**options):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "cohort"), [(fdp.cyclic(), 10), (fdp.fixed_size(), 9), (fdp.min_separated(2), 10)]
+    ("sampler", "cohort"), [(fdp.cyclic(), 10), (fdp.fixed_size(), 9), (fdp.min_separated(2), 5)]
 )
 def test_shares_of_noise_are_counted_against_the_smallest_cohort(sampler, cohort):
     plan = make_plan(6, 1.0, 1.0, num_clients=10, bits=20)
