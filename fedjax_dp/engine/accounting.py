@@ -16,7 +16,7 @@ from fedjax_dp.core.signatures import checked
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.compile import Simulation
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.record import RoundRecord
+from fedjax_dp.engine.record import RoundRecord, digest_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.claims import RecordEvent
@@ -96,6 +96,7 @@ class PrivacyAccounting:
         # By unit and stage, what a round costs: events, and the accounts that pay each.
         self._events: dict[str, list[_Prices]] = {}
         self._numbers: Any = None
+        self._digest: Any = None
         self._read_events(bound.hyper if hyper is None else hyper)
         self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in self._events}
 
@@ -118,7 +119,7 @@ class PrivacyAccounting:
         for unit, priced in events.items():
             found = [event for prices in priced for event, _ in prices]
             _require_analysis(found, unit, self._relation, self._accountant)
-        self._events, self._numbers = events, numbers
+        self._events, self._numbers, self._digest = events, numbers, digest_of(hyper)
 
     @property
     def _charges_everybody(self) -> bool:
@@ -133,17 +134,32 @@ class PrivacyAccounting:
         Args:
           record: as `Simulation.run` returned it, for one or more rounds.
           hyper: the numbers that these rounds ran with. They must be given where they are others
-            than those that the accounts were opened with.
+            than those that the accounts were opened with, or charged last.
 
         Raises:
-          ValueError: if what ran has no analysis.
+          ValueError: if what ran has no analysis, or the rounds ran with other numbers than those
+            that would be charged; nothing is charged then.
         """
         if hyper is not None:
             self._read_events(hyper)
+        self._require_numbers_of(record)
         participants, stages = np.asarray(record.clients), np.asarray(record.stage)
         for unit, ledger in self.ledgers.items():
             cohorts = None if self._is_everybody_charged(unit) else participants
             self._charge(unit, ledger, stages, cohorts)
+
+    def _require_numbers_of(self, record: RoundRecord) -> None:
+        """Requires the numbers that rounds ran with to be those that prices are read off."""
+        if record.digest is None:
+            return
+        ran = np.asarray(record.digest).reshape(-1, 2)
+        others = np.flatnonzero(np.any(ran != self._digest, axis=1))
+        rule = (
+            "be the numbers that the rounds ran with, from which their price follows: "
+            "charge(record, hyper) with the hyper that was given to them, one charge for each"
+        )
+        found = f"others than those of round {others[0] if len(others) else 0} of the record"
+        checks.require(not len(others), "hyper", rule, found)
 
     def _is_everybody_charged(self, unit: str) -> bool:
         """Tells whether who took part must not be told by the accounts.
@@ -207,7 +223,27 @@ class PrivacyAccounting:
         if not bounded or num_rounds == 0:
             return num_rounds
         numbers = self._federation.hyper if hyper is None else typed(hyper)
+        kept = self._events, self._numbers, self._digest
         self._read_events(numbers)
+        try:
+            return self._affordable(
+                bounded, state, key, num_rounds, epsilon, dp_delta, accountant, numbers
+            )
+        finally:
+            # To ask is not to run: what is charged next are still the numbers of before.
+            self._events, self._numbers, self._digest = kept
+
+    def _affordable(
+        self,
+        bounded: list[str],
+        state: SimulationState,
+        key: PRNGKey,
+        num_rounds: int,
+        epsilon: dict[str, float],
+        dp_delta: Mapping[str, ArrayLike],
+        accountant: str,
+        numbers: Hyper,
+    ) -> int:
         first = int(state.round)
         cohorts = None if self._charges_everybody else self._cohorts(first, key, num_rounds)
         rounds = first + np.arange(num_rounds, dtype=np.int32)

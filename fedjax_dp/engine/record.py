@@ -1,6 +1,7 @@
 """What a round leaves behind: a record for the ledger, and info for people."""
 
 import enum
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core.signatures import checked
 
 
@@ -41,6 +43,8 @@ class RoundRecord(NamedTuple):
       overflow: clients that were drawn and found no slot, int32.
       stage: the stage of the round, int32.
       is_released: whether the round's aggregate left the server, bool.
+      digest: of the numbers that the round ran with and prices may depend on, `[2]`, uint32, see
+        `digest_of`; None in a record that no round has made, which is charged at its word.
     """
 
     clients: jax.Array
@@ -48,6 +52,7 @@ class RoundRecord(NamedTuple):
     overflow: jax.Array
     stage: jax.Array
     is_released: jax.Array
+    digest: jax.Array | None = None
 
     def count(self, *fates: Fate) -> Any:
         """Counts the slots that came to one of some ends.
@@ -69,6 +74,44 @@ class RoundRecord(NamedTuple):
     def num_announced(self) -> Any:
         """Counts the clients that were told that they take part."""
         return self.num_drawn - self.count(Fate.UNANNOUNCED)
+
+
+def digest_of(hyper: Hyper) -> Any:
+    """Computes a digest of the numbers that prices may depend on.
+
+    These are all but learning rates and what an optimiser takes beside them, which are never
+    priced. Numbers are read as float32, so that 1 and 1.0 are one; a change of any of them is
+    missed with a chance of about 2^-64.
+
+    Args:
+      hyper: the numbers; traced ones, or arrays on the host, of which the digest is one too.
+
+    Returns:
+      Two words, `[2]`, uint32.
+    """
+    priced = hyper._replace(local=hyper.local._replace(learning_rate=None, optimizer=()))
+    found = jax.tree.leaves_with_path(priced)
+    facts = [(jax.tree_util.keystr(path), np.shape(x)) for path, x in found]
+    is_traced = any(isinstance(x, jax.Array) for _, x in found)
+    words = _words([x for _, x in found], jnp if is_traced else np)
+    lanes = np.array([[zlib.crc32(f"{lane}{facts}".encode()) for lane in "ab"]], np.uint32)
+    places = (jnp if is_traced else np).arange(len(words), dtype=np.uint32)
+    each = _mixed(words[:, None] ^ (places[:, None] * np.uint32(0x9E3779B9) + lanes))
+    return lanes[0] ^ each.sum(axis=0, dtype=np.uint32)
+
+
+def _words(numbers: Sequence[Any], xp: Any) -> Any:
+    """Puts the bits of numbers into one row, `[all]`, uint32; what is below 2^-126 is zero."""
+    rows = [xp.ravel(xp.asarray(x)).astype(np.float32) for x in numbers]
+    row = xp.concatenate([*rows, np.zeros(1, np.float32)])
+    return xp.where(abs(row) < np.finfo(np.float32).tiny, np.float32(0), row).view(np.uint32)
+
+
+def _mixed(x: Any) -> Any:
+    """Lets every bit of a word change about half of all bits (Appleby, MurmurHash3)."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))
 
 
 class TrainingInfo(NamedTuple):

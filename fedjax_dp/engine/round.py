@@ -16,7 +16,14 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.layout import AXIS, CHUNK_AXIS, Layout
 from fedjax_dp.engine.reads import run_client
-from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord, training_info
+from fedjax_dp.engine.record import (
+    Fate,
+    MessageCounts,
+    RoundInfo,
+    RoundRecord,
+    digest_of,
+    training_info,
+)
 from fedjax_dp.server.base import RoundKey, Stack, Stacked
 
 
@@ -137,6 +144,7 @@ def play_round(
         overflow=cohort.overflow,
         stage=stage,
         is_released=jnp.bool_(True),
+        digest=digest_of(jax.tree.map(jnp.asarray, hyper)),
     )
     info = _info(layout, slots, outcome, contributes, told, of_server)
     return SimulationState(server, kept, clients, state.round + 1), record, info

@@ -25,6 +25,8 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord, simulation
+from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.record import digest_of
 from fedjax_dp.server import gaussian_mean
 
 KEY = jax.random.key(7)
@@ -178,6 +180,114 @@ def test_numbers_that_take_the_place_of_none_are_read_anew():
     changed = sim.hyper._replace(local=local)
     account.charge(record_of(range(NUM_CLIENTS)), changed)
     expected = PrivacyAccounting(sim, hyper=changed)
+    expected.charge(record_of(range(NUM_CLIENTS)))
+    assert account.to_json() == expected.to_json()
+
+
+def at_noise(sim, unit, multiplier):
+    """The numbers of a simulation with another noise on what it protects."""
+    noise, hyper = np.float32(multiplier), sim.hyper
+    if unit == "record":
+        return hyper._replace(local=hyper.local._replace(noise_multiplier=noise))
+    return hyper._replace(aggregator={**hyper.aggregator, "noise_multiplier": noise})
+
+
+def simulated(unit):
+    """What a round of all clients leaves at a noise multiplier of 0.01, but for the playing."""
+    sim, _ = initial(unit, "everybody")
+    quiet = at_noise(sim, unit, 0.01)
+    return sim, quiet, record_of(range(NUM_CLIENTS))._replace(digest=digest_of(quiet)[None])
+
+
+def played(unit):
+    sim = simulate(unit, sampling.everybody())
+    quiet = at_noise(sim, unit, 0.01)
+    if unit == "record":
+        quiet = sim.hyper._replace(
+            local=sim.hyper.local._replace(noise_multiplier=np.full(NUM_CLIENTS, 0.01, np.float32))
+        )
+    return sim, quiet, sim.run(sim.init(KEY), KEY, 1, quiet)[1]
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("made", [simulated, pytest.param(played, marks=telling)])
+def test_rounds_of_quieter_noise_are_never_charged_the_price_of_louder_noise(unit, made):
+    sim, quiet, record = made(unit)
+    account = PrivacyAccounting(sim)
+    before = account.to_json()
+    with pytest.raises(ValueError, match=r"hyper must be the numbers that the rounds ran with"):
+        account.charge(record)
+    with pytest.raises(ValueError, match=r"those of round 0 of the record"):
+        account.charge(record, sim.hyper)
+    assert account.to_json() == before
+    account.charge(record, quiet)
+    dear = PrivacyAccounting(sim, hyper=quiet)
+    dear.charge(record)
+    assert account.to_json() == dear.to_json() != before
+    assert account.epsilon(DELTA)[unit].max() > 1000
+
+
+def test_the_digest_of_a_round_is_that_of_its_numbers_however_they_are_given():
+    """On the host, traced, in a vmapped sweep and in a scan; of numbers or arrays of any kind."""
+    sim, _ = initial("record", "everybody")
+    base = jax.tree.map(np.asarray, sim.hyper)
+    multipliers = np.linspace(0.5, 2, 4, dtype=np.float32)
+
+    def hyper_of(z):
+        return base._replace(local=base.local._replace(noise_multiplier=z))
+
+    alone = np.stack([digest_of(hyper_of(z)) for z in multipliers])
+    assert alone.dtype == np.uint32 and len(np.unique(alone, axis=0)) == 4
+
+    def one(z):
+        return digest_of(jax.tree.map(jnp.asarray, hyper_of(z)))
+
+    np.testing.assert_array_equal(jax.jit(jax.vmap(one))(multipliers), alone)
+    in_turn = jax.lax.scan(lambda carry, z: (carry, one(z)), 0, multipliers)[1]
+    np.testing.assert_array_equal(in_turn, alone)
+    # Kinds of number are one; every other number that is priced counts, where it stands too.
+    first = digest_of(hyper_of(np.float64(0.5)))
+    np.testing.assert_array_equal(first, alone[0])
+    by_client, swapped = (digest_of(hyper_of(np.array(z))) for z in ([0.5, 1], [1, 0.5]))
+    assert not np.array_equal(by_client, swapped)
+    for name, value in (("batch_size", 3), ("num_steps", 7), ("num_epochs", 2), ("clip_norm", 9)):
+        other = base._replace(local=base.local._replace(**{name: np.float32(value)}))
+        assert not np.array_equal(digest_of(other), digest_of(base)), name
+    faster = base._replace(local=base.local._replace(learning_rate=np.float32(7)))
+    np.testing.assert_array_equal(digest_of(faster), digest_of(base))
+
+
+@telling
+def test_a_sweep_over_noise_is_charged_run_by_run():
+    sim, state = initial("record", "everybody")
+    multipliers = np.array([0.5, 2.0], np.float32)
+    base = jax.tree.map(jnp.asarray, sim.hyper)
+    examples = examples_of(make_data())
+
+    def hyper_of(z):
+        local = base.local._replace(noise_multiplier=z * jnp.ones(NUM_CLIENTS))
+        return base._replace(local=local)
+
+    played = jax.jit(jax.vmap(lambda z: sim.federation.step(state, hyper_of(z), examples, KEY)[1]))
+    records = jax.tree.map(np.asarray, played(multipliers))
+    for i, z in enumerate(multipliers):
+        record = jax.tree.map(lambda x, i=i: x[i : i + 1], records)
+        account = PrivacyAccounting(sim)
+        with pytest.raises(ValueError, match="numbers that the rounds ran with"):
+            account.charge(record, hyper_of(multipliers[1 - i]))
+        account.charge(record, hyper_of(z))
+        expected = PrivacyAccounting(sim, hyper=hyper_of(z))
+        expected.charge(record_of(range(NUM_CLIENTS)))
+        assert account.to_json() == expected.to_json()
+
+
+def test_to_ask_what_is_affordable_changes_no_price():
+    sim, state = initial("record", "everybody")
+    loud = at_noise(sim, "record", 50)
+    account = PrivacyAccounting(sim)
+    account.affordable_rounds(state, KEY, 1, {"record": 1.0}, DELTA, "rdp", loud)
+    account.charge(record_of(range(NUM_CLIENTS)))
+    expected = PrivacyAccounting(sim)
     expected.charge(record_of(range(NUM_CLIENTS)))
     assert account.to_json() == expected.to_json()
 
