@@ -48,6 +48,7 @@ def test_the_round_of_the_readme_runs():
     assert "nan" not in loss and "client" in epsilon
 
 
+@telling
 @pytest.mark.parametrize("page", FILES)
 def test_a_page_that_writes_a_part_runs_and_prints_what_it_says(page):
     printed = run(ROOT / "docs" / page)

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# A full file system, a quota of a user, and a limit of a process (`ulimit -f`).
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a file system needs beside the bytes of a file.
 _MARGIN = 2**18
 
@@ -44,7 +46,7 @@ def full_disk_named(folder: pathlib.Path | None = None) -> Iterator[None]:
     except (OSError, ValueError) as error:
         # Orbax has no type of its own for it.
         words, number = str(error), getattr(error, "errno", None)
-        is_full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in words
+        is_full = number in _FULL or "No space left on device" in words
         if not is_full and not isinstance(error, DiskFull):
             raise
         kept = (

@@ -1202,7 +1202,7 @@ def test_the_command_ends_in_words_and_status_2(tmp_path, monkeypatch, capsys, n
     with pytest.raises(SystemExit) as end:
         main()
     said = capsys.readouterr().err
-    assert end.value.code == 2 and said.startswith("error: ") and "Traceback" not in said
+    assert end.value.code == 2 and "\nerror: " in said and "Traceback" not in said
     assert name in said and line in said
 
 

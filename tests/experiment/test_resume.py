@@ -37,7 +37,7 @@ from fedjax_dp.experiment.loading import load_run
 from fedjax_dp.experiment.start import restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
-from fedjax_dp.io.disk import DiskFull
+from fedjax_dp.io.disk import DiskFull, full_disk_named
 from fedjax_dp.io.logbook import Logbook, read_metrics
 
 # Most are compared with one run.
@@ -477,6 +477,12 @@ def test_a_full_disk_is_named_and_loses_nothing(
         assert saved_arrays(folder)[0] == 3
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_limit_of_space_of_any_kind_is_named(tmp_path, number):
+    with pytest.raises(DiskFull, match="no room is left"), full_disk_named(tmp_path):
+        raise OSError(number, os.strerror(number))
 
 
 def test_a_full_disk_is_named_before_a_run_has_begun(tmp_path, monkeypatch):
