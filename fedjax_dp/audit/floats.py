@@ -1,6 +1,9 @@
-"""A search for floats that break a bound: records that move a clipped sum, updates that escape."""
+"""A search for floats that break a bound: records that move a clipped sum, updates that escape.
 
-from collections.abc import Callable, Iterator, Mapping
+Arrays of many short axes are searched too, whose norms a compiler may add up in one long chain.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +17,16 @@ from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import flat, nested
+from fedjax_dp.privacy.clipping import clip_by_global_norm, clip_by_l1_norm
 
 # What rounding may add to a bound (docs/privacy.md, "Clipping in floating point").
 MARGIN = 1e-3
+
+# Ranks and lengths of axes that norms are tried at, and how many entries an array may have.
+RANKS, LENGTHS = range(1, 25), range(1, 9)
+_MOST_ENTRIES = 2**20
+# How many shapes are compiled together.
+_SHAPES = 8
 
 _LARGEST_EXPONENT, _SMALLEST_EXPONENT = 127, -149
 # Exponents at which something changes: squares vanish or overflow, sums absorb, floats end.
@@ -225,6 +235,123 @@ def hostile_updates(
             weight = float(np.float32(2.0 ** rng.choice(_EDGES))) if i % 2 else 1.0
         typed = [jnp.asarray(x).astype(leaf.dtype) for x, leaf in zip(made, leaves, strict=True)]
         yield jax.tree.unflatten(treedef, typed), weight
+
+
+def search_norms(
+    clip: Callable[[PyTree], PyTree],
+    norm: Callable[[np.ndarray], float],
+    bound: float,
+    rng: np.random.Generator,
+    *,
+    ranks: Iterable[int] = RANKS,
+    shapes_per_rank: int = 1,
+    arrays_per_shape: int = 8,
+    most_entries: int = _MOST_ENTRIES,
+) -> Worst:
+    """Looks for an array of some rank whose clipped norm is above its bound.
+
+    Arrays have axes of 1 to 8 and hold numbers at which a sum in one chain stops growing, or rounds
+    in one direction. They are clipped side by side, some shapes in one compiled program.
+
+    Args:
+      clip: of a tree of one array; compiled and mapped here.
+      norm: in float64, of what is clipped.
+      bound: the largest norm that a clipped array may have.
+      rng: draws shapes and numbers.
+      ranks: the numbers of axes that are tried.
+      shapes_per_rank: how many shapes of each rank.
+      arrays_per_shape: how many arrays of each shape.
+      most_entries: the largest array.
+
+    Returns:
+      The worst of them; its family names the shape.
+    """
+    side_by_side = jax.jit(lambda trees: [jax.vmap(clip)(tree) for tree in trees])
+    shapes = [many_axes(r, rng, most_entries) for r in ranks for _ in range(shapes_per_rank)]
+    worst, tried = Worst(0.0, 0, "none"), 0
+    for first in range(0, len(shapes), _SHAPES):
+        some = shapes[first : first + _SHAPES]
+        made = [[_for_norms(shape, rng) for _ in range(arrays_per_shape)] for shape in some]
+        clipped = side_by_side([{"w": np.stack([a for a, _ in arrays])} for arrays in made])
+        for shape, arrays, after in zip(some, made, clipped, strict=True):
+            for (_, family), array in zip(arrays, np.asarray(after["w"]), strict=True):
+                tried += 1
+                ratio = norm(array.astype(np.float64)) / bound
+                # What is no number is above every bound.
+                if not ratio <= worst.ratio:
+                    name = f"{family}, {'×'.join(map(str, shape))}"
+                    worst = Worst(np.inf if np.isnan(ratio) else ratio, tried, name)
+    return worst._replace(tried=tried)
+
+
+def check_norms(
+    seed: int = 0, *, shapes_per_rank: int = 1, most_entries: int = 2**17
+) -> list[StepCheck]:
+    """Searches arrays of 1 to 24 axes for one that clipping leaves above its bound.
+
+    Args:
+      seed: of shapes and numbers.
+      shapes_per_rank: how many shapes of each rank.
+      most_entries: the largest array.
+
+    Returns:
+      A check of each norm: the largest that was found over the bound, and a thousandth above 1.
+    """
+    of_norms = {
+        "L2": (clip_by_global_norm, lambda a: float(np.sqrt(np.sum(np.square(a))))),
+        "L1": (clip_by_l1_norm, lambda a: float(np.sum(np.abs(a)))),
+    }
+    results = []
+    for name, (clip, norm) in of_norms.items():
+        worst = search_norms(
+            lambda tree, clip=clip: clip(tree, 1.0)[0],
+            norm,
+            1.0,
+            np.random.default_rng([seed, 9]),
+            shapes_per_rank=shapes_per_rank,
+            most_entries=most_entries,
+        )
+        named = f"{name} norm after clipping at 1, of arrays of {RANKS[0]} to {RANKS[-1]} axes"
+        results.append(StepCheck(named, worst.ratio, 1 + MARGIN))
+    return results
+
+
+def many_axes(rank: int, rng: np.random.Generator, most_entries: int) -> tuple[int, ...]:
+    """Draws a shape of a rank: half of them as large as they may be with axes of one length.
+
+    Args:
+      rank: the number of axes.
+      rng: draws lengths and places.
+      most_entries: the largest number of entries.
+
+    Returns:
+      The shape, of axes of 1 to 8; those that there is no space for are 1.
+    """
+    is_alike = rng.random() < 0.5
+    one, axes, size = int(rng.integers(2, LENGTHS.stop)), [], 1
+    for _ in range(rank):
+        length = one if is_alike else int(rng.integers(1, LENGTHS.stop))
+        axes.append(length if size * length <= most_entries else 1)
+        size *= axes[-1]
+    if not is_alike:
+        rng.shuffle(axes)
+    return tuple(axes)
+
+
+def _for_norms(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, str]:
+    """Numbers at which sums of squares, or of absolute values, in one chain go wrong."""
+    kind = rng.choice(["one number", "one large", "any"], p=[0.4, 0.5, 0.1])
+    if kind == "one number":
+        # Chains of one number round in one direction for as long as the sum keeps its exponent.
+        return np.full(shape, 1 + rng.random(), np.float32), kind
+    if kind == "any":
+        return hostile(shape, rng)
+    # What is a little below half a unit in the last place of a large first entry is lost beside it.
+    power = rng.choice([1, 2])
+    small = 2.0 ** (-(24 + rng.uniform(0.1, 2)) / power)
+    values = np.full(int(np.prod(shape)), small, np.float32)
+    values[0 if rng.random() < 0.5 else rng.integers(values.size)] = 1
+    return values.reshape(shape), kind
 
 
 def _exponent(rng: np.random.Generator, size: Any = None) -> Any:

@@ -12,6 +12,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.audit.canaries import Planted
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.floats import check_norms
 from fedjax_dp.audit.local import check_client
 from fedjax_dp.audit.membership import (
     MembershipResult,
@@ -106,11 +107,12 @@ def audit_experiment(
     bounds: list[AuditResult] = []
     steps: dict[str, list[StepCheck]] = {}
     key = jax.random.key(config.run.seed)
+    norms = check_norms(config.run.seed) if config.privacy.units else []
     execution = ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk, devices=None)
     for unit in config.privacy.units:
         unit_key = jax.random.fold_in(key, len(steps))
         planted = _plant(experiment, unit, num_canaries)
-        steps[unit] = _check_steps(experiment, unit, planted, unit_key)
+        steps[unit] = _check_steps(experiment, unit, planted, unit_key) + norms
         seen = run_audit(
             planted, unit_key, num_runs=num_runs, num_rounds=num_rounds, execution=execution
         )

@@ -4,10 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow, telling
 
-from fedjax_dp.audit.floats import MARGIN, check_records, hostile, hostile_updates
+from fedjax_dp.audit.floats import (
+    LENGTHS,
+    MARGIN,
+    RANKS,
+    check_norms,
+    check_records,
+    hostile,
+    hostile_updates,
+    many_axes,
+)
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.core import trees
 from fedjax_dp.models import Model, outer_products, registry
 
 _CONFIG = LocalConfig(clip_norm=1.0, noise_multiplier=0.0, batch_size=1)
@@ -62,6 +73,38 @@ def test_rows_that_are_summed_as_they_come_are_found(monkeypatch):
 
     monkeypatch.setattr(outer_products, "factors", raw)
     assert _check(_many_rows).is_violated
+
+
+def _of_all_axes(tree):
+    """Sums over all axes at once, which the CPU compiler does in one chain."""
+    return sum(jnp.sum(x) for x in jax.tree.leaves(tree))
+
+
+@slow
+def test_no_norm_of_any_rank_is_above_its_bound():
+    """More and larger arrays than an audit tries; the largest ratios are printed."""
+    results = check_norms(1, shapes_per_rank=4, most_entries=2**22)
+    for check in results:
+        print(f"{check.name}: {check.measured:.7f} at most")
+        assert 1 - 1e-6 < check.measured <= check.allowed == 1 + MARGIN
+
+
+@telling
+def test_norms_that_are_summed_in_one_chain_are_found(monkeypatch):
+    assert not any(check.is_violated for check in check_norms(0, most_entries=2**14))
+    monkeypatch.setattr(trees, "total", _of_all_axes)
+    monkeypatch.setattr(trees, "_flat", lambda tree: tree)
+    assert all(check.is_violated for check in check_norms())
+
+
+def test_shapes_of_norms_are_of_every_rank_and_fit():
+    rng = np.random.default_rng(0)
+    for rank in RANKS:
+        shapes = [many_axes(rank, rng, 2**17) for _ in range(40)]
+        assert all(len(shape) == rank and set(shape) <= set(LENGTHS) for shape in shapes)
+        assert all(np.prod(shape) <= 2**17 for shape in shapes)
+    assert max(np.prod(shape) for shape in shapes) > 2**15
+    assert {length for shape in shapes for length in shape} == set(LENGTHS)
 
 
 def test_a_rule_without_a_bound_is_refused():
