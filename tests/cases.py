@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from marks import later, telling
 from oracles import clustered, federated, generalization, local, noise_aware, personal
 from oracles.feddyn import feddyn
@@ -327,6 +328,25 @@ def _scaffold(run: Run):
     theta = theta_of(run.initial.server.params)
     x, c, c_i = federated.scaffold(theta, run.clients, run.replay, ROUNDS, train, SETTINGS, 0.7)
     return {"params": x, "control": c, "controls": c_i}
+
+
+def _scaffold_by_gradients(run: Run):
+    theta = theta_of(run.initial.server.params)
+    arguments = theta, run.clients, run.replay, ROUNDS, SETTINGS, 0.7, 0.6
+    x, c, c_i = federated.scaffold_by_gradients(*arguments)
+    return {"params": x, "control": c, "controls": c_i}
+
+
+def _observe_scaffold(state):
+    return {
+        "params": theta_of(state.server.params),
+        "control": theta_of(state.server.control),
+        "controls": theta_of(state.clients),
+    }
+
+
+def _with_momentum(learning_rate):
+    return optax.sgd(learning_rate, momentum=0.6)
 
 
 def _gma(make_server=federated.sgd_server, *, mu=0.0, threshold=0.6, **how):
@@ -670,6 +690,19 @@ VARIANTS = {
     "braking, plain mean": _variant("fed_ltn", looks_ahead=False, is_masked_mean=False),
     "a jump, rewound": _variant("jump_start", rewinds=True),
     "a jump with own masks": _variant("jump_start", _observe_own_masks, inherits_mask=False),
+    "scaffold by gradients, with momentum": Case(
+        "scaffold",
+        algorithms.scaffold,
+        lambda m: algorithms.scaffold(
+            m,
+            local_trainer(m, config(SETTINGS), optimizer=_with_momentum),
+            num_clients=NUM_CLIENTS,
+            server_learning_rate=0.7,
+            control="gradient",
+        ),
+        _scaffold_by_gradients,
+        _observe_scaffold,
+    ),
     "ditto on the same batches": Case(
         "ditto",
         algorithms.ditto,
@@ -753,11 +786,7 @@ _CASES = (
             m, plain_trainer(m), num_clients=NUM_CLIENTS, server_learning_rate=0.7
         ),
         _scaffold,
-        lambda state: {
-            "params": theta_of(state.server.params),
-            "control": theta_of(state.server.control),
-            "controls": theta_of(state.clients),
-        },
+        _observe_scaffold,
     ),
     Case(
         "gma",

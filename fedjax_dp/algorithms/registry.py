@@ -12,6 +12,8 @@ from fedjax_dp.algorithms.blur_lus import declared_transforms
 from fedjax_dp.algorithms.fed_ltn import check_momentum
 from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
 from fedjax_dp.algorithms.propfair import check_options
+from fedjax_dp.algorithms.scaffold import declared_transforms as declared_control
+from fedjax_dp.algorithms.scaffold import steps_of
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.clients.whole_batches import check_copies
@@ -61,8 +63,8 @@ class Entry(NamedTuple):
       reason: why it is given no other units, in words; empty where its kind says so.
       check_options: `(options, prefix)` raises a ValueError for options that do not go together;
         all options are given, and the prefix comes before a name.
-      steps: what it asks of local steps: "any", "plain", those of SGD without momentum, or
-        "moving", plain ones at learning rates above 0.
+      steps: `(options) -> word`, what it asks of local steps: "any", "plain", those of SGD without
+        momentum, or "moving", plain ones at learning rates above 0; all options are given.
       transforms: `(options) -> declarations` of what updates pass through before they leave, for
         checks that have no model yet; all options are given.
     """
@@ -77,7 +79,7 @@ class Entry(NamedTuple):
     sends_model: bool = True
     reason: str = ""
     check_options: Callable[[Mapping[str, Any], str], None] = lambda options, prefix: None
-    steps: Literal["any", "plain", "moving"] = "any"
+    steps: Callable[[Mapping[str, Any]], Literal["any", "plain", "moving"]] = lambda options: "any"
     transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
 
     @property
@@ -124,7 +126,9 @@ ALGORITHMS: Registry[Entry] = Registry(
         "propfair": Entry(_load("propfair"), _ANY, _MEAN, check_options=check_options),
         "afl": Entry(_load("afl"), _UNPROTECTED, _CLIENTS, reason=_BY_LOSS),
         "term": Entry(_load("term"), _UNPROTECTED, reason=_BY_LOSS),
-        "q_ffl": Entry(_load("q_ffl"), _UNPROTECTED, reason=_BY_LOSS, steps="moving"),
+        "q_ffl": Entry(
+            _load("q_ffl"), _UNPROTECTED, reason=_BY_LOSS, steps=lambda options: "moving"
+        ),
         "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
         "splitting": Entry(_load("splitting"), _OPEN, for_code=("name",)),
         "fedsplit": Entry(_load("fedsplit", "splitting"), _OPEN),
@@ -132,7 +136,13 @@ ALGORITHMS: Registry[Entry] = Registry(
         "fedrp": Entry(_load("fedrp", "splitting"), _OPEN),
         "reflected_fedavg": Entry(_load("reflected_fedavg", "splitting"), _OPEN),
         "reflected_fedprox": Entry(_load("reflected_fedprox", "splitting"), _OPEN),
-        "scaffold": Entry(_load("scaffold"), _OPEN, (*_CLIENTS, *_MEAN), steps="plain"),
+        "scaffold": Entry(
+            _load("scaffold"),
+            _OPEN,
+            (*_CLIENTS, *_MEAN),
+            steps=steps_of,
+            transforms=declared_control,
+        ),
         "ifca": Entry(_load("ifca"), ("none",)),
         "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
         "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),

@@ -1,6 +1,7 @@
 """SCAFFOLD: control variates at server and clients correct the drift of local training."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import optax
@@ -14,8 +15,11 @@ from fedjax_dp.algorithms.base import (
     of_training,
 )
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.gradients import mean_gradient
 from fedjax_dp.clients.regularizers import shift
+from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -23,6 +27,8 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, Summed
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
 from fedjax_dp.server.optimizers import apply_aggregate
+
+Control: TypeAlias = Literal["steps", "gradient"]
 
 
 class ServerState(NamedTuple):
@@ -45,19 +51,25 @@ def scaffold(
     num_clients: Count,
     server_learning_rate: Positive = 1.0,
     is_weighted: bool = False,
+    control: Control = "steps",
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
-    """Declares SCAFFOLD with the cheaper control variate (option II).
+    """Declares SCAFFOLD.
 
-    A client adds `c − c_i` to every gradient; afterwards its control variate becomes
-    `c_i − c + (x − y_i) / (K · learning rate)`, which is its mean gradient under plain SGD.
+    A client adds `c − c_i` to every gradient. Afterwards its control variate becomes the mean
+    gradient of its steps, `c_i − c + (x − y_i) / (K · learning rate)`, which holds under plain SGD
+    alone (option II); or, for one more pass over its data, their gradient at x (option I), under
+    any optimiser.
 
     Args:
       model: what is trained.
-      trainer: local training with `optax.sgd`, whose learning rate the control variate needs.
+      trainer: local training; with `control="steps"` by plain `optax.sgd`, whose learning rate the
+        control variate needs, else by any optimiser, such as one with momentum, and not private.
       num_clients: the population; the server's control variate is the mean over all of it.
       server_learning_rate: the server's step size.
       is_weighted: weight deltas by client size; the paper weights all clients the same.
+      control: what a client's control variate becomes: "steps", the mean gradient of its steps, or
+        "gradient", the mean gradient over all of its data at the model that it received, exact.
       aggregator: how deltas are combined, a summed one, in place of their mean; `gradient_mask()`
         weighs them by size unless it is told otherwise. Control variates are averaged in any case.
         Its numbers are those of the part "params", as `hyper.aggregator["params"]["threshold"]`.
@@ -66,13 +78,16 @@ def scaffold(
       The algorithm; it keeps one control variate for each client.
 
     Raises:
-      ValueError: for a number out of its range, a trainer that does not take plain SGD steps, or
-        weights beside an aggregator.
+      ValueError: for a number out of its range, weights beside an aggregator, or a trainer that
+        does not take plain SGD steps, or is private, where control variates need it otherwise.
 
     Source: Karimireddy and others 2020, algorithm 1.
     """
     checks.whole("num_clients", num_clients)
-    trainer.require_plain_sgd("control variates are computed from both")
+    if control == "steps":
+        trainer.require_plain_sgd("control variates are computed from both")
+    else:
+        trainer.require_open("control variates are gradients of all records, which no noise covers")
     rule = "be False beside an aggregator, which weighs in its own way"
     checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
 
@@ -82,18 +97,30 @@ def scaffold(
         control = jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
         return ServerState(params, control)
 
-    def client(server, control, client, hyper, key):
-        correction = trees.subtract(server.control, control)
-        result = trainer.train(
-            server.params, client, hyper.local, key, gradient_transform=shift(correction)
-        )
+    def of_steps(server, own, client, hyper, key, result):
         per_step = result.num_steps * hyper.local.learning_rate
         inverse = trees.reciprocal(per_step)
         moved = jax.tree.map(lambda delta, c: -delta * inverse - c, result.delta, server.control)
         # A client that did not move learned nothing new about its gradient.
-        moved = trees.where(per_step > 0, moved, trees.zeros_like(moved))
+        return trees.where(per_step > 0, moved, trees.zeros_like(moved))
+
+    def of_gradient(server, own, client, hyper, key, result):
+        most = trainer.config.max_batch_size()
+        own_key = fold(key, Purpose.PERSONAL)
+        gradient = mean_gradient(model, server.params, client, most, own_key)
+        moved = trees.subtract(gradient, own)
+        return trees.where(client.size > 0, moved, trees.zeros_like(moved))
+
+    change_of = of_steps if control == "steps" else of_gradient
+
+    def client(server, own, client, hyper, key):
+        correction = trees.subtract(server.control, own)
+        result = trainer.train(
+            server.params, client, hyper.local, key, gradient_transform=shift(correction)
+        )
+        moved = change_of(server, own, client, hyper, key, result)
         update = {"params": result.delta, "control": moved}
-        return ClientOutput(update, result.weight, trees.add(control, moved), result.metrics)
+        return ClientOutput(update, result.weight, trees.add(own, moved), result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
         optimizer = optax.sgd(hyper.algorithm["server_learning_rate"])
@@ -123,3 +150,30 @@ def scaffold(
     ).with_numbers(
         {"server_learning_rate": server_learning_rate}, {"server_learning_rate": Positive}
     )
+
+
+def steps_of(options: Mapping[str, Any]) -> Literal["any", "plain"]:
+    """Gives what is asked of local steps, see `registry.Entry.steps`.
+
+    Args:
+      options: all options of `scaffold` by name.
+
+    Returns:
+      Whether they are to be plain.
+    """
+    return "plain" if options["control"] == "steps" else "any"
+
+
+def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ...]:
+    """Declares what leaves a client beside its delta, before there is a model.
+
+    Args:
+      options: all options of `scaffold` by name.
+
+    Returns:
+      The control variate, where records are read for it; for its declaration alone.
+    """
+    if options["control"] == "steps":
+        return ()
+    name, instead = "control=gradient", "take control=steps"
+    return (UpdateTransform(lambda delta, context: delta, True, name, instead),)

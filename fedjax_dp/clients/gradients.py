@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import PRNGKey
 
-from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.micro_batches import size_for
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -80,6 +82,40 @@ def plain(model: Model) -> GradientRule:
         return trees.scale(gradient_sum, 1.0 / jnp.maximum(count, 1))
 
     return GradientRule(micro_batch, release, None, None)
+
+
+def mean_gradient(
+    model: Model, params: PyTree, client: ClientData, batch_size: int, key: PRNGKey
+) -> PyTree:
+    """Computes the mean gradient over all examples of a client, exactly and without noise.
+
+    Args:
+      model: the model.
+      params: where it is taken.
+      client: the client; zeros where it has no examples.
+      batch_size: examples that are computed at once, at most; it bounds memory.
+      key: for draws of the model, such as dropout.
+
+    Returns:
+      The gradient, the structure of the parameters, float32 or better.
+    """
+    rule, most = plain(model), min(batch_size, client.limit)
+    micro = client.limit if model.mixes_examples else size_for(model, params, client, most)
+
+    def part(i):
+        rows = i * micro + jnp.arange(micro)
+        batch, is_real = client.gather(rows), rows < client.size
+        found = rule.micro_batch(params, batch, is_real, jax.random.fold_in(key, i), None)
+        return found.gradient
+
+    if micro >= client.limit:
+        total = part(0)
+    else:
+        zeros = sums.zeros_like(jax.eval_shape(part, 0))
+        passes = client.widest(-(-client.size // micro))
+        total = jax.lax.fori_loop(0, passes, lambda i, t: sums.add(t, part(i)), zeros)
+        total = sums.value(total)
+    return trees.scale(total, 1.0 / jnp.maximum(client.size, 1))
 
 
 @checked

@@ -56,16 +56,37 @@ def f1() -> Metric:
     """
 
     def contribute(outputs, batch):
-        labels = batch["y"]
-        valid = _is_class(outputs, labels)[..., None]
-        is_true = jax.nn.one_hot(labels, outputs.shape[-1]) * valid
-        is_said = jax.nn.one_hot(jnp.argmax(outputs, axis=-1), outputs.shape[-1]) * valid
-        return _by_example(is_true * is_said, is_true, is_said)
+        return _by_example(*_counts_by_class(outputs, batch["y"]))
 
     def finish(sums):
         hits, true, said = np.split(sums, 3, axis=-1)
         each = _ratio(2 * hits, true + said)
         return _ratio(np.nansum(each, axis=-1), np.sum(~np.isnan(each), axis=-1))
+
+    return Metric(contribute, finish)
+
+
+def mcc() -> Metric:
+    """Computes Matthews's correlation coefficient between classes and predictions.
+
+    Returns:
+      The metric, in [-1, 1], for models whose outputs are logits `[examples, ..., classes]`, of two
+      classes or more; 0 where all targets, or all predictions, are of one class.
+
+    Source: Gorodkin 2004, equation 8, as in scikit-learn's `matthews_corrcoef`.
+    """
+
+    def contribute(outputs, batch):
+        return _by_example(*_counts_by_class(outputs, batch["y"]))
+
+    def finish(sums):
+        hits, true, said = np.split(np.asarray(sums, np.float64), 3, axis=-1)
+        count = np.sum(true, axis=-1)
+        covariance = np.sum(hits, axis=-1) * count - np.sum(true * said, axis=-1)
+        # Of counts up to 2^26, squares are exact.
+        spreads = [count**2 - np.sum(each**2, axis=-1) for each in (true, said)]
+        found = _ratio(covariance, np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
+        return np.where(count > 0, np.nan_to_num(found), np.nan)
 
     return Metric(contribute, finish)
 
@@ -104,7 +125,7 @@ def _adopted(own: Any) -> Callable[[], Metric]:
 
 
 METRICS: Registry[Callable[[], Metric]] = Registry(
-    {metric.__name__: metric for metric in (perplexity, f1, calibration_error)}, _adopted
+    {metric.__name__: metric for metric in (perplexity, f1, mcc, calibration_error)}, _adopted
 )
 
 
@@ -112,6 +133,14 @@ def _is_class(logits: jax.Array, labels: jax.Array) -> jax.Array:
     rule = f"have shape {logits.shape[:-1]} for this metric, as classes of logits do"
     checks.require(labels.shape == logits.shape[:-1], "targets", rule, labels.shape)
     return (labels >= 0) & (labels < logits.shape[-1])
+
+
+def _counts_by_class(outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
+    """Marks correct predictions, targets and predictions by class, `[examples, ..., classes]`."""
+    valid = _is_class(outputs, labels)[..., None]
+    is_true = jax.nn.one_hot(labels, outputs.shape[-1]) * valid
+    is_said = jax.nn.one_hot(jnp.argmax(outputs, axis=-1), outputs.shape[-1]) * valid
+    return is_true * is_said, is_true, is_said
 
 
 def _by_example(*parts: jax.Array) -> jax.Array:

@@ -63,8 +63,8 @@ class RunSection(Section):
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
     metrics: list[str] = Field(
         default_factory=list,
-        description="figures beside loss and accuracy: perplexity, f1, calibration_error, or one's "
-        "own as package.module:name",
+        description="figures beside loss and accuracy: perplexity, f1, mcc, calibration_error, or "
+        "one's own as package.module:name",
     )
     callbacks: Options = _table(
         "what is called at evaluations, by name, with its options: early_stopping, or one's own as "

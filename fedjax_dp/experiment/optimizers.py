@@ -11,7 +11,11 @@ from fedjax_dp.core.registry import Registry
 
 
 def sgd(
-    learning_rate: Any, *, momentum: Decay | None = None, nesterov: bool = False
+    learning_rate: Any,
+    *,
+    momentum: Decay | None = None,
+    nesterov: bool = False,
+    weight_decay: NonNegative | None = None,
 ) -> optax.GradientTransformation:
     """Takes steps along the gradient.
 
@@ -19,11 +23,16 @@ def sgd(
       learning_rate: step size.
       momentum: what is kept of earlier steps, in [0, 1); none takes plain steps.
       nesterov: look ahead along the momentum.
+      weight_decay: strength of a squared penalty on the parameters, whose gradient is added to that
+        of the loss, ahead of momentum, at least 0; none adds nothing.
 
     Returns:
       The optimiser.
     """
-    return optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
+    steps = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
+    if weight_decay is None:
+        return steps
+    return optax.chain(optax.add_decayed_weights(weight_decay), steps)
 
 
 def adam(

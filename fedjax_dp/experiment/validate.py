@@ -59,7 +59,7 @@ def validate(config: Config) -> None:
         rule = "be false beside an algorithm.aggregator, which weighs in its own way"
         is_weighted = options.get("is_weighted", False)
         checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
-    _check_steps(name, entry, config.training)
+    _check_steps(name, entry.steps(options), config.training)
     _check_batches(config.training, is_private="record" in privacy.units)
     _check_paths(config)
     transforms = entry.transforms(options)
@@ -192,15 +192,15 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
         checks.require(fits, "privacy.client.mechanism", rule, level.mechanism)
 
 
-def _check_steps(name: str, entry: Entry, section: TrainingSection) -> None:
-    if entry.steps == "any":
+def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
+    if steps == "any":
         return
     rule = f"be sgd for {name}, which reads gradients off updates"
     checks.require(section.optimizer == "sgd", "training.optimizer", rule, section.optimizer)
     options = section.optimizer_options
     rule = f"be empty for {name}, which reads gradients off updates of plain steps"
     checks.require(not options, "training.optimizer_options", rule, options)
-    moves = entry.steps == "plain" or bool(np.all(np.asarray(section.learning_rate) > 0))
+    moves = steps == "plain" or bool(np.all(np.asarray(section.learning_rate) > 0))
     rule = f"be above 0 for {name}, which divides by it"
     checks.require(moves, "training.learning_rate", rule, section.learning_rate)
 

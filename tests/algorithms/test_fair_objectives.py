@@ -352,6 +352,15 @@ MASKED = "--algorithm.aggregator=gradient_mask"
             "training.optimizer_options must be empty for scaffold, which reads gradients off",
         ),
         (
+            (
+                "--privacy.unit=record",
+                "--algorithm.name=scaffold",
+                "--algorithm.options.control=gradient",
+            ),
+            "algorithm.options must read no records behind the noise of private training, whose "
+            "event does not cover it; take control=steps, got 'control=gradient'",
+        ),
+        (
             (OPEN, MASKED, "--algorithm.name=scaffold", "--algorithm.options.is_weighted=true"),
             "algorithm.options.is_weighted must be false beside an algorithm.aggregator",
         ),

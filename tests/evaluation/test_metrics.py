@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 from fedjax_dp.data import FederatedData
 from fedjax_dp.evaluation.evaluate import personal_evaluator, shared_evaluator
-from fedjax_dp.evaluation.metrics import METRICS, calibration_error, f1, perplexity
+from fedjax_dp.evaluation.metrics import METRICS, calibration_error, f1, mcc, perplexity
 from fedjax_dp.models import Model
 
 CLASSES = 4
@@ -40,6 +40,19 @@ def test_f1_is_that_of_scikit_learn(outputs):
     few = labels % 2
     expected = f1_score(few, logits.argmax(-1), average="macro")
     assert value_of(f1(), logits, few) == pytest.approx(expected, rel=1e-6)
+
+
+def test_mcc_is_that_of_scikit_learn(outputs):
+    logits, labels = outputs
+    said, cases = logits.argmax(-1), [labels, labels % 2, logits.argmax(-1), 0 * labels]
+    for true in cases:
+        expected = matthews_corrcoef(true, said)
+        assert value_of(mcc(), logits, true) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert matthews_corrcoef(0 * labels, said) == 0.0, "where one class alone is true"
+    some = np.where(np.arange(len(labels)) < 50, labels, -1)
+    expected = matthews_corrcoef(labels[:50], said[:50])
+    assert value_of(mcc(), logits, some) == pytest.approx(expected, rel=1e-6)
+    assert np.isnan(value_of(mcc(), logits, -1 + 0 * labels))
 
 
 def test_perplexity_weighs_tokens_alike(outputs):

@@ -189,6 +189,30 @@ def scaffold(
     return theta, c, c_i
 
 
+def scaffold_by_gradients(theta, clients, replay, rounds, settings, server_learning_rate, momentum):
+    """SCAFFOLD with option I, whose clients take steps with momentum."""
+    num_clients = len(clients)
+    c, c_i = np.zeros_like(theta), np.zeros((num_clients, len(theta)))
+    for r in range(rounds):
+        cohort = replay.cohort(r)
+        deltas, new = [], c_i.copy()
+        for i in cohort:
+            x, y = clients[i]
+            steps = local.num_steps(len(y), settings.batch_size[i], settings.num_epochs[i])
+            own, velocity = theta.copy(), np.zeros_like(theta)
+            for rows in replay.batches(r, i, steps):
+                gradient = logistic.gradients(own, x[rows], y[rows]).mean(axis=0)
+                velocity = momentum * velocity + gradient + c - c_i[i]
+                own = own - settings.learning_rate[i] * velocity
+            deltas.append(own - theta)
+            if len(y):
+                new[i] = logistic.gradients(theta, x, y).mean(axis=0)
+        if cohort:
+            theta = theta + server_learning_rate * np.mean(deltas, axis=0)
+        c, c_i = c + (new - c_i).sum(axis=0) / num_clients, new
+    return theta, c, c_i
+
+
 def ifca(models, clients, replay, rounds, train):
     """IFCA with averaging of models (Ghosh and others 2020, algorithm 1, option II)."""
     models, choices = models.copy(), np.zeros(len(clients), int)
