@@ -56,14 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/figures"))
     output = parser.parse_args(arguments).output
     z = multipliers()
-    title = f"N = {N}, E = {ROUNDS}, ε = {EPSILON:g}, δ = {DELTA:g}"
+    title = f"{N:,} records, {ROUNDS} rounds, ε = {EPSILON:g}, δ = {DELTA:g}"
     curves = {f"$b^{{>1}}$ = {b}": z[:, j].tolist() for j, b in enumerate(LATER_BATCHES)}
     label = "batch size of the first round $b^1$"
     figure = noise_plots.multipliers_by_batch_size(FIRST_BATCHES, curves, title, label=label)
     plots.save(figure, output / "multipliers_by_batch_sizes.png")
     labels = ("$b^1$", "$b^{>1}$")
     for name, table in zip(("first", "later"), variances(z), strict=True):
-        about = f"{name} update: {title},\nc = {CLIP:g}, p = {PARAMETERS:,}, η = {RATE:g}"
+        about = (
+            f"{name} update: {title},\nclip norm {CLIP:g}, {PARAMETERS:,} parameters, η = {RATE:g}"
+        )
         figure = noise_plots.variance_by_setting(
             table, FIRST_BATCHES, LATER_BATCHES, about, labels=labels
         )

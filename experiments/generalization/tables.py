@@ -12,10 +12,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.generalization import paper
+from fedjax_dp.io import drawing, plots
 
 HERE = pathlib.Path(__file__).parent
 METRIC = "test_accuracy_last_ten"
@@ -133,23 +133,25 @@ def of_fairness(runs: Sequence[Run]) -> str:
 
 
 def draw(folder: pathlib.Path, study: str, algorithm: str, file: pathlib.Path) -> None:
-    """Draws test accuracy by round of both aggregations of a cell, one line a seed."""
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for kind, color in zip(PAIR, ("tab:blue", "tab:orange"), strict=True):
+    """Draws test accuracy by round of both aggregations of a cell: the mean, and each seed."""
+    figure = drawing.new_figure()
+    axes = figure.subplots()
+    for k, kind in enumerate(PAIR):
         pattern = f"algorithm={algorithm},aggregation={kind},seed=*/metrics.jsonl"
-        for i, path in enumerate(sorted((folder / study).glob(pattern))):
+        runs: list[dict[int, float]] = []
+        for path in sorted((folder / study).glob(pattern)):
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            rows = [row for row in rows if "test_accuracy" in row]
-            axes.plot(
-                [row["round"] for row in rows],
-                [100 * row["test_accuracy"] for row in rows],
-                color=color,
-                label=kind if i == 0 else None,
-            )
-    axes.set(xlabel="round", ylabel="test accuracy, %", title=f"{study}, {algorithm}")
-    axes.legend()
-    figure.savefig(file, dpi=110)
-    plt.close(figure)
+            measured = {r["round"]: 100 * r["test_accuracy"] for r in rows if "test_accuracy" in r}
+            axes.plot(*zip(*measured.items(), strict=True), color=drawing.COLOURS[k], alpha=0.35)
+            runs.append(measured)
+        rounds = sorted(set.intersection(*map(set, runs))) if runs else []
+        means = [float(np.mean([run[r] for run in runs])) for r in rounds]
+        drawing.draw_curve(axes, k, rounds, means, f"{kind}, mean of {len(runs)} seeds")
+    axes.set(xlabel="round", ylabel="test accuracy, %")
+    drawing.set_title(axes, f"{study}, {algorithm}")
+    drawing.legend_beside(axes)
+    axes.grid(alpha=0.25)
+    plots.save(figure, file)
 
 
 def write(runs_folder: pathlib.Path, output: pathlib.Path) -> None:

@@ -157,7 +157,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 def draw_noise_levels(output: pathlib.Path) -> None:
     """Draws figures 3.2 and 3.3."""
-    title = f"N = {N}, E = {ROUNDS}, δ = {DELTA:g}"
+    title = f"{N:,} records, {ROUNDS} rounds, δ = {DELTA:g}"
     curves: Mapping[str, Any] = {f"ε = {e:g}": multipliers(e) for e in EPSILONS}
     figure = noise_plots.multipliers_by_batch_size(BATCHES, curves, title)
     plots.save(figure, output / "multipliers_by_batch_size.png")
@@ -180,11 +180,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if known.precision is not None:
         scores = precision_by_block_size(known.precision)
         curve = [float(np.mean(s)) for s in scores.values()], list(map(_deviation, scores.values()))
-        figure = noise_plots.precision_by_block_size(list(scores), *curve, known.precision.name)
+        title = "How near Robust-HDP's weights come to the oracle's"
+        figure = noise_plots.precision_by_block_size(list(scores), *curve, title)
         plots.save(figure, known.output / "precision_by_block_size.png")
     if known.convergence is not None:
         curves = accuracy_by_round(known.convergence, known.distribution)
-        title = f"{known.convergence.name}, {known.distribution}"
+        title = f"Budgets of {known.distribution}"
         figure = plots.accuracy_by_round(curves, title)
         plots.save(figure, known.output / "accuracy_by_round.png")
 

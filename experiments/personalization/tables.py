@@ -6,13 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
+import numpy as np
 
 from experiments.sweep import Study
 from fedjax_dp.experiment.sweep import points
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from fedjax_dp.io import drawing, plots
 
 HERE = pathlib.Path(__file__).parent
 # Of models after one more round of local training, which an evaluation alone sees.
@@ -156,32 +154,28 @@ def _cells(line: str) -> list[str]:
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) -> None:
-    """Draws pruning by round, and accuracy against bytes, of the first seed of each method."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for method, group in runs.items():
+    """Draws pruning by round, and accuracies against bytes, of the first seed of each method."""
+    figure = drawing.new_figure(height=8.0)
+    pruning, *panels = figure.subplots(3, 1)
+    for i, (method, group) in enumerate(runs.items()):
         rows = group[0]["metrics"]
         if "pruned_share" in rows[-1]:
-            left.plot(
-                [row["round"] for row in rows],
-                [100 * row["pruned_share"] for row in rows],
-                label=method,
-            )
-        sent, places, accuracy, after = 0.0, [], [], []
-        for row in rows:
-            sent += row["bytes_up"] / 1e6
-            if "mean_client_accuracy" in row:
-                places.append(sent)
-                accuracy.append(100 * row["mean_client_accuracy"])
-                after.append(100 * row[f"mean_client_accuracy{AFTER}"])
-        (line,) = right.plot(places, accuracy, marker=".", label=method)
-        right.plot(places, after, linestyle="--", color=line.get_color())
-    left.set(xlabel="round", ylabel="pruned, % of weights, mean of the cohort")
-    right.set(xlabel="MB up", ylabel="mean accuracy of clients, %; dashed: after local training")
-    for axes in (left, right):
-        axes.legend(fontsize=6)
-        axes.grid(alpha=0.3)
-    figure.savefig(file, dpi=120)
-    plt.close(figure)
+            rounds = [row["round"] for row in rows]
+            pruned = [100 * row["pruned_share"] for row in rows]
+            drawing.draw_curve(pruning, i, rounds, pruned, method, linewidth=1.2)
+        sent = np.cumsum([row["bytes_up"] for row in rows]) / 1e6
+        is_evaluated = np.array(["mean_client_accuracy" in row for row in rows])
+        for axes, ending in zip(panels, ("", AFTER), strict=True):
+            name = f"mean_client_accuracy{ending}"
+            accuracies = [100 * row[name] for row in rows if name in row]
+            drawing.draw_curve(axes, i, sent[is_evaluated], accuracies, method)
+    pruning.set(xlabel="round", ylabel="pruned weights, %")
+    for axes, which in zip(panels, ("as received", "after local training"), strict=True):
+        axes.set(xlabel="MB up", ylabel=f"mean accuracy of clients\n{which}, %")
+    for axes in (pruning, *panels):
+        drawing.legend_beside(axes)
+        axes.grid(alpha=0.25)
+    plots.save(figure, file)
 
 
 def write(study: Study, folder: pathlib.Path) -> None:

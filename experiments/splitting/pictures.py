@@ -1,11 +1,45 @@
-"""Draws the convex figures: one panel a problem, gaps over rounds."""
+"""Draws the convex figures: one panel a problem and setting, gaps over rounds."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+
+from experiments.splitting.curves import METHODS
+from fedjax_dp.io import drawing, plots
+
+PROBLEMS = {"ls": "Least squares", "lr": "Logistic regression"}
+# Gaps below this are drawn at it: float32 tells no smaller ones apart.
+FLOOR = 1e-12
+# What each figure of the chapter shows; files have its number.
+TITLES = {
+    "2.2": "FedAvg with k local steps of size η",
+    "2.4": "FedAvg, the last gap where η (k − 1) is the same",
+    "2.5": "FedProx with steps that shrink (dotted: the average of all models so far)",
+    "2.6": "FedRP with steps that shrink (dotted: the average of all models so far)",
+    "2.7": "Methods where clients disagree more and more (H)",
+    "2.8": "Anderson acceleration (solid: memory τ = 2, dotted: none)",
+    "B.1": "Cohorts in which each client is with probability p",
+    "B.2": "Mini-batches of a fifth of a client's examples",
+}
+
+
+class Curve(NamedTuple):
+    """One curve of a panel.
+
+    Attributes:
+      label: its name.
+      rounds: where gaps were kept.
+      curve: `gap`, and `average` of the mean model, at each of them.
+      style: properties of the line in place of those of its number.
+    """
+
+    label: str
+    rounds: Sequence[int]
+    curve: Mapping[str, Any]
+    style: Mapping[str, Any] = {}
 
 
 def draw(results: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> None:
@@ -15,50 +49,77 @@ def draw(results: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> None:
       results: the groups of curves.
       folder: gets a PNG file for each figure.
     """
-    by_figure: dict[str, dict[str, list[Any]]] = {}
+    for name, panels in panels_of(results).items():
+        columns = 2 if len(panels) in (2, 4) else len(panels)
+        figure = drawing.new_figure(3.4 * -(-len(panels) // columns) + 0.4, 5.5 * columns)
+        grid = figure.subplots(-(-len(panels) // columns), columns, squeeze=False)
+        for axes, (title, curves) in zip(grid.flat, panels.items(), strict=True):
+            if name == "2.4":
+                _last_gaps(axes, curves)
+            else:
+                _gaps(axes, curves, with_averages=name in ("2.5", "2.6"))
+            drawing.set_title(axes, title)
+            axes.grid(alpha=0.25)
+            drawing.legend_beside(axes)
+        figure.suptitle(TITLES[name])
+        plots.save(figure, folder / f"figure_{name}.png")
+
+
+def panels_of(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Curve]]]:
+    """Sorts curves into figures and their panels, by number and by title."""
+    found: dict[str, dict[str, list[Curve]]] = {}
     for result in results:
-        group = result["group"]
-        panel = group["setting"]["problem"].upper()
-        if group["figure"] == "2.7":
-            panel = f"LS, H = {4 * result['H']:.3g}"
+        setting, figure = result["group"]["setting"], result["group"]["figure"]
+        if figure not in TITLES:
+            # Runs that check others.
+            continue
         for label, curve in result["curves"].items():
-            figure = group["figure"].split()[0]
-            if figure == "2.5":
+            name, panel, style = figure, PROBLEMS[setting["problem"]], {}
+            if figure == "2.2":
+                panel += " by local steps" if label.startswith("k") else " by step size, k = 10"
+            elif figure == "2.5":
                 method, _, label = label.partition(", ")
-                figure = "2.5" if method == "FedProx" else "2.6"
-            panels = by_figure.setdefault(figure, {})
-            if group["figure"] == "B.1":
-                label = f"{label}, {group['setting']['participation']:g}"
-            if group["setting"]["memory"] and group["figure"] == "2.8":
-                label = f"{label}, τ = 2"
-            panels.setdefault(panel, []).append((label, result["rounds"], curve))
-    for figure, panels in by_figure.items():
-        drawn = Figure(figsize=(6 * len(panels), 4.5), layout="constrained")
-        for axes, (panel, curves) in zip(
-            np.atleast_1d(drawn.subplots(1, len(panels))), panels.items(), strict=True
-        ):
-            _panel(axes, figure, curves)
-            axes.set_title(f"Figure {figure}, {panel}")
-        drawn.savefig(folder / f"figure_{figure}.png", dpi=80)
+                name, label = "2.5" if method == "FedProx" else "2.6", label.replace("_", " ")
+            elif figure == "2.7":
+                digits, power = f"{4 * result['H']:.2e}".split("e")
+                panel += rf", $H = {digits} \cdot 10^{int(power)}$"
+            elif figure == "2.8":
+                style = _of_method(label, is_plain=not setting["memory"])
+                label += ", τ = 2" if setting["memory"] else ""
+            elif figure == "B.1":
+                panel += f", p = {setting['participation']:g}"
+            curves = found.setdefault(name, {}).setdefault(panel, [])
+            curves.append(Curve(label, result["rounds"], curve, style))
+    return found
 
 
-def _panel(axes: Any, figure: str, curves: Sequence[Any]) -> None:
-    if figure == "2.4":
-        lines: dict[str, list[Any]] = {}
-        for label, _, curve in curves:
-            k, line = label.split(", ")
-            lines.setdefault(line, []).append((int(k[4:]), curve["gap"][-1]))
-        for line, points in lines.items():
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=line)
-        axes.set_xlabel("k")
-    else:
-        for label, rounds, curve in curves:
-            at = np.array(rounds) + 1
-            (drawn,) = axes.plot(at, np.maximum(curve["gap"], 1e-12), label=label)
-            if figure in ("2.5", "2.6"):
-                axes.plot(at, curve["average"], color=drawn.get_color(), linestyle=":")
-        axes.set_xlabel("rounds")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylabel("gap at the end" if figure == "2.4" else "gap")
-    axes.legend(fontsize="x-small")
+def _of_method(method: str, is_plain: bool) -> dict[str, Any]:
+    """Gives a method one colour and mark; without acceleration it is dotted."""
+    i = list(METHODS).index(method)
+    style = {"color": drawing.COLOURS[i], "marker": drawing.MARKERS[i]}
+    return style | ({"linestyle": ":", "linewidth": 1.5} if is_plain else {"linestyle": "-"})
+
+
+def _gaps(axes: Axes, curves: Sequence[Curve], with_averages: bool) -> None:
+    """Draws gaps over rounds, and those of the averages of all models so far where asked for."""
+    for i, (label, rounds, curve, style) in enumerate(curves):
+        at = np.array(rounds) + 1
+        gaps = np.maximum(curve["gap"], FLOOR)
+        line = drawing.draw_curve(axes, i, at, gaps, label, markersize=4, **style)
+        if with_averages:
+            # Dots of each curve stand in the gaps of the others.
+            dots = (1.5 * i, (1.5, 1.5 * (len(curves) - 1)))
+            axes.plot(at, curve["average"], color=line.get_color(), linestyle=dots, linewidth=1.5)
+    axes.set(xscale="log", yscale="log", xlabel="round", ylabel="gap to the minimum")
+
+
+def _last_gaps(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Draws the last gap by the number of local steps, a line for each η (k − 1)."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for label, _, curve, _ in curves:
+        k, line = label.split(", ")
+        lines.setdefault(line, []).append((int(k.removeprefix("k = ")), curve["gap"][-1]))
+    for i, (line, points) in enumerate(lines.items()):
+        steps, gaps = zip(*sorted(points), strict=True)
+        drawing.draw_curve(axes, i, steps, gaps, line, markevery=1)
+    axes.set(xscale="log", yscale="log", xlabel="local steps k", ylabel="last gap to the minimum")

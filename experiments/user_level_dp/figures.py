@@ -53,6 +53,13 @@ def norms_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def title_of(folder: str) -> str:
+    """Says in words what the folder of a run, such as "method=A,budget=4,seed=0", holds."""
+    words = {"method": "", "budget": "ε = ", "seed": "seed "}
+    parts = (part.partition("=") for part in folder.split(","))
+    return ", ".join(words.get(axis, f"{axis} ") + value for axis, _, value in parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sweep", type=pathlib.Path)
@@ -62,7 +69,7 @@ def main() -> None:
     folders = [p.name for p in options.sweep.iterdir() if (p / "summary.json").is_file()]
     curves = accuracy_by_epsilon(rows)
     if any(len(budgets) > 1 for budgets, _, _ in curves.values()):
-        figure = plots.accuracy_by_epsilon(curves, "test accuracy in percent")
+        figure = plots.accuracy_by_epsilon(curves, "Test accuracy in percent by budget")
         plots.save(figure, options.output / "accuracy_by_epsilon.png")
     for name in sorted(folders):
         if not name.endswith("seed=0"):
@@ -72,7 +79,7 @@ def main() -> None:
         clip_norm = chosen.privacy.client.clip_norm
         is_private = chosen.privacy.unit == "client"
         figure = plots.update_norms(
-            read_metrics(run), float(clip_norm) if is_private else None, name
+            read_metrics(run), float(clip_norm) if is_private else None, title_of(name)
         )
         slug = "".join(c if c.isalnum() else "_" for c in name)
         plots.save(figure, options.output / f"norms_{slug}.png")

@@ -1,10 +1,18 @@
 """The study of operator splitting: its grid, its curves against NumPy, its findings."""
 
+import json
+import pathlib
+
 import numpy as np
-from marks import slow
+import pytest
+from drawn import flaws
+from marks import later, slow, telling
 from oracles.splitting import LeastSquares, chapter_data
 
-from experiments.splitting import curves, grid, study
+from experiments.splitting import curves, grid, pictures, study
+from fedjax_dp.io import plots
+
+KEPT = pathlib.Path(study.__file__).parent / "results" / "curves"
 
 
 def test_groups_have_names_of_their_own_and_share_programs():
@@ -39,3 +47,25 @@ def test_curves_of_a_program_are_those_of_numpy():
         u = np.tile(oracle.steps(u, 1e-5, 5).mean(axis=0), (25, 1))
         gaps.append(oracle.gap(u[0]))
     np.testing.assert_allclose(curves.run(steps)["FedAvg"]["gap"], gaps, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "figure", later(["2.7", "2.2", "2.5", "2.8", "B.1"], but=["2.7"], mark=telling)
+)
+def test_panels_say_what_they_show_and_can_be_read(figure, monkeypatch, tmp_path):
+    groups = [g for g in grid.groups() if g.figure == figure]
+    results = [json.loads((KEPT / f"{g.name}.json").read_text("utf-8")) for g in groups]
+    shown = {}
+    monkeypatch.setattr(plots, "save", lambda drawn, path: shown.__setitem__(path.name, drawn))
+    pictures.draw(results, tmp_path)
+    assert f"figure_{figure}.png" in shown
+    for drawn in shown.values():
+        assert flaws(drawn) == []
+        for axes in drawn.axes:
+            assert axes.get_title().startswith(("Least squares", "Logistic regression"))
+            named = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+            looks = {(line.get_color(), str(line._dash_pattern)) for line in named}
+            assert len(looks) == len(named), "two curves of a panel look the same"
+    if figure == "2.7":
+        titles = [axes.get_title() for axes in shown["figure_2.7.png"].axes]
+        assert all("H =" in title for title in titles) and len(set(titles)) == 3
