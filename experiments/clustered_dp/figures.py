@@ -63,9 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plots.save(figure, output / "multipliers_by_batch_sizes.png")
     labels = ("$b^1$", "$b^{>1}$")
     for name, table in zip(("first", "later"), variances(z), strict=True):
-        about = (
-            f"{name} update: {title},\nclip norm {CLIP:g}, {PARAMETERS:,} parameters, η = {RATE:g}"
-        )
+        about = f"noise of the {name} update\n{title},\n"
+        about += f"clip norm {CLIP:g}, {PARAMETERS:,} parameters, η = {RATE:g}"
         figure = noise_plots.variance_by_setting(
             table, FIRST_BATCHES, LATER_BATCHES, about, labels=labels
         )

@@ -146,7 +146,7 @@ def draw(folder: pathlib.Path, study: str, algorithm: str, file: pathlib.Path) -
             runs.append(measured)
         rounds = sorted(set.intersection(*map(set, runs))) if runs else []
         means = [float(np.mean([run[r] for run in runs])) for r in rounds]
-        drawing.draw_curve(axes, k, rounds, means, f"{kind}, mean of {len(runs)} seeds")
+        drawing.draw_curve(axes, k, rounds, means, f"{kind}, mean of seeds")
     axes.set(xlabel="round", ylabel="test accuracy, %")
     drawing.set_title(axes, f"{study}, {algorithm}")
     drawing.legend_beside(axes)

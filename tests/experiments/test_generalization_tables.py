@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from drawn import flaws
 
 from experiments.generalization import membership, paper, tables
+from fedjax_dp.io import plots
 
 
 def finished(folder, study, name, **summary):
@@ -77,3 +79,19 @@ def test_a_shifted_test_part_is_not_attacked(monkeypatch):
     monkeypatch.setattr(membership, "load_run", lambda folder: Run)
     with pytest.raises(ValueError, match=r"data\.name must have a test part like its training"):
         membership.attacked("anywhere")
+
+
+def test_a_cell_is_drawn_as_the_mean_of_its_seeds(tmp_path, monkeypatch):
+    runs = {("AVG", 0): (0.1, 0.3), ("AVG", 1): (0.3, 0.7), ("GMA", 0): (0.2, 0.4)}
+    for (kind, seed), values in runs.items():
+        folder = tmp_path / "study" / f"algorithm=FedAvg,aggregation={kind},seed={seed}"
+        folder.mkdir(parents=True)
+        rows = [json.dumps({"round": i + 1, "test_accuracy": v}) for i, v in enumerate(values)]
+        (folder / "metrics.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    shown = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: shown.append(figure))
+    tables.draw(tmp_path, "study", "FedAvg", tmp_path / "picture.png")
+    lines = {line.get_label(): line.get_xydata() for line in shown[0].axes[0].get_lines()}
+    np.testing.assert_allclose(lines["AVG, mean of seeds"], [[1, 20], [2, 50]])
+    np.testing.assert_allclose(lines["GMA, mean of seeds"], [[1, 20], [2, 40]])
+    assert flaws(shown[0]) == []

@@ -1,11 +1,13 @@
 """The studies of personalisation: every point is a configuration, and finds the paper's number."""
 
 import pytest
+from drawn import flaws
 
 from experiments.personalization import tables
 from experiments.personalization.study import STUDIES
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.sweep import points
+from fedjax_dp.io import plots
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -74,3 +76,20 @@ def test_a_table_keeps_rows_of_methods_that_did_not_run_now():
     assert tables._cells(lines[2]) == ["FedAvg", *["–"] * 13, "3"]
     assert tables._cells(lines[3])[:7] == ["Ditto", *["40.0", "60.0"] * 2, "10.0", "5.0"]
     assert lines[3] == new.splitlines()[2]
+
+
+def test_what_methods_sent_and_reached_is_drawn(monkeypatch):
+    shown = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: shown.append(figure))
+    runs = {"FedAvg": [run(0, [0.2, 0.5])], "FedLTN(0.9)": [run(0, [0.4, 0.6])]}
+    for row in runs["FedLTN(0.9)"][0]["metrics"]:
+        row["pruned_share"] = 0.1
+    tables.draw(runs, "picture.png")
+    assert flaws(shown[0]) == []
+    pruned, received, after = (
+        {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+        for axes in shown[0].axes
+    )
+    assert pruned == {"FedLTN(0.9)": [[r, 10] for r in (1, 2, 3, 4)]}
+    assert received == {"FedAvg": [[2, 20], [4, 50]], "FedLTN(0.9)": [[2, 40], [4, 60]]}
+    assert after == {"FedAvg": [[2, 80], [4, 50]], "FedLTN(0.9)": [[2, 60], [4, 40]]}
