@@ -13,8 +13,14 @@ DATA = {
     "fedcmnist": "FedCMNIST",
     "fedrotmnist": "FedRotMNIST",
     "cifar10": "CIFAR-10",
+    "femnist": "FEMNIST",
 }
-DISTRIBUTIONS = {"non_iid": "Non-IID", "iid": "IID"}
+DISTRIBUTIONS = {"non_iid": "Non-IID", "iid": "IID", "by_writer": "Real-World"}
+# Which data the tables have in which distribution.
+CELLS = (
+    *((data, distribution) for data in DATA for distribution in ("non_iid", "iid")),
+    ("femnist", "by_writer"),
+)
 ALGORITHMS = ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi")
 
 

@@ -20,6 +20,7 @@ from fedjax_dp.io import drawing, plots
 HERE = pathlib.Path(__file__).parent
 METRIC = "test_accuracy_last_ten"
 PAIR = ("AVG", "GMA")
+LENGTHS = (20, 40, 80, 120, 180, 200)
 FAIRNESS = {
     "test": "test_accuracy",
     "mean of clients": "mean_client_accuracy",
@@ -76,7 +77,7 @@ def of_masking(runs: Sequence[Run], distribution: str) -> str:
         "|---" * 8 + "|",
     ]
     is_no_worse = []
-    for data, name in paper.DATA.items():
+    for data, name in ((d, paper.DATA[d]) for d, where in paper.CELLS if where == distribution):
         for algorithm in paper.ALGORITHMS:
             cell = (f"{data}_{distribution}", algorithm)
             of_cell = [r for r in runs if (r["study"], r["algorithm"]) == cell]
@@ -118,6 +119,36 @@ def of_step_length(runs: Sequence[Run]) -> str:
             cells.append(shown(values) if len(values) else "–")
             seeds.add(len(values))
         lines.append(f"| {factor or 'x1'} | {' | '.join(cells)} | {max(seeds)} |")
+    return "\n".join([*lines, ""])
+
+
+def of_length(folder: pathlib.Path, studies: Sequence[str], rounds: Sequence[int]) -> str:
+    """Both aggregations after so many rounds of the same runs, each the mean of ten evaluations."""
+    head = ["study", "round", *PAIR, "GMA − AVG", "seeds"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for study in studies:
+        curves: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in PAIR}
+        for path in sorted((folder / study).glob("*=*/metrics.jsonl")):
+            named = dict(part.split("=", 1) for part in path.parent.name.split(","))
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            values = np.array([100 * row["test_accuracy"] for row in rows])
+            curves[named["aggregation"]][named["seed"]] = values
+        seeds = sorted(set.intersection(*(set(of_kind) for of_kind in curves.values())))
+        for last in rounds:
+            found = {
+                kind: np.array(
+                    [of_seed[seed][last - 10 : last].mean() for seed in seeds]
+                    if all(len(of_seed[seed]) >= last for seed in seeds)
+                    else []
+                )
+                for kind, of_seed in curves.items()
+            }
+            if seeds and all(map(len, found.values())):
+                gaps = found["GMA"] - found["AVG"]
+                spread = f" ± {gaps.std(ddof=1):.2f}" if len(gaps) > 1 else ""
+                cells = [study, str(last), *(shown(found[kind]) for kind in PAIR)]
+                cells += [f"{gaps.mean():+.2f}{spread}", str(len(seeds))]
+                lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
@@ -163,10 +194,15 @@ def write(runs_folder: pathlib.Path, output: pathlib.Path) -> None:
     tables = {
         distribution: of_masking(masking, distribution) for distribution in ("non_iid", "iid")
     }
+    if any(run["study"].endswith("_by_writer") for run in masking):
+        tables["by_writer"] = of_masking(masking, "by_writer")
     if any(run["study"] == "step_length" for run in runs):
         tables["step_length"] = of_step_length(new)
     if any(run["study"] == "fairness" for run in runs):
         tables["fairness"] = of_fairness(runs)
+    if any(run["study"].endswith("_long") for run in runs):
+        studies = sorted({run["study"] for run in runs if run["study"].endswith("_long")})
+        tables["long"] = of_length(runs_folder, studies, LENGTHS)
     for name, text in tables.items():
         (output / f"{name}.md").write_text(text, encoding="utf-8")
         print(text)

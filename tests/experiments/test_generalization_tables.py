@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from drawn import flaws
 
-from experiments.generalization import membership, paper, tables
+from experiments.generalization import masking, membership, paper, tables
+from fedjax_dp.experiment.assemble import population_of
+from fedjax_dp.experiment.reading import load
+from fedjax_dp.experiment.run import run
+from fedjax_dp.experiment.sweep import points
 from fedjax_dp.io import plots
 
 
@@ -37,6 +41,22 @@ def test_aggregations_are_compared_over_the_seeds_that_both_have(runs):
     assert "in 0 of 0 cells" in tables.of_masking(tables.runs_in(runs), "iid")
 
 
+def test_long_runs_are_read_off_on_their_way(tmp_path):
+    """Accuracy of round r is r / 100 for one, and falls behind by r / 200 for the other."""
+    for kind, slope in (("AVG", 1.0), ("GMA", 0.5)):
+        for seed, start in enumerate((0.0, 0.1)):
+            name = f"algorithm=FedAvg,aggregation={kind},seed={seed}"
+            finished(tmp_path, "mnist_long", name, test_accuracy_last_ten=0.1)
+            rows = [{"test_accuracy": start + slope * r / 100} for r in range(1, 41)]
+            text = "\n".join(map(json.dumps, rows))
+            (tmp_path / "mnist_long" / name / "metrics.jsonl").write_text(text, encoding="utf-8")
+    lines = tables.of_length(tmp_path, ["mnist_long"], (20, 40, 80)).splitlines()
+    assert lines[2:] == [
+        "| mnist_long | 20 | 20.50 ± 7.07 | 12.75 ± 7.07 | -7.75 ± 0.00 | 2 |",
+        "| mnist_long | 40 | 40.50 ± 7.07 | 22.75 ± 7.07 | -17.75 ± 0.00 | 2 |",
+    ]
+
+
 def test_objectives_are_averaged_over_seeds(tmp_path):
     for seed, value in enumerate((0.8, 0.9)):
         figures = dict.fromkeys(tables.FAIRNESS.values(), value)
@@ -62,12 +82,59 @@ def test_runs_that_are_recorded_are_kept(runs, tmp_path):
 
 
 def test_the_paper_has_every_cell():
-    for data in paper.DATA:
-        for distribution in paper.DISTRIBUTIONS:
-            for algorithm in paper.ALGORITHMS:
-                assert paper.rates(data, distribution, algorithm).server > 0
-                printed = [paper.accuracy(data, distribution, algorithm, k) for k in tables.PAIR]
-                assert np.all(np.array(printed, float) > 0)
+    for data, distribution in paper.CELLS:
+        for algorithm in paper.ALGORITHMS:
+            assert paper.rates(data, distribution, algorithm).server > 0
+            printed = [paper.accuracy(data, distribution, algorithm, k) for k in tables.PAIR]
+            assert np.all(np.array(printed, float) > 0)
+    assert ("femnist", "by_writer") in paper.CELLS and len(paper.CELLS) == 13
+
+
+def write_leaf(folder, writers, seed):
+    """Digits and letters of some writers, as LEAF keeps them."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    data = {}
+    for writer in writers:
+        # Of each class a few, so that classes can be shared out.
+        labels = np.repeat(np.arange(12), 2)
+        pixels = rng.integers(0, 256, (len(labels), 784)) / 255
+        data[writer] = {"x": pixels.round(4).tolist(), "y": labels.tolist()}
+    whole = {"users": writers, "num_samples": [24] * len(writers), "user_data": data}
+    (folder / "all_data_0.json").write_text(json.dumps(whole), encoding="utf-8")
+
+
+@pytest.mark.parametrize("distribution", ["non_iid", "iid", "by_writer"])
+def test_cells_of_femnist_read_files_of_its_format(distribution, tmp_path):
+    """Generated files: the real ones have not been at hand."""
+    writers, unseen = [f"f{i:04}" for i in range(12)], ["g0001", "g0002"]
+    write_leaf(tmp_path / "femnist" / "train", writers, 0)
+    write_leaf(tmp_path / "femnist" / "test", unseen, 1)
+    study = masking.STUDIES[f"femnist_{distribution}"]
+    (point, *_) = points(study, {}, [f"--data.data_dir={tmp_path}"])
+    config = load(study.file, point.words)
+    population = population_of(config)
+    train, test = population.train, population.test
+    # Digits alone, and ten clients but for the writers, ten of whom join a round.
+    assert test.num_examples == 2 * 20 and set(test.examples["y"]) == set(range(10))
+    assert train.num_clients == (12 if distribution == "by_writer" else 10)
+    assert train.num_examples == 12 * 20 or distribution == "non_iid"
+    if distribution == "by_writer":
+        assert sorted(train.client_names) == writers and config.participation.cohort_size == 10
+        assert set(train.sizes) == {20}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["FedAvg", "SCAFFOLD"])
+def test_a_round_of_femnist_by_writer_runs(algorithm, tmp_path):
+    write_leaf(tmp_path / "femnist" / "train", [f"f{i:04}" for i in range(12)], 0)
+    write_leaf(tmp_path / "femnist" / "test", ["g0001"], 1)
+    study, words = masking.STUDIES["femnist_by_writer"], ["--run.rounds=1"]
+    grid = points(study, {"seed": ["0"]}, [f"--data.data_dir={tmp_path}", *words])
+    for point in grid:
+        if point.values["algorithm"] == algorithm:
+            summary = run(load(study.file, point.words), tmp_path / point.name).summary
+            assert summary["rounds"] == 1 and np.isfinite(summary["test_loss"])
 
 
 def test_a_shifted_test_part_is_not_attacked(monkeypatch):
