@@ -229,7 +229,8 @@ def _histogram(axes: Axes, sizes: np.ndarray) -> None:
     bins = min(30, max(5, len(sizes) // 2))
     known = sizes[sizes > 0]
     if drawing.log_where_wide(axes, "x", known):
-        axes.hist(known, np.geomspace(known.min(), known.max(), bins + 1), color=drawing.BLUE)
+        edges = np.geomspace(known.min(), known.max(), bins + 1).tolist()
+        axes.hist(known, edges, color=drawing.BLUE)
     else:
         axes.hist(sizes, bins, color=drawing.BLUE)
     axes.set(xlabel="examples of a client", ylabel="clients")

@@ -382,5 +382,11 @@ CATALOG: dict[str, DatasetInfo] = {
                 ),
             ),
         ),
+        DatasetInfo(
+            "table",
+            "a table of your own, in CSV, Parquet or Arrow files, by the names of its columns",
+            "that of your data",
+            (),
+        ),
     )
 }

@@ -21,6 +21,7 @@ from fedjax_dp.data.datasets import (
     mnist,
     shakespeare,
     shifted_mnist,
+    table,
     tiny_imagenet,
 )
 from fedjax_dp.data.datasets.base import Dataset
@@ -45,6 +46,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "shakespeare": shakespeare.load,
         "tiny_shakespeare": shakespeare.load_tiny,
         "kddcup99": kddcup99.load,
+        "table": table.load,
     }
 )
 
@@ -189,7 +191,7 @@ def status(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset
         source, _, absent = min(searches, key=lambda search: len(search[2]))
         where, missing = folder / source.folders[0], tuple(absent)
     else:
-        origin = "scikit-learn"
+        origin = "scikit-learn" if name == "digits" else "data.options.path"
     return DatasetStatus(
         name=name,
         summary=described.summary,

@@ -1,0 +1,229 @@
+"""Tables in CSV, Parquet and Arrow files as columns of numbers and texts."""
+
+import functools
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.core import checks, files
+
+# What CSV files write where they have no value.
+MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
+_CSV, _PARQUET, _ARROW = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".arrow", ".feather")
+# Of a column of texts, the share of numbers above which the others are taken for mistakes.
+_MOSTLY = 0.5
+
+
+class Column:
+    """One column of a table: which cells are missing, and the others as numbers or as texts."""
+
+    def __init__(self, name: str, chunks: Sequence[Any], table: "Table", missing: Sequence[str]):
+        """Reads one column.
+
+        Args:
+          name: the column.
+          chunks: its Arrow arrays, one for each file.
+          table: where cells have their places.
+          missing: texts that stand for a missing value.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        self.name, self._table = name, table
+        self._arrays = []
+        for path, array in zip(table.files, chunks, strict=True):
+            if pa.types.is_dictionary(array.type):
+                array = array.cast(array.type.value_type)
+            kind = array.type
+            if _is_text(kind):
+                trimmed = pc.utf8_trim_whitespace(array.cast(pa.string()))
+                is_in = pc.is_in(trimmed, value_set=pa.array(missing, pa.string()))
+                array = pc.if_else(is_in, pa.scalar(None, pa.string()), trimmed)
+            elif pa.types.is_floating(kind):
+                array = pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
+            rule = "hold numbers, texts or truth values"
+            checks.require(_is_readable(kind), f"{path}, column {name!r},", rule, str(kind))
+            self._arrays.append(array)
+
+    @functools.cached_property
+    def is_missing(self) -> np.ndarray:
+        """Which cells have no value, `[rows]`."""
+        return np.concatenate([np.asarray(a.is_null(), bool) for a in self._arrays])
+
+    @functools.cached_property
+    def texts(self) -> np.ndarray:
+        """The cells as texts, `[rows]`, objects; None where one is missing."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: list[Any] = []
+        for array in self._arrays:
+            if pa.types.is_floating(array.type):
+                whole = pc.all(pc.equal(pc.floor(array), array)).as_py() in (True, None)
+                array = array.cast(pa.int64()) if whole else array
+            found += array.cast(pa.string()).to_pylist()
+        return np.asarray(found, object)
+
+    @functools.cached_property
+    def numbers(self) -> np.ndarray | None:
+        """The cells as numbers, `[rows]`, float64, NaN where one is missing; None of texts."""
+        import pyarrow as pa
+
+        parts = []
+        for array in self._arrays:
+            try:
+                numbers = array.cast(pa.float64())
+            except pa.ArrowInvalid:
+                return None
+            values = numbers.to_numpy(zero_copy_only=False)
+            if _is_text(array.type) and np.isinf(values).any():
+                return None
+            parts.append(np.asarray(values, np.float64))
+        return np.concatenate(parts)
+
+    def require_one_kind(self) -> None:
+        """Refuses a text among numbers, which is a mistake or a word for a missing value."""
+        if self.numbers is not None:
+            return
+        known = np.flatnonzero(~self.is_missing)
+        is_number = np.array([_is_number(self.texts[i]) for i in known])
+        if len(known) and np.mean(is_number) > _MOSTLY:
+            row = int(known[np.argmin(is_number)])
+            rule = (
+                "hold numbers throughout, as most of its cells do; name what stands for a missing "
+                "value in missing_values, or name the column in categories"
+            )
+            self.refuse(row, rule, self.texts[row])
+
+    def refuse(self, row: int, rule: str, value: Any) -> None:
+        """Raises an error that names file, row, column, rule and value."""
+        checks.require(False, f"{self._table.place(row)}, column {self.name!r},", rule, value)
+
+    def require_present(self, rows: np.ndarray, rule: str) -> None:
+        """Requires that none of these cells is missing, or names how many and the first."""
+        wrong = rows[self.is_missing[rows]]
+        if len(wrong):
+            found = f"{len(wrong)} missing cells of {len(rows)}"
+            self.refuse(int(wrong[0]), rule, found)
+
+
+class Table:
+    """The rows of one file, or of several with the same columns, one after another."""
+
+    def __init__(self, paths: Sequence[pathlib.Path], missing: Sequence[str], separator: str):
+        """Reads files.
+
+        Args:
+          paths: the files.
+          missing: texts that stand for a missing value.
+          separator: what parts the cells of CSV files.
+
+        Raises:
+          ValueError: naming the file and what is wrong with it.
+        """
+        self.files = tuple(os.fspath(path) for path in paths)
+        parts = [_read(path, separator) for path in paths]
+        names = parts[0].column_names
+        for path, part in zip(paths, parts, strict=True):
+            twice = sorted({n for n in part.column_names if part.column_names.count(n) > 1})
+            checks.require(not twice, f"{path}", "name every column once", twice)
+            rule = f"have the columns of {paths[0]}, {names}"
+            fits = sorted(part.column_names) == sorted(names)
+            checks.require(fits, f"{path}", rule, part.column_names)
+            checks.require(part.num_rows > 0, f"{path}", "hold rows", "none")
+        self.starts = np.cumsum([0, *(part.num_rows for part in parts)])
+        self.columns: Mapping[str, Column] = {
+            name: Column(name, [p.column(name).combine_chunks() for p in parts], self, missing)
+            for name in names
+        }
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of all files."""
+        return int(self.starts[-1])
+
+    def file_of(self, row: int) -> int:
+        """Gives the number of the file that a row stands in."""
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
+
+    def place(self, row: int) -> str:
+        """Names a row: its file, and its number below the header, from 1."""
+        file = self.file_of(row)
+        return f"{self.files[file]}, row {row - self.starts[file] + 1}"
+
+
+def _read(path: pathlib.Path, separator: str) -> Any:
+    """Reads one file as an Arrow table; of CSV every column as text."""
+    pa = import_pyarrow(path)
+
+    name = path.name.lower().removesuffix(".gz")
+    errors = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError)
+    if name.endswith(_CSV):
+        mark = "\t" if name.endswith(".tsv") else separator
+        parse = pa.csv.ParseOptions(delimiter=mark, newlines_in_values=True)
+        with files.reading(path, f"be a table whose cells are parted by {mark!r}", *errors):
+            with pa.csv.open_csv(path, parse_options=parse) as reader:
+                columns = reader.schema.names
+            kinds = dict.fromkeys(columns, pa.string())
+            convert = pa.csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
+            return pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
+    if name.endswith(_PARQUET):
+        with files.reading(path, "be a Parquet file", *errors):
+            return pa.parquet.read_table(path)
+    known = ", ".join((*_CSV, *_PARQUET, *_ARROW))
+    checks.require(
+        name.endswith(_ARROW), str(path), f"have one of the endings {known}", path.suffix
+    )
+    with (
+        files.reading(path, "be an Arrow file or stream", *errors),
+        pa.memory_map(os.fspath(path)) as source,
+    ):
+        try:
+            return pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_stream(source).read_all()
+
+
+def import_pyarrow(path: pathlib.Path) -> Any:
+    """Imports the library that reads tables.
+
+    Args:
+      path: the file that asks for it.
+
+    Returns:
+      The module `pyarrow`.
+
+    Raises:
+      ImportError: if it is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        message = f"reading {path} needs pyarrow: pip install 'fedjax-dp[table]'"
+        raise ImportError(message) from error
+    return pyarrow
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_readable(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
+    return _is_text(kind) or any(test(kind) for test in tests)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False

@@ -1,0 +1,421 @@
+"""A table of your own, in CSV, Parquet or Arrow files, by the names of its columns."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.core.ranges import Decay, Seed
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.data.datasets.base import Dataset
+from fedjax_dp.data.datasets.cells import MISSING_VALUES, Column, Table
+from fedjax_dp.data.datasets.tabular import Numeric, in_range
+
+_PARTS = ("train", "test")
+# More categories than this are taken for names of records.
+_MOST_CATEGORIES = 1000
+
+
+@checked
+def load(
+    data_dir: pathlib.Path | None,
+    *,
+    path: str,
+    label: str,
+    client: str | None = None,
+    clients_are_files: bool = False,
+    features: Sequence[str] = (),
+    split: str | None = None,
+    test_path: str | None = None,
+    test_fraction: Decay = 0.0,
+    seed: Seed = 0,
+    task: Literal["classification", "regression"] = "classification",
+    missing: Literal["refuse", "drop", "fill", "mean"] = "refuse",
+    fill: Mapping[str, Any] = {},
+    missing_values: Sequence[str] = MISSING_VALUES,
+    categories: Mapping[str, Sequence[str | int]] = {},
+    encoding: Literal["one_hot", "integer"] = "one_hot",
+    scaling: Literal["none", "range", "standard"] = "none",
+    ranges: Mapping[str, Sequence[float]] = {},
+    separator: str = ",",
+) -> Dataset:
+    """Loads a table, one example a row.
+
+    Columns of numbers are inputs as they are or scaled; columns of texts, and those that
+    `categories` names, are coded. Nothing is guessed: a missing value, a text among numbers, or a
+    value that is not among declared ones is refused with its file, row and column.
+
+    Guarantee: with `missing` other than "mean", `scaling` other than "standard", and `categories`
+    declared for all coded columns, each example depends on its own row and on options alone, and
+    the privacy of a training is that of the training. All else that was read off the data is named
+    in `exact_statistics`, which privacy statements repeat.
+
+    Args:
+      data_dir: where a relative path that the current folder does not have is looked for.
+      path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
+        hospitals/*.csv of several with the same columns.
+      label: the column of what is to be predicted.
+      client: the column that names the client of each row, for the partition "natural"; without
+        it a partition spreads rows over clients.
+      clients_are_files: whether each file is a client, named as the file is.
+      features: the columns that are inputs; all others where empty.
+      split: a column that holds "train" or "test".
+      test_path: a file, or a pattern, of test rows.
+      test_fraction: the share of rows that is drawn for testing, in [0, 1).
+      seed: which rows those are.
+      task: "classification" codes labels; "regression" takes them as numbers.
+      missing: "refuse"; "drop" rows with a missing input; "fill" by values of your own; or "mean",
+        the exact mean (or most frequent category) of the training part.
+      fill: for missing="fill", the value of each column with missing cells.
+      missing_values: texts that stand for a missing value.
+      categories: the values of columns that hold categories, known without the data; a column of
+        texts, or the label, that is not named here has those that occur in the data.
+      encoding: "one_hot" gives one array of numbers; "integer" gives the array "numbers", and an
+        array of whole numbers for each coded column, for models with embeddings.
+      scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and cuts what lies outside;
+        "standard" has exact mean 0 and deviation 1 over the training part.
+      ranges: the lowest and the highest value of each column of numbers, known without the data.
+      separator: what parts the cells of a CSV file.
+
+    Returns:
+      Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
+      for numbers; clients' names as they stand in the file, whole numbers as such.
+
+    Raises:
+      ValueError: naming file, row, column, rule and value.
+      ImportError: if pyarrow is not installed.
+
+    Example:
+      `load(None, path="patients.csv", label="ill", client="hospital", missing="drop")`
+    """
+    paths = _found("path", path, data_dir)
+    tests = _found("test_path", test_path, data_dir) if test_path is not None else []
+    checks.require(len(separator) == 1, "separator", "be one character", separator)
+    table = Table([*paths, *tests], missing_values, separator)
+    _check_names(table, label, client, split, features, categories, ranges, fill)
+    _require_used("fill", fill, missing == "fill", "missing is 'fill'")
+    _require_used("ranges", ranges, scaling == "range", "scaling is 'range'")
+    ways = [split is not None, bool(tests), test_fraction > 0]
+    rule = "be one alone of split, test_path and test_fraction"
+    checks.require(sum(ways) <= 1, "the test part", rule, (split, test_path, test_fraction))
+    checks.require(
+        client is None or not clients_are_files, "client", "be none if clients_are_files", client
+    )
+    taken = {label, client, split}
+    inputs = list(features) or [name for name in table.columns if name not in taken]
+    checks.require(bool(inputs), "features", "be at least one column", inputs)
+
+    kept = np.arange(table.num_rows)
+    for role, name in (("label", label), ("client", client), ("split", split)):
+        if name is not None:
+            table.columns[name].require_present(kept, f"have a value in every row, as the {role}")
+    if missing == "drop":
+        kept = kept[~np.any([table.columns[name].is_missing for name in inputs], axis=0)]
+        checks.require(
+            len(kept) > 0, str(table.files[0]), "have a row without missing cells", "none"
+        )
+    is_test = _test_rows(table, kept, split, len(paths), test_fraction, seed)
+    rows = kept[~is_test], kept[is_test]
+    checks.require(len(rows[0]) > 0, table.files[0], "hold training rows", "none")
+
+    coder = _Coder(table, rows, missing, fill, categories, scaling, ranges)
+    numbers, coded = {}, {}
+    for name in inputs:
+        column = table.columns[name]
+        if name not in categories:
+            column.require_one_kind()
+        if name in categories or column.numbers is None:
+            coded[name] = coder.codes(column)
+        else:
+            numbers[name] = coder.scaled(column)
+    unused = sorted(set(ranges) - set(numbers))
+    checks.require(not unused, "ranges", f"name columns of numbers, {sorted(numbers)}", unused)
+    names, parts = _assembled(inputs, numbers, coded, encoding)
+    labels, classes = _labels(table.columns[label], rows, task, categories, coder)
+    ids = _client_ids(table, client, clients_are_files)
+    train, test = ({"x": x, "y": y} for x, y in zip(parts, labels, strict=True))
+    return Dataset(
+        "table",
+        train,
+        test,
+        num_classes=len(classes),
+        task=task,
+        train_clients=None if ids is None else ids[rows[0]],
+        test_clients=None if ids is None else ids[rows[1]],
+        class_names=classes,
+        feature_names=names,
+        origin=", ".join(table.files),
+        exact_statistics=coder.exact(bool(numbers)),
+    )
+
+
+def _found(name: str, path: str, data_dir: pathlib.Path | None) -> list[pathlib.Path]:
+    """Finds the files of a path or pattern, in the current folder or in that of data files."""
+    places = [pathlib.Path(), *([] if data_dir is None else [pathlib.Path(data_dir)])]
+    if any(mark in path for mark in "*?["):
+        for place in places:
+            folder = pathlib.Path(place.anchor or ".") if place == pathlib.Path() else place
+            pattern = path
+            if pathlib.Path(path).is_absolute():
+                folder, pattern = pathlib.Path("/"), path.lstrip("/")
+            if found := sorted(p for p in folder.glob(pattern) if p.is_file()):
+                return found
+        checks.require(False, name, "match files", path)
+    for place in places:
+        if files.kind_of(place / path, name) != "missing":
+            files.require_file(place / path, name)
+            return [place / path]
+    where = " and in ".join(str(place.resolve()) for place in places)
+    checks.require(False, name, f"be a file; there is none in {where}", path)
+    return []
+
+
+def _check_names(
+    table: Table,
+    label: str,
+    client: str | None,
+    split: str | None,
+    features: Sequence[str],
+    categories: Mapping[str, Any],
+    ranges: Mapping[str, Any],
+    fill: Mapping[str, Any],
+) -> None:
+    """Requires that options name columns that there are, each in one role."""
+    roles = {"label": label, "client": client, "split": split}
+    named = {role: [name] for role, name in roles.items() if name is not None}
+    named |= {"features": list(features), "categories": list(categories)}
+    named |= {"ranges": list(ranges), "fill": list(fill)}
+    for option, names in named.items():
+        for name in names:
+            checks.one_of(f"{option}, a column of {table.files[0]},", name, table.columns)
+    used = [*(name for name in roles.values() if name is not None), *features]
+    twice = sorted({name for name in used if used.count(name) > 1})
+    checks.require(not twice, "label, client, split and features", "each be another column", twice)
+
+
+def _require_used(option: str, value: Mapping[str, Any], is_used: bool, when: str) -> None:
+    checks.require(not value or is_used, option, f"be given only where {when}", dict(value))
+
+
+def _test_rows(
+    table: Table,
+    kept: np.ndarray,
+    split: str | None,
+    num_training_files: int,
+    test_fraction: float,
+    seed: int,
+) -> np.ndarray:
+    """Says which of the kept rows are for testing, `[rows]`."""
+    if split is not None:
+        column = table.columns[split]
+        words = column.texts
+        for row in kept:
+            if words[row] not in _PARTS:
+                column.refuse(int(row), "be one of train, test", words[row])
+        return words[kept] == "test"
+    if test_fraction > 0:
+        count = round(test_fraction * len(kept))
+        rule = "leave rows for training and for testing"
+        checks.require(0 < count < len(kept), "test_fraction", rule, test_fraction)
+        is_test = np.zeros(len(kept), bool)
+        is_test[np.random.default_rng(seed).permutation(len(kept))[:count]] = True
+        return is_test
+    return kept >= table.starts[num_training_files]
+
+
+def _client_ids(table: Table, client: str | None, clients_are_files: bool) -> np.ndarray | None:
+    """Names the client of each row: whole numbers where all are such, else texts."""
+    if clients_are_files:
+        stems = np.array([pathlib.Path(file).name.split(".")[0] for file in table.files])
+        return np.repeat(stems, np.diff(table.starts))
+    if client is None:
+        return None
+    texts = table.columns[client].texts.astype(str)
+    # A number such as 007 or 1e3 is a name.
+    is_whole = all(text.lstrip("-").isascii() and _is_whole(text) for text in set(texts.tolist()))
+    return texts.astype(np.int64) if is_whole else texts
+
+
+def _is_whole(text: str) -> bool:
+    return text.lstrip("-").isdigit() and len(text) < 19 and str(int(text)) == text
+
+
+@dataclasses.dataclass
+class _Coder:
+    """Turns columns into numbers by the rules asked for, and notes what it read off the data."""
+
+    table: Table
+    rows: tuple[np.ndarray, np.ndarray]
+    missing: str
+    fill: Mapping[str, Any]
+    categories: Mapping[str, Sequence[str | int]]
+    scaling: str
+    ranges: Mapping[str, Sequence[float]]
+    read_off: list[str] = dataclasses.field(default_factory=list)
+
+    def exact(self, has_numbers: bool) -> tuple[str, ...]:
+        """Names the exact figures that entered examples, for privacy statements."""
+        found = []
+        if self.scaling == "standard" and has_numbers:
+            found.append(
+                "the exact means and standard deviations of the training part that features were "
+                "scaled by"
+            )
+        if self.missing == "mean":
+            found.append(
+                "the exact means and most frequent categories of the training part that missing "
+                "cells were filled with"
+            )
+        if self.read_off:
+            found.append(
+                "which values occur in " + ", ".join(map(repr, self.read_off)) + ", since no "
+                "categories were declared"
+            )
+        return tuple(found)
+
+    def _require_rule(self, column: Column) -> None:
+        """Refuses missing cells where no rule was asked for, or the rule has no value."""
+        everything = np.concatenate(self.rows)
+        if self.missing == "refuse":
+            rule = "have a value in every row, unless missing is 'drop', 'fill' or 'mean'"
+            column.require_present(everything, rule)
+        if self.missing == "fill" and column.name not in self.fill:
+            column.require_present(everything, "have a value in every row, or one in fill")
+
+    def scaled(self, column: Column) -> list[np.ndarray]:
+        """Gives a column of numbers of both parts, filled and scaled, `[rows]`, float64."""
+        self._require_rule(column)
+        assert column.numbers is not None
+        parts = [column.numbers[rows] for rows in self.rows]
+        for rows, part in zip(self.rows, parts, strict=True):
+            if np.isinf(part).any():
+                row = int(rows[np.argmax(np.isinf(part))])
+                column.refuse(row, "hold finite numbers", column.numbers[row])
+        train = parts[0]
+        if self.missing == "fill" and column.name in self.fill:
+            value = self.fill[column.name]
+            is_number = isinstance(value, int | float) and bool(np.isfinite(value))
+            checks.require(is_number, f"fill.{column.name}", "be a finite number", value)
+            parts = [np.where(np.isnan(part), float(value), part) for part in parts]
+        elif self.missing == "mean":
+            rule = "have a value in the training part"
+            checks.require(not np.isnan(train).all(), f"column {column.name!r}", rule, "none")
+            parts = [np.where(np.isnan(part), np.nanmean(train), part) for part in parts]
+        if self.scaling == "standard":
+            shift, scale = float(np.mean(parts[0])), float(np.std(parts[0])) or 1.0
+            return [(part - shift) / scale for part in parts]
+        if self.scaling == "range":
+            return [in_range(self._range(column.name), part) for part in parts]
+        return parts
+
+    def _range(self, name: str) -> Numeric:
+        rule = f"hold the lowest and highest value of {name!r}, since scaling is 'range'"
+        checks.require(name in self.ranges, "ranges", rule, dict(self.ranges))
+        bounds = list(self.ranges[name])
+        fits = len(bounds) == 2 and np.isfinite(bounds).all() and bounds[0] < bounds[1]
+        checks.require(fits, f"ranges.{name}", "be two numbers, the lower one first", bounds)
+        return Numeric(name, *map(float, bounds))
+
+    def codes(self, column: Column) -> tuple[tuple[str, ...], list[np.ndarray]]:
+        """Gives the categories of a column, and the number of each cell's in both parts, int32."""
+        self._require_rule(column)
+        texts = column.texts
+        if self.missing == "fill" and column.name in self.fill:
+            texts = np.where(column.is_missing, _text(self.fill[column.name]), texts)
+        elif self.missing == "mean":
+            known = texts[self.rows[0]][~column.is_missing[self.rows[0]]]
+            rule = "have a value in the training part"
+            checks.require(len(known) > 0, f"column {column.name!r}", rule, "none")
+            values, counts = np.unique(known.astype(str), return_counts=True)
+            texts = np.where(column.is_missing, values[np.argmax(counts)], texts)
+        return self.coded(column, texts)
+
+    def coded(self, column: Column, texts: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
+        """Numbers texts by the declared categories of their column, or by those that occur."""
+        used = np.concatenate(self.rows)
+        if column.name in self.categories:
+            values = tuple(map(_text, self.categories[column.name]))
+            is_set = len(set(values)) == len(values) > 0
+            checks.require(is_set, f"categories.{column.name}", "be different values", values)
+        else:
+            found = set(texts[used].tolist())
+            values = tuple(sorted(found, key=_in_order))
+            self.read_off.append(column.name)
+            rule = f"have at most {_MOST_CATEGORIES} different texts; leave it out of features"
+            checks.require(
+                len(values) <= _MOST_CATEGORIES, f"column {column.name!r}", rule, len(values)
+            )
+        number = {value: i for i, value in enumerate(values)}
+        for row in used:
+            if texts[row] not in number:
+                rule = f"be one of {', '.join(values)}, its declared categories"
+                column.refuse(int(row), rule, texts[row])
+        parts = [np.array([number[t] for t in texts[rows]], np.int32) for rows in self.rows]
+        return values, parts
+
+
+def _in_order(text: str) -> tuple[int, int, str]:
+    """Sorts whole numbers by their size, before other texts."""
+    return (0, int(text), text) if _is_whole(text) else (1, 0, text)
+
+
+def _text(value: Any) -> str:
+    """Writes a value of an option as a cell would hold it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _assembled(
+    inputs: Sequence[str],
+    numbers: Mapping[str, list[np.ndarray]],
+    coded: Mapping[str, tuple[tuple[str, ...], list[np.ndarray]]],
+    encoding: str,
+) -> tuple[tuple[str, ...], list[Any]]:
+    """Puts columns side by side: their names, and the inputs of both parts."""
+    if encoding == "integer":
+        clash = sorted(name for name in coded if name == "numbers" or "/" in name)
+        rule = "be names without '/', and not 'numbers', with encoding='integer'"
+        checks.require(not clash, "coded columns", rule, clash)
+        parts = []
+        for k in range(2):
+            x: dict[str, np.ndarray] = {name: codes[k] for name, (_, codes) in coded.items()}
+            if numbers:
+                x["numbers"] = np.stack([n[k] for n in numbers.values()], 1).astype(np.float32)
+            parts.append(x)
+        return (*numbers, *coded), parts
+    names: list[str] = []
+    blocks: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for name in inputs:
+        if name in numbers:
+            names.append(name)
+            pair = [each[:, None] for each in numbers[name]]
+        else:
+            values, codes = coded[name]
+            names += [f"{name}={value}" for value in values]
+            pair = [each[:, None] == np.arange(len(values)) for each in codes]
+        for block, each in zip(blocks, pair, strict=True):
+            block.append(each.astype(np.float32))
+    return tuple(names), [np.concatenate(block, axis=1) for block in blocks]
+
+
+def _labels(
+    column: Column,
+    rows: tuple[np.ndarray, np.ndarray],
+    task: str,
+    categories: Mapping[str, Any],
+    coder: _Coder,
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Gives the labels of both parts, and the names of classes."""
+    if task == "regression":
+        known = column.numbers
+        if known is None:
+            column.require_one_kind()
+            first = int(rows[0][0])
+            column.refuse(first, "hold numbers, since task is 'regression'", column.texts[first])
+        return [np.asarray(known)[each].astype(np.float32) for each in rows], ()
+    classes, codes = coder.coded(column, column.texts)
+    rule = "have two classes or more; task='regression' takes labels as numbers"
+    checks.require(len(classes) > 1, f"label {column.name!r}", rule, classes)
+    return codes, classes

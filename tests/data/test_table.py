@@ -1,0 +1,302 @@
+"""Tables of one's own: columns by name, rules that are asked for, errors that name the cell."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from fedjax_dp.data import datasets
+
+CSV = """\
+hospital,age,job,smokes,ill
+north,30,nurse,true,no
+south,60,cook,false,yes
+north,40,nurse,false,no
+south,,cook,true,yes
+north,50,,true,yes
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name="patients.csv"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return name
+
+    return write
+
+
+def load(path="patients.csv", **options):
+    return datasets.load("table", path=path, **{"label": "ill"} | options)
+
+
+WHOLE = "\n".join(line for line in CSV.splitlines() if ",," not in line) + "\n"
+
+
+def test_columns_by_name_without_any_option(write):
+    write(WHOLE)
+    data = load(client="hospital")
+    assert data.feature_names == (
+        "age",
+        *("job=cook", "job=nurse"),
+        *("smokes=false", "smokes=true"),
+    )
+    expected = [[30, 0, 1, 0, 1], [60, 1, 0, 1, 0], [40, 0, 1, 1, 0]]
+    np.testing.assert_array_equal(data.train["x"], expected)
+    assert data.train["x"].dtype == np.float32
+    np.testing.assert_array_equal(data.train["y"], [0, 1, 0])
+    assert data.class_names == ("no", "yes") and data.num_classes == 2
+    assert data.train_clients.tolist() == ["north", "south", "north"]
+    assert len(data.test["y"]) == 0 and data.test["x"].shape == (0, 5)
+    (words,) = data.exact_statistics
+    assert words.startswith("which values occur in 'job', 'smokes', 'ill'")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "stream.arrow", "csv.gz", "tsv"])
+def test_every_format_gives_the_same(write, tmp_path, ending):
+    write(CSV)
+    options = {"client": "hospital", "missing": "mean"}
+    expected = load(**options)
+    table = pa.csv.read_csv("patients.csv")
+    path = f"patients.{ending}"
+    if ending == "parquet":
+        pa.parquet.write_table(table, path)
+    elif ending == "arrow":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table, max_chunksize=2)
+    elif ending == "stream.arrow":
+        with pa.ipc.new_stream(path, table.schema) as file:
+            file.write_table(table)
+    elif ending == "tsv":
+        write(CSV.replace(",", "\t"), path)
+    else:
+        with pa.CompressedOutputStream(path, "gzip") as file:
+            file.write(CSV.encode())
+    if ending in ("parquet", "arrow", "stream.arrow"):
+        # Truth values are numbers there.
+        options["categories"] = {"smokes": ["false", "true"]}
+    found = load(path, **options)
+    np.testing.assert_array_equal(found.train["x"], expected.train["x"])
+    np.testing.assert_array_equal(found.train["y"], expected.train["y"])
+    np.testing.assert_array_equal(found.train_clients, expected.train_clients)
+    assert found.feature_names == expected.feature_names
+
+
+def test_missing_values_by_each_rule(write):
+    write(CSV)
+    who = {"client": "hospital"}
+    with pytest.raises(
+        ValueError, match=r"patients\.csv, row 4, column 'age', must have a.*'drop'"
+    ):
+        load(**who)
+    assert load(missing="drop", **who).train["x"].shape == (3, 5)
+    filled = load(missing="fill", fill={"age": 20, "job": "none"}, **who)
+    assert filled.feature_names[1:4] == ("job=cook", "job=none", "job=nurse")
+    np.testing.assert_array_equal(filled.train["x"][3], [20, 1, 0, 0, 0, 1])
+    np.testing.assert_array_equal(filled.train["x"][4], [50, 0, 1, 0, 0, 1])
+    with pytest.raises(ValueError, match=r"row 5, column 'job', must have a value.*or one in fill"):
+        load(missing="fill", fill={"age": 20}, **who)
+    mean = load(missing="mean", **who)
+    # Of 30, 60, 40 and 50; cook and nurse come twice, the first of them is taken.
+    np.testing.assert_array_equal(mean.train["x"][3], [45, 1, 0, 0, 1])
+    np.testing.assert_array_equal(mean.train["x"][4], [50, 1, 0, 0, 1])
+
+
+def test_means_are_of_the_training_part_alone(write):
+    rows = ["part,age,ill", "train,10,a", "train,,b", "train,30,a", "test,,b", "test,90,a"]
+    write("\n".join(rows))
+    data = load(split="part", missing="mean")
+    np.testing.assert_array_equal(data.train["x"][:, 0], [10, 20, 30])
+    np.testing.assert_array_equal(data.test["x"][:, 0], [20, 90])
+    scaled = load(split="part", missing="mean", scaling="standard")
+    np.testing.assert_allclose(scaled.train["x"][:, 0], np.array([-1, 0, 1]) * np.sqrt(1.5))
+    np.testing.assert_allclose(scaled.test["x"][1, 0], 70 / np.std([10, 20, 30]), rtol=1e-6)
+
+
+def test_public_ranges_learn_nothing(write):
+    write(WHOLE)
+    options = {"scaling": "range", "ranges": {"age": [20, 50]}}
+    declared = {
+        "job": ["nurse", "cook", "smith"],
+        "smokes": ["true", "false"],
+        "ill": ["no", "yes"],
+    }
+    data = load(**options, features=["age", "job"], categories=declared)
+    np.testing.assert_allclose(data.train["x"][:, 0], [1 / 3, 1, 2 / 3], rtol=1e-6)
+    assert data.exact_statistics == () and data.feature_names[-1] == "job=smith"
+    with pytest.raises(ValueError, match="ranges must hold the lowest and highest value of 'age'"):
+        load(scaling="range", features=["age"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scaling": "standard"}, "means and standard deviations"),
+        ({"missing": "mean"}, "most frequent categories"),
+        ({"categories": {"job": ["nurse", "cook"], "smokes": ["true", "false"]}}, "occur in 'ill'"),
+    ],
+)
+def test_what_was_read_off_the_data_is_named(write, options, words):
+    write(CSV)
+    data = load(**{"missing": "drop", "client": "hospital"} | options)
+    assert any(words in each for each in data.exact_statistics)
+
+
+def test_integer_codes_for_embeddings(write):
+    write(WHOLE)
+    data = load(encoding="integer", client="hospital")
+    assert sorted(data.train["x"]) == ["job", "numbers", "smokes"]
+    np.testing.assert_array_equal(data.train["x"]["job"], [1, 0, 1])
+    assert data.train["x"]["job"].dtype == np.int32
+    np.testing.assert_array_equal(data.train["x"]["numbers"], [[30], [60], [40]])
+
+
+def test_files_may_be_clients_and_test_rows_a_file(write):
+    for name, age in (("north", 30), ("south", 60)):
+        write(f"age,ill\n{age},no\n{age + 1},yes\n", f"hospitals/{name}.csv")
+    write("ill,age\nyes,70\n", "test.csv")
+    data = load("hospitals/*.csv", clients_are_files=True, test_path="test.csv")
+    assert data.train_clients.tolist() == ["north", "north", "south", "south"]
+    np.testing.assert_array_equal(data.train["x"][:, 0], [30, 31, 60, 61])
+    np.testing.assert_array_equal(data.test["x"], [[70]])
+    np.testing.assert_array_equal(data.test["y"], [1])
+
+
+def test_a_share_of_rows_is_for_testing(write):
+    write("n,ill\n" + "".join(f"{i},{'yes' if i % 2 else 'no'}\n" for i in range(50)))
+    one, other = (load(test_fraction=0.2, seed=seed) for seed in (0, 1))
+    assert len(one.train["y"]) == 40 and len(one.test["y"]) == 10
+    together = np.concatenate([one.train["x"], one.test["x"]])[:, 0]
+    assert sorted(together) == list(range(50))
+    assert not np.array_equal(one.test["x"], other.test["x"])
+
+
+def test_numbers_as_labels_and_as_clients(write):
+    write("id,a,ill\n10,1,0.5\n9,2,2.5\n10,3,1\n")
+    data = load(client="id", task="regression")
+    np.testing.assert_array_equal(data.train["y"], np.float32([0.5, 2.5, 1]))
+    assert data.num_classes == 0 and data.train_clients.dtype == np.int64
+    write("id,a,ill\n010,1,10\n9,2,9\n10,3,9\n")
+    data = load(client="id")
+    assert data.train_clients.tolist() == ["010", "9", "10"], "010 is a name"
+    assert data.class_names == ("9", "10"), "whole numbers have their own order"
+
+
+def test_a_byte_order_mark_and_quotes(write):
+    write('\ufeffage,"job, now",ill\n30,"cook, nurse",no\n40,smith,yes\n')
+    assert load().feature_names == ("age", "job, now=cook, nurse", "job, now=smith")
+
+
+WRONG = {
+    "no label": (CSV, {"label": "il"}, r"label, a column of patients.csv, must be one of .*'ill'"),
+    "client": (CSV, {"client": "hospitl"}, "did you mean 'hospital'"),
+    "two roles": (CSV, {"client": "ill"}, r"each be another column, got \['ill'\]"),
+    "twice": ("a,a,ill\n1,2,x\n", {}, r"patients\.csv must name every column once, got \['a'\]"),
+    "ragged": ("a,ill\n1,x\n1,2,y\n", {}, r"patients\.csv must be a table.*Expected 2 columns"),
+    "empty": ("", {}, r"patients\.csv must be a table"),
+    "header alone": ("a,ill\n", {}, r"patients\.csv must hold rows"),
+    "mixed": ("a,ill\n1,x\n2,y\n?,x\n", {}, r"row 3, column 'a', must hold numbers.*got '\?'"),
+    "infinite": ("a,ill\n1,x\n1e999,y\n2,x\n", {}, r"row 2, column 'a', must hold numbers.*1e999"),
+    "label missing": ("a,ill\n1,x\n2,\n", {}, r"row 2, column 'ill', must have a value.*the label"),
+    "client missing": (
+        "c,a,ill\nn,1,x\n,2,y\n",
+        {"client": "c"},
+        "row 2, column 'c', must have a value in every row, as the client",
+    ),
+    "split": (
+        "s,a,ill\ntrain,1,x\nvalid,2,y\n",
+        {"split": "s"},
+        "row 2, column 's', must be one of train, test, got 'valid'",
+    ),
+    "no training": ("s,a,ill\ntest,1,x\ntest,2,y\n", {"split": "s"}, "hold training rows"),
+    "two splits": (CSV, {"split": "job", "test_fraction": 0.5}, "one alone of split, test_path"),
+    "one class": ("a,ill\n1,x\n2,x\n", {}, "label 'ill' must have two classes or more"),
+    "texts as numbers": (
+        "a,ill\n1,x\n2,y\n",
+        {"task": "regression"},
+        "row 1, column 'ill', must hold numbers, since task is 'regression', got 'x'",
+    ),
+    "undeclared": (
+        WHOLE,
+        {"categories": {"job": ["cook"]}},
+        "row 1, column 'job', must be one of cook, its declared categories, got 'nurse'",
+    ),
+    "declared twice": (WHOLE, {"categories": {"job": ["cook", "cook"]}}, "be different values"),
+    "fill alone": (WHOLE, {"fill": {"age": 1}}, "fill must be given only where missing is 'fill'"),
+    "ranges alone": (WHOLE, {"ranges": {"age": [0, 1]}}, "given only where scaling is 'range'"),
+    "a range": (
+        WHOLE,
+        {"scaling": "range", "ranges": {"age": [9, 1]}},
+        "ranges.age must be two numbers, the lower one first",
+    ),
+    "a range of texts": (
+        WHOLE,
+        {"scaling": "range", "ranges": {"age": [0, 99], "job": [0, 1]}},
+        r"ranges must name columns of numbers, \['age'\], got \['job'\]",
+    ),
+    "fill with text": (
+        CSV,
+        {"missing": "fill", "fill": {"age": "old", "job": "none"}},
+        "fill.age must be a finite number, got 'old'",
+    ),
+    "nothing left": ("a,ill\n,x\n,y\n", {"missing": "drop"}, "have a row without missing cells"),
+    "no mean": ("a,ill\n,x\n,y\n", {"missing": "mean"}, "column 'a' must have a value in the"),
+    "separator": (CSV, {"separator": "::"}, "separator must be one character"),
+    "rule": (CSV, {"missing": "median"}, "missing must be one of"),
+    "too many": (
+        "a,ill\n" + "".join(f"name{i},{i % 2}\n" for i in range(1001)),
+        {},
+        "column 'a' must have at most 1000 different texts; leave it out of features, got 1001",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_read_is_refused_by_place_rule_and_value(write, case):
+    text, options, message = WRONG[case]
+    write(text)
+    with pytest.raises(ValueError, match=message):
+        load(**options)
+
+
+def test_paths_that_lead_nowhere(write, tmp_path):
+    with pytest.raises(ValueError, match=r"path must be a file; there is none in .*nowhere\.csv"):
+        load("nowhere.csv")
+    with pytest.raises(ValueError, match=r"path must match files, got '\*\.csv'"):
+        load("*.csv")
+    write("x", "table.xlsx")
+    with pytest.raises(ValueError, match=r"table\.xlsx must have one of the endings \.csv"):
+        load("table.xlsx")
+    write("no parquet", "table.parquet")
+    with pytest.raises(ValueError, match=r"table\.parquet must be a Parquet file"):
+        load("table.parquet")
+    write("no arrow", "table.arrow")
+    with pytest.raises(ValueError, match=r"table\.arrow must be an Arrow file or stream"):
+        load("table.arrow")
+
+
+def test_files_of_other_columns_and_kinds(write):
+    write("a,ill\n1,x\n", "one.csv")
+    write("b,ill\n1,y\n", "two.csv")
+    with pytest.raises(ValueError, match=r"two\.csv must have the columns of one\.csv"):
+        load("*.csv")
+    times = pa.table({"when": pa.array([0], pa.timestamp("s")), "ill": ["x"]})
+    pa.parquet.write_table(times, "times.parquet")
+    with pytest.raises(ValueError, match="column 'when', must hold numbers, texts or truth"):
+        load("times.parquet")
+
+
+def test_nan_in_parquet_is_missing_and_infinity_is_refused(write):
+    pa.parquet.write_table(pa.table({"a": [1.0, np.nan], "ill": ["x", "y"]}), "t.parquet")
+    with pytest.raises(ValueError, match="row 2, column 'a', must have a value in every row"):
+        load("t.parquet")
+    assert load("t.parquet", missing="fill", fill={"a": 7}).train["x"][1, 0] == 7
+    pa.parquet.write_table(pa.table({"a": [1.0, np.inf], "ill": ["x", "y"]}), "t.parquet")
+    with pytest.raises(ValueError, match="row 2, column 'a', must hold finite numbers, got inf"):
+        load("t.parquet")
