@@ -9,6 +9,7 @@ from fedjax_dp.audit.runs import AuditResult
 from fedjax_dp.cli.options import Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
+from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
 from fedjax_dp.experiment.audits import AuditReport, audit_experiment
@@ -91,8 +92,9 @@ def _show(out: Output, report: AuditReport) -> None:
         heads = ("unit", "method", "δ", "proven ε ≥", "claimed ε ≤", "confidence", "verdict")
         lines = []
         for b in report.bounds:
-            numbers = (b.dp_delta, b.epsilon_lower, b.epsilon_claimed, b.confidence)
-            lines.append((b.unit, b.method, *(f"{x:.4g}" for x in numbers), verdict(b)))
+            bounds = rounded_down(b.epsilon_lower), rounded_up(b.epsilon_claimed)
+            of_both = f"{b.dp_delta:.4g}", *bounds, f"{b.confidence:.4g}"
+            lines.append((b.unit, b.method, *of_both, verdict(b)))
         out.table(heads, lines)
     if report.steps:
         heads = ("unit", "step on neighbouring data", "measured", "allowed", "verdict")

@@ -10,6 +10,7 @@ import typer
 from fedjax_dp.cli.options import answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.calibration import calibrate_poisson
@@ -55,8 +56,8 @@ def epsilon(
     )
     value, gave = float(spent.value), str(spent.accountant)
     facts = {"dp_delta": delta, "accountant": accountant, "by": gave, "relation": relation}
-    words = f"ε = {value:.6g} at δ = {delta:g} ({_by(accountant, gave)}, {relation})"
-    return Answer({"epsilon": value, **facts}, lambda out: out.say(words), f"{value:.6g}")
+    words = f"ε = {rounded_up(value, 6)} at δ = {delta:g} ({_by(accountant, gave)}, {relation})"
+    return Answer({"epsilon": value, **facts}, lambda out: out.say(words), rounded_up(value, 6))
 
 
 @answering(app)
@@ -81,10 +82,10 @@ def calibrate(
     )
     gave, asked = str(spent.accountant), {"accountant": accountant, "relation": relation}
     facts = {"epsilon": epsilon, "dp_delta": delta, "by": gave, **asked}
-    words = f"noise multiplier = {value:.6g} for ε = {epsilon:g} at δ = {delta:g} "
+    words = f"noise multiplier = {rounded_up(value, 6)} for ε = {epsilon:g} at δ = {delta:g} "
     words += f"({_by(accountant, gave)})"
     document = {"noise_multiplier": value, **facts}
-    return Answer(document, lambda out: out.say(words), f"{value:.6g}")
+    return Answer(document, lambda out: out.say(words), rounded_up(value, 6))
 
 
 @answering(app)
@@ -155,7 +156,7 @@ def compare(
 
     def show(out: Output) -> None:
         for name, value in final.items():
-            out.say(f"{name}: ε = {value:.6g} after {steps} rounds")
+            out.say(f"{name}: ε = {rounded_up(value, 6)} after {steps} rounds")
         out.say(f"drawn in {output}")
 
     return Answer({"epsilon": final, "plot": str(output)}, show, str(output))

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import rich.progress
 
 from fedjax_dp.cli.output import Output, print_document
+from fedjax_dp.core.decimals import rounded_up
 
 # Share of the work of a round that is worth a word, since it is done for nothing.
 _MUCH_PADDING = 0.5
@@ -87,7 +88,7 @@ class Progress:
             text += f", accuracy {row['test_accuracy']:.3f}"
         for name in ("epsilon_record", "epsilon_client"):
             if row.get(name) is not None:
-                text += f", ε {row[name]:.2f} ({name.removeprefix('epsilon_')})"
+                text += f", ε {rounded_up(row[name])} ({name.removeprefix('epsilon_')})"
         if row.get("padding_share") is not None and row["padding_share"] > _MUCH_PADDING:
             text += f", padding {row['padding_share']:.2f}"
         self._bar.update(self._task, completed=rounds, description=text)

@@ -13,6 +13,7 @@ from fedjax_dp.cli.options import Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.config import Config
@@ -162,7 +163,7 @@ def _report(out: Output, outcome: Outcome) -> None:
     if summary["epsilon"] is not None:
         low, high = summary["dp_delta_smallest"], summary["dp_delta"]
         delta = f"{high:g}" if low == high else f"{low:g} to {high:g}"
-        parts.append(f"ε = {summary['epsilon']:.3f} at δ = {delta}")
+        parts.append(f"ε = {rounded_up(summary['epsilon'])} at δ = {delta}")
         if "not_covered" in summary:
             parts.append(f"NOT covered: {summary['not_covered']}")
     else:

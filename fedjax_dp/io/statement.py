@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.statement import in_words, statement
@@ -59,7 +60,7 @@ def _table(claim: Mapping[str, Any]) -> str:
     names = named if len(named) == len(places) else places
     columns = {
         "client": [str(name).replace("|", r"\|") for name in names],
-        "ε": [f"{float(epsilon):.4f}" for epsilon in claim["epsilon_per_unit"]],
+        "ε": [rounded_up(float(epsilon), 5) for epsilon in claim["epsilon_per_unit"]],
         "releases": claim["num_compositions"],
     }
     for title, name in _BY_UNIT.items():

@@ -9,6 +9,7 @@ from dp_accounting import dp_event as standard
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
@@ -304,7 +305,7 @@ def in_words(data: dict[str, Any]) -> str:
         claim = "The run is **not differentially private**: something was released without noise."
     else:
         claim = (
-            f"The run is (ε, δ)-differentially private with **ε = {largest:.4g}** at "
+            f"The run is (ε, δ)-differentially private with **ε = {rounded_up(largest)}** at "
             f"**δ = {data['dp_delta']:g}**" + _over_units(data)
         )
     if "not_covered" in data:

@@ -12,6 +12,7 @@ from marks import telling
 from run_folders import NOT_PRIVATE, SMALL
 
 from fedjax_dp.cli import main
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.data import datasets
 from fedjax_dp.experiment import keys
 
@@ -138,7 +139,7 @@ def test_epsilon_is_that_of_dp_accounting(fedjax_dp, name, accountant):
     tolerance = {"rdp": 1e-6, "pld": 1e-3}[name]
     assert answer["epsilon"] == pytest.approx(composed(1.5, accountant), rel=tolerance)
     _, output, _ = fedjax_dp("privacy", "epsilon", *words)
-    assert f"ε = {answer['epsilon']:.6g} at δ = 1e-05" in output
+    assert f"ε = {rounded_up(answer['epsilon'], 6)} at δ = 1e-05" in output
 
 
 def strict(output):

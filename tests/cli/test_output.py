@@ -426,10 +426,10 @@ def test_lines_hold_phase_round_epsilon_and_time_left():
     lines = progress_lines(4, 30.0)
     assert lines == [
         "compiling",
-        "round 1 of 4, accuracy 0.500, ε 0.10 (client), about 1 min 30 s left",
-        "round 2 of 4, accuracy 0.500, ε 0.20 (client), about 1 min left",
-        "round 3 of 4, accuracy 0.500, ε 0.30 (client), about 30 s left",
-        "round 4 of 4, accuracy 0.500, ε 0.40 (client)",
+        "round 1 of 4, accuracy 0.500, ε 0.1 (client), about 1 min 30 s left",
+        "round 2 of 4, accuracy 0.500, ε 0.2 (client), about 1 min left",
+        "round 3 of 4, accuracy 0.500, ε 0.3 (client), about 30 s left",
+        "round 4 of 4, accuracy 0.500, ε 0.4 (client)",
     ]
     assert progress_lines(4, 30.0, is_quiet=True) == []
 

@@ -73,7 +73,7 @@ def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
     words = (*words, "--run.checkpoint_every=1")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     status, text = execute(whole, *SMALL, SEQUENTIAL, *words)
-    assert status == 0 and "ε = 4.000 at δ = 1e-07 to 0.001" in text
+    assert status == 0 and "ε = 4 at δ = 1e-07 to 0.001" in text
     claim = read_json(whole, "privacy.json")["claims"][0]
     noise = claim["noise_multiplier_per_unit"]
     # Everybody releases the same, whole batches: what remains between them is δ.

@@ -6,6 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.io.statement import write_statement
 from fedjax_dp.privacy.accounting import Ledger
 
@@ -44,7 +45,7 @@ def test_every_unit_has_its_claim(tmp_path, ledgers):
     assert text.index("## Client level") < text.index("## Record level")
     spent = ledgers["record"].epsilon(1e-5)
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    assert rows == [f"| {i} | {spent[i]:.4f} | {n} | {i + 1} |" for i, n in enumerate((3, 0, 5))]
+    assert rows == [f"| {i} | {rounded_up(spent[i], 5)} | {n} | {i + 1} |" for i, n in enumerate((3, 0, 5))]
     assert spent[1] == 0.0 < spent[0] < spent[2]
 
 
@@ -58,7 +59,7 @@ def test_units_that_chose_their_own_delta_have_it_in_their_row(tmp_path, ledgers
     rows = [row for row in (tmp_path / "privacy.md").read_text().splitlines() if row[:2] == "| "]
     assert rows[0] == "| client | ε | releases | δ | clip norm |"
     assert rows[1:] == [
-        f"| {i} | {spent[i]:.4f} | {n} | {delta:g} | {i + 1} |"
+        f"| {i} | {rounded_up(spent[i], 5)} | {n} | {delta:g} | {i + 1} |"
         for i, (n, delta) in enumerate(zip((3, 0, 5), deltas, strict=True))
     ]
 
