@@ -119,7 +119,7 @@ class TrainingInfo(NamedTuple):
 
     Attributes:
       train_loss: mean loss over all examples read, float32.
-      clipped_share: share of these whose gradient was clipped, float32.
+      clipped_example_share: share of these whose gradient was clipped, float32.
       num_examples: examples read, with repetition, float32.
       padding_share: share of the examples computed that were padding, float32.
       num_record_overflow: examples that were drawn and found no slot, int32.
@@ -128,7 +128,7 @@ class TrainingInfo(NamedTuple):
     """
 
     train_loss: jax.Array
-    clipped_share: jax.Array
+    clipped_example_share: jax.Array
     num_examples: jax.Array
     padding_share: jax.Array
     num_record_overflow: jax.Array
@@ -190,7 +190,7 @@ def training_info(
     quantiles = jnp.nanquantile(norms, jnp.array([0.0, 0.1, 0.5, 0.9, 1.0]))
     return TrainingInfo(
         train_loss=jnp.sum(metrics.loss_sum) / jnp.maximum(read, 1.0),
-        clipped_share=jnp.sum(metrics.num_clipped) / jnp.maximum(read, 1.0),
+        clipped_example_share=jnp.sum(metrics.num_clipped) / jnp.maximum(read, 1.0),
         num_examples=read,
         padding_share=jnp.where(computed > 0, 1.0 - read / computed, 0.0),
         num_record_overflow=jnp.sum(metrics.num_overflow),

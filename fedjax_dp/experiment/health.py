@@ -6,6 +6,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.experiment.config import TrainingSection
+
+# Above it an ε is a promise in name alone: odds may change by e^50.
+_WEAK = 50.0
+# Share of the work of a round that is worth a word, since it is done for nothing.
+_MUCH_PADDING = 0.75
 
 
 class Health:
@@ -15,12 +22,14 @@ class Health:
       warnings: what was found, in words.
     """
 
-    def __init__(self, tell: Callable[[str], None]):
+    def __init__(self, tell: Callable[[str], None], clients_per_chunk: int = 1):
         """Starts with nothing found.
 
         Args:
           tell: is told of each warning when it comes up.
+          clients_per_chunk: clients that are computed side by side.
         """
+        self._clients_per_chunk = clients_per_chunk
         self.warnings: list[str] = []
         self._tell = tell
         self._seen: set[str] = set()
@@ -47,6 +56,10 @@ class Health:
           rows: metrics of rounds, in their order.
         """
         for row in rows:
+            self._note_padding(row)
+            for name in ("epsilon_client", "epsilon_record"):
+                if row.get(name) is not None:
+                    self.note_epsilon(row[name])
             drawn, lost = int(row["num_participants"]), int(row["num_non_finite"])
             if drawn == 0:
                 continue
@@ -74,6 +87,40 @@ class Health:
                     "labels may be out of range, or the loss may not read them",
                 )
 
+    def note_epsilon(self, epsilon: Any) -> None:
+        """Warns of a budget, or of what was spent, that promises next to nothing.
+
+        Args:
+          epsilon: ε, of one unit or of several.
+        """
+        largest = float(np.max(np.asarray(epsilon, np.float64)))
+        if _WEAK < largest < np.inf:
+            self._once(
+                "large epsilon",
+                f"ε = {rounded_up(largest)} promises next to nothing: whoever sees the release may "
+                "be as good as certain of a unit's data; below 10 is usual",
+            )
+
+    def _note_padding(self, row: Mapping[str, Any]) -> None:
+        share = row.get("padding_share")
+        if share is None or share <= _MUCH_PADDING:
+            return
+        if self._clients_per_chunk > 1:
+            advice = (
+                f"execution.clients_per_chunk is {self._clients_per_chunk}, and clients side by "
+                "side wait for the longest; a smaller number computes less for nothing"
+            )
+        else:
+            advice = (
+                "the last micro-batch of a batch is filled up; a smaller training.micro_batch_size "
+                "computes less for nothing"
+            )
+        self._once(
+            "padding",
+            f"round {row['round']}: {share:.0%} of the examples that are computed are padding: "
+            f"{advice}",
+        )
+
     def _once(self, kind: str, text: str) -> None:
         if kind not in self._seen:
             self._seen.add(kind)
@@ -97,6 +144,22 @@ def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:
         f"run.rounds is {num_rounds}, and {algorithm.name} goes on to its next stage after round "
         f"{min(late)}: this run ends within its first stage"
     )
+
+
+def without_learning(section: TrainingSection) -> list[str]:
+    """Tells of clients whose steps move nothing.
+
+    Args:
+      section: local training, a list where numbers are by client.
+
+    Returns:
+      A warning, or nothing.
+    """
+    rates = np.asarray(section.learning_rate, np.float64)
+    if np.all(rates > 0):
+        return []
+    whose = "all clients" if rates.ndim == 0 else f"{int(np.sum(rates == 0))} clients"
+    return [f"training.learning_rate is 0 for {whose}, whose local steps change nothing"]
 
 
 def _is_finite(value: float | None) -> bool:

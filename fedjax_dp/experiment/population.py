@@ -2,14 +2,14 @@
 
 import dataclasses
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_dp.algorithms.centralized import pool
 from fedjax_dp.core import checks
-from fedjax_dp.data import datasets, partition, statistics
+from fedjax_dp.data import arrays, datasets, partition, statistics
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.config import DataSection
 from fedjax_dp.experiment.partitions import PARTITIONS, Facts
@@ -17,6 +17,8 @@ from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
 _SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
+# How many clients a note names.
+_SHOWN = 5
 
 
 class Population(NamedTuple):
@@ -32,6 +34,7 @@ class Population(NamedTuple):
       validation: examples of each client that its rounds may look at beside the training ones, or
         None.
       exact_statistics: exact figures of the training part that entered every example, in words.
+      notes: what of the data a user may not have meant, in words.
     """
 
     train: FederatedData
@@ -42,6 +45,7 @@ class Population(NamedTuple):
     has_class_labels: bool
     validation: FederatedData | None = None
     exact_statistics: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients.
@@ -57,7 +61,7 @@ class Population(NamedTuple):
         Returns:
           A population of one client, with nothing held out for it.
         """
-        return self._replace(train=pool(self.train), client_test=None, validation=None)
+        return self._replace(train=pool(self.train), client_test=None, validation=None, notes=())
 
 
 def build_population(section: DataSection, seed: int) -> Population:
@@ -80,6 +84,12 @@ def build_population(section: DataSection, seed: int) -> Population:
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
     entry = PARTITIONS[section.partition]
     made = entry.make(Facts(data, section.num_clients, seed), section.partition_options)
+    if not entry.changes_examples:
+        made = _checked_rows(made, len(data.train["y"]))
+    num_made = made[0].num_clients if entry.changes_examples else len(made)
+    rule = f"make the {section.num_clients} clients that data.num_clients asks for"
+    fits = not entry.counts_clients or num_made == section.num_clients
+    checks.require(fits, f"the partition {section.partition}", rule, num_made)
     test: FederatedData | None = None
     validation: FederatedData | None = None
     if entry.changes_examples and len(made) == 3:
@@ -111,7 +121,34 @@ def build_population(section: DataSection, seed: int) -> Population:
         is_labelled,
         validation,
         data.exact_statistics,
+        _notes(data, train),
     )
+
+
+def _notes(data: datasets.Dataset, train: FederatedData) -> tuple[str, ...]:
+    """Says in words what of the data a user may not have meant."""
+    found = []
+    empty = np.flatnonzero(train.sizes == 0)
+    if len(empty):
+        names = train.client_names or [str(i) for i in range(train.num_clients)]
+        some = ", ".join(names[i] for i in empty[:_SHOWN]) + ", …" * (len(empty) > _SHOWN)
+        found.append(
+            f"{len(empty)} of {train.num_clients} clients have no training examples and train "
+            f"nothing: {some}"
+        )
+    if not len(data.test["y"]):
+        found.append(
+            f"the test part of {data.name} is empty: what is called test accuracy is measured on "
+            "the examples that data.client_test_share holds out at each client"
+        )
+    return tuple(found)
+
+
+def _checked_rows(clients: Any, size: int) -> list[np.ndarray]:
+    """Requires of a partition that each example goes to one client, once."""
+    rows = arrays.rows_of_clients("rows of the partition", clients, size)
+    arrays.require_disjoint("the partition", rows)
+    return rows
 
 
 def _check_labels(data: datasets.Dataset) -> None:

@@ -22,7 +22,7 @@ from fedjax_dp.experiment.config import Config
 from fedjax_dp.experiment.devices import more_than_cores
 from fedjax_dp.experiment.environment import environment, keep_programs
 from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
-from fedjax_dp.experiment.health import Health, never_reached
+from fedjax_dp.experiment.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.results import evaluate, write_results
 from fedjax_dp.experiment.start import Start, fresh, restored
 from fedjax_dp.io.disk import full_disk_named
@@ -160,7 +160,11 @@ def _run(
     watcher.phase("reading data and calibrating noise")
     experiment = assemble(config)
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
-    health = Health(watcher.warn)
+    health = Health(watcher.warn, experiment.simulation.layout.chunk)
+    for text in (*experiment.population.notes, *without_learning(config.training)):
+        health.warn(text)
+    for epsilon in experiment.budget.values():
+        health.note_epsilon(epsilon)
     if text := more_than_cores(config.execution.devices):
         health.warn(text)
     if text := never_reached(experiment.simulation.algorithm, config.run.rounds):
@@ -318,6 +322,9 @@ def _rows(
         )
         spent = start.accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
         row = {name: value[i] for name, value in shown.items()}
+        if "record" not in experiment.config.privacy.units:
+            # Without a bound on examples' gradients there is none to exceed.
+            row.pop("clipped_example_share", None)
         if "num_clipped" in row:
             joined = max(int(row["num_participants"]), 1)
             row["clipped_client_share"] = float(row["num_clipped"]) / joined

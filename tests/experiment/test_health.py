@@ -15,8 +15,9 @@ from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.engine import simulation
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import assemble
+from fedjax_dp.experiment.config import TrainingSection
 from fedjax_dp.experiment.devices import more_than_cores
-from fedjax_dp.experiment.health import Health, never_reached
+from fedjax_dp.experiment.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.population import _check_labels
 from fedjax_dp.io import plots
 from fedjax_dp.models import Model
@@ -210,3 +211,35 @@ def test_a_run_that_ends_within_its_first_stage_is_told_of():
         never_reached(algorithm, 4)
     )
     assert never_reached(algorithm, 5) == ""
+
+
+def test_a_large_epsilon_is_warned_of_once():
+    told = []
+    health = Health(told.append)
+    for epsilon in (49.0, np.inf, 0.0):
+        health.note_epsilon(epsilon)
+    assert not told
+    health.note_epsilon([1.0, 1e9])
+    health.note([row(1) | {"epsilon_record": 2e9, "epsilon_client": None}])
+    assert len(told) == 1 and told[0].startswith("ε = 1e+09 promises next to nothing")
+
+
+@pytest.mark.parametrize(
+    ("chunk", "advice"),
+    [(4, "execution.clients_per_chunk is 4"), (1, "a smaller training.micro_batch_size")],
+)
+def test_much_padding_names_the_option_to_change(chunk, advice):
+    told = []
+    health = Health(told.append, chunk)
+    health.note([row(1) | {"padding_share": 0.7}])
+    assert not told
+    health.note([row(2) | {"padding_share": 0.95}, row(3) | {"padding_share": 0.95}])
+    assert len(told) == 1 and "round 2: 95% of the examples" in told[0] and advice in told[0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "whose"), [(0.0, "all clients"), ([0.0, 1.0, 0.0], "2 clients"), ([1.0], None)]
+)
+def test_steps_of_length_zero_are_told_of(rate, whose):
+    found = without_learning(TrainingSection(learning_rate=rate))
+    assert [whose in text for text in found] == ([] if whose is None else [True])

@@ -126,7 +126,7 @@ def test_metrics_hold_every_round(folder):
     assert rows[-1]["test_accuracy"] == summary["test_accuracy"]
     for row in rows:
         assert row["num_participants"] == 10 and row["num_non_finite"] == 0
-        assert 0 <= row["test_accuracy"] <= 1 and 0 <= row["clipped_share"] <= 1
+        assert 0 <= row["test_accuracy"] <= 1 and 0 <= row["clipped_example_share"] <= 1
         assert row["worst_client_accuracy"] <= row["best_client_accuracy"]
 
 

@@ -45,7 +45,9 @@ def test_every_unit_has_its_claim(tmp_path, ledgers):
     assert text.index("## Client level") < text.index("## Record level")
     spent = ledgers["record"].epsilon(1e-5)
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    assert rows == [f"| {i} | {rounded_up(spent[i], 5)} | {n} | {i + 1} |" for i, n in enumerate((3, 0, 5))]
+    assert rows == [
+        f"| {i} | {rounded_up(spent[i], 5)} | {n} | {i + 1} |" for i, n in enumerate((3, 0, 5))
+    ]
     assert spent[1] == 0.0 < spent[0] < spent[2]
 
 

@@ -1,0 +1,61 @@
+"""What a partition of one's own and unusual data come to: refused, or said in words."""
+
+import numpy as np
+import pytest
+
+from fedjax_dp.data.datasets import Dataset
+from fedjax_dp.experiment import population
+from fedjax_dp.experiment.config import DataSection
+from fedjax_dp.experiment.partitions import Partition
+
+NUM = 6
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Builds the population of tiny data that are dealt out as the rows say."""
+
+    def build(rows, num_test=NUM, **more):
+        x, y = np.arange(2.0 * NUM, dtype=np.float32).reshape(NUM, 2), np.arange(NUM) % 2
+        test = {"x": x[:num_test], "y": y[:num_test]}
+        data = Dataset("own", {"x": x, "y": y}, test, 2, "classification")
+        monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+        own = {"own": Partition(lambda num_clients: rows, ("num_clients",))}
+        monkeypatch.setattr(population, "PARTITIONS", own)
+        section = {"partition": "own", "num_clients": 2, "client_test_share": 0.0} | more
+        return population.build_population(DataSection(**section), seed=0)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [[0, 1, 1], [2]],
+            "give every example to one client, once, got .*row 1 in client 0",
+        ),
+        ([[0, 1], [1, 2]], "row 1 in client 0 and in client 1, 1 such in all"),
+        ([[0, 1], [1.5]], r"rows of the partition\[1\] must list rows as whole numbers"),
+        (
+            [np.arange(NUM) < 3, np.arange(NUM) >= 3],
+            r"rows of the partition\[0\] must list",
+        ),
+        ([[0, 1], [6]], r"rows of the partition\[1\] must name rows in \[0, 6\), got 6"),
+        ([range(NUM)], "the partition own must make the 2 clients .* got 1"),
+        ([], "rows of the partition must hold at least one client"),
+    ],
+)
+def test_a_partition_that_is_none_is_refused(built, rows, message):
+    with pytest.raises(ValueError, match=message):
+        built(rows)
+
+
+def test_empty_clients_and_an_empty_test_part_are_named(built):
+    assert built([[0, 1], [2, 3]]).notes == ()
+    found = built([[0, 1], []], num_test=0, client_test_share=0.5)
+    empty, untested = found.notes
+    assert empty == "1 of 2 clients have no training examples and train nothing: 1"
+    assert untested.startswith("the test part of own is empty: what is called test accuracy is")
+    assert found.test is None and found.client_test is not None
+    assert found.pooled().notes == ()
