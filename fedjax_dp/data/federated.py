@@ -405,11 +405,12 @@ def example_structure(data: FederatedData) -> Any:
       data: the store.
 
     Returns:
-      For each array a `jax.ShapeDtypeStruct` without the example axis.
+      For each array a `jax.ShapeDtypeStruct` without the example axis, of the type that JAX makes
+      of it, which has 32 bits where the array has 64.
     """
     return nested(
         {
-            name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+            name: jax.ShapeDtypeStruct(array.shape[1:], jax.dtypes.canonicalize_dtype(array.dtype))
             for name, array in data.examples.items()
         }
     )

@@ -76,7 +76,8 @@ def population_of(data: FederatedData, validation: FederatedData | None = None) 
 def _population(name: str, data: FederatedData) -> Population:
     rule = "hold at least one and fewer than 2**31 examples"
     checks.require(0 < data.num_examples < 2**31, name, rule, data.num_examples)
-    shapes = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in data.examples.items()}
+    kept = jax.dtypes.canonicalize_dtype
+    shapes = {k: jax.ShapeDtypeStruct(v.shape, kept(v.dtype)) for k, v in data.examples.items()}
     return Population(data.sizes.astype(np.int32), nested(shapes))
 
 

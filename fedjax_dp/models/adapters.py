@@ -34,7 +34,11 @@ def linen_functions(
     Returns:
       `init`, `apply` in the form that `Model` documents, and the collections that are buffers.
     """
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), example_x)
+
+    def with_axis(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    one = jax.tree.map(with_axis, example_x)
     settings = _settings_of(module.__call__)
 
     def init(key: PRNGKey) -> PyTree:

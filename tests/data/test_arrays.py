@@ -2,6 +2,8 @@
 
 import warnings
 
+import flax.linen
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from hypothesis.extra import numpy as arrays
 from fedjax_dp.data import arrays as array_checks
 from fedjax_dp.data import partition
 from fedjax_dp.data.datasets import Dataset
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, example_structure
+from fedjax_dp.models import Model
 
 X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -157,3 +160,19 @@ def test_nothing_hidden_is_nothing_lost():
     assert type(whole) is np.ndarray and (whole == X).all()
     ids = np.array([3, 1, 3, 1], object)
     assert FederatedData.from_client_ids({"x": X}, ids).client_names == ("1", "3")
+
+
+def test_types_of_64_bits_are_those_that_jax_keeps_without_a_warning():
+    tokens = FederatedData({"x": {"ids": Y, "size": X.astype(float)}, "y": Y}, np.array([0, 4]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = example_structure(tokens)
+        assert (one["x"]["ids"].dtype, one["x"]["size"].dtype) == (np.int32, np.float32)
+        # As documented in "Bring your own": a column of codes beside one of numbers.
+        wide = jax.ShapeDtypeStruct((), np.int64)
+        for example in (one["x"]["ids"], wide):
+            model = Model.from_flax(flax.linen.Embed(2, 2), example, loss="softmax_cross_entropy")
+            assert jax.eval_shape(model.init, jax.random.key(0))["params"]["embedding"].shape == (
+                2,
+                2,
+            )
