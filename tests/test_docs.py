@@ -49,18 +49,18 @@ def test_the_round_of_the_readme_runs():
 
 
 @telling
+@pytest.mark.parametrize("page", FILES)
+def test_a_page_that_writes_a_part_runs_and_prints_what_it_says(page):
+    printed = run(ROOT / "docs" / page)
+    assert printed.splitlines() == blocks(ROOT / "docs" / page, "")[-1].splitlines()
+
+
 def test_every_page_is_linked_from_the_readme_and_from_the_navigation():
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     read_on = (ROOT / "README.md").read_text("utf-8").partition("Read on: ")[2].partition("\n\n")[0]
     assert set(re.findall(r"\]\(docs/([\w-]+\.md)\)", read_on)) == pages
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:")[2]
     assert set(re.findall(r": ([\w-]+\.md)", navigation)) == pages
-
-
-@pytest.mark.parametrize("page", FILES)
-def test_a_page_that_writes_a_part_runs_and_prints_what_it_says(page):
-    printed = run(ROOT / "docs" / page)
-    assert printed.splitlines() == blocks(ROOT / "docs" / page, "")[-1].splitlines()
 
 
 def command_lines(code: str) -> list[list[str]]:

@@ -10,6 +10,7 @@ import pytest
 from dp_accounting import rdp
 from run_folders import assert_same_run, in_subprocess, metrics, read_json, saved_arrays
 
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.assemble import population_of
 
@@ -57,7 +58,10 @@ def test_progress_tells_phase_round_accuracy_and_epsilon(main_job):
     )
     summary = read_json(main_job[0], "summary.json")
     last = next(line for line in lines if line.startswith(f"round {ROUNDS} of {ROUNDS}"))
-    assert f"accuracy {summary['test_accuracy']:.3f}, ε {summary['epsilon']:.2f} (record)" in last
+    assert (
+        f"accuracy {summary['test_accuracy']:.3f}, ε {rounded_up(summary['epsilon'])} (record)"
+        in last
+    )
     assert str(main_job[0]) in lines[-1]
 
 
