@@ -51,6 +51,15 @@ def _steps() -> dict[str, list[str]]:
     return found
 
 
+def _inner_steps() -> dict[str, list[str]]:
+    """Proximal steps solved by ten inner steps, as elsewhere, and by six times as many."""
+    return {
+        f"{name}, {k} inner steps": [*METHODS[name], f"--training.num_steps={k}"]
+        for name in ("FedSplit", "FedPi")
+        for k in (10, 60)
+    }
+
+
 STUDIES = {
     study.name: study
     for study in (
@@ -75,6 +84,29 @@ STUDIES = {
             },
             rows="method",
             columns="memory",
+            metrics=ACCURACY,
+        ),
+        sweep.Study(
+            name="large_batches",
+            file=HERE / "mnist.toml",
+            axes={
+                "method": {
+                    name: [*METHODS[name], "--training.batch_size=600", "--run.rounds=15"]
+                    for name in ("FedAvg", "FedProx", "FedPi")
+                },
+                "memory": {"none": [], "τ=3": ["--acceleration.memory=3"]},
+                "split": MIDDLE,
+            },
+            rows="method",
+            columns="memory",
+            metrics=ACCURACY,
+        ),
+        sweep.Study(
+            name="inner_steps",
+            file=HERE / "mnist.toml",
+            axes={"method": _inner_steps(), "split": SPLITS},
+            rows="method",
+            columns="split",
             metrics=ACCURACY,
         ),
         sweep.Study(

@@ -3,7 +3,7 @@
 import inspect
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.struct
@@ -22,6 +22,7 @@ from fedjax_dp.algorithms.base import (
     SharedModel,
     of_training,
 )
+from fedjax_dp.clients.accelerated import accelerated
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.quadratic import Quadratic, factorise, proximal_move, unread
 from fedjax_dp.clients.regularizers import towards, watched
@@ -35,6 +36,9 @@ from fedjax_dp.server.mean import per_part, weighted_mean
 
 # In [0, 2]: 1 is a projection or a proximal step, 2 the reflection at it.
 Relaxation = Annotated[float, Ge(0), Le(2)]
+# One number, or one for each round, of which the last holds for all later rounds.
+Relaxations = Relaxation | Sequence[Relaxation]
+Fractions = Fraction | Sequence[Fraction]
 ClientMap = Literal["prox", "gradient"]
 Solver = Literal["local", "exact"]
 Form = Literal["decentralised", "centralised"]
@@ -58,10 +62,13 @@ class ServerState(NamedTuple):
     Attributes:
       params: z̄, the model.
       average: the ergodic average; None where there is none.
+      round: rounds done, int32, in the centralised form, whose points move at the end of a round;
+        None in the decentralised form.
     """
 
     params: PyTree
     average: Average | None
+    round: jax.Array | None
 
 
 @flax.struct.dataclass
@@ -72,12 +79,10 @@ class Own:
       part: (1 − γ) u + γ (1 − β) z of the client's last participation, to which the newest γ β z̄
         is added when it next takes part; the start θ0 before its first, float32.
       share: γ β of that participation, what of z̄ is in the point, float32.
-      has_joined: whether there was one, bool.
     """
 
     part: PyTree
     share: jax.Array
-    has_joined: jax.Array
 
 
 @flax.struct.dataclass
@@ -99,10 +104,12 @@ class Row:
 
     Attributes:
       of_point: what its point u is read from, by the form.
+      has_joined: whether it has taken part with data, bool.
       quadratic: the client's loss; None where the proximal step is not exact.
     """
 
     of_point: Own | Held
+    has_joined: jax.Array
     quadratic: Quadratic | None
 
 
@@ -111,9 +118,9 @@ def splitting(
     model: Model,
     trainer: LocalTrainer,
     *,
-    alpha: Relaxation = 1.0,
-    beta: Relaxation = 1.0,
-    gamma: Fraction = 1.0,
+    alpha: Relaxations = 1.0,
+    beta: Relaxations = 1.0,
+    gamma: Fractions = 1.0,
     client_map: ClientMap = "prox",
     step_size: Positive | None = None,
     schedule: Schedule = "constant",
@@ -121,9 +128,11 @@ def splitting(
     solver: Solver = "local",
     tolerance: NonNegative | None = None,
     smoothness: NonNegative = 0.0,
+    inner_memory: Count | None = None,
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
+    dual_weight: float | None = None,
     name: str = "splitting",
 ) -> FederatedAlgorithm:
     """Declares the scheme that federated methods are settings of.
@@ -158,9 +167,10 @@ def splitting(
       model: what is trained; buffers, such as the statistics of batch norm, are averaged alone.
       trainer: local training: Φ itself, or what minimises the proximal objective from the server's
         model on; a private one is record-level privacy inside Φ.
-      alpha: α, how far a client goes along its Φ, in [0, 2].
-      beta: β, how far it goes to the mean, in [0, 2].
-      gamma: γ, how much of the way is taken, in [0, 1].
+      alpha: α, how far a client goes along its Φ, in [0, 2]; or α_t, a list with one number a
+        round, of which the last holds for all later rounds.
+      beta: β, how far it goes to the mean, in [0, 2]; or a list as for `alpha`.
+      gamma: γ, how much of the way is taken, in [0, 1]; or a list as for `alpha`.
       client_map: Φ, a proximal step or local training.
       step_size: η of the proximal step in the first round, 1 if not given; FedProx's μ is 1/η.
         Local training as Φ has its learning rate instead.
@@ -171,9 +181,15 @@ def splitting(
       tolerance: norm of the proximal objective's gradient at which local training stops early.
       smoothness: L of the clients' losses where it is known, 0 where not; steps of plain SGD must
         be below 2 / (L + 1/η). They shrink with η so that what is stable at first stays so.
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point, at each client; no
+        acceleration if not given. For plain SGD without noise; made for whole batches.
       form: who holds u: each client its own, or the server all of them.
       is_averaged: keep the average of all models, weighted by step size, and make it the model.
       is_weighted: π by number of examples; else all clients that have some count the same.
+      dual_weight: what of its dual variable, u_i − z̄, a client adds to the model for a personal
+        model: 1 gives the point u_i that its next round starts from, −1 the point on the other
+        side, which at FedPi's limit is one step −η ∇f_i from the model. No personal models if not
+        given.
       name: the name in reports.
 
     Returns:
@@ -181,11 +197,13 @@ def splitting(
 
     Raises:
       ValueError: for a number out of its range, a schedule without its period, an inner step that
-        is too long, or an exact step of a model that is not quadratic or under a private trainer.
+        is too long, an exact step of a model that is not quadratic or under a private trainer,
+        accelerated inner steps of another trainer than plain SGD without noise, or a dual weight
+        where all points are the model.
 
     Source: Malekmohammadi and others 2021 ("An Operator Splitting View of Federated Learning"),
-    equations 2.15 to 2.17; (2.12) and (2.13) for the reflected methods, section 2.4.5 for FedRP,
-    which is not the random-projection method of the same name.
+    equations 2.15 to 2.17; (2.12) and (2.13) for the reflected methods, section 2.4.4 for the dual
+    variable, 2.4.5 for FedRP, which is not the random-projection method of the same name.
     """
     checks.one_of("client_map", client_map, ("prox", "gradient"))
     checks.one_of("solver", solver, ("local", "exact"))
@@ -193,11 +211,15 @@ def splitting(
     check_schedule(schedule, period)
     is_prox, is_exact = client_map == "prox", solver == "exact"
     if not is_prox:
-        for option, value in (("step_size", step_size), ("tolerance", tolerance)):
+        left_out = {"step_size": step_size, "tolerance": tolerance, "inner_memory": inner_memory}
+        for option, value in left_out.items():
             rule = "be left out where Φ is local training, whose step is its learning rate"
             checks.require(value is None, option, rule, value)
         checks.require(not is_exact, "solver", "be 'local' where Φ is local training", solver)
-    numbers: dict[str, Any] = {"alpha": alpha, "beta": beta, "gamma": gamma}
+    numbers: dict[str, Any] = {
+        option: _by_round(option, value)
+        for option, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma))
+    }
     ranges: dict[str, Any] = {"alpha": Relaxation, "beta": Relaxation, "gamma": Fraction}
     if is_prox:
         numbers["step_size"], ranges["step_size"] = (
@@ -213,11 +235,18 @@ def splitting(
         checks.require(model.is_quadratic, "model", rule, model.name)
         rule = "be 'local' under a private trainer: an exact step reads records without noise"
         checks.require(not trainer.is_private, "solver", rule, solver)
-        checks.require(tolerance is None, "tolerance", "be left out for exact steps", tolerance)
+        for option, value in (("tolerance", tolerance), ("inner_memory", inner_memory)):
+            checks.require(value is None, option, "be left out for exact steps", value)
     elif is_prox and trainer.is_plain_sgd:
         _check_inner_step(trainer.config.learning_rate, numbers["step_size"], smoothness)
-    if (alpha, beta, gamma) == (2, 2, 1) and schedule != "constant":
+    if inner_memory is not None:
+        trainer.require_plain_sgd("accelerated steps lead where plain ones would not")
+        trainer.require_open("accelerated steps would amplify the noise of gradients")
+    if _is_always(numbers, alpha=2, beta=2, gamma=1) and schedule != "constant":
         warnings.warn("FedSplit has no guarantee where its step changes over rounds", stacklevel=2)
+    if _is_always(numbers, beta=1, gamma=1):
+        rule = "be left out where beta and gamma are 1: the point of each client is the model"
+        checks.require(dual_weight is None, "dual_weight", rule, dual_weight)
     is_central = form == "centralised"
 
     def on_weights(of_weight, of_buffer, *parts):
@@ -228,13 +257,16 @@ def splitting(
 
         return jax.tree.map(one, model.is_buffer(parts[0]), *parts)
 
-    def point_of(server, row, numbers):
-        """Computes u from the client's state, and in the decentralised form from z̄."""
+    def point_of(server, row, late):
+        """Computes u from the client's state, and in the decentralised form from z̄.
+
+        `late` is the share of z̄ in the point of a client that has not joined yet.
+        """
         if is_central:
             return on_weights(lambda u, z: u, lambda u, z: z, row.of_point.point, server.params)
-        own, late = row.of_point, numbers["gamma"] * numbers["beta"]
-        share = jnp.where(own.has_joined, own.share, late)
-        kept = jnp.where(own.has_joined, 1.0, 1.0 - late)
+        own = row.of_point
+        share = jnp.where(row.has_joined, own.share, late)
+        kept = jnp.where(row.has_joined, 1.0, 1.0 - late)
         return on_weights(
             lambda w, z: kept * w + share * z, lambda w, z: z, own.part, server.params
         )
@@ -254,24 +286,32 @@ def splitting(
         stiffer = 1 / step - 1 / own["step_size"]
         # A stable rate stays so: r (L + 1/η) goes to 1 as 1/η grows, where one step is enough.
         rate = local.learning_rate / (1 + local.learning_rate * stiffer)
-        pull, stops = towards(trees.cast_like(u, server.params), 1 / step), None
+        pull = towards(trees.cast_like(u, server.params), 1 / step)
         if tolerance is not None:
-            pull, stops = watched(pull), lambda state: state.norm <= own["tolerance"]
+            pull = watched(pull)
+        if inner_memory is not None:
+            is_buffer = model.is_buffer if model.buffer_keys else None
+            pull = accelerated(pull, rate, memory=inner_memory, is_buffer=is_buffer)
+
+        def is_solved(state):
+            return (state.inner if inner_memory else state).norm <= own["tolerance"]
+
         result = trainer.train(
             server.params,
             client,
             local._replace(learning_rate=rate),
             key,
             gradient_transform=pull,
-            until=stops,
+            until=None if tolerance is None else is_solved,
         )
         moved = trees.subtract(trees.add(server.params, result.delta), u)
         return moved, result.metrics.of_changed_update()
 
     def client(server, own, client, hyper, key):
-        alpha, beta, gamma = (hyper.algorithm[k] for k in ("alpha", "beta", "gamma"))
+        alpha, beta, gamma = _of_round(hyper.algorithm, client.round)
+        _, *before = _of_round(hyper.algorithm, client.round - 1)
         quadratic = own.quadratic if not is_exact else _read_once(model, own, client, server.params)
-        u = point_of(server, own, hyper.algorithm)
+        u = point_of(server, own, before[0] * before[1])
         move, metrics = mapped(server, u, quadratic, client, hyper, key)
         z = on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
         # Nothing is known of a client without examples: it has no say, and stays where it is.
@@ -280,8 +320,8 @@ def splitting(
             now = Held(own.of_point.point, z)
         else:
             part = jax.tree.map(lambda u, z: (1 - gamma) * u + gamma * (1 - beta) * z, u, z)
-            now = Own(part, jnp.float32(gamma * beta), jnp.bool_(True))
-        own = Row(trees.where(is_known, now, own.of_point), quadratic)
+            now = Own(part, jnp.float32(gamma * beta))
+        own = Row(trees.where(is_known, now, own.of_point), own.has_joined | is_known, quadratic)
         weight = client.size if is_weighted else is_known
         update = {"model": trees.subtract(z, server.params), "anybody": jnp.float32(1)}
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
@@ -300,10 +340,11 @@ def splitting(
             )
             average = Average(mean, weight)
         moved = trees.l2_norm(aggregate["model"])
-        return ServerState(params, average), {"moved": moved}
+        done = None if server.round is None else round.index + 1
+        return ServerState(params, average, done), {"moved": moved}
 
     def finish(server, aggregate, own, hyper):
-        beta, gamma = hyper.algorithm["beta"], hyper.algorithm["gamma"]
+        _, beta, gamma = _of_round(hyper.algorithm, server.round - 1)
 
         def of_weight(u, z, mean):
             theta = (1 - beta) * z + beta * mean
@@ -317,14 +358,25 @@ def splitting(
     def init(key):
         params = model.init(key)
         average = Average(params, jnp.float32(0)) if is_averaged else None
-        return ServerState(params, average)
+        return ServerState(params, average, jnp.int32(0) if is_central else None)
 
     def first(server):
         point = jax.tree.map(trees.at_least_float32, server.params)
         quadratic = unread(server.params) if is_exact else None
-        if is_central:
-            return Row(Held(point, point), quadratic)
-        return Row(Own(point, jnp.float32(0), jnp.bool_(False)), quadratic)
+        of_point = Held(point, point) if is_central else Own(point, jnp.float32(0))
+        return Row(of_point, jnp.bool_(False), quadratic)
+
+    def personal(server, row, client):
+        """Gives the model and a share of the client's dual variable; buffers are the model's."""
+        # A client that has not joined has no dual variable.
+        weight = jnp.where(row.has_joined, dual_weight, 0.0)
+        return on_weights(
+            lambda m, u, z: (m + weight * (u - z)).astype(m.dtype),
+            lambda m, u, z: m,
+            _model_of(server),
+            point_of(server, row, 1.0),
+            server.params,
+        )
 
     states = ClientState(first)
     if is_central:
@@ -344,10 +396,44 @@ def splitting(
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
         shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
+        personal=None if dual_weight is None else personal,
         clients=states,
         record=of_training(trainer),
         check_noised=trainer.check_noised,
+        check_numbers=_check_by_round,
     ).with_numbers(numbers, ranges)
+
+
+def _by_round(option: str, number: Any) -> Any:
+    """Reads one number, or a list with one for each round as an array."""
+    if not isinstance(number, Sequence) and jnp.ndim(number) == 0:
+        return number
+    array = jnp.asarray(number, jnp.float32)
+    _check_by_round({option: array}, "")
+    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def _check_by_round(numbers: Mapping[str, Any], prefix: str) -> None:
+    rule = "be one number, or a list with one for each round and at least one"
+    for name in {"alpha", "beta", "gamma"} & set(numbers):
+        shape = jnp.shape(numbers[name])
+        checks.require(len(shape) < 2 and 0 not in shape, f"{prefix}{name}", rule, shape)
+
+
+def _of_round(numbers: Mapping[str, Any], index: Any) -> list[jax.Array]:
+    """Reads α, β and γ of a round; those before the first are the first round's."""
+
+    def one(number):
+        number = jnp.asarray(number)
+        return number if number.ndim == 0 else number[jnp.clip(index, 0, len(number) - 1)]
+
+    return [one(numbers[name]) for name in ("alpha", "beta", "gamma")]
+
+
+def _is_always(numbers: Mapping[str, Any], **values: float) -> bool:
+    """Tells whether numbers are known to have these values in every round."""
+    given = [(numbers[name], value) for name, value in values.items()]
+    return not any(isinstance(n, jax.core.Tracer) or np.any(np.not_equal(n, v)) for n, v in given)
 
 
 def _model_of(server: ServerState) -> PyTree:
@@ -386,7 +472,9 @@ def _setting(name: str, fixed: dict[str, Any], text: str) -> Callable[..., Feder
     fixed = fixed | {"name": name}
     left_out = set(fixed)
     if fixed.get("client_map") == "gradient":
-        left_out |= {"step_size", "solver", "tolerance", "smoothness"}
+        left_out |= {"step_size", "solver", "tolerance", "smoothness", "inner_memory"}
+    if fixed["beta"] == fixed["gamma"] == 1:
+        left_out |= {"dual_weight"}
 
     def factory(model: Model, trainer: LocalTrainer, **options: Any) -> FederatedAlgorithm:
         return splitting(model, trainer, **fixed, **options)

@@ -13,6 +13,7 @@ from oracles.splitting import LeastSquares, chapter_data
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import (
@@ -22,7 +23,6 @@ from fedjax_dp.engine import (
     compile_federation,
     federation,
 )
-from fedjax_dp.engine.anderson import mixing_weights
 from fedjax_dp.models.linear import least_squares
 
 KEY = jax.random.key(0)

@@ -101,6 +101,23 @@ def ergodic(start, models, step_sizes, counts):
     return np.average(models, axis=0, weights=weights) if weights.sum() > 0 else start
 
 
+def accelerated_descent(gradient, start, rate, memory, steps):
+    """Anderson's mix of the last plain steps, by differences from the newest; yields each point.
+
+    With weights of sum 1 the mix of gradients is g − ΔG c: least squares in c, without conditions.
+    """
+    x, images, gradients = np.asarray(start, float), [], []
+    for _ in range(steps):
+        gradients = [*gradients, gradient(x)][-memory - 1 :]
+        images = [*images, x - rate * gradients[-1]][-memory - 1 :]
+        newest, x = gradients[-1], images[-1]
+        if len(images) > 1:
+            away = np.array([newest - g for g in gradients[:-1]]).T
+            c, *_ = np.linalg.lstsq(away, newest, rcond=None)
+            x = x - np.array([x - image for image in images[:-1]]).T @ c
+        yield x
+
+
 @dataclasses.dataclass(frozen=True)
 class Quadratics:
     """Clients f_i(x) = ½ xᵀ H_i x − c_iᵀ x; without data both are zero."""

@@ -1,0 +1,121 @@
+"""Anderson acceleration of plain gradient steps, as an Optax transform."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_dp.core import trees
+from fedjax_dp.core.mixing import mixing_weights
+from fedjax_dp.core.ranges import Count, NonNegative
+from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.trees import PyTree
+
+
+class Steps(NamedTuple):
+    """The last τ + 1 steps, each written over the oldest.
+
+    Attributes:
+      inner: the state of the transform whose steps are accelerated.
+      count: steps taken, int32.
+      images: where plain steps led, each leaf `[τ + 1, ...]`, float32.
+      gradients: what these steps followed, the same shapes.
+      products: of gradients, `[τ + 1, τ + 1]`, float32.
+    """
+
+    inner: PyTree
+    count: jax.Array
+    images: PyTree
+    gradients: PyTree
+    products: jax.Array
+
+
+@checked
+def accelerated(
+    transform: optax.GradientTransformation,
+    learning_rate: jax.typing.ArrayLike,
+    *,
+    memory: Count,
+    ridge: NonNegative = 1e-8,
+    is_buffer: Callable[[PyTree], PyTree] | None = None,
+) -> optax.GradientTransformation:
+    """Accelerates gradient descent: each step leads to a mix of where the last steps led.
+
+    A plain step maps x to T(x) = x − r g(x). With weights of sum 1 under which the mix of the last
+    τ + 1 gradients is shortest, the next point is the same mix of the T(x). The transform gives the
+    gradient whose plain step leads there, so `optax.sgd(r)` must follow it, and nothing else. Where
+    there is no solution, or its mix is not shorter than the newest gradient, the step is plain.
+
+    It is made for the same objective in every step, such as whole batches; with mini-batches it is
+    a heuristic. It reads gradients only.
+
+    Args:
+      transform: gives the gradient g of the local objective.
+      learning_rate: r, at least 0; traced numbers are welcome.
+      memory: τ, earlier steps that are mixed in, at least 1.
+      ridge: strength of the regularisation of the small system over its trace, at least 0.
+      is_buffer: marks parameters that are no weights, `(params) -> bools`; they take plain steps
+        and do not count in lengths. None where there are none.
+
+    Returns:
+      The transform; its state is a `Steps`.
+
+    Source: Malekmohammadi and others 2021, section 2.5, "the same acceleration can also be applied
+    on each client"; Anderson 1965.
+    """
+    places = memory + 1
+
+    def weights_alone(tree: PyTree) -> PyTree:
+        if is_buffer is None:
+            return tree
+        return jax.tree.map(lambda b, x: jnp.zeros_like(x) if b else x, is_buffer(tree), tree)
+
+    def init(params):
+        def room(x):
+            return jnp.zeros((places, *x.shape), trees.at_least_float32(x).dtype)
+
+        kept = jax.tree.map(room, params)
+        return Steps(transform.init(params), jnp.int32(0), kept, kept, jnp.zeros((places, places)))
+
+    def update(gradient, state, params):
+        given, inner = transform.update(gradient, state.inner, params)
+        place = state.count % places
+
+        def written(rows, one):
+            return jax.tree.map(lambda r, x: r.at[place].set(x.astype(r.dtype)), rows, one)
+
+        wide = weights_alone(jax.tree.map(trees.at_least_float32, given))
+        image = jax.tree.map(lambda x, g: x - learning_rate * g, params, wide)
+        images, gradients = written(state.images, image), written(state.gradients, wide)
+        row = sum(jax.tree.leaves(jax.tree.map(_products, gradients, wide)), jnp.zeros(places))
+        products = state.products.at[place, :].set(row).at[:, place].set(row)
+        counts = jnp.arange(places) <= state.count
+        found = mixing_weights(products, counts, place, ridge, 0.0)
+        # Differences of images lose less to rounding than the images themselves.
+        ahead = jax.tree.map(
+            lambda rows, one: jnp.tensordot(
+                found, rows - one, 1, precision=jax.lax.Precision.HIGHEST
+            ),
+            images,
+            image,
+        )
+        ahead = weights_alone(ahead)
+        is_better = found @ products @ found <= row[place]
+        is_better &= trees.is_finite(ahead)
+        scale = trees.reciprocal(learning_rate)
+
+        def of_leaf(g, a):
+            return (g - jnp.where(is_better, a, 0) * scale).astype(g.dtype)
+
+        state = Steps(inner, state.count + 1, images, gradients, products)
+        return jax.tree.map(of_leaf, given, ahead), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _products(rows: jax.Array, one: jax.Array) -> jax.Array:
+    """Multiplies one leaf of all gradients with that of the newest, `[places]`."""
+    flat = rows.reshape(len(rows), -1)
+    return jnp.matmul(flat, one.reshape(-1), precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,38 @@
+"""Weights of Anderson acceleration: the shortest mix of residuals."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def mixing_weights(
+    products: jax.Array, counts: jax.Array, newest: jax.Array, ridge: Any, damping: Any
+) -> jax.Array:
+    """Finds the weights, of sum 1, under which the mix of residuals is shortest.
+
+    Solves `(G + ridge · tr(G) I) w = 1` and divides by the sum; weights may be negative.
+
+    Args:
+      products: G, `[places, places]`.
+      counts: which places count, `[places]`, bool; the others have the weight 0.
+      newest: the place of the newest round.
+      ridge: strength of the regularisation, at least 0.
+      damping: a in [0, 1]: weights become (1 − a) w, and the newest gains a.
+
+    Returns:
+      w, `[places]`; not finite where there is no solution.
+
+    Source: Malekmohammadi and others 2021, section 2.5, the closed form under "Acceleration".
+    """
+    both = counts[:, None] & counts[None, :]
+    products = jnp.where(both, products, 0)
+    # A scale of its own, so that small residuals do not vanish.
+    trace = jnp.trace(products)
+    scaled = products / jnp.where(trace > 0, trace, 1)
+    system = scaled + jnp.diag(jnp.where(counts, ridge, 1.0).astype(scaled.dtype))
+    found = jnp.linalg.solve(system, counts.astype(scaled.dtype))
+    found = jnp.where(counts, found, 0)
+    found = found / jnp.sum(found)
+    found = jnp.where(trace > 0, found, jnp.nan)
+    return (1 - damping) * found + damping * (jnp.arange(len(found)) == newest)
