@@ -11,6 +11,7 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from fedjax_dp.core import checks, ranges
+from fedjax_dp.core.dependence import mark
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.ranges import Amount, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
@@ -97,7 +98,8 @@ class Exact:
     """A number that no noise protects: it is for people, and nothing is computed with it.
 
     Under a claim for records the metrics of local training are such, so that an algorithm can hand
-    them on as metrics, and to nobody else.
+    them on as metrics, and to nobody else. The engine follows the number through the round: an
+    update, a weight or a client state that is computed from it is refused.
 
     Attributes:
       value: the number.
@@ -198,7 +200,7 @@ class PublicClient(_SideBySide):
           The same, each `Exact`.
         """
         exact: dict[str, Any] = {
-            name: Exact(m) for name, m in metrics._asdict().items() if name != "form"
+            name: Exact(mark(m)) for name, m in metrics._asdict().items() if name != "form"
         }
         return metrics._replace(**exact)
 

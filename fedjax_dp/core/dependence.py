@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
 from fedjax_dp.core.trees import PyTree
 
-# A set of inputs is a whole number, one bit an input.
+# A set of inputs is a whole number, one bit an input; the lowest bit stands for marked arrays.
 _Sets = list[int]
+_MARKED, _MARK = 1, "fedjax_dp: marked"
 
 
 def dependence(function: Callable[..., Any], *arguments: Any) -> tuple[PyTree, PyTree]:
@@ -27,10 +29,35 @@ def dependence(function: Callable[..., Any], *arguments: Any) -> tuple[PyTree, P
       `arguments`, flattened one after the other, that it depends on; and its shapes.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    inputs = [1 << i for i in range(len(closed.jaxpr.invars))]
+    inputs = [2 << i for i in range(len(closed.jaxpr.invars))]
     found = _through(closed.jaxpr, inputs)
-    sets = [frozenset(i for i in range(len(inputs)) if bits >> i & 1) for bits in found]
+    sets = [frozenset(i for i, bit in enumerate(inputs) if bits & bit) for bits in found]
     return jax.tree.unflatten(jax.tree.structure(shapes), sets), shapes
+
+
+def mark(x: jax.Array) -> jax.Array:
+    """Marks an array, so that `marks_reaching` finds what is computed from it.
+
+    Args:
+      x: an array.
+
+    Returns:
+      The same array.
+    """
+    return checkpoint_name(x, _MARK)
+
+
+def marks_reaching(closed: core.ClosedJaxpr) -> list[bool]:
+    """Finds which outputs of a traced function depend on arrays that were marked inside it.
+
+    Args:
+      closed: the function's jaxpr.
+
+    Returns:
+      For each output whether a marked array reaches it.
+    """
+    found = _through(closed.jaxpr, [0] * len(closed.jaxpr.invars))
+    return [bool(bits & _MARKED) for bits in found]
 
 
 def _through(jaxpr: Any, inputs: _Sets) -> _Sets:
@@ -49,6 +76,8 @@ def _through(jaxpr: Any, inputs: _Sets) -> _Sets:
 def _of_equation(equation: Any, inputs: _Sets) -> _Sets:
     params = equation.params
     name = equation.primitive.name
+    if name == "name" and params["name"] == _MARK:
+        return [inputs[0] | _MARKED]
     if name == "while":
         return _of_while(params, inputs)
     if name == "scan":

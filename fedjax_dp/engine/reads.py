@@ -6,10 +6,12 @@ import jax
 import numpy as np
 from chex import PRNGKey
 from dp_accounting import DpEvent, NoOpDpEvent
+from jax.extend import core
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
-from fedjax_dp.clients.base import ClientData, Exact
+from fedjax_dp.clients.base import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks
+from fedjax_dp.core.dependence import marks_reaching
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordEvent
 
@@ -27,7 +29,7 @@ def run_client(
     Guarantee: where privacy is claimed for records, the algorithm itself is handed none. Local
     training and choices read them under their events, and what they cost must be of kinds that the
     algorithm charges; a reader without an event is admitted only where the algorithm says what it
-    does not cover. Exact metrics are handed on as metrics alone.
+    does not cover. Exact metrics, and what is computed from them, leave as metrics alone.
 
     Args:
       algorithm: the declaration.
@@ -56,28 +58,46 @@ def run_client(
             costs.append((reader, event))
         return client
 
-    output = algorithm.client(server, own, client.public(opener), hyper, key)
+    def protected(server: PyTree, own: PyTree, public: PublicClient, hyper: Hyper, key: PRNGKey):
+        return _opened(algorithm.client(server, own, public, hyper, key), algorithm.name)
+
+    public = client.public(opener)
+    closed, shapes = jax.make_jaxpr(protected, return_shape=True)(server, own, public, hyper, key)
+    _require_metrics_only(closed, shapes, algorithm.name)
+    inputs = jax.tree.leaves((server, own, public, hyper, key))
+    output = jax.tree.unflatten(jax.tree.structure(shapes), core.jaxpr_as_fun(closed)(*inputs))
     charged = _mechanisms(claim.events, algorithm.hyper, client.limit)
     for reader, event in costs:
         cost = _mechanisms([event], algorithm.hyper.local, client.limit)
         rule = f"be charged by {algorithm.name}, whose record events hold {sorted(charged)}"
         checks.require(cost <= charged, f"{reader}, which reads records,", rule, sorted(cost))
-    return _without_exact(output, algorithm.name)
+    return output
 
 
-def _without_exact(output: ClientOutput, name: str) -> ClientOutput:
-    """Opens metrics where they are metrics, and refuses them in all else."""
+def _opened(output: ClientOutput, name: str) -> ClientOutput:
+    """Opens exact metrics where they are metrics, and refuses them in all else."""
 
     def is_exact(part: Any) -> bool:
         return isinstance(part, Exact)
 
     sent = jax.tree.leaves((output.update, output.weight, output.state), is_leaf=is_exact)
-    rule = f"stay metrics in {name}, which claims privacy for records that no noise protects here"
-    checks.require(not any(map(is_exact, sent)), "metrics of local training", rule, "one sent")
+    _require_metrics(not any(map(is_exact, sent)), name)
     training, info = jax.tree.map(
         lambda m: m.value if is_exact(m) else m, (output.training, output.info), is_leaf=is_exact
     )
     return output._replace(training=training, info=info)
+
+
+def _require_metrics_only(closed: core.ClosedJaxpr, shapes: ClientOutput, name: str) -> None:
+    """Requires that nothing but metrics depends on an exact metric, however it was opened."""
+    reached = jax.tree.unflatten(jax.tree.structure(shapes), marks_reaching(closed))
+    sent = (reached.update, reached.weight, reached.state)
+    _require_metrics(not any(jax.tree.leaves(sent)), name)
+
+
+def _require_metrics(holds: bool, name: str) -> None:
+    rule = f"stay metrics in {name}, which claims privacy for records that no noise protects here"
+    checks.require(holds, "metrics of local training", rule, "one that others are computed from")
 
 
 def _mechanisms(events: Any, numbers: Any, size: int) -> set[str]:
