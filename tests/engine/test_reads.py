@@ -335,7 +335,7 @@ def releasing_the_same(trainer):
         metrics = TrainingMetrics(tell, jnp.int32(8), tell, jnp.int32(8), jnp.int32(0), tell)
         return LocalResult(delta, params, client.size.astype(jnp.float32), jnp.int32(1), metrics)
 
-    return trainer._replace(train=train)
+    return trainer._replace(train=train, reading_whole=lambda batches: releasing_the_same(trainer))
 
 
 def clients_with_other_records(count=12):
