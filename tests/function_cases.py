@@ -43,6 +43,7 @@ HOLD = {
     "Stacked",
     "Summed",
     "HostStep",
+    "Iterate",
     "Choice",
     "ClientData",
     "Exact",

@@ -42,7 +42,7 @@ MIDDLE = {"at most 6 classes": SPLITS["at most 6 classes"]}
 
 
 def _steps() -> dict[str, list[str]]:
-    """k and η of figures 2.3 and 2.4, two lines of the same c = η (k − 1)."""
+    """k and η of figures 2.3 and 2.4 (right part), two lines of the same c = η (k − 1)."""
     found = {}
     for line in (0.2, 0.8):
         for k in (3, 5, 17):

@@ -138,7 +138,8 @@ def anderson(
         clients' points are mixed.
 
     Source: Malekmohammadi and others 2021, section 2.5, the least-squares problem under
-    "Acceleration"; the weighted norm is that of the product space, equation 2.2. Anderson 1965.
+    "Acceleration"; the weighted norm is that of the product space, beside equation 2.2. Anderson
+    1965.
     """
     checks.one_of("of", of, ("shared", "clients"))
     checks.whole("memory", memory)

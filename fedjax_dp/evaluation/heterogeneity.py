@@ -48,7 +48,7 @@ def heterogeneity(
     Raises:
       ValueError: for a block without examples, or a population without any.
 
-    Source: Malekmohammadi and others 2021, section 2.4.4.
+    Source: Malekmohammadi and others 2021, section 2.4.6.
     """
     checks.whole("block_size", block_size)
     checks.require(data.num_examples > 0, "data", "hold examples", data.num_examples)

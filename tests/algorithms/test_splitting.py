@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from marks import slow, telling
+from marks import later, slow, telling
 from oracles.splitting import (
     FACTORS,
     SETTINGS,
@@ -102,10 +102,8 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "fedpi" else telling) for n in LIMITS],
-)
+@telling
+@pytest.mark.parametrize("name", LIMITS)
 def test_a_constant_step_leads_to_the_closed_form(name):
     make, limit = LIMITS[name]
     np.testing.assert_allclose(after(make(), 600), limit(), rtol=0, atol=1e-6)
@@ -216,7 +214,7 @@ def test_a_local_solver_comes_to_the_exact_step(optimizer):
     assert np.all(info.training.num_examples < NUM_CLIENTS * NUM_ROWS * 1500)
 
 
-@pytest.mark.parametrize("memory", [1, 2])
+@pytest.mark.parametrize("memory", later([1, 2], but=[2]))
 def test_accelerated_steps_are_as_by_hand(memory):
     h, c, rate = ORACLE.h[0], ORACLE.c[0], 0.02
     at = jnp.float32([1.0, -2.0, 0.5, 3.0])
