@@ -153,7 +153,7 @@ def name_places(axes: Axes, names: Sequence[str], most: int = 45) -> int:
       n, which is 1 where all are named.
     """
     step = max(1, -(-len(names) // most))
-    places = np.arange(0, len(names), step)
+    places = range(0, len(names), step)
     axes.set_xticks(places, [shortened(names[i]) for i in places], fontsize=7)
     figure = axes.get_figure(root=True)
     width = 7.0 if figure is None else float(figure.get_size_inches()[0])

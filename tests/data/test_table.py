@@ -1,5 +1,7 @@
 """Tables of one's own: columns by name, rules that are asked for, errors that name the cell."""
 
+import gzip
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -8,6 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from fedjax_dp.data import datasets
+from fedjax_dp.experiment import reading
+from fedjax_dp.experiment.population import build_population
 
 CSV = """\
 hospital,age,job,smokes,ill
@@ -300,3 +304,57 @@ def test_nan_in_parquet_is_missing_and_infinity_is_refused(write):
     pa.parquet.write_table(pa.table({"a": [1.0, np.inf], "ill": ["x", "y"]}), "t.parquet")
     with pytest.raises(ValueError, match="row 2, column 'a', must hold finite numbers, got inf"):
         load("t.parquet")
+
+
+def test_a_configuration_makes_clients_with_the_names_of_the_table(write):
+    rows = [f"{'north' if i % 3 else 'south'},{i},{'no' if i % 2 else 'yes'}" for i in range(30)]
+    write("hospital,age,ill\n" + "\n".join(rows) + "\n")
+    words = {
+        "data.name": "table",
+        "data.partition": "natural",
+        "data.options.path": "patients.csv",
+        "data.options.client": "hospital",
+        "data.options.label": "ill",
+        "data.options.scaling": "range",
+        "data.options.ranges": "{ age = [0, 30] }",
+    }
+    config = reading.load(None, [f"--{key}={value}" for key, value in words.items()])
+    population = build_population(config.data, config.run.seed)
+    assert population.train.client_names == ("north", "south")
+    assert population.train.sizes.tolist() == [16, 8] and population.client_test is not None
+    assert population.exact_statistics == (
+        "which values occur in 'ill', since no categories were declared",
+    )
+    with pytest.raises(reading.ConfigError, match="must hold 'path'"):
+        reading.load(None, ["--data.name=table"])
+
+
+def test_truth_values_have_a_range_by_nature(write):
+    table = pa.table({"a": [5.0, 10.0], "b": [True, False], "ill": ["x", "y"]})
+    pa.parquet.write_table(table, "t.parquet")
+    data = load("t.parquet", scaling="range", ranges={"a": [0, 10]})
+    np.testing.assert_array_equal(data.train["x"], [[0.5, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow", "a.csv.gz"])
+def test_damaged_files_are_refused_or_read_whatever_was_changed(write, tmp_path, name):
+    write(WHOLE)
+    table = pa.csv.read_csv("patients.csv")
+    if name == "a.parquet":
+        pa.parquet.write_table(table, name)
+    elif name == "a.arrow":
+        with pa.ipc.new_file(name, table.schema) as file:
+            file.write_table(table)
+    else:
+        data = WHOLE.encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    whole, rng = (tmp_path / name).read_bytes(), np.random.default_rng(0)
+    for _ in range(40):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), rng.integers(1, 6)):
+            data[place] = rng.integers(0, 256)
+        (tmp_path / f"b{name}").write_bytes(data[: rng.integers(1, 2 * len(data))])
+        try:
+            load(f"b{name}", client="hospital")
+        except ValueError as error:
+            assert "must" in str(error)

@@ -53,6 +53,13 @@ class Column:
         """Which cells have no value, `[rows]`."""
         return np.concatenate([np.asarray(a.is_null(), bool) for a in self._arrays])
 
+    @property
+    def is_boolean(self) -> bool:
+        """Whether the cells are truth values, which are the numbers 0 and 1."""
+        import pyarrow as pa
+
+        return all(pa.types.is_boolean(array.type) for array in self._arrays)
+
     @functools.cached_property
     def texts(self) -> np.ndarray:
         """The cells as texts, `[rows]`, objects; None where one is missing."""
@@ -158,34 +165,54 @@ class Table:
 def _read(path: pathlib.Path, separator: str) -> Any:
     """Reads one file as an Arrow table; of CSV every column as text."""
     pa = import_pyarrow(path)
-
     name = path.name.lower().removesuffix(".gz")
-    errors = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, OSError)
-    if name.endswith(_CSV):
-        mark = "\t" if name.endswith(".tsv") else separator
-        parse = pa.csv.ParseOptions(delimiter=mark, newlines_in_values=True)
-        with files.reading(path, f"be a table whose cells are parted by {mark!r}", *errors):
-            with pa.csv.open_csv(path, parse_options=parse) as reader:
-                columns = reader.schema.names
-            kinds = dict.fromkeys(columns, pa.string())
-            convert = pa.csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
-            return pa.csv.read_csv(path, parse_options=parse, convert_options=convert)
-    if name.endswith(_PARQUET):
-        with files.reading(path, "be a Parquet file", *errors):
-            return pa.parquet.read_table(path)
-    known = ", ".join((*_CSV, *_PARQUET, *_ARROW))
-    checks.require(
-        name.endswith(_ARROW), str(path), f"have one of the endings {known}", path.suffix
+    mark = "\t" if name.endswith(".tsv") else separator
+    readers = (
+        (_CSV, lambda: _csv(path, mark), f"be a table whose cells are parted by {mark!r}"),
+        (_PARQUET, lambda: _parquet(path), "be a Parquet file"),
+        (_ARROW, lambda: _arrow(path), "be an Arrow file or stream"),
     )
-    with (
-        files.reading(path, "be an Arrow file or stream", *errors),
-        pa.memory_map(os.fspath(path)) as source,
-    ):
+    known = ", ".join((*_CSV, *_PARQUET, *_ARROW))
+    rule = f"have one of the endings {known}"
+    checks.require(name.endswith((*_CSV, *_PARQUET, *_ARROW)), str(path), rule, path.suffix)
+    ((read, rule),) = [(read, rule) for endings, read, rule in readers if name.endswith(endings)]
+    with files.reading(path, rule, pa.ArrowException, UnicodeDecodeError, OSError):
+        table = read()
+        # Offsets and texts of a damaged file, which would be read beyond their ends.
+        table.validate(full=True)
+    return table
+
+
+def _csv(path: pathlib.Path, mark: str) -> Any:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(delimiter=mark, newlines_in_values=True)
+    with csv.open_csv(path, parse_options=parse) as reader:
+        names = reader.schema.names
+    kinds = dict.fromkeys(names, pa.string())
+    convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
+    return csv.read_csv(path, parse_options=parse, convert_options=convert)
+
+
+def _parquet(path: pathlib.Path) -> Any:
+    from pyarrow import parquet
+
+    # Folders of the path are no columns, as they are to `read_table`.
+    with parquet.ParquetFile(path) as file:
+        return file.read()
+
+
+def _arrow(path: pathlib.Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    with pa.memory_map(os.fspath(path)) as source:
         try:
-            return pa.ipc.open_file(source).read_all()
+            return ipc.open_file(source).read_all()
         except pa.ArrowInvalid:
             source.seek(0)
-            return pa.ipc.open_stream(source).read_all()
+            return ipc.open_stream(source).read_all()
 
 
 def import_pyarrow(path: pathlib.Path) -> Any:

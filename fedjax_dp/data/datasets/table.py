@@ -307,7 +307,7 @@ class _Coder:
         if self.scaling == "standard":
             shift, scale = float(np.mean(parts[0])), float(np.std(parts[0])) or 1.0
             return [(part - shift) / scale for part in parts]
-        if self.scaling == "range":
+        if self.scaling == "range" and not (column.is_boolean and column.name not in self.ranges):
             return [in_range(self._range(column.name), part) for part in parts]
         return parts
 
@@ -315,9 +315,9 @@ class _Coder:
         rule = f"hold the lowest and highest value of {name!r}, since scaling is 'range'"
         checks.require(name in self.ranges, "ranges", rule, dict(self.ranges))
         bounds = list(self.ranges[name])
-        fits = len(bounds) == 2 and np.isfinite(bounds).all() and bounds[0] < bounds[1]
+        fits = len(bounds) == 2 and bool(np.isfinite(bounds).all()) and bounds[0] < bounds[1]
         checks.require(fits, f"ranges.{name}", "be two numbers, the lower one first", bounds)
-        return Numeric(name, *map(float, bounds))
+        return Numeric(name, float(bounds[0]), float(bounds[1]))
 
     def codes(self, column: Column) -> tuple[tuple[str, ...], list[np.ndarray]]:
         """Gives the categories of a column, and the number of each cell's in both parts, int32."""
