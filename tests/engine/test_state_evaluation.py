@@ -66,7 +66,15 @@ def trained(name):
     state = state._replace(server=moved(state.server, rng), clients=moved(state.clients, rng))
     clients = algorithms.pool(HELD_OUT) if case.is_pooled else HELD_OUT
     trainer = (private_trainer if case.is_private else plain_trainer)(make_model(), case.settings())
-    found = evaluator(sim, make_model(), case.data(), whole=WHOLE, clients=clients, trainer=trainer)
+    found = evaluator(
+        sim,
+        make_model(),
+        case.data(),
+        whole=WHOLE,
+        clients=clients,
+        trainer=trainer,
+        on_training=True,
+    )
     return found, state, case
 
 
@@ -106,6 +114,19 @@ def test_local_models_are_evaluated_each_on_its_own_client():
     by_client = found.clients(state)
     np.testing.assert_allclose(by_client.client_loss, np.transpose(expected)[0], rtol=1e-5)
     np.testing.assert_allclose(by_client.client_accuracy, np.transpose(expected)[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", later(["fedavg", "local_only"], but=["local_only"]))
+def test_models_in_use_are_evaluated_on_what_they_are_trained_on(name):
+    found, state, case = trained(name)
+    shared, train = name == "fedavg", case.data()
+    thetas = theta_of(state.server.params if shared else state.clients)
+    each = [thetas if shared else thetas[i] for i in range(NUM_CLIENTS)]
+    expected = [by_hand(theta, train.client(i)) for i, theta in enumerate(each)]
+    seen = found.training(state)
+    np.testing.assert_allclose(seen.client_loss, np.transpose(expected)[0], rtol=1e-5)
+    np.testing.assert_allclose(seen.client_accuracy, np.transpose(expected)[1], rtol=1e-6)
+    np.testing.assert_array_equal(seen.client_sizes, train.sizes)
 
 
 def test_a_client_of_a_cluster_uses_the_model_that_fits_its_training_data():
