@@ -90,22 +90,19 @@ def _show(out: Output, report: AuditReport) -> None:
 
     if report.bounds:
         heads = ("unit", "method", "δ", "proven ε ≥", "claimed ε ≤", "confidence", "verdict")
-        lines = []
+        bounds = []
         for b in report.bounds:
-            bounds = rounded_down(b.epsilon_lower), rounded_up(b.epsilon_claimed)
-            of_both = f"{b.dp_delta:.4g}", *bounds, f"{b.confidence:.4g}"
-            lines.append((b.unit, b.method, *of_both, verdict(b)))
-        out.table(heads, lines)
+            values = rounded_down(b.epsilon_lower), rounded_up(b.epsilon_claimed)
+            of_both = f"{b.dp_delta:.4g}", *values, f"{b.confidence:.4g}"
+            bounds.append((b.unit, b.method, *of_both, verdict(b)))
+        out.table(heads, bounds)
     if report.steps:
-        heads = ("unit", "step on neighbouring data", "measured", "allowed", "verdict")
-        out.table(
-            heads,
-            [
-                (unit, s.name, f"{s.measured:.6g}", f"{s.allowed:.6g}", verdict(s))
-                for unit, results in report.steps.items()
-                for s in results
-            ],
-        )
+        steps = [
+            (unit, s.name, f"{s.measured:.6g}", f"{s.allowed:.6g}", verdict(s))
+            for unit, results in report.steps.items()
+            for s in results
+        ]
+        out.table(("unit", "step on neighbouring data", "measured", "allowed", "verdict"), steps)
     attack = report.membership
     if attack is not None:
         low, high = attack.accuracy_interval

@@ -10,7 +10,14 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from fedjax_dp.cli.output import Answer, LogLevel, output, print_answer
+from fedjax_dp.cli.output import (
+    Answer,
+    LogLevel,
+    Output,
+    console,
+    logging_at,
+    print_answer,
+)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]
 _Quiet = Annotated[
@@ -65,12 +72,12 @@ def answering(
         def command(
             context: typer.Context, as_json: bool, is_quiet: bool, log_level: LogLevel, **given: Any
         ) -> None:
-            out = output(as_json, is_quiet, log_level)
+            out = Output(console(), console(is_error=True), as_json, is_quiet, log_level)
             if "context" in own:
                 given["context"] = context
             # Whatever a part of the user's own prints would be no JSON.
             aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-            with aside:
+            with aside, logging_at(log_level):
                 answer = function(out=out, **given)
             print_answer(out, _name_of(context), answer)
             raise typer.Exit(answer.status)

@@ -1,10 +1,11 @@
 """What commands print, and where: answers to the output stream, all else to the error stream."""
 
+import contextlib
 import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import IO, Any, NamedTuple
 
@@ -106,22 +107,27 @@ def console(*, is_error: bool = False) -> Console:
     )
 
 
-def output(as_json: bool, is_quiet: bool, level: LogLevel) -> Output:
-    """Makes the output of a command, and lets libraries log at its level.
+@contextlib.contextmanager
+def logging_at(level: LogLevel) -> Iterator[None]:
+    """Lets libraries log to the error stream while a command runs.
 
     Args:
-      as_json: whether the answer is one JSON document.
-      is_quiet: whether the answer is printed in its shortest form, without progress.
       level: what is said beside the answer.
-
-    Returns:
-      The output.
     """
     least = {LogLevel.debug: logging.DEBUG, LogLevel.error: logging.ERROR}
-    form = "%(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=least.get(level, logging.WARNING), format=form, force=True)
+    root, handler = logging.getLogger(), logging.StreamHandler()
+    before = root.level
+    handler.setLevel(least.get(level, logging.WARNING))
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(handler.level)
     logging.captureWarnings(True)
-    return Output(console(), console(is_error=True), as_json, is_quiet, level)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(before)
+        root.removeHandler(handler)
 
 
 def print_answer(out: Output, command: str, answer: Answer) -> None:

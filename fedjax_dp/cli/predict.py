@@ -1,7 +1,7 @@
 """`fedjax-dp predict`: the outputs of a run's model for examples."""
 
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -48,6 +48,6 @@ def command(
     with output.open("wb") as file:
         np.savez(file, **dict(zip(names, leaves, strict=True)), **targets)
     count = int(data.num_examples)
-    document = {"file": str(output), "part": part, "client": client, "num_examples": count}
-    document |= {"arrays": [*names, *targets]}
+    document: dict[str, Any] = {"file": str(output), "part": part, "client": client}
+    document |= {"num_examples": count, "arrays": [*names, *targets]}
     return Answer(document, lambda out: out.say(f"wrote {output}: {count} examples"), str(output))

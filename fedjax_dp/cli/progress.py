@@ -131,7 +131,7 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     first = next((i for i, (_, size) in enumerate(units) if whole >= size), len(units) - 1)
-    parts = []
+    parts: list[str] = []
     for name, size in units[first : first + 2]:
         count, whole = divmod(whole, size)
         if count or not parts:

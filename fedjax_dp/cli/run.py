@@ -136,8 +136,7 @@ def _show_keys(out: Output, rows: Sequence[Row]) -> None:
         out.table(("key", "may be", "default", "meaning"), rows)
         return
     for key, rule, default, about in rows:
-        head = Text.assemble((key, "bold"), *([(" = ", "dim"), default] if default else []))
-        out.answers.print(head)
+        out.answers.print(Text.assemble((key, "bold"), (" = " if default else "", "dim"), default))
         for text in filter(None, (about, rule)):
             style = "dim" if text == rule else ""
             block = Padding(Text(text, style=style), (0, 0, 0, 4))

@@ -37,15 +37,8 @@ SUMMARY = {
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_before(monkeypatch):
-    """The command sets up logging for its process."""
+def _no_width_given(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture
@@ -162,7 +155,9 @@ def test_the_document_of_a_run_is_all_that_the_output_stream_gets(fedjax_dp, fin
     ],
 )
 def test_the_error_stream_gets_what_its_level_says(fedjax_dp, finished, word, seen):
+    before = logging.getLogger().handlers[:], logging.getLogger().level
     _, output, errors = fedjax_dp("run", word)
+    assert before == (logging.getLogger().handlers, logging.getLogger().level)
     said = {"compiling", "a thing is odd", "a complaint", "a detail"}
     assert {text for text in said if text in errors} == seen
     if word == "--quiet":
@@ -272,9 +267,11 @@ def test_lists_answer_json(fedjax_dp, monkeypatch, tmp_path):
     assert found["results"] == [timed]
 
 
-def test_accounting_answers_json(fedjax_dp, tmp_path):
+def test_accounting_answers_json(fedjax_dp, tmp_path, monkeypatch):
     budget = ("--epsilon", "2", *PRIVACY[2:])
     assert document(fedjax_dp("privacy", "calibrate", *budget, "--json")[1])["epsilon"] == 2
+    unseen = SimpleNamespace(save=lambda *words: None, epsilon_curves=lambda *words: None)
+    monkeypatch.setattr(sys.modules["fedjax_dp.cli.privacy"], "plots", unseen)
     words = ("--setting", "2,1", *PRIVACY[4:], "--output", tmp_path / "a.png")
     found = document(fedjax_dp("privacy", "compare", *words, "--json")[1])
     assert list(found["epsilon"]) == ["noise 2, rate 1"]
