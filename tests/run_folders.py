@@ -49,10 +49,11 @@ _assembled: dict[str, Experiment] = {}
 def assemble_once(config: Config) -> Experiment:
     """Assembles alike experiments once: they are values, and hold the programs that run them.
 
-    Names of runs and whether their root is secret are no part of what is assembled.
+    Names of runs, whether their root is secret and what of them may be published are no part of
+    what is assembled.
     """
-    own = {"name": config.run.name, "secret": config.run.secret}
-    run = config.run.model_copy(update={"name": "", "secret": False})
+    own = {name: getattr(config.run, name) for name in ("name", "secret", "release")}
+    run = config.run.model_copy(update={"name": "", "secret": False, "release": None})
     plain = config.model_copy(update={"run": run})
     text = configuration.to_toml(plain)
     if text not in _assembled:
@@ -152,6 +153,11 @@ def assert_same_run(
     assert extra["ledgers"] == other_extra["ledgers"]
     for name in {"metrics.jsonl", "privacy.json", "privacy.md", "config.toml"} - set(besides):
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+    released = [sorted((f / "release").rglob("*")) for f in (folder, other)]
+    for mine, theirs in zip(*released, strict=True):
+        assert mine.name == theirs.name
+        may_differ = mine.name in {"environment.json", *besides}
+        assert may_differ or mine.read_bytes() == theirs.read_bytes(), mine
     left, right = read_json(folder, "summary.json"), read_json(other, "summary.json")
     for name in left.keys() | right.keys():
         may_differ = name.startswith("seconds") or name in besides

@@ -86,6 +86,8 @@ class Progress:
         text = f"round {rounds} of {self._rounds}"
         if math.isfinite(row.get("test_accuracy", math.nan)):
             text += f", accuracy {row['test_accuracy']:.3f}"
+        if math.isfinite(row.get("shared_test_accuracy", math.nan)):
+            text += f" (shared model {row['shared_test_accuracy']:.3f})"
         for name in ("epsilon_record", "epsilon_client"):
             if row.get(name) is not None:
                 text += f", ε {rounded_up(row[name])} ({name.removeprefix('epsilon_')})"

@@ -1,8 +1,8 @@
 """`fedjax-dp run`: an experiment with progress on the console."""
 
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -155,14 +155,20 @@ def _report(out: Output, outcome: Outcome) -> None:
     if outcome.is_over_budget:
         out.say(f"stopped after round {summary['rounds']}: one more would exceed the budget")
     parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
-    if np.isfinite(summary.get("test_accuracy", np.nan)):
-        parts.append(f"test accuracy {summary['test_accuracy']:.4f}")
+    of_all, shared = (summary.get(f"{of}test_accuracy", np.nan) for of in ("", "shared_"))
+    if np.isfinite(of_all):
+        parts.append(f"test accuracy of {summary['test_accuracy_of']} {of_all:.4f}")
+    if np.isfinite(shared):
+        parts.append(f"of the shared model {shared:.4f}")
     if summary.get("worst_client_accuracy") is not None:
         parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
     if summary["epsilon"] is not None:
         low, high = summary["dp_delta_smallest"], summary["dp_delta"]
         delta = f"{high:g}" if low == high else f"{low:g} to {high:g}"
         parts.append(f"ε = {rounded_up(summary['epsilon'])} at δ = {delta}")
+        parts[-1] += f", which covers {summary['covered_models']}"
+        if "epsilon_of_shared_record" in summary:
+            parts.append(_of_shared_record(summary))
         if "not_covered" in summary:
             parts.append(f"NOT covered: {summary['not_covered']}")
     else:
@@ -173,3 +179,12 @@ def _report(out: Output, outcome: Outcome) -> None:
     if outcome.is_futile:
         out.say("the run went wrong: no round brought any client's work into the model")
     out.say(f"run folder: {folder}")
+
+
+def _of_shared_record(summary: Mapping[str, Any]) -> str:
+    """Says what holds for a record that lies with several clients."""
+    epsilon = summary["epsilon_of_shared_record"]
+    if epsilon is None:
+        return "of a record that lies there several times no ε is stated"
+    delta = summary["dp_delta_of_shared_record"]
+    return f"a record that several clients have: ε = {rounded_up(float(epsilon))} at δ = {delta:g}"

@@ -58,6 +58,11 @@ class RunSection(Section):
     secret: bool = _setting(
         False, "draw cohorts, batches and noise from a root that only the checkpoint holds"
     )
+    release: Literal["private"] | None = _setting(
+        None,
+        "private: write what may be published into the folder release of the run folder, without "
+        "any exact figure; needs run.secret",
+    )
     rounds: Count = _setting(30, "number of rounds")
     evaluate_every: Count = _setting(1, "rounds between two evaluations")
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")

@@ -11,6 +11,8 @@ CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
 # Rows of what clients keep, where that is on the disk.
 CLIENTS_FOLDER = "clients"
 ENVIRONMENT_FILE = "environment.json"
+# What may be published, where that was asked for.
+RELEASE_FOLDER = "release"
 _LOCK_FILE = ".lock"
 _RUNS = pathlib.Path("runs")
 

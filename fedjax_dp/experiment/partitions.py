@@ -60,12 +60,28 @@ class Facts:
         return np.random.default_rng([self.seed, _TRAIN])
 
 
+class Spread(NamedTuple):
+    """Clients that got changed copies of examples, or parts of several pools.
+
+    Attributes:
+      train: training data.
+      validation: what its rounds may look at beside them, or None.
+      client_test: held-out data.
+      rows: for each client the rows of the training pool that its training data are made of.
+    """
+
+    train: FederatedData
+    validation: FederatedData | None
+    client_test: FederatedData
+    rows: Sequence[np.ndarray]
+
+
 class Partition(NamedTuple):
     """A way to spread examples over clients.
 
     Attributes:
-      factory: `(facts…, options…) -> rows of each client`; or, where it changes examples,
-        `-> (training data, held-out data)`.
+      factory: `(facts…, options…) -> rows of each client`; or, where it changes examples, `->
+        Spread`, or `-> (training data, held-out data)` where no record lies with two clients.
       given: the facts that it is handed, under their names.
       defaults: defaults of options in a configuration, where they are not the factory's.
       counts_clients: whether it makes as many clients as it is told.
@@ -105,7 +121,7 @@ def shifted_clusters(
     cluster_sizes: Sequence[Count] = clusters.CLUSTER_SIZES,
     samples_per_client: Count | None = None,
     test_samples_per_client: Count | None = None,
-) -> tuple[FederatedData, FederatedData]:
+) -> Spread:
     """Draws overlapping clients in hidden clusters, each with a draw of the test part of its own.
 
     Args:
@@ -117,7 +133,7 @@ def shifted_clusters(
       test_samples_per_client: held-out examples that a client draws; a sixth of all where none.
 
     Returns:
-      Training and held-out data.
+      Training and held-out data, and whose records they are.
 
     Raises:
       ValueError: if the data are no labelled images.
@@ -130,12 +146,13 @@ def shifted_clusters(
         rows, cluster = clusters.overlapping_draw(
             len(examples["y"]), rng, cluster_sizes=cluster_sizes, samples_per_client=count
         )
-        return clusters.shift_clusters(
+        copies = clusters.shift_clusters(
             examples, rows, cluster, shift=shift, num_classes=pool.num_classes
         )
+        return FederatedData.from_clients(copies), rows
 
-    train = FederatedData.from_clients(shifted(pool.train, samples_per_client, _TRAIN))
-    return train, FederatedData.from_clients(shifted(pool.test, test_samples_per_client, _TEST))
+    train, rows = shifted(pool.train, samples_per_client, _TRAIN)
+    return Spread(train, None, shifted(pool.test, test_samples_per_client, _TEST)[0], rows)
 
 
 def few_classes(
@@ -147,7 +164,7 @@ def few_classes(
     train_per_class: Count = 25,
     validation_per_client: Count = 25,
     test_per_client: Count = 200,
-) -> tuple[FederatedData, FederatedData, FederatedData]:
+) -> Spread:
     """Gives each client a few classes, with parts for training, validation and testing.
 
     Args:
@@ -186,7 +203,7 @@ def class_mixtures(
     train_per_client: Count = 50,
     validation_per_client: Count = 25,
     test_per_client: Count = 200,
-) -> tuple[FederatedData, FederatedData, FederatedData]:
+) -> Spread:
     """Gives each client few examples of all classes in shares of its own, in three parts.
 
     Args:
@@ -222,13 +239,12 @@ def _classes_of(pool: Dataset) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(pool.train["y"]), np.asarray(pool.test["y"])
 
 
-def _in_parts(
-    pool: Dataset, rows: partition.Splits
-) -> tuple[FederatedData, FederatedData, FederatedData]:
-    return (
+def _in_parts(pool: Dataset, rows: partition.Splits) -> Spread:
+    return Spread(
         FederatedData.from_indices(pool.train, rows.train),
         FederatedData.from_indices(pool.train, rows.validation),
         FederatedData.from_indices(pool.test, rows.test),
+        rows.train,
     )
 
 

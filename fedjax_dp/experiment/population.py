@@ -12,7 +12,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.data import arrays, datasets, partition, statistics
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.config import DataSection
-from fedjax_dp.experiment.partitions import PARTITIONS, Facts
+from fedjax_dp.experiment.partitions import PARTITIONS, Facts, Spread
 from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
@@ -35,6 +35,7 @@ class Population(NamedTuple):
         None.
       exact_statistics: exact figures of the training part that entered every example, in words.
       notes: what of the data a user may not have meant, in words.
+      sharing: training records that lie with several clients.
     """
 
     train: FederatedData
@@ -46,6 +47,7 @@ class Population(NamedTuple):
     validation: FederatedData | None = None
     exact_statistics: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sharing: statistics.Sharing = statistics.Sharing()
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients.
@@ -53,7 +55,9 @@ class Population(NamedTuple):
         Returns:
           Figures that can be printed and drawn.
         """
-        return statistics.describe_data(self.train, "y" if self.has_class_labels else None)
+        label = "y" if self.has_class_labels else None
+        described = statistics.describe_data(self.train, label)
+        return dataclasses.replace(described, num_shared=self.sharing.num_shared)
 
     def pooled(self) -> "Population":
         """Puts the training data of all clients together.
@@ -92,7 +96,11 @@ def build_population(section: DataSection, seed: int) -> Population:
     checks.require(fits, f"the partition {section.partition}", rule, num_made)
     test: FederatedData | None = None
     validation: FederatedData | None = None
-    if entry.changes_examples and len(made) == 3:
+    sharing = statistics.Sharing()
+    if isinstance(made, Spread):
+        train, validation, client_test = made.train, made.validation, made.client_test
+        sharing = statistics.sharing_of(made.rows)
+    elif entry.changes_examples and len(made) == 3:
         train, validation, client_test = made
     elif entry.changes_examples:
         train, client_test = made
@@ -101,6 +109,7 @@ def build_population(section: DataSection, seed: int) -> Population:
         if not entry.counts_clients:
             names = tuple(str(i) for i in np.unique(np.asarray(data.train_clients)))
         train, client_test = _split(data, made, names, section.client_test_share, seed)
+        sharing = statistics.sharing_of(made)
         if len(data.test["y"]):
             test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
     if section.client_validation_share > 0:
@@ -122,6 +131,7 @@ def build_population(section: DataSection, seed: int) -> Population:
         validation,
         data.exact_statistics,
         _notes(data, train),
+        sharing,
     )
 
 

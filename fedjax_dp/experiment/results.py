@@ -1,7 +1,7 @@
 """What a run leaves behind: its summary, its privacy statement, its pictures."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,8 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.config import DiscreteGaussianLevel, GaussianLevel
-from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER
+from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, RELEASE_FOLDER
+from fedjax_dp.experiment.release import exact_keys, marks_of, write_release
 from fedjax_dp.experiment.start import Start
 from fedjax_dp.io import client_plots, plots
 from fedjax_dp.io.checkpoint import ROOT_FILE
@@ -81,6 +82,8 @@ def write_results(
     warnings: Sequence[str],
     stopped_by: str | None = None,
     also_not_private: Sequence[str] = (),
+    *,
+    is_finished: bool = True,
 ) -> dict[str, Any]:
     """Writes summary, statement and pictures of a run into its folder.
 
@@ -92,23 +95,42 @@ def write_results(
       warnings: what was not as it should be.
       stopped_by: the callback that ended the run early, or None.
       also_not_private: what else no ε covers, in words.
+      is_finished: whether it has ended by its configuration or its budget; only then is a folder
+        for publication written, where that is asked for.
 
     Returns:
       The summary.
     """
     folder, accounting = start.folder, start.accounting
+    section = experiment.config.run
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
     summary = _summary(experiment, state, start.hyper, accounting, rows) | timing
     summary |= {"communication": start.traffic.summary()}
     summary |= {"stopped_by": stopped_by, "warnings": list(warnings)}
-    # JSON has no infinity, and null would read as if nothing were claimed.
-    infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
-    write_json(folder / "summary.json", summary | infinite)
-    facts = _facts(experiment, start.hyper, also_not_private)
-    write_statement(folder, accounting.ledgers, experiment.dp_delta, accountant, facts)
     _draw(experiment, state, rows, folder / "plots")
     write_text(folder / "partition.txt", partition_text(experiment.population.statistics()))
+    facts = facts_of(experiment, start.hyper, also_not_private)
+    marks = marks_of(folder, is_secret=section.secret)
+    releases = section.release is not None and is_finished
+    if releases:
+        marks[RELEASE_FOLDER] = "covered"
+    told = (accounting.ledgers, experiment.dp_delta, accountant, facts, marks)
+    claims = write_statement(folder, *told)
+    summary |= _of_shared_records(claims)
+    summary["not_private"] = exact_keys(summary, is_length_public=not also_not_private)
+    # JSON has no infinity, and null would read as if nothing were claimed.
+    infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
+    # Last of all: where it is, a run is over.
+    if releases:
+        write_release(experiment, state, accounting, folder, summary | infinite, facts)
+    write_json(folder / "summary.json", summary | infinite)
     return summary
+
+
+def _of_shared_records(claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Repeats what is claimed for records that lie with several clients."""
+    found = [claim["shared_records"] for claim in claims if "shared_records" in claim]
+    return {f"{k}_of_shared_record": each[k] for each in found for k in ("epsilon", "dp_delta")}
 
 
 def _summary(
@@ -138,11 +160,30 @@ def _summary(
         **_of_updates(rows),
         **_of_last(rows),
     }
-    # Computed exactly on held-out data, for the experimenter: no ε covers them.
-    summary["not_private"] = sorted(evaluated)
+    is_own = _has_personal_models(experiment)
+    summary["test_accuracy_of"] = _whose_models(experiment.evaluator.is_personal, is_own)
+    if spent:
+        summary["covered_models"] = _covered_models(experiment.evaluator.is_personal, is_own, spent)
     if algorithm.claims.not_covered is not None:
         summary["not_covered"] = algorithm.claims.not_covered
     return summary
+
+
+def _whose_models(is_personal: bool, is_own: bool) -> str:
+    """Says which models `test_accuracy` is of."""
+    if is_own:
+        return "the clients' own models"
+    return "the models that clients choose" if is_personal else "the shared model"
+
+
+def _covered_models(is_personal: bool, is_own: bool, units: Collection[str]) -> str:
+    """Says which models ε covers, and which not."""
+    if not is_own:
+        return "all models of the server" if is_personal else "the shared model"
+    if "client" not in units:
+        return "the shared model and the clients' own models"
+    covered = "the shared model, and not the clients' own models"
+    return covered + (", which the ε of records alone covers" if "record" in units else "")
 
 
 def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
@@ -203,7 +244,8 @@ def partition_text(statistics: PartitionStatistics) -> str:
     Returns:
       The lines of `partition.txt`.
     """
-    parts = (str(statistics), statistics.by_client())
+    note = "These figures are exact: no ε covers them."
+    parts = (str(statistics), note, statistics.by_client())
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -218,10 +260,29 @@ def _has_personal_models(experiment: Experiment) -> bool:
     return any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(own))
 
 
-def _facts(
+def _of_data(experiment: Experiment) -> list[str]:
+    """Names what was read exactly off the data, beside what every run reads."""
+    found = ["the counts of examples and labels by client in `partition.txt` and `partition.png`"]
+    found += experiment.population.exact_statistics
+    count = experiment.config.data.public_examples
+    if count:
+        found.append(f"{count} examples of the training part, which were taken for public inputs")
+    return found
+
+
+def facts_of(
     experiment: Experiment, hyper: Hyper, also_not_private: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Reads off the numbers what ran, whatever calibration would give today."""
+    """Reads off the numbers what ran, whatever calibration would give today.
+
+    Args:
+      experiment: what ran.
+      hyper: the numbers that it ran with.
+      also_not_private: what no ε covers beside what is read off the data, in words.
+
+    Returns:
+      By unit, what a statement says beside the ledger.
+    """
     num_clients = experiment.population.train.num_clients
 
     def by_client(value: Any) -> np.ndarray:
@@ -234,7 +295,7 @@ def _facts(
         "noise_root": "seed",
         "seed": experiment.config.run.seed,
         "versions": {n: v for n, v in libraries().items() if n in _STATED},
-        "also_not_private": also_not_private,
+        "also_not_private": [*_of_data(experiment), *also_not_private],
         "has_personal_models": _has_personal_models(experiment),
         "client_names": list(experiment.population.train.client_names),
     }
@@ -246,10 +307,14 @@ def _facts(
         # Every client adds its share of the noise; no server sees a single contribution.
         facts["client"]["trust"] = "secure_aggregation"
     if hyper.local.clip_norm is not None:
-        facts["record"] = common | {
-            "not_covered": experiment.simulation.algorithm.claims.not_covered,
-            "clip_norm_per_unit": by_client(hyper.local.clip_norm),
-            "noise_multiplier_per_unit": by_client(hyper.local.noise_multiplier),
-            "batch_size_per_unit": by_client(hyper.local.batch_size),
-        }
+        facts["record"] = (
+            common
+            | experiment.population.sharing._asdict()
+            | {
+                "not_covered": experiment.simulation.algorithm.claims.not_covered,
+                "clip_norm_per_unit": by_client(hyper.local.clip_norm),
+                "noise_multiplier_per_unit": by_client(hyper.local.noise_multiplier),
+                "batch_size_per_unit": by_client(hyper.local.batch_size),
+            }
+        )
     return facts

@@ -23,6 +23,7 @@ from fedjax_dp.experiment.devices import more_than_cores
 from fedjax_dp.experiment.environment import environment, keep_programs
 from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
 from fedjax_dp.experiment.health import Health, never_reached, without_learning
+from fedjax_dp.experiment.release import require_publishable
 from fedjax_dp.experiment.results import evaluate, write_results
 from fedjax_dp.experiment.start import Start, fresh, restored
 from fedjax_dp.io.disk import full_disk_named
@@ -160,6 +161,7 @@ def _run(
     watcher.phase("reading data and calibrating noise")
     experiment = assemble(config)
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
+    require_publishable(experiment, callbacks)
     health = Health(watcher.warn, experiment.simulation.layout.chunk)
     for text in (*experiment.population.notes, *without_learning(config.training)):
         health.warn(text)
@@ -231,7 +233,14 @@ def _from(
     if stopped_by is not None and not callbacks[stopped_by].is_private:
         not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
     summary = write_results(
-        experiment, state, start, timing, health.warnings, stopped_by, not_covered
+        experiment,
+        state,
+        start,
+        timing,
+        health.warnings,
+        stopped_by,
+        not_covered,
+        is_finished=end != _INTERRUPTED,
     )
     return Outcome(
         start.folder,

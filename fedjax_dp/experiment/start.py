@@ -259,7 +259,8 @@ def _require_same(config: Config, saved: str) -> None:
     checks.require(
         now == then,
         CONFIG_FILE,
-        "be as it was when the run started; only [execution] may change, and run.rounds grow",
+        "be as it was when the run started; only [execution] and run.release may change, and "
+        "run.rounds grow",
         {name: table for name, table in now.items() if table != then.get(name)},
     )
 

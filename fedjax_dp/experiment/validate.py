@@ -50,6 +50,7 @@ def validate(config: Config) -> None:
     _check_public_examples(name, entry, config.data.public_examples)
     _check_unit(name, entry, privacy)
     _check_scaling(config.data, privacy)
+    _check_release(config)
     _check_inactive(privacy)
     _check_acceleration(config.acceleration, config.run)
     _check_aggregator(config.algorithm, entry, privacy)
@@ -142,6 +143,28 @@ def _check_scaling(data: DataSection, privacy: PrivacySection) -> None:
         f"{usual!r} scales by exact means and deviations, which no ε covers and the statement names"
     )
     checks.require(False, "data.options.scaling", rule, None)
+
+
+def _check_release(config: Config) -> None:
+    """Refuses to promise a folder for publication where nothing protects what would be in it."""
+    section, privacy, name = config.run, config.privacy, "run.release"
+    if section.release is None:
+        return
+    rule = "be left out where privacy.unit is none: no ε covers anything"
+    checks.require(bool(privacy.units), name, rule, section.release)
+    rule = (
+        "be true where run.release is 'private': the seed is in the configuration, and the noise "
+        "that is drawn from it could be taken away"
+    )
+    checks.require(section.secret, "run.secret", rule, section.secret)
+    for unit in privacy.units:
+        noise = getattr(privacy, unit).noise_multiplier
+        is_noised = noise is None or bool(np.all(np.asarray(noise) > 0))
+        rule = "be above 0 where run.release is 'private'"
+        checks.require(is_noised, f"privacy.{unit}.noise_multiplier", rule, noise)
+    scaling = config.data.options.get("scaling")
+    rule = "be 'range' where run.release is 'private': no ε covers exact means and deviations"
+    checks.require(scaling not in EXACT_SCALINGS, "data.options.scaling", rule, scaling)
 
 
 def _check_inactive(privacy: PrivacySection) -> None:

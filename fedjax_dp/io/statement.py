@@ -11,6 +11,13 @@ from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.statement import in_words, statement
 
+# What a mark of a file means.
+_WORDS = {
+    "public": "yes: it holds no figure of the data",
+    "covered": "yes: it holds what ε covers, and public facts",
+    "exact": "no: exact figures of the data are in it, which no ε covers",
+    "secret": "no: whoever has it can take the noise away",
+}
 # Columns that a table has where clients differ.
 _BY_UNIT = {
     "δ": "dp_delta_per_unit",
@@ -26,7 +33,8 @@ def write_statement(
     dp_delta: Mapping[str, ArrayLike],
     accountant: str,
     facts: Mapping[str, Mapping[str, Any]],
-) -> None:
+    marks: Mapping[str, str] = {},
+) -> list[dict[str, Any]]:
     """Writes `privacy.json` and `privacy.md` into a run folder.
 
     Args:
@@ -35,13 +43,19 @@ def write_statement(
       dp_delta: δ by unit, a number or one for each account.
       accountant: as for `Ledger.epsilon`.
       facts: by unit, more to say, such as `clip_norm`.
+      marks: for each file of the folder, and each folder in it, "public", "covered", "exact" or
+        "secret".
+
+    Returns:
+      The claims, as `privacy.statement` gives them.
     """
     folder = pathlib.Path(folder)
     claims = [
         statement(ledger, dp_delta[unit], accountant=accountant, **facts[unit])
         for unit, ledger in ledgers.items()
     ]
-    write_json(folder / "privacy.json", {"claims": claims})
+    files = {"files": dict(marks)} if marks else {}
+    write_json(folder / "privacy.json", {"claims": claims, **files})
     parts = ["# Privacy\n"]
     if not claims:
         parts.append(
@@ -51,7 +65,18 @@ def write_statement(
         parts += [f"## {claim['unit'].capitalize()} level\n", in_words(claim)]
         if len(claim["epsilon_per_unit"]) > 1:
             parts.append(_table(claim))
+    if marks:
+        parts += ["## Files of this folder\n", _listing(marks)]
     write_text(folder / "privacy.md", "\n".join(parts))
+    return claims
+
+
+def _listing(marks: Mapping[str, str]) -> str:
+    """Says of each file whether it may be published."""
+    rows = [("file", "may be published"), *((f"`{n}`", _WORDS[mark]) for n, mark in marks.items())]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|---|---|")
+    return "\n".join([*lines, ""])
 
 
 def _table(claim: Mapping[str, Any]) -> str:

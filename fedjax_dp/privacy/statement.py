@@ -68,7 +68,8 @@ _ROOTS = {
 }
 _NOT_PRIVATE = (
     "training losses, accuracies, norms, shares of clipped contributions, who took part and how "
-    "many, which are computed exactly for the experimenter",
+    "many, and what tells how many, such as bytes sent, seconds and the share of padding, all of "
+    "which are computed exactly for the experimenter",
     "the numbers of examples and clients, which are treated as public",
     "choices that were made by looking at the data outside of the run, such as hyper-parameters",
 )
@@ -163,6 +164,8 @@ def statement(
     noise_root: str = "seed",
     also_not_private: Sequence[str] = (),
     has_personal_models: bool = False,
+    num_shared: int = 0,
+    most_holders: int = 1,
     **facts: Any,
 ) -> dict[str, Any]:
     """Collects what a ledger's run may claim, as plain data.
@@ -181,6 +184,8 @@ def statement(
         "secret", see `fedjax_dp.secret_key`.
       also_not_private: what else no ε covers, in words.
       has_personal_models: whether clients keep models, or parts of them, of their own.
+      num_shared: records that lie with more than one client, each of which pays for its copy.
+      most_holders: the most clients that one record lies with, at least 1.
       **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers. In words stand
         `clip_norm`, `clip_norm_per_unit`, `batch_size_per_unit`, `client_names`, `seed` and
         `versions`.
@@ -195,7 +200,9 @@ def statement(
       and its event), `trusted`, `noise_root`, `must_stay_hidden` (what sampling,
       where it amplifies, takes for unknown to all who are not trusted), `not_private`,
       `floating_point` where noise was continuous, `kept_by_clients` where they keep models,
-      `not_covered` where there is something, and the facts.
+      `shared_records` where records lie with several clients (`num_shared`, `most_holders`, and for
+      such a record as a whole `epsilon`, `dp_delta` and `by`, how its copies were composed, None
+      where that is unknown), `not_covered` where there is something, and the facts.
       An infinite ε is written as "inf".
 
     Raises:
@@ -242,9 +249,37 @@ def statement(
         data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
     if has_personal_models:
         data["kept_by_clients"] = _KEPT[ledger.unit]
+    if num_shared and ledger.unit == "record":
+        data["shared_records"] = {
+            "num_shared": num_shared,
+            "most_holders": most_holders,
+            **_of_all_copies(ledger, deltas, epsilon, most_holders, accountant),
+        }
     if not_covered is not None:
         data["not_covered"] = not_covered
     return {key: _plain(value) for key, value in {**facts, **data}.items()}
+
+
+def _of_all_copies(
+    ledger: Ledger, deltas: np.ndarray, epsilon: np.ndarray, holders: int, accountant: str
+) -> dict[str, Any]:
+    """Bounds what is released about a record of which several clients have a copy.
+
+    Clients noise independently, so that the copies compose. Where all clients have one history it
+    is composed by the accountant; else the largest ε and δ are added up, which bounds any of them.
+    """
+    if ledger.num_units < holders:
+        # Copies within one account change its steps together, which no event is about.
+        return {"epsilon": None, "dp_delta": None, "by": None}
+    histories = ledger.histories()
+    if len(histories) == 1 and np.min(deltas) == np.max(deltas):
+        whole = Ledger(ledger.unit, ledger.relation)
+        whole.charge(histories[0][1], count=holders)
+        spent = np.max(whole.epsilon(np.max(deltas), accountant))
+        return {"epsilon": spent, "dp_delta": np.max(deltas), "by": accountant}
+    each = np.broadcast_to(deltas, ledger.num_units)
+    largest = [np.sum(np.sort(values)[-holders:]) for values in (epsilon, each)]
+    return {"epsilon": largest[0], "dp_delta": largest[1], "by": "basic composition"}
 
 
 def _describe(
@@ -317,6 +352,7 @@ def in_words(data: dict[str, Any]) -> str:
     parts = [
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
         f"(`{data['relation']}`).",
+        *_shared(data),
         f"Mechanism: {', '.join(data['mechanisms'])}; drawn: {', '.join(data['samplers'])}"
         + (f", at a rate of {_range(data['sampling_rate'])}" if data["sampling_rate"] else "")
         + ". "
@@ -332,6 +368,24 @@ def in_words(data: dict[str, Any]) -> str:
         *_computed(data),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _shared(data: dict[str, Any]) -> list[str]:
+    """Says what holds for a record that lies with several clients."""
+    if "shared_records" not in data:
+        return []
+    found = data["shared_records"]
+    words = (
+        f"{found['num_shared']} training records lie with more than one client, one of them with "
+        f"{found['most_holders']}. The claim above is for the copy that one client has; what its "
+        "copies release together composes, and for a record as a whole "
+    )
+    if found["by"] is None:
+        return [words + "no ε is stated: its copies were put together in one account."]
+    return [
+        words + f"**ε = {float(found['epsilon']):.4g}** at δ = {found['dp_delta']:.4g}, by "
+        f"{found['by'] if ' ' in found['by'] else 'the accountant `' + found['by'] + '`'}."
+    ]
 
 
 def _settings(data: dict[str, Any]) -> str:

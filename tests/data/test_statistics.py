@@ -53,6 +53,23 @@ def test_shared_rows_are_counted():
         statistics.describe([np.array([0, 2])], np.array([0, 1]))
 
 
+def test_who_shares_a_row_is_counted():
+    rows = [np.array([0, 1, 2]), np.array([2, 1, 4]), np.array([2, 2, 7])]
+    assert statistics.sharing_of(rows) == (2, 3)
+    assert statistics.sharing_of(rows[:1]) == statistics.Sharing() == (0, 1)
+    assert statistics.sharing_of([np.array([], int)]) == (0, 1)
+
+
+def test_clients_that_have_names_are_listed():
+    examples = {"y": LABELS}
+    data = FederatedData.from_indices(examples, CLIENTS[:2], ("ward a", "ward b"))
+    figures = statistics.describe_data(data)
+    assert figures.by_client() == "ward a: 2 examples\nward b: 4 examples"
+    assert figures.to_dict()["client_names"] == ["ward a", "ward b"]
+    unnamed = statistics.describe_data(FederatedData.from_indices(examples, CLIENTS))
+    assert unnamed.by_client() == ""
+
+
 def test_a_store_has_the_figures_of_its_partition():
     examples = {"x": np.arange(10.0), "y": LABELS}
     clients = partition.iid(10, 3, 0)

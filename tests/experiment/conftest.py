@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import pytest
-from run_folders import assemble_once
+from run_folders import assemble_once, execute
 
+from fedjax_dp.core import keys
 from fedjax_dp.experiment import run as running
 from fedjax_dp.io import plots
 
@@ -53,6 +54,22 @@ def shared_programs():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(running, "assemble", assemble_once)
         yield
+
+
+@pytest.fixture(scope="module")
+def secret_run(once, shared_programs):
+    """Gives the folder of a run whose root the operating system has given, which is run once."""
+
+    def ran(root: bytes, words: tuple[str, ...]) -> pathlib.Path:
+        def build(folder: pathlib.Path) -> None:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(plots, "save", lambda figure, path: None)
+                patched.setattr(keys.secrets, "token_bytes", lambda size: root[:size])
+                assert execute(folder / "run", *words)[0] == 0
+
+        return once("secret", build) / "run"
+
+    return ran
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ CHANGED = {
     "evaluation.training": True,
     "run.seed": 5,
     "run.secret": True,
+    "run.release": "private",
     "run.rounds": 7,
     "run.evaluate_every": 2,
     "run.checkpoint_every": 3,

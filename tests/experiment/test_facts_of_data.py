@@ -7,11 +7,12 @@ import pytest
 from marks import telling
 from run_folders import execute, read_json
 
+from fedjax_dp.data import datasets
 from fedjax_dp.experiment import by_name
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import validate as validation
 from fedjax_dp.experiment.assemble import assemble, population_of
-from fedjax_dp.experiment.results import partition_text
+from fedjax_dp.experiment.results import facts_of, partition_text
 from fedjax_dp.io import plots
 
 UNITS = {
@@ -128,6 +129,48 @@ def test_the_text_of_a_partition_names_its_clients(data_files):
     config = configuration.load(None, heart(data_files))
     text = partition_text(population_of(config).statistics())
     assert [line.partition(":")[0] for line in text.splitlines()[-4:]] == list(HOSPITALS)
+
+
+def test_records_that_clusters_share_are_counted_and_stated():
+    """A partition of 3 clients, each of which draws 100 of the pool's 1,437 digits."""
+    words = (
+        "--data.partition=shifted_clusters",
+        "--data.partition_options={cluster_sizes=[2, 1], samples_per_client=100}",
+        "--data.options={}",
+        "--privacy.record.noise_multiplier=1",
+        "--privacy.record.epsilon=none",
+    )
+    population = population_of(configuration.load(None, words))
+    pool = datasets.load("digits").train["x"].reshape(1437, -1)
+    place = {row.tobytes(): i for i, row in enumerate(pool)}
+    assert len(place) == len(pool)
+    copies = population.train.examples["x"].reshape(300, -1)
+    # The first cluster is not turned, the second by a quarter.
+    turned = np.rot90(population.train.client(2)["x"], -1, axes=(1, 2)).reshape(100, -1)
+    held = [place[row.tobytes()] for row in (*copies[:200], *np.ascontiguousarray(turned))]
+    counts = np.bincount(held)
+    assert population.sharing == (np.sum(counts > 1), counts.max())
+    assert population.sharing.num_shared > 5
+    assert population.statistics().num_shared == population.sharing.num_shared
+    disjoint = population_of(configuration.load(None, ("--data.partition=iid",)))
+    assert disjoint.sharing == (0, 1)
+
+
+def test_a_statement_names_what_was_read_exactly_off_the_data(data_files):
+    """Whatever of it enters a run, each named in the list of what no ε covers."""
+    words = heart(data_files, "--data.options.scaling=standard", "--run.secret=true")
+    noise = ("--privacy.record.noise_multiplier=1", "--privacy.record.epsilon=none")
+    experiment = assemble(configuration.load(None, (*words, *noise)))
+    sharing = experiment.population.sharing._replace(num_shared=3, most_holders=2)
+    experiment = experiment._replace(population=experiment.population._replace(sharing=sharing))
+    facts = facts_of(experiment, experiment.simulation.hyper, ["when it ended"])["record"]
+    said = " ".join(facts["also_not_private"])
+    assert "exact means and standard deviations" in said and "when it ended" in said
+    assert "labels by client in `partition.txt` and `partition.png`" in said
+    assert (facts["num_shared"], facts["most_holders"]) == (3, 2)
+    ranged = assemble(configuration.load(None, (*heart(data_files), *noise)))
+    facts = facts_of(ranged, ranged.simulation.hyper, [])["record"]
+    assert "means" not in " ".join(facts["also_not_private"])
 
 
 def test_tables_lists_and_files_of_numbers_by_client_are_one(data_files):

@@ -207,6 +207,13 @@ def test_the_file_that_a_run_writes_runs_again(folder, tmp_path, compilation_cac
     assert_same_run(folder, again)
 
 
+def test_every_file_has_its_mark(folder):
+    marks = read_json(folder, "privacy.json")["files"]
+    assert marks["plots"] == "exact" and marks["config.toml"] == "secret"
+    for path in folder.rglob("*"):
+        assert path.relative_to(folder).parts[0] in marks, path
+
+
 def test_summary_and_metrics_are_plain_json(folder):
     for name in ("summary.json", "privacy.json", "metrics.jsonl"):
         text = (folder / name).read_text(encoding="utf-8")

@@ -23,14 +23,14 @@ from run_folders import (
 from fedjax_dp.core import keys
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.start import first_state, new_root
-from fedjax_dp.io import plots
 
 pytestmark = [
     # With those of `test_resume`, which run the same program.
     pytest.mark.xdist_group("resume"),
     pytest.mark.usefixtures("shared_programs", "no_pictures"),
 ]
-SECRET = (*DRAWN, "--run.secret=true")
+# What may be published is written beside, and looked at in `test_release`.
+SECRET = (*DRAWN, "--run.secret=true", "--run.release=private")
 ROOT = bytes.fromhex("9e3779b97f4a7c15")
 
 
@@ -42,14 +42,8 @@ def known_root(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(once, shared_programs):
-    def build(folder):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(plots, "save", lambda figure, path: None)
-            patched.setattr(keys.secrets, "token_bytes", lambda size: ROOT[:size])
-            assert execute(folder / "run", *SECRET)[0] == 0
-
-    return once("secret", build) / "run"
+def uninterrupted(secret_run):
+    return secret_run(ROOT, SECRET)
 
 
 @pytest.fixture

@@ -237,6 +237,47 @@ def test_units_that_chose_their_own_delta_are_told_apart():
     assert "chose its own" not in st.in_words(st.statement(ledger, 1e-5))
 
 
+def shared(data):
+    return data["shared_records"]["epsilon"], data["shared_records"]["dp_delta"]
+
+
+def test_copies_of_a_record_at_several_clients_compose():
+    """Clients of one history by the accountant, others by adding up ε and δ."""
+    ledger = Ledger("record", num_units=5)
+    ledger.charge(poisson(0.1, 1.5), count=100)
+    data = json.loads(json.dumps(st.statement(ledger, 1e-5, num_shared=7, most_holders=3)))
+    alone, together = (
+        dpa_rdp.RdpAccountant().compose(poisson(0.1, 1.5), n).get_epsilon(1e-5) for n in (100, 300)
+    )
+    assert data["epsilon"] == pytest.approx(alone, rel=1e-6)
+    assert shared(data) == (pytest.approx(together, rel=1e-6), 1e-5) and together > 1.5 * alone
+    words = st.in_words(data)
+    assert "7 training records lie with more than one client, one of them with 3" in words
+    assert f"for a record as a whole **ε = {together:.4g}** at δ = 1e-05" in words
+    ledger.charge(dpa.GaussianDpEvent(3.0), units=[1])
+    data = st.statement(ledger, 1e-5, num_shared=7, most_holders=3)
+    each = ledger.epsilon(1e-5)
+    assert shared(data) == pytest.approx((each[1] + 2 * each[0], 3e-5))
+    assert "by basic composition" in st.in_words(data)
+    # Each of its copies chose its own δ: the largest three of these are added.
+    data = st.statement(ledger, [1e-5, 1e-5, 1e-6, 1e-4, 1e-7], num_shared=7, most_holders=3)
+    assert shared(data)[1] == pytest.approx(1.2e-4)
+
+
+def test_copies_of_a_record_in_one_account_have_no_stated_epsilon():
+    ledger = Ledger("record")
+    ledger.charge(poisson(0.1, 1.5), count=10)
+    data = st.statement(ledger, 1e-5, num_shared=7, most_holders=3)
+    assert shared(data) == (None, None) and "no ε is stated" in st.in_words(data)
+
+
+def test_nothing_is_said_of_copies_where_there_are_none_or_clients_are_the_unit(ledger):
+    assert "shared_records" not in st.statement(ledger, 1e-5)
+    book = Ledger("client")
+    book.charge(poisson(0.1, 1.5))
+    assert "shared_records" not in st.statement(book, 1e-5, num_shared=7, most_holders=3)
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="dp_delta must lie in"):
         st.statement(Ledger(), 0.0)

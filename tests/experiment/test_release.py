@@ -1,0 +1,234 @@
+"""Every file and key of a run is covered, marked as exact, or left out of what may be published."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from marks import telling
+from run_folders import SMALL, assemble_once, execute, metrics, read_json, saved_arrays
+from test_secret import ROOT, SECRET
+
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import run as running
+from fedjax_dp.experiment import validate as validation
+from fedjax_dp.experiment.callbacks import Callback
+from fedjax_dp.experiment.release import exact_keys, marks_of, require_publishable
+from fedjax_dp.io import plots
+from fedjax_dp.io.params import read_params
+
+pytestmark = [
+    # With `test_secret`, whose run is looked at.
+    pytest.mark.xdist_group("resume"),
+    pytest.mark.usefixtures("shared_programs"),
+]
+
+# All that a folder for publication may hold: files, and the keys of those that have some.
+MAY_BE_PUBLISHED = {
+    "config.toml",
+    "environment.json",
+    "model.safetensors",
+    "privacy.json",
+    "privacy.md",
+    "summary.json",
+}
+OPEN_KEYS = (
+    "algorithm clients_per_chunk covered_models dp_delta dp_delta_smallest epsilon epsilon_client "
+    "epsilon_record name not_private num_clients num_parameters rounds test_accuracy_of"
+)
+CLAIM_KEYS = (
+    "accountant batch_size_per_unit client_names clip_norm clip_norm_per_unit dp_delta "
+    "dp_delta_per_unit entry_stddev epsilon epsilon_per_unit floating_point histories "
+    "laplace_scale mechanisms must_stay_hidden noise_multiplier noise_multiplier_per_unit "
+    "noise_root not_private num_compositions relation samplers sampling_rate seed trusted unit "
+    "versions"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(secret_run):
+    return secret_run(ROOT, SECRET)
+
+
+def files_in(folder):
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def test_every_file_of_a_run_folder_has_its_mark(folder):
+    marks = read_json(folder, "privacy.json")["files"]
+    for path in files_in(folder):
+        assert path.relative_to(folder).parts[0] in marks, path
+    by_mark = {m: {name for name, own in marks.items() if own == m} for m in set(marks.values())}
+    assert by_mark.pop("exact") == {"metrics.jsonl", "partition.txt", "summary.json"} | (
+        {"tensorboard"} if (folder / "tensorboard").exists() else set()
+    )
+    assert by_mark.pop("secret") == {"checkpoint"}
+    assert by_mark.pop("covered") == {"privacy.json", "privacy.md", "release"}
+    assert by_mark == {"public": {".lock", "config.toml", "environment.json"}}
+    text = (folder / "privacy.md").read_text("utf-8")
+    for name in marks:
+        assert f"| `{name}` | " in text
+    assert "| `checkpoint` | no: whoever has it can take the noise away |" in text
+
+
+def test_every_key_of_a_summary_is_open_or_marked_as_exact(folder):
+    summary = read_json(folder, "summary.json")
+    marked, others = set(summary["not_private"]), summary.keys() - set(summary["not_private"])
+    assert others == set(OPEN_KEYS.split())
+    told = "clipped_client_share update_norm_median communication test_accuracy padding_share "
+    told += "seconds seconds_compiling warnings stopped_by test_accuracy_last_ten noise_stddev"
+    assert set(told.split()) <= marked <= summary.keys()
+
+
+def test_what_nothing_is_known_of_is_exact(tmp_path):
+    assert exact_keys({"rounds": 1, "epsilon_client": 2, "a_new_figure": 3}) == ["a_new_figure"]
+    assert exact_keys({"rounds": 1}, is_length_public=False) == ["rounds"]
+    (tmp_path / "a_new_file").touch()
+    (tmp_path / "config.toml").touch()
+    marks = marks_of(tmp_path, is_secret=True)
+    assert marks["a_new_file"] == "exact" and marks["config.toml"] == "public"
+    # Else the seed that the noise is drawn from is in it.
+    assert marks_of(tmp_path, is_secret=False)["config.toml"] == "secret"
+
+
+def test_a_folder_for_publication_holds_these_files_and_keys_alone(folder):
+    release = folder / "release"
+    assert {str(p.relative_to(release)) for p in files_in(release)} == MAY_BE_PUBLISHED
+    summary = read_json(release, "summary.json")
+    assert summary.keys() == set(OPEN_KEYS.split()) and summary["not_private"] == []
+    stated = read_json(release, "privacy.json")
+    assert stated.keys() == {"claims", "files"} and stated["files"].keys() == MAY_BE_PUBLISHED
+    assert set(stated["files"].values()) == {"public", "covered"}
+    for claim in stated["claims"]:
+        assert not claim.keys() - set(CLAIM_KEYS.split())
+        assert claim["noise_root"] == "secret"
+    inside = read_json(folder, "privacy.json")["claims"]
+    for mine, theirs in zip(stated["claims"], inside, strict=True):
+        assert mine == {k: v for k, v in theirs.items() if k != "noise_root_file"}
+
+
+def numbers_in(value):
+    if isinstance(value, dict):
+        return [x for each in value.values() for x in numbers_in(each)]
+    if isinstance(value, list):
+        return [x for each in value for x in numbers_in(each)]
+    is_telling = isinstance(value, float) and math.isfinite(value) and value not in (0.0, 1.0)
+    return [value] if is_telling else []
+
+
+def test_no_exact_figure_and_no_root_is_in_a_folder_for_publication(folder):
+    """Neither as text, to four digits, nor as the bytes of a float."""
+    summary = read_json(folder, "summary.json")
+    exact = numbers_in([summary[key] for key in summary["not_private"]])
+    for row in metrics(folder):
+        exact += numbers_in({k: v for k, v in row.items() if not k.startswith("epsilon")})
+    assert len(exact) > 100
+    public = set(numbers_in([summary[k] for k in summary.keys() - set(summary["not_private"])]))
+    texts, arrays = [], []
+    for path in files_in(folder / "release"):
+        if path.suffix == ".safetensors":
+            arrays += [np.ravel(x) for x in read_params(path).values()]
+        else:
+            texts.append(path.read_text("utf-8"))
+    digits = re.findall(r"[0-9]*\.[0-9]{4,}(?:e-?[0-9]+)?", " ".join(texts))
+    published = {float(f"{float(x):.6g}") for x in digits} - {float(f"{x:.6g}") for x in public}
+    # Noise that is public is told beside the exact figures of a round too.
+    claims = read_json(folder, "privacy.json")["claims"]
+    published -= {float(f"{x:.6g}") for x in numbers_in(claims)}
+    assert not published & {float(f"{x:.6g}") for x in exact}
+    weights = np.concatenate(arrays).astype(np.float32)
+    assert not np.isin(np.float32(exact), weights).any()
+    everything = b"".join(path.read_bytes() for path in files_in(folder / "release"))
+    for shape in (ROOT, ROOT[::-1], ROOT.hex().encode()):
+        assert shape not in everything
+
+
+def test_the_released_model_is_that_of_the_last_round(folder):
+    released = read_params(folder / "release" / "model.safetensors")
+    saved = [np.asarray(array).tobytes() for array in saved_arrays(folder)[1].values()]
+    assert released and all(array.tobytes() in saved for array in released.values())
+
+
+def test_bytes_are_named_where_they_must_stay_hidden(folder):
+    claim = read_json(folder, "privacy.json")["claims"][0]
+    assert "how many units were drawn" in claim["must_stay_hidden"]
+    said = " ".join(claim["not_private"])
+    for words in ("bytes sent", "seconds", "padding", "`partition.txt`", "`partition.png`"):
+        assert words in said
+    assert "no ε covers" in (folder / "partition.txt").read_text("utf-8")
+
+
+NOISE = ("--privacy.record.noise_multiplier=1", "--privacy.record.epsilon=none")
+PRIVATE = ("--run.release=private", "--run.secret=true")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (PRIVATE[:1], r"run\.secret must be true where run\.release is 'private': the seed is in"),
+        (
+            (*PRIVATE, "--privacy.unit=none", "--algorithm.name=fedavg"),
+            r"run\.release must be left out where privacy\.unit is none",
+        ),
+        (
+            (*PRIVATE, "--privacy.record.noise_multiplier=0", "--privacy.record.epsilon=none"),
+            r"privacy\.record\.noise_multiplier must be above 0 where run\.release",
+        ),
+        (
+            (*PRIVATE, "--data.name=adult", "--data.options.scaling=standard"),
+            r"data\.options\.scaling must be 'range' where run\.release",
+        ),
+    ],
+)
+def test_what_no_claim_would_cover_is_refused_before_data_are_read(words, message):
+    with pytest.raises(ValueError, match=message):
+        validation.validate(configuration.load(None, words))
+
+
+def with_facts(experiment, **changes):
+    population = experiment.population._replace(**changes)
+    return experiment._replace(population=population)
+
+
+def test_what_only_the_parts_tell_is_refused_before_a_folder_is_made(tmp_path):
+    small = (*SMALL, *PRIVATE, *NOISE)
+    experiment = assemble_once(configuration.load(None, small))
+    require_publishable(experiment, {"mine": Callback(lambda look: None, is_private=True)})
+    with pytest.raises(ValueError, match=r"run\.callbacks must decide by .*'exact_one'"):
+        require_publishable(experiment, {"exact_one": Callback(lambda look: True)})
+    with pytest.raises(ValueError, match=r"run\.release must be left out: no ε covers a mean"):
+        require_publishable(with_facts(experiment, exact_statistics=("a mean",)), {})
+    federation = experiment.simulation.federation
+    claims = federation.claims._replace(record=None)
+    unclaimed = experiment.simulation._replace(federation=federation._replace(claims=claims))
+    with pytest.raises(ValueError, match=r"the record level of this run claims no privacy"):
+        require_publishable(experiment._replace(simulation=unclaimed), {})
+    deciding = {"exact_one": Callback(lambda look: True)}
+    with pytest.raises(ValueError, match=r"run\.callbacks must decide"):
+        running.run(configuration.load(None, small), tmp_path / "run", callbacks=deciding)
+    assert not (tmp_path / "run").exists()
+
+
+@telling
+def test_a_run_that_was_interrupted_publishes_nothing_until_it_is_done(
+    tmp_path, monkeypatch, folder
+):
+    """The experimenter has seen exact figures, and may have stopped because of them."""
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    monkeypatch.setattr("fedjax_dp.core.keys.secrets.token_bytes", lambda size: ROOT[:size])
+    rounds = running._rounds
+
+    def stopped(experiment, state, start, *rest):
+        *others, _ = rest
+        return rounds(experiment, state, start, *others, lambda: True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_rounds", stopped)
+        execute(tmp_path / "run", *SECRET)
+    assert not (tmp_path / "run" / "release").exists()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 0
+    assert execute(tmp_path / "run", resume=True)[0] == 0
+    for path in files_in(folder / "release"):
+        other = tmp_path / "run" / "release" / path.name
+        assert path.name == "environment.json" or other.read_bytes() == path.read_bytes(), path
