@@ -109,7 +109,6 @@ def build_population(section: DataSection, seed: int) -> Population:
         if not entry.counts_clients:
             names = tuple(str(i) for i in np.unique(np.asarray(data.train_clients)))
         train, client_test = _split(data, made, names, section.client_test_share, seed)
-        sharing = statistics.sharing_of(made)
         if len(data.test["y"]):
             test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
     if section.client_validation_share > 0:

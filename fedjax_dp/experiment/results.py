@@ -160,24 +160,41 @@ def _summary(
         **_of_updates(rows),
         **_of_last(rows),
     }
-    is_own = _has_personal_models(experiment)
-    summary["test_accuracy_of"] = _whose_models(experiment.evaluator.is_personal, is_own)
+    is_own = has_personal_models(experiment)
+    summary["test_accuracy_of"] = whose_models(experiment.evaluator.is_personal, is_own)
     if spent:
-        summary["covered_models"] = _covered_models(experiment.evaluator.is_personal, is_own, spent)
+        summary["covered_models"] = covered_models(experiment.evaluator.is_personal, is_own, spent)
     if algorithm.claims.not_covered is not None:
         summary["not_covered"] = algorithm.claims.not_covered
     return summary
 
 
-def _whose_models(is_personal: bool, is_own: bool) -> str:
-    """Says which models `test_accuracy` is of."""
+def whose_models(is_personal: bool, is_own: bool) -> str:
+    """Says which models `test_accuracy` is of.
+
+    Args:
+      is_personal: whether each client uses a model that is not simply the shared one.
+      is_own: whether it keeps some of that model itself.
+
+    Returns:
+      The words.
+    """
     if is_own:
         return "the clients' own models"
     return "the models that clients choose" if is_personal else "the shared model"
 
 
-def _covered_models(is_personal: bool, is_own: bool, units: Collection[str]) -> str:
-    """Says which models ε covers, and which not."""
+def covered_models(is_personal: bool, is_own: bool, units: Collection[str]) -> str:
+    """Says which models ε covers, and which not.
+
+    Args:
+      is_personal: whether each client uses a model that is not simply the shared one.
+      is_own: whether it keeps some of that model itself.
+      units: the units that are protected.
+
+    Returns:
+      The words.
+    """
     if not is_own:
         return "all models of the server" if is_personal else "the shared model"
     if "client" not in units:
@@ -249,8 +266,15 @@ def partition_text(statistics: PartitionStatistics) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _has_personal_models(experiment: Experiment) -> bool:
-    """Tells whether clients keep something that is part of the model that they use."""
+def has_personal_models(experiment: Experiment) -> bool:
+    """Tells whether clients keep something that is part of the model that they use.
+
+    Args:
+      experiment: the experiment.
+
+    Returns:
+      False for those who only choose among the server's models.
+    """
     algorithm = experiment.simulation.algorithm
     clients = algorithm.clients
     if clients is None or algorithm.personal is None:
@@ -296,7 +320,7 @@ def facts_of(
         "seed": experiment.config.run.seed,
         "versions": {n: v for n, v in libraries().items() if n in _STATED},
         "also_not_private": [*_of_data(experiment), *also_not_private],
-        "has_personal_models": _has_personal_models(experiment),
+        "has_personal_models": has_personal_models(experiment),
         "client_names": list(experiment.population.train.client_names),
     }
     if experiment.config.run.secret:

@@ -26,6 +26,8 @@ SUMMARY = {
     "rounds": 3,
     "seconds": 1.5,
     "test_accuracy": 0.5,
+    "test_accuracy_of": "the shared model",
+    "covered_models": "the shared model",
     "worst_client_accuracy": np.float32(0.25),
     "epsilon": np.inf,
     "dp_delta": 1e-5,
@@ -126,8 +128,34 @@ def test_a_run_in_a_pipe_breaks_no_line(fedjax_dp, finished):
     status, output, errors = fedjax_dp("run")
     assert status == 0
     [line] = [line for line in output.splitlines() if "test accuracy" in line]
-    assert line.endswith(f"ε = inf at δ = 1e-05, NOT covered: {UNCOVERED}")
+    covered = "which covers the shared model"
+    assert line.endswith(f"ε = inf at δ = 1e-05, {covered}, NOT covered: {UNCOVERED}")
+    assert "test accuracy of the shared model 0.5000" in line
     assert "compiling" in errors and "compiling" not in output
+
+
+@pytest.mark.parametrize("shared", [0.6032, None])
+def test_accuracies_of_own_and_shared_models_stand_with_what_epsilon_covers(
+    fedjax_dp, monkeypatch, shared
+):
+    """Ditto of the issue: 0.8126 of models that no ε covers, 0.6032 of the one that it does."""
+    own = "the shared model, and not the clients' own models"
+    found = {
+        "test_accuracy": 0.8126,
+        "test_accuracy_of": "the clients' own models",
+        "covered_models": own,
+        "epsilon": 4.0,
+        "epsilon_of_shared_record": 12.5,
+        "dp_delta_of_shared_record": 3e-5,
+        "warnings": [],
+    } | ({} if shared is None else {"shared_test_accuracy": shared})
+    summary = {k: v for k, v in (SUMMARY | found).items() if k != "not_covered"}
+    ended = Outcome(pathlib.Path("x"), summary, False, False, False)
+    monkeypatch.setattr(running, "run", lambda *_, **__: ended)
+    line = next(line for line in fedjax_dp("run")[1].splitlines() if "accuracy" in line)
+    of_shared = "" if shared is None else ", of the shared model 0.6032"
+    assert f"test accuracy of the clients' own models 0.8126{of_shared}, worst" in line
+    assert f"δ = 1e-05, which covers {own}, a record that several clients have: ε = 12.5" in line
 
 
 def test_the_document_of_a_run_is_all_that_the_output_stream_gets(fedjax_dp, finished):

@@ -87,6 +87,7 @@ CHANGED = {
     "algorithm.aggregator_options": {"trimmed_share": 0.25},
     "acceleration.memory": 3,
     "acceleration.of": "clients",
+    "acceleration.weights": "equal",
     "acceleration.first": 4,
     "acceleration.ridge": 1e-6,
     "acceleration.damping": 0.5,

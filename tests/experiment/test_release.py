@@ -15,6 +15,7 @@ from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment import validate as validation
 from fedjax_dp.experiment.callbacks import Callback
 from fedjax_dp.experiment.release import exact_keys, marks_of, require_publishable
+from fedjax_dp.experiment.results import covered_models, has_personal_models, whose_models
 from fedjax_dp.io import plots
 from fedjax_dp.io.params import read_params
 
@@ -160,6 +161,42 @@ def test_bytes_are_named_where_they_must_stay_hidden(folder):
 
 
 NOISE = ("--privacy.record.noise_multiplier=1", "--privacy.record.epsilon=none")
+OWN, SHARED = "clients' own models", "the shared model"
+DITTO = ("ditto", "--training.num_steps=1")
+
+
+@pytest.mark.parametrize(
+    "unit, words, whose, covered",
+    [
+        ("client", ("dp_fedavg",), SHARED, SHARED),
+        (
+            "client",
+            ("ditto", "--training.num_steps=1"),
+            f"the {OWN}",
+            f"{SHARED}, and not the {OWN}",
+        ),
+        ("record", DITTO, f"the {OWN}", f"{SHARED} and the {OWN}"),
+    ],
+)
+def test_a_summary_says_whose_models_are_judged_and_which_are_covered(unit, words, whose, covered):
+    name, *rest = words
+    level = f"--privacy.{unit}"
+    words = (*SMALL, f"--privacy.unit={unit}", f"--algorithm.name={name}", *rest)
+    words = (*words, f"{level}.noise_multiplier=1", f"{level}.epsilon=none")
+    experiment = assemble_once(configuration.load(None, words))
+    is_own, is_personal = has_personal_models(experiment), experiment.evaluator.is_personal
+    assert whose_models(is_personal, is_own) == whose
+    assert covered_models(is_personal, is_own, (unit,)) == covered
+
+
+def test_of_both_units_records_alone_cover_what_clients_keep():
+    assert covered_models(True, True, ("client", "record")) == (
+        f"{SHARED}, and not the {OWN}, which the ε of records alone covers"
+    )
+    assert whose_models(True, False) == "the models that clients choose"
+    assert covered_models(True, False, ("client",)) == "all models of the server"
+
+
 PRIVATE = ("--run.release=private", "--run.secret=true")
 
 
