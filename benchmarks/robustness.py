@@ -383,13 +383,13 @@ def rounds(folder: pathlib.Path, repeats: int) -> list[str]:
     return [*lines, f"Killed after {logged:,} rounds and resumed: the same bits."]
 
 
-def of_jax(python: str) -> list[str]:
-    """The quick suite in another environment."""
+def of_jax(python: str, tests: list[str]) -> list[str]:
+    """The quick suite, or some folders of it, in another environment."""
     code = "import jax, flax, optax; print(jax.__version__, flax.__version__, optax.__version__)"
     versions = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     root = pathlib.Path(__file__).parents[1]
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", str(root / "tests")],
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         capture_output=True,
         text=True,
         check=False,
@@ -398,7 +398,8 @@ def of_jax(python: str) -> list[str]:
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     jax, flax, optax = versions.stdout.split()
     require(done.returncode == 0, "\n".join([*failed, *done.stdout.splitlines()[-1:]]))
-    return [f"jax {jax}, flax {flax}, optax {optax}: {done.stdout.splitlines()[-1]}."]
+    where = " ".join(tests)
+    return [f"jax {jax}, flax {flax}, optax {optax}, {where}: {done.stdout.splitlines()[-1]}."]
 
 
 PARTS = {"kills": kills, "disk": disk, "two": two, "million": million, "rounds": rounds}
@@ -413,6 +414,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--folder", type=pathlib.Path, help="where runs go; a temporary one if not")
     parser.add_argument("--python", default=sys.executable, help="of the environment for `jax`")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="of the suite, for `jax`")
     parser.add_argument("--of-million", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.of_million:
@@ -425,7 +427,9 @@ def main() -> None:
             try:
                 folder = pathlib.Path(name)
                 lines = (
-                    of_jax(given.python) if part == "jax" else PARTS[part](folder, given.repeats)
+                    of_jax(given.python, given.tests)
+                    if part == "jax"
+                    else PARTS[part](folder, given.repeats)
                 )
             except Failed as error:
                 lines, has_failed = [f"FAILED: {error}"], True
