@@ -158,7 +158,8 @@ class Once(TyperCommand):
         for option in self.get_params(ctx):
             names = {*option.opts, *option.secondary_opts}
             given = [word for word in args if word.partition("=")[0] in names and word[:1] == "-"]
-            if len(given) > 1 and not getattr(option, "multiple", False):
+            is_once = not getattr(option, "multiple", False) and not ctx.resilient_parsing
+            if len(given) > 1 and is_once:
                 raise ValueError(f"{given[-1].partition('=')[0]} must be given once, got {given}")
         return super().parse_args(ctx, args)
 

@@ -19,6 +19,7 @@ from fedjax_dp.cli import main
 from fedjax_dp.experiment import keys
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment.run import Outcome
+from fedjax_dp.io.disk import DiskFull
 
 PRIVACY = ("--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "5", "--delta", "1e-5")
 UNCOVERED = "what is chosen by the loss of records that lie with several of the clients"
@@ -233,6 +234,24 @@ def test_a_reader_that_has_enough_is_no_error():
     ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("words", [("--json",), ()])
+def test_a_run_that_is_ended_at_once_says_why(fedjax_dp, monkeypatch, capsys, words):
+    def full(*given):
+        raise DiskFull("no room is left on the disk")
+
+    def leave(status):
+        raise SystemExit(status)
+
+    main.command("run")
+    monkeypatch.setattr(running, "run", full)
+    monkeypatch.setattr(sys.modules["fedjax_dp.cli.progress"].os, "_exit", leave)
+    status, output, errors = fedjax_dp("run", *words)
+    assert status == 2 and errors == "error: no room is left on the disk\n"
+    assert (document(output)["error"] if words else output) == (
+        "no room is left on the disk" if words else ""
+    )
 
 
 def test_a_figure_is_a_line_of_its_own_where_it_is_quiet(fedjax_dp):
