@@ -246,13 +246,14 @@ def nested(pairs):
     return tables
 
 
-def read_or_refused(path, words, origins):
-    """Reads a configuration, which survives a file then; or is refused with its origin."""
+def read_or_refused(path, words, origins, keys=()):
+    """Reads a configuration, which survives a file then; or is refused with origin and key."""
     try:
         config = configuration.load(path, words)
     except ConfigError as error:
         text = str(error)
         assert any(text.startswith(origin) for origin in origins) and "\n" not in text, text
+        assert not keys or any(key.split(".")[0] in text for key in keys), text
         return
     again = path.with_name("again.toml")
     again.write_text(configuration.to_toml(config), encoding="utf-8")
@@ -261,16 +262,24 @@ def read_or_refused(path, words, origins):
 
 @QUICK
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
+@example({"run": 3})
+@example({"privacy.client": "gaussian"})
+@example({"run.name": "a/b"})
+@example({"model.options": {"width": 3}})
 def test_any_tables_of_a_file_are_read_or_refused_with_its_name(tmp_path_factory, pairs):
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_text(tomli_w.dumps(nested(pairs)), encoding="utf-8")
-    read_or_refused(path, (), (str(path),))
+    read_or_refused(path, (), (str(path),), pairs)
 
 
 @QUICK
 @given(st.binary(max_size=40) | st.text("[]{}=.\"'\n#a1", max_size=20).map(str.encode))
 @example(b"\xef\xbb\xbf")
 @example(b"a = 1\r")
+@example(b"[run")
+@example(b"[[run]]\nrounds = 3")
+@example(b"[run]\nrounds = 3\nrounds = 4")
+@example(b"\xff\xfe[run]")
 def test_any_bytes_of_a_file_are_read_or_refused_with_its_name(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(content)
@@ -283,7 +292,7 @@ def test_any_words_of_a_command_line_are_read_or_refused(tmp_path_factory, pairs
     path = tmp_path_factory.getbasetemp() / "none.toml"
     path.write_text("")
     words = [f"--{key}={text}" for key, text in pairs]
-    read_or_refused(path, words, ("command line: ", str(path)))
+    read_or_refused(path, words, ("command line: ", str(path)), [key for key, _ in pairs])
 
 
 def test_numbers_in_errors_are_written_as_a_user_would():

@@ -51,7 +51,7 @@ def test_the_traps_do_spring(tmp_path, no_data):
 
 def test_the_trap_of_training_does_spring(tmp_path, no_training):
     with pytest.raises(TouchedError, match="compiled"):
-        execute(tmp_path / "run", *SMALL)
+        execute(tmp_path / "run", *SMALL, *NOT_PRIVATE)
 
 
 UNKNOWN = [
@@ -437,9 +437,9 @@ def test_data_that_are_not_finite_are_refused_before_training(
     data = dataclasses.replace(real, **{part: broken})
     monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
     with pytest.raises(ValueError, match=r"examples\['x'\] must be finite, got NaN or infinity"):
-        execute(tmp_path / "run", *SMALL)
+        execute(tmp_path / "run", *SMALL, *NOT_PRIVATE)
     with pytest.raises(TouchedError, match="compiled"):
-        execute(tmp_path / "run", *SMALL, "--data.check_finite=false")
+        execute(tmp_path / "run", *SMALL, *NOT_PRIVATE, "--data.check_finite=false")
 
 
 def test_every_held_out_example_of_a_client_is_looked_at(tmp_path, monkeypatch, no_training):
@@ -531,7 +531,7 @@ def test_patterns_that_freeze_nothing_or_everything_are_refused_before_training(
     tmp_path, no_training, frozen, message
 ):
     with pytest.raises(ValueError, match=message):
-        execute(tmp_path / "run", *SMALL, *MLP, f"--model.frozen={frozen}")
+        execute(tmp_path / "run", *SMALL, *NOT_PRIVATE, *MLP, f"--model.frozen={frozen}")
 
 
 def test_batch_norm_under_noise_on_updates_is_refused_before_training(tmp_path, no_training):
