@@ -90,6 +90,7 @@ def check_clients(config: Config, num_clients: int) -> None:
     if "record" in privacy.units:
         for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
             check_one_for_each(f"privacy.record.{key}", getattr(privacy.record, key), num_clients)
+    check_one_for_each("acceleration.weights", config.acceleration.weights, num_clients)
     for key in _BY_CLIENT:
         check_one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"

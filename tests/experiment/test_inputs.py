@@ -86,6 +86,14 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
             ["--algorithm.name=pfa", "--algorithm.options.declared_epsilon=[1, 2]"],
             "algorithm.options.declared_epsilon must be one number or have one for each of the 10",
         ),
+        (
+            [
+                "--acceleration.memory=2",
+                "--acceleration.of=clients",
+                "--acceleration.weights=[1, 2]",
+            ],
+            "acceleration.weights must be one number or have one for each of the 10 clients",
+        ),
         (["--training.sampler=shuffled"], "shuffled epochs have no privacy amplification"),
         (
             [
