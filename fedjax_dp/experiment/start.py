@@ -243,13 +243,16 @@ def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
 def _require_same(config: Config, saved: str) -> None:
     """Requires the configuration that a checkpoint was written under, but for how it executes.
 
-    More rounds are possible where nothing was made for their number.
+    What may be published is no part of what ran. More rounds are possible where nothing was made for their number.
     """
     now, then = (tomllib.loads(text) for text in (configuration.to_toml(config), saved))
     before, after = (tables.pop("execution").get("placement") for tables in (then, now))
     same = (before == "disk") == (after == "disk")
     rule = f"be {before!r}, or of its kind: what clients keep is not moved to or from the disk"
     checks.require(same, "execution.placement", rule, after)
+    # What may be published of a run can be decided when it is over.
+    for tables in (then, now):
+        tables["run"].pop("release", None)
     # Runs of earlier versions have counted nothing, and evaluated in one way alone.
     then.setdefault("communication", now["communication"])
     then.setdefault("evaluation", now["evaluation"])

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -168,14 +169,16 @@ DITTO = ("ditto", "--training.num_steps=1")
 @pytest.mark.parametrize(
     "unit, words, whose, covered",
     [
-        ("client", ("dp_fedavg",), SHARED, SHARED),
+        pytest.param("client", ("dp_fedavg",), SHARED, SHARED, marks=pytest.mark.slow),
         (
             "client",
             ("ditto", "--training.num_steps=1"),
             f"the {OWN}",
             f"{SHARED}, and not the {OWN}",
         ),
-        ("record", DITTO, f"the {OWN}", f"{SHARED} and the {OWN}"),
+        pytest.param(
+            "record", DITTO, f"the {OWN}", f"{SHARED} and the {OWN}", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_summary_says_whose_models_are_judged_and_which_are_covered(unit, words, whose, covered):
@@ -269,3 +272,20 @@ def test_a_run_that_was_interrupted_publishes_nothing_until_it_is_done(
     for path in files_in(folder / "release"):
         other = tmp_path / "run" / "release" / path.name
         assert path.name == "environment.json" or other.read_bytes() == path.read_bytes(), path
+
+
+@telling
+def test_what_may_be_published_of_a_run_can_be_decided_when_it_is_over(
+    tmp_path, monkeypatch, folder
+):
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    later = shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(later / "release")
+    text = (later / "config.toml").read_text("utf-8")
+    (later / "config.toml").write_text(text.replace('release = "private"\n', ""), "utf-8")
+    assert execute(later, resume=True)[0] == 0
+    assert not (later / "release").exists()
+    assert execute(later, "--run.release=private", resume=True)[0] == 0
+    for path in files_in(folder / "release"):
+        other = (later / "release" / path.name).read_bytes()
+        assert path.name == "environment.json" or other == path.read_bytes(), path
