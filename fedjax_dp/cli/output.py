@@ -92,7 +92,7 @@ class Answer(NamedTuple):
 
 
 def console(*, is_error: bool = False) -> Console:
-    """Makes a console that prints words as they are, and breaks no line where nobody reads along.
+    """Makes a console that prints words as they are, and breaks no line in a pipe.
 
     Args:
       is_error: whether it is that of the error stream.
