@@ -86,7 +86,7 @@ def require_32_bits(what: str, array: Any) -> None:
 def require_same_rows(
     what: str, part: Mapping[str, Any], other_what: str, other: Mapping[str, Any]
 ) -> None:
-    """Requires two parts of the same data to hold the same arrays, with rows of the same shape.
+    """Requires two parts of the same data to hold inputs and targets of the same shapes.
 
     Args:
       what: what to call the part in an error.
@@ -97,9 +97,9 @@ def require_same_rows(
     Raises:
       ValueError: naming the array, and both shapes.
     """
-    names = sorted(other)
-    rule = f"hold the arrays of the {other_what} part, {names}"
-    checks.require(sorted(part) == names, f"the {what} part", rule, sorted(part))
+    names = sorted(name for name in other if name.split("/")[0] in ("x", "y"))
+    rule = f"hold {', '.join(names)}, as the {other_what} part does"
+    checks.require(set(names) <= set(part), f"the {what} part", rule, sorted(part))
     for name in names:
         shape, expected = np.shape(part[name])[1:], np.shape(other[name])[1:]
         rule = f"have rows of shape {expected}, as in the {other_what} part"

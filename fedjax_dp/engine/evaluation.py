@@ -16,6 +16,7 @@ from fedjax_dp.core import checks, masks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.arrays import require_same_rows
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.engine.cohort import Examples, typed
 from fedjax_dp.engine.compile import Simulation
@@ -85,8 +86,11 @@ def evaluator(
       The evaluator.
 
     Raises:
-      ValueError: if the number of clients differs.
+      ValueError: if the number of clients, or the shape of their examples, differs.
     """
+    for part, held_out in (("whole", whole), ("clients", clients)):
+        if held_out is not None:
+            require_same_rows(part, held_out.examples, "training", train.examples)
     federation = simulation.federation if isinstance(simulation, Simulation) else simulation
     shared, personal = federation.shared, federation.personal
     on_whole = on_clients = after_local = None

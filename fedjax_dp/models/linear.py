@@ -11,7 +11,7 @@ from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.losses import half_squared_error
+from fedjax_dp.models.losses import half_squared_error, targets_of
 
 
 class _Linear(nn.Module):
@@ -92,7 +92,7 @@ def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> 
     checks.positive("scale", scale)
 
     def loss(outputs, batch):
-        return scale * half_squared_error(outputs, batch["y"])
+        return scale * half_squared_error(outputs, targets_of(batch))
 
     num_features = math.prod(example_x.shape)
     model = Model.from_functions(

@@ -161,13 +161,29 @@ def resolve(
     values, counts = _NAMED[loss]
 
     def loss_fn(outputs: jax.Array, batch: Batch) -> jax.Array:
-        return values(outputs, batch["y"])
+        return values(outputs, targets_of(batch))
 
     def named_correct_fn(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         assert counts is not None
-        return counts(outputs, batch["y"])
+        return counts(outputs, targets_of(batch))
 
     return loss_fn, own_correct_fn or (named_correct_fn if counts else None)
+
+
+def targets_of(batch: Batch) -> jax.Array:
+    """Reads the targets of a batch.
+
+    Args:
+      batch: named arrays, `[examples, ...]`.
+
+    Returns:
+      The array `y`.
+
+    Raises:
+      ValueError: if there is none, when the loss is traced.
+    """
+    checks.require("y" in batch, "examples", "hold targets 'y' for the loss to read", sorted(batch))
+    return batch["y"]
 
 
 def _checked_loss(loss: LossFn) -> LossFn:

@@ -11,8 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedjax_dp import engine
+from fedjax_dp.algorithms import fedavg
+from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import partition
+from fedjax_dp.data import everybody, participation, partition
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.models import Model
@@ -127,7 +130,10 @@ def test_any_client_ids_are_refused_by_name_or_group_like_with_like(ids):
         ),
         (lambda: dataset(test={"x": X}), "test must hold inputs 'x' and targets 'y', got .'x'."),
         (lambda: dataset(train={"x": X}), "train must hold inputs 'x' and targets 'y'"),
-        (lambda: dataset(test={"x": X, "y": Y, "z": Y}), "the test part must hold the arrays of"),
+        (
+            lambda: dataset(test={"x": {"ids": Y}, "y": Y}),
+            "the test part must hold x, y, as the training part does, got .'x/ids', 'y'.",
+        ),
         (lambda: dataset(task="clasification"), "did you mean 'classification'"),
         (lambda: dataset({"x": X[:0], "y": Y[:0]}), "train must hold at least one example"),
     ],
@@ -176,3 +182,17 @@ def test_types_of_64_bits_are_those_that_jax_keeps_without_a_warning():
                 2,
                 2,
             )
+
+
+def test_data_without_targets_or_of_another_shape_are_named_before_anything_is_compiled():
+    model = Model.from_functions(
+        lambda key: {"w": jnp.zeros((3, 2))}, lambda p, x: x @ p["w"], loss="softmax_cross_entropy"
+    )
+    with pytest.raises(ValueError, match=r"examples must hold targets 'y' .* got \['x'\]"):
+        model.loss_fn(jnp.zeros((4, 2)), {"x": X})
+    train, narrow = (FederatedData({"x": x, "y": Y}, np.array([0, 4])) for x in (X, X[:, :2]))
+    trainer = local_trainer(model, LocalConfig())
+    federation = engine.federation(fedavg(model, trainer), train, participation(everybody(), 1))
+    for part in ("whole", "clients"):
+        with pytest.raises(ValueError, match=rf"'x' of the {part} part must have rows of shape"):
+            engine.evaluator(federation, model, train, **{part: narrow})
