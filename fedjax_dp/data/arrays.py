@@ -36,7 +36,7 @@ def example_array(what: str, value: Any) -> Any:
         checks.require(num_hidden == 0, what, rule, f"{num_hidden} of {value.size}")
         value = value.data
     try:
-        array = value if hasattr(value, "dtype") else np.asarray(value)
+        array = value if isinstance(value, np.ndarray | jax.Array) else np.asarray(value)
     except ValueError:
         checks.require(False, what, "have rows of one shape", "lists of unequal lengths")
     dtype = array.dtype
@@ -123,8 +123,9 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
         missing = np.flatnonzero(np.ma.getmaskarray(ids))
         _require_none_missing(what, missing)
         ids = ids.data
-    is_mixed = not hasattr(ids, "dtype") or ids.dtype == object
-    values = np.asarray(ids, dtype=object) if is_mixed else np.asarray(ids)
+    # Of a list NumPy would make texts of all that it holds.
+    values = np.asarray(ids) if hasattr(ids, "dtype") else np.asarray(ids, dtype=object)
+    is_mixed = values.dtype == object
     rule = "be one column with the client of each example"
     checks.require(values.ndim == 1, what, rule, f"an array of shape {values.shape}")
     if is_mixed:

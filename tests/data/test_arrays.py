@@ -196,3 +196,22 @@ def test_data_without_targets_or_of_another_shape_are_named_before_anything_is_c
     for part in ("whole", "clients"):
         with pytest.raises(ValueError, match=rf"'x' of the {part} part must have rows of shape"):
             engine.evaluator(federation, model, train, **{part: narrow})
+
+
+def test_columns_of_pandas_are_read_as_what_they_hold():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"size": [1.0, 2.0, 3.0, 4.0], "kind": [0, 1, 0, 1], "who": ["b", "a", "b", None]},
+        index=[3, 2, 1, 0],
+    )
+    with pytest.raises(ValueError, match=r"client_ids must name .* the first in row 3"):
+        FederatedData.from_client_ids({"x": frame["size"]}, frame["who"])
+    data = FederatedData.from_client_ids({"x": frame[["size", "kind"]]}, frame["who"].fillna("c"))
+    assert data.client_names == ("a", "b", "c")
+    assert data.client(1)["x"].tolist() == [[1.0, 0.0], [3.0, 0.0]]
+    column = FederatedData({"x": frame["size"]}, np.array([0, 4])).examples["x"]
+    assert type(column) is np.ndarray and column.tolist() == [1.0, 2.0, 3.0, 4.0]
+    # Versions of pandas make NaN or objects of what is missing; neither is trained on.
+    missing = frame["kind"].astype("Int64").where(frame["size"] > 1)
+    with pytest.raises(ValueError, match=r"examples\['x'\] must (hold numbers|be finite)"):
+        FederatedData({"x": missing}, np.array([0, 4])).check_finite()
