@@ -243,7 +243,8 @@ def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
 def _require_same(config: Config, saved: str) -> None:
     """Requires the configuration that a checkpoint was written under, but for how it executes.
 
-    What may be published is no part of what ran. More rounds are possible where nothing was made for their number.
+    What may be published is no part of what ran. More rounds are possible where nothing was made
+    for their number.
     """
     now, then = (tomllib.loads(text) for text in (configuration.to_toml(config), saved))
     before, after = (tables.pop("execution").get("placement") for tables in (then, now))

@@ -96,7 +96,7 @@ def run_folder(data_files, tmp_path_factory):
 
 
 def table(text):
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    lines = [line for line in text.partition("## Files")[0].splitlines() if line[:2] == "| "]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
