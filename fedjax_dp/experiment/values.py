@@ -253,7 +253,8 @@ def _rule(kind: Any) -> str:
     if origin in (list, Sequence):
         return f"a list, each entry {rule_of(*typing.get_args(kind))}"
     if origin in (dict, Mapping):
-        return "a table"
+        value = typing.get_args(kind)[1]
+        return "a table" if value is Any else f"a table, each value {rule_of(value)}"
     if kind is str and limits:
         return "a plain name of letters, digits, spaces and .,=+-_, not begun by a sign"
     bounds = _bounds(limits)

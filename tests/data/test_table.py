@@ -327,6 +327,9 @@ def test_a_configuration_makes_clients_with_the_names_of_the_table(write):
     )
     with pytest.raises(reading.ConfigError, match="must hold 'path'"):
         reading.load(None, ["--data.name=table"])
+    words["data.options.ranges"] = "{ age = 30 }"
+    with pytest.raises(reading.ConfigError, match="be a table, each value a list, each entry a f"):
+        reading.load(None, [f"--{key}={value}" for key, value in words.items()])
 
 
 def test_truth_values_have_a_range_by_nature(write):
