@@ -8,6 +8,7 @@ from experiments.clustered_dp import grid as clustered
 from experiments.generalization import fairness, masking
 from experiments.heterogeneous_dp import sweep as heterogeneous
 from experiments.splitting import cnn
+from experiments.user_level_dp import figures
 from experiments.user_level_dp import grids as user_level
 from experiments.user_level_dp import mnist_by_writer
 from fedjax_dp.experiment import reading as configuration
@@ -82,3 +83,8 @@ def test_a_word_that_no_configuration_has_would_be_found():
         configuration.load(study.file, point.words)
     with pytest.raises(ValueError, match=r"model\.name must be one of"):
         checked(configuration.load(study.file, ("--model.name=thesis_cn",)))
+
+
+def test_pictures_name_runs_in_words():
+    assert figures.title_of("method=DP-FedAvg,budget=4,seed=0") == "DP-FedAvg, ε = 4, seed 0"
+    assert figures.title_of("method=A,cohort=9") == "A, cohort 9"
