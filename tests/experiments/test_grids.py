@@ -8,9 +8,8 @@ from experiments.clustered_dp import grid as clustered
 from experiments.generalization import fairness, masking
 from experiments.heterogeneous_dp import sweep as heterogeneous
 from experiments.splitting import cnn
-from experiments.user_level_dp import figures
+from experiments.user_level_dp import figures, mnist_by_writer
 from experiments.user_level_dp import grids as user_level
-from experiments.user_level_dp import mnist_by_writer
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import sweep
 from fedjax_dp.experiment.budgets import with_named_lists
