@@ -81,7 +81,7 @@ def early_stopping(
 
 
 def _adopted(own: Any) -> Callable[..., Callback]:
-    """Adopts a part of the user's own: a `Callback`, or a function of its options that gives one."""
+    """Adopts a user's own: a `Callback`, or a function of its options that gives one."""
     if isinstance(own, Callback):
         return lambda: own
     checks.require(callable(own), "callback", "be a Callback, or a function that gives one", own)
