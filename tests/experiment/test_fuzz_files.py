@@ -5,16 +5,18 @@ flipped, exchanged, or written as somebody might by mistake.
 """
 
 import collections
+import contextlib
 import gzip
 import io
 import json
+import math
 import pathlib
 import pickle
 import shutil
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +44,7 @@ class Harm(NamedTuple):
       line: the line that has to be named, or 0.
       excuse: why nobody could tell that something else is read now; empty where it must be seen.
       names: other names that the refusal may give it.
+      is_any: whether it may hold other valid data, which must then be such.
     """
 
     what: str
@@ -50,6 +53,7 @@ class Harm(NamedTuple):
     line: int = 0
     excuse: str = ""
     names: tuple[str, ...] = ()
+    is_any: bool = False
 
 
 class Reader(NamedTuple):
@@ -167,6 +171,67 @@ def table_harms(
     yield changed("another separator", row, [";".join(cells)])
 
 
+# What may stand where something else belongs.
+JUNK = (
+    None,
+    True,
+    -1,
+    1.5,
+    62,
+    10**40,
+    10**400,
+    math.nan,
+    math.inf,
+    "3",
+    "",
+    [],
+    [3],
+    {},
+    {"a": 1},
+)
+
+
+def at_every_place(tree: Any, junk: Sequence[Any] = JUNK, place: str = "") -> Iterator[Any]:
+    """Gives a tree of lists and dicts with junk in the place of each part, and without the part.
+
+    Of a list, the first and the last entry are its parts.
+    """
+    yield from ((f"{place or 'all'} = {str(one)[:9]}", one) for one in junk)
+    if isinstance(tree, dict):
+        parts = list(tree)
+    else:
+        parts = sorted({0, len(tree) - 1}) if isinstance(tree, list) and tree else []
+    for part in parts:
+        rest = dict(tree) if isinstance(tree, dict) else list(tree)
+        kept = rest.pop(part)
+        yield f"no {place}/{part}", rest
+        for what, inner in at_every_place(kept, junk, f"{place}/{part}"):
+            changed = dict(tree) if isinstance(tree, dict) else list(tree)
+            changed[part] = inner
+            yield what, changed
+
+
+def other_arrays(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Gives arrays of other shapes, types and values."""
+    yield "one less", array[:-1]
+    yield "none", array[:0]
+    yield "one more", np.concatenate([array, array[:1]])
+    yield "one axis", array.ravel()
+    yield "another axis", array[None]
+    yield "one number", np.array(array.ravel()[0])
+    if array.ndim > 1:
+        yield "less in each", np.ascontiguousarray(array[..., :-1])
+    for dtype in ("bool", "int8", "int32", "float32", "complex64", "U3", "S3", "V2", "M8[D]"):
+        with contextlib.suppress(TypeError, ValueError):
+            yield f"of {dtype}", array.astype(dtype)
+    for value in (-1, 10, 62, 255, 0.5, math.nan, math.inf, 1e300):
+        changed = array.astype(float if isinstance(value, float) else int)
+        changed.flat[-1] = value
+        yield f"{value} at the end", changed
+    for value in (None, {}):
+        yield f"objects such as {value}", np.full(array.shape, value, object)
+
+
 def _is_in(path: pathlib.Path, names: str) -> bool:
     return path.name in names.split()
 
@@ -194,8 +259,11 @@ def any_cut(path: pathlib.Path, left: int) -> str:
 # --- arrays in IDX files
 
 
+IDX_CODES = {"uint8": 0x08, "int8": 0x09, "int32": 0x0C, "float32": 0x0D}
+
+
 def idx(array: np.ndarray) -> bytes:
-    code = {"uint8": 0x08, "int8": 0x09, "int32": 0x0C, "float32": 0x0D}[str(array.dtype)]
+    code = IDX_CODES[str(array.dtype)]
     shape = struct.pack(f">{array.ndim}I", *array.shape)
     big = array.astype(array.dtype.newbyteorder(">")).tobytes()
     return bytes([0, 0, code, array.ndim]) + shape + big
@@ -225,18 +293,20 @@ def flip_idx(path: pathlib.Path, at: int, new: int) -> str:
     return "a label" if at >= 8 and new <= 9 else ""
 
 
+def idx_arrays(path: pathlib.Path, array: np.ndarray, names: tuple[str, ...]) -> Iterator[Harm]:
+    """Other arrays in an IDX file, as far as the format has their types."""
+    for what, other in other_arrays(array):
+        if str(other.dtype) in IDX_CODES and other.ndim:
+            yield Harm(what, path, idx(other), names=names, is_any=True)
+
+
 def idx_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     images = folder / "t10k-images-idx3-ubyte"
     labels = folder / "t10k-labels-idx1-ubyte"
-    for shape in ((4, 27, 28), (4, 784), (3, 28, 28), (0, 28, 28), (4, 28, 28, 3), (3136,)):
-        names = (labels.name,) if shape == (3, 28, 28) else ()
-        array = np.zeros(shape, np.uint8)
-        yield Harm(f"images {shape}", images, idx(array), names=names)
-    for dtype in ("int8", "int32", "float32"):
-        yield Harm(f"images of {dtype}", images, idx(np.zeros((4, 28, 28), dtype)))
-        yield Harm(f"labels of {dtype}", labels, idx(np.zeros(4, dtype)))
-    for values in ([0, 1, 2, 10], [255, 0, 0, 0], [0, 1, 2], [0, 1, 2, 3, 4], [[0], [1], [2], [3]]):
-        yield Harm(f"labels {values}", labels, idx(np.array(values, np.uint8)))
+    yield from idx_arrays(images, images_of(rng, 4), (labels.name,))
+    yield from idx_arrays(labels, LABELS["t10k"], (images.name,))
+    for wrong in (10, 255):
+        yield Harm(f"label {wrong}", labels, idx(np.array([0, 1, 2, wrong], np.uint8)))
     for head in (b"\0\0\x08\x00", b"\0\0\x08\xff" + bytes(4 * 255), b"\0\0\x07\x01\0\0\0\x04abcd"):
         yield Harm(f"header {head[:4]!r}", labels, head)
     huge = bytes([0, 0, 8, 4]) + struct.pack(">4I", 2**31, 2**31, 4, 1)
@@ -263,14 +333,8 @@ def writers_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Ha
     path = folder / "qmnist-test-labels-idx2-int"
     table = np.zeros((4, 8), np.int32)
     table[:, 0] = np.arange(4)
-    for what, array in (
-        ("7 columns", table[:, :7]),
-        ("3 rows", table[:3]),
-        ("other labels", table[::-1]),
-        ("float32", table.astype(np.float32)),
-        ("one row", table[0]),
-    ):
-        yield Harm(what, path, idx(np.ascontiguousarray(array)))
+    yield Harm("other labels", path, idx(np.ascontiguousarray(table[::-1])))
+    yield from idx_arrays(path, table, ("t10k-labels",))
 
 
 def write_emnist(folder: pathlib.Path, rng: np.random.Generator) -> None:
@@ -391,29 +455,14 @@ def flip_python(path: pathlib.Path, at: int, new: int) -> str:
 
 def python_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     path, planes = folder / "data_batch_3", np.zeros((2, 3072), np.uint8)
-    for what, batch in (
-        ("label 10", (planes, [0, 10])),
-        ("label -1", (planes, [-1, 0])),
-        ("label 1.5", (planes, [1.5, 0])),
-        ("labels as text", (planes, ["1", "2"])),
-        ("no labels", (planes, None)),
-        ("lists of unequal lengths", (planes, [[1], [2, 3]])),
-        ("a label missing", (planes, [1])),
-        ("a list for images", (planes.tolist(), [1, 2])),
-        ("float images", (planes.astype(np.float32), [1, 2])),
-        ("wrong size", (planes[:, :3000], [1, 2])),
-        ("objects", (planes.astype(object), [1, 2])),
-        ("no images", (planes[:0], [])),
-        ("text", ("data", "labels")),
-    ):
-        yield Harm(what, path, pickled(*batch))
-    for what, content in (
-        ("a list", [1, 2]),
-        ("other keys", {b"dat": planes, 3: 4}),
-        ("a path", pathlib.PurePosixPath("x")),
-        ("a number", 3),
-    ):
-        yield Harm(what, path, pickle.dumps(content, 2))
+    whole = {b"data": planes, b"labels": [1, 2]}
+    for what, content in at_every_place(whole, (*JUNK, pathlib.PurePosixPath("x"))):
+        yield Harm(what, path, pickle.dumps(content, 2), is_any=True)
+    for what, other in other_arrays(planes):
+        yield Harm(what, path, pickled(other, [1, 2]), is_any=True)
+    for what, other in other_arrays(np.array([1, 2])):
+        yield Harm(what, path, pickled(planes, other), is_any=True)
+    yield Harm("lists of unequal lengths", path, pickled(planes, [[1], [2, 3]]))
     yield Harm("a huge memo", path, b"\x80\x02]r\xff\xff\xff\x7f.")
     yield Harm("a huge text", path, b"\x80\x04\x8d" + bytes([255] * 7 + [127]) + b"x.")
 
@@ -578,30 +627,14 @@ def write_leaf(folder: pathlib.Path, rng: np.random.Generator) -> None:
 def leaf_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     path = folder / "test" / "all_data_0.json"
 
-    def changed(what: str, **own: Any) -> Harm:
+    whole, row = leaf(rng), [0.5] * 784
+    for what, content in at_every_place(whole):
+        names = ("test",) if content == [] else ()
+        yield Harm(what, path, json.dumps(content).encode(), names=names, is_any=True)
+    for x in ([row[1:], row[1:]], [row, row[1:]], row * 2, {"0": row}, [row, [255, *row[1:]]]):
         content = leaf(rng)
-        content["user_data"]["f2"] |= own
-        return Harm(what, path, json.dumps(content).encode())
-
-    row = [0.5] * 784
-    for label in (62, -1, 1.5, None, "3", True, [3], 10**40, float("nan")):
-        yield changed(f"label {label!r}", y=[3, label])
-    for pixel in (2, -0.1, float("nan"), float("inf"), "0.5", None, [0.5], {}, 255, 10**400):
-        yield changed(f"pixel {str(pixel)[:9]!r}", x=[row, [pixel, *row[1:]]])
-    yield changed("rows of 783", x=[row[1:], row[1:]])
-    yield changed("rows of unequal lengths", x=[row, row[1:]])
-    yield changed("an image missing", x=[row])
-    yield changed("a label missing", y=[3])
-    yield changed("one flat row", x=row * 2)
-    yield changed("no list", x=3, y=3)
-    yield changed("an object", x={"0": row})
-    whole = leaf(rng)
-    for key in ("users", "user_data"):
-        some = {name: value for name, value in whole.items() if name != key}
-        yield Harm(f"no {key}", path, json.dumps(some).encode())
-        for value in (3, None, [1], {"a": 1}, "f1", [["f1"], "f2"]):
-            content = json.dumps(whole | {key: value}).encode()
-            yield Harm(f"{key} = {value}", path, content)
+        content["user_data"]["f2"]["x"] = x
+        yield Harm("other images", path, json.dumps(content).encode())
     for users in (["f1"], ["f1", "f2", "f3"], ["f1", "f1"], ["f2", 3], ["f1", "f2", "f2"]):
         yield Harm(f"users {users}", path, json.dumps(whole | {"users": users}).encode())
     twice = json.dumps(whole).replace('"f2": {', '"f1": {').encode()
@@ -642,9 +675,13 @@ def hdf5_harms(whole: dict[str, Any], changes: list[dict[str, Any]], name: str) 
     def harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
         for i, change in enumerate(changes):
             arrays = {k: v for k, v in (whole | change).items() if v is not None}
+            # HDF5 has no texts of NumPy's, no times and no objects.
+            if any(getattr(v, "dtype", np.dtype(int)).kind in "OUM" for v in arrays.values()):
+                continue
             write_hdf5(folder.parent, arrays, "changed.h5")
             content = (folder.parent / "changed.h5").read_bytes()
-            yield Harm(f"change {i}: {list(change)}", folder / name, content)
+            what = f"change {i}: {list(change)}"
+            yield Harm(what, folder / name, content, is_any=True)
 
     return harms
 
@@ -653,23 +690,15 @@ FEMNIST = {
     "examples/a/pixels": np.full((2, 28, 28), 0.5, np.float32),
     "examples/a/label": np.array([1, 2], np.int32),
 }
+GONE = {name: None for name in FEMNIST}
 femnist_harms = hdf5_harms(
     FEMNIST,
     [
-        {"examples/a/label": None},
-        {"examples/a/pixels": None},
-        {"examples/a/label": np.array([1, 62])},
-        {"examples/a/label": np.array([1, -1])},
-        {"examples/a/label": np.array([1.5, 2])},
-        {"examples/a/label": np.array([1])},
-        {"examples/a/label": [b"one", b"two"]},
-        {"examples/a/pixels": np.full((2, 28, 28), 255.0)},
-        {"examples/a/pixels": np.full((2, 28, 28), np.nan)},
-        {"examples/a/pixels": np.zeros((2, 27, 28))},
-        {"examples/a/pixels": [b"one", b"two"]},
-        {name: None for name in FEMNIST},
-        {name: None for name in FEMNIST} | {"examples": np.zeros(3)},
-        {name: None for name in FEMNIST} | {"examples/a": np.zeros(3)},
+        *({name: None} for name in FEMNIST),
+        *({name: other} for name in FEMNIST for _, other in other_arrays(FEMNIST[name])),
+        GONE,
+        GONE | {"examples": np.zeros(3)},
+        GONE | {"examples/a": np.zeros(3)},
     ],
     "fed_emnist_test.h5",
 )
@@ -871,33 +900,13 @@ def saved(array: np.ndarray) -> bytes:
 def store_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     y, offsets, names = (folder / n for n in ("y.npy", "offsets.npy", "client_names.txt"))
     store = (folder.name,)
+    for what, array in other_arrays(np.zeros(7)):
+        yield Harm(f"{what} in y", y, saved(array), names=store, is_any=True)
+    for what, array in other_arrays(np.array([0, 2, 2, 7])):
+        yield Harm(f"{what} in the offsets", offsets, saved(array), names=store, is_any=True)
     for what, array in (
-        ("objects", np.array([None] * 7)),
-        ("dicts", np.array([{}] * 7)),
-        ("a number", np.array(3.0)),
-        ("records", np.zeros(7, "i4,f4")),
-        ("days", np.zeros(7, "M8[D]")),
-        ("void", np.zeros(7, "V2")),
-        ("6 rows", np.zeros(6)),
-        ("no rows", np.zeros((0, 3))),
-    ):
-        yield Harm(f"{what} in y", y, saved(array), names=store)
-    for what, array in (
-        ("fractions", np.array([0, 2, 2.5, 7])),
-        ("floats", np.array([0.0, 2, 2, 7])),
-        ("NaN", np.array([0, np.nan, 2, 7])),
-        ("text", np.array(["0", "2", "2", "7"])),
-        ("objects", np.array([0, 2, 2, 7], object)),
         ("a decrease", np.array([0, 3, 2, 7])),
         ("no 0", np.array([1, 2, 2, 7])),
-        ("too many", np.array([0, 2, 2, 8])),
-        ("too few", np.array([0, 2, 2, 6])),
-        ("two axes", np.array([[0, 2, 2, 7]])),
-        ("another number of clients", np.array([0, 2, 7])),
-        ("negative ones", np.array([0, -2, 2, 7])),
-        ("one", np.array([0])),
-        ("a number", np.array(0)),
-        ("truth values", np.array([False, True])),
         ("huge ones", np.array([0, 2**63, 2**64 - 1, 7], np.uint64)),
     ):
         yield Harm(f"{what} in the offsets", offsets, saved(array), names=store)
@@ -1121,6 +1130,24 @@ def is_same(found: Any, whole: Any) -> bool:
     )
 
 
+def is_valid(found: Any) -> bool:
+    """Whether what was read is data that could be trained on; a store has checked itself."""
+    if not isinstance(found, datasets.Dataset):
+        return True
+    parts = [(np.asarray(p["x"]), np.asarray(p["y"])) for p in (found.train, found.test)]
+    return all(
+        x.dtype == np.float32
+        and x.shape[1:] == parts[0][0].shape[1:]
+        and (x >= 0).all()
+        and (x <= 1).all()
+        and y.dtype.kind in "iu"
+        and len(x) == len(y) > 0
+        and (y >= 0).all()
+        and (y < found.num_classes).all()
+        for x, y in parts
+    )
+
+
 def judge(reader: Reader, folder: pathlib.Path, harm: Harm, whole: Any) -> str:
     """Reads a harmed folder; what is no outcome to be had starts with "WRONG"."""
     try:
@@ -1142,6 +1169,8 @@ def judge(reader: Reader, folder: pathlib.Path, harm: Harm, whole: Any) -> str:
         return f"WRONG, {type(error).__name__}: {str(error)[:300]}"
     if is_same(found, whole):
         return "read as what it was"
+    if harm.is_any:
+        return "read as other valid data" if is_valid(found) else "WRONG, read as no valid data"
     return f"not to be told: {harm.excuse}" if harm.excuse else "WRONG, read as something else"
 
 
