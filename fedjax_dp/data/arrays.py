@@ -66,7 +66,7 @@ def require_32_bits(what: str, array: Any) -> None:
     """
     dtype = array.dtype
     is_wide = dtype.kind in "iuf" and dtype.itemsize >= 8
-    if not is_wide or not array.size or jax.config.jax_enable_x64:
+    if not is_wide or not array.size or jax.dtypes.canonicalize_dtype(dtype) == dtype:
         return
     if dtype.kind == "f":
         is_finite = np.isfinite(array)

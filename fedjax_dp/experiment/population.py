@@ -97,6 +97,7 @@ def build_population(section: DataSection, seed: int) -> Population:
     test: FederatedData | None = None
     validation: FederatedData | None = None
     sharing = statistics.Sharing()
+    client_test: FederatedData | None
     if isinstance(made, Spread):
         train, validation, client_test = made.train, made.validation, made.client_test
         sharing = statistics.sharing_of(made.rows)

@@ -183,7 +183,8 @@ def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
-    pairs, rest = [], list(words)
+    pairs: list[tuple[str, str]] = []
+    rest = list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):

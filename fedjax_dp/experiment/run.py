@@ -163,8 +163,8 @@ def _run(
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     require_publishable(experiment, callbacks)
     health = Health(watcher.warn, experiment.simulation.layout.chunk)
-    for text in (*experiment.population.notes, *without_learning(config.training)):
-        health.warn(text)
+    for note in (*experiment.population.notes, *without_learning(config.training)):
+        health.warn(note)
     for epsilon in experiment.budget.values():
         health.note_epsilon(epsilon)
     if text := more_than_cores(config.execution.devices):

@@ -149,7 +149,7 @@ def as_asked(kind: Any, value: Any) -> Any:
     kinds = [bare(one) for one in kinds_of(kind)]
     if isinstance(value, list):
         lists = [one for one in kinds if typing.get_origin(one) in (list, Sequence)]
-        return [as_asked(*typing.get_args(lists[0]), one) for one in value] if lists else value
+        return [as_asked(typing.get_args(lists[0])[0], one) for one in value] if lists else value
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
     return int(value) if is_whole and int in kinds and float not in kinds else value
 
