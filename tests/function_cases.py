@@ -798,6 +798,17 @@ CASES: dict[str, Case] = {
             "rng": rng(),
         },
     ),
+    "plant_losses": Case(
+        audit.plant_losses,
+        lambda: {
+            "make_algorithm": lambda m: algorithms.dp_sgd(m, private_of(m)),
+            "model": model(),
+            "data": store(),
+            "participation": joining(),
+            "num_canaries": 1,
+            "rng": rng(),
+        },
+    ),
     "plant_votes": Case(
         audit.plant_votes,
         lambda: {

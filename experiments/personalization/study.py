@@ -26,9 +26,13 @@ def ltn(target: float, *options: str, name: str = "fed_ltn") -> list[str]:
     return [f"--algorithm.name={name}", *(f"--algorithm.options.{word}" for word in words)]
 
 
+# FedLTN's paper runs LotteryFL with what its authors use: batches of 32, 60 local epochs.
+_OF_LOTTERY = ["--training.batch_size=32", "--training.num_epochs=60"]
+
+
 def lottery(target: float) -> list[str]:
-    """The overrides that make LotteryFL with a target."""
-    return ltn(target, name="lottery_fl")
+    """The overrides that make LotteryFL with a target, by its own paper's batches and epochs."""
+    return [*ltn(target, name="lottery_fl"), *_OF_LOTTERY]
 
 
 def jump_start(rounds: int) -> list[str]:

@@ -3,6 +3,7 @@
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.audit.clients import plant_clients
 from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.losses import plant_losses
 from fedjax_dp.audit.membership import MembershipResult, attack_model, membership_attack
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.records import plant_records
@@ -23,6 +24,7 @@ __all__ = [
     "check_gradient_rule",
     "membership_attack",
     "plant_clients",
+    "plant_losses",
     "plant_records",
     "plant_votes",
     "run_audit",

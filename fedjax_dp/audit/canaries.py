@@ -34,8 +34,8 @@ class Planted(NamedTuple):
       data: the population with the canaries' records, all of them included.
       participation: who joins a round, with the canaries among the clients.
       owners: the client that each canary is, or whose record it is, `[canaries]`.
-      scores: `(record, info) -> [canaries]` of a round or of each of several, higher where a canary
-        was likelier included.
+      scores: `(record, info) -> [canaries]` of a round or of each of several, or
+        `[observations, canaries]`, higher where a canary was likelier included.
       sends_votes: whether clients send votes, between which distances have no meaning.
     """
 

@@ -67,9 +67,10 @@ def plant_records(
     coordinates = draw_trained(model, num_canaries, rng)
     algorithm = make_algorithm(_with_canaries(model, coordinates, relation))
 
-    def read(output: ClientOutput, own: PyTree, canaries: jax.Array) -> jax.Array:
+    def read(server, output: ClientOutput, own: PyTree, client: Any, canaries: jax.Array):
+        sent, kept = released(output, own, params)
         # Descent moves the parameters against the gradient of the canary.
-        return -flat(_released(output, own, params))[jnp.asarray(coordinates)[canaries]]
+        return -flat(kept if sent is None else sent)[jnp.asarray(coordinates)[canaries]]
 
     return watch_records(algorithm, data, participation, num_canaries, read, relation)
 
@@ -103,7 +104,7 @@ def watch_records(
     data: FederatedData,
     participation: Participation,
     num_canaries: int,
-    read: Callable[[ClientOutput, PyTree, jax.Array], jax.Array],
+    read: Callable[[PyTree, ClientOutput, PyTree, Any, jax.Array], jax.Array],
     relation: str,
 ) -> Planted:
     """Gives canaries to clients in turn, and tells what is read of each in the info of a round.
@@ -113,8 +114,9 @@ def watch_records(
       data: the clients' examples.
       participation: who joins a round.
       num_canaries: at least 1.
-      read: `(output, own, canaries) -> [canaries]`, from what a client leaves behind, the state
-        that it began with, and the canaries that it owns; higher where they were likelier included.
+      read: `(server, output, own, client, canaries) -> [canaries]`, or `[observations, canaries]`,
+        from what the server held, what a client leaves behind, the state that it began with, what
+        is public of it, and the canaries that it owns; higher where they were likelier included.
       relation: which data are neighbours.
 
     Returns:
@@ -135,15 +137,17 @@ def watch_records(
     def client(server, own, client, hyper, key):
         output: ClientOutput = algorithm.client(server, own, client, hyper, key)
         mine = jnp.asarray(table)[client.index]
-        found = read(output, own, jnp.maximum(mine, 0)).astype(jnp.float32)
+        found = read(server, output, own, client, jnp.maximum(mine, 0)).astype(jnp.float32)
         place = jnp.where(mine >= 0, mine, num_canaries)
-        seen = jnp.zeros(num_canaries).at[place].add(found, mode="drop")
+        seen = jnp.zeros((*found.shape[:-1], num_canaries))
+        seen = seen.at[..., place].add(found, mode="drop")
         return output._replace(info={**output.info, SEEN: seen})
 
     def scores(record, info):
         # What is told is the mean over those who contributed.
         count = jnp.sum(jnp.asarray(record.fate) == Fate.CONTRIBUTED, axis=-1)
-        return info.clients[SEEN] * count[..., None]
+        seen = info.clients[SEEN]
+        return seen * count.reshape(count.shape + (1,) * (seen.ndim - count.ndim))
 
     return Planted(
         "record",
@@ -190,11 +194,42 @@ def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Mode
     )
 
 
-def _released(output: ClientOutput, own: PyTree, params: PyTree) -> PyTree:
-    """Finds what leaves a client in the shape of the parameters; its own model where nothing does.
+def released(
+    output: ClientOutput, own: PyTree, params: PyTree
+) -> tuple[PyTree | None, PyTree | None]:
+    """Finds what leaves a client in the shape of the parameters, and the change of its own model.
+
+    Args:
+      output: what the client's round ended with.
+      own: the state that it began with.
+      params: the structure of the parameters.
+
+    Returns:
+      `(sent, kept)`, zeros where something stayed at home; None for what there is not.
 
     Raises:
       ValueError: if there is neither; an algorithm that sends votes is attacked by `plant_votes`.
+    """
+    sent, before, after = (models_in(t, params) for t in (output.update, own, output.state))
+    checks.require(
+        bool(sent or after),
+        "algorithm",
+        "send or keep something of the model's shape",
+        output.update,
+    )
+    kept = trees.subtract(after[0], before[0]) if before and after else None
+    return (sent[0] if sent else None), kept
+
+
+def models_in(tree: PyTree, params: PyTree) -> list[PyTree]:
+    """Finds the parts of a tree that have the shape of the parameters.
+
+    Args:
+      tree: what may hold models, or models of which something stays at home.
+      params: the structure of the parameters.
+
+    Returns:
+      The models, with zeros where something stays at home.
     """
     # Frozen parameters are None in both.
     own_leaves, structure = jax.tree.flatten(params, is_leaf=_is_none)
@@ -217,17 +252,8 @@ def _released(output: ClientOutput, own: PyTree, params: PyTree) -> PyTree:
             is_leaf=_is_none,
         )
 
-    def found(tree: PyTree) -> list[PyTree]:
-        return [part for part in jax.tree.leaves(tree, is_leaf=is_model) if is_model(part)]
-
-    sent = found(output.update)
-    if sent:
-        return whole(sent[0])
-    before, after = found(own), found(output.state)
-    checks.require(
-        bool(after), "algorithm", "send or keep something of the model's shape", output.update
-    )
-    return trees.subtract(after[0], before[0])
+    parts = jax.tree.leaves(tree, is_leaf=is_model)
+    return [whole(part) for part in parts if is_model(part)]
 
 
 def _is_none(x: Any) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import HostStep, Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper
 from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
 from fedjax_dp.core.signatures import checked
@@ -36,7 +36,8 @@ class AuditRuns(NamedTuple):
 
     Attributes:
       planted: what was attacked.
-      seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`.
+      seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`; where it
+        sees several numbers a round, they stand in the place of as many rounds.
       is_included: the auditor's coins, `[runs, canaries]`, bool.
       record: of every round, `[runs, rounds, ...]`, on the host.
       federation: what was run.
@@ -87,6 +88,7 @@ def run_audit(
     num_rounds: int,
     runs_at_once: int = 1,
     execution: ExecutionConfig = ExecutionConfig(),
+    running: FederatedAlgorithm | None = None,
 ) -> AuditRuns:
     """Runs a planted population, every canary included with probability 1/2 in every run.
 
@@ -100,6 +102,8 @@ def run_audit(
       num_rounds: rounds of each run, at least 1.
       runs_at_once: runs that are computed side by side; memory follows it.
       execution: how the rounds are laid out, on one device that holds all examples.
+      running: what runs in the place of `planted.algorithm`, whose claims stay those that bounds
+        are held against; the same with less noise shows what an audit can find.
 
     Returns:
       What was seen, and the coins, on the host.
@@ -111,7 +115,9 @@ def run_audit(
     counts = {"num_runs": num_runs, "num_rounds": num_rounds, "runs_at_once": runs_at_once}
     for name, count in counts.items():
         checks.whole(name, count)
-    bound = _laid_out(planted, execution)
+    claimed = bound = _laid_out(planted, execution)
+    if running is not None:
+        bound = _laid_out(planted._replace(algorithm=running), execution)
     coin_key, init_key, run_key = jax.random.split(key, 3)
     is_included = jax.random.bernoulli(coin_key, shape=(num_runs, len(planted.owners)))
 
@@ -146,7 +152,11 @@ def run_audit(
         if not is_last:
             states = _after_host_steps(states, steps, bound.hyper, keys)
     seen, record = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
-    return AuditRuns(planted, seen.astype(np.float64), np.asarray(is_included), record, bound)
+    if running is not None:
+        # What is charged is what was claimed, and not what these rounds ran with.
+        record = record._replace(digest=None)
+    seen = seen.astype(np.float64).reshape(num_runs, -1, seen.shape[-1])
+    return AuditRuns(planted, seen, np.asarray(is_included), record, claimed)
 
 
 def _laid_out(planted: Planted, execution: ExecutionConfig) -> Federation:

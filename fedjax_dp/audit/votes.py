@@ -1,6 +1,7 @@
 """Canary records behind votes: public inputs of the auditor's making that show one parameter."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,9 +85,9 @@ def plant_votes(
     queries = np.tile(_inputs(np.arange(num_queries), x), (num_rounds,) + (1,) * (x.ndim - 1))
     algorithm = make_algorithm(wrapped, queries)
 
-    def read(output: ClientOutput, own: PyTree, canaries: jax.Array) -> jax.Array:
+    def read(server, output: ClientOutput, own: PyTree, client: Any, canaries: jax.Array):
         """The highest level of those that the parameter is said to have passed."""
-        del own
+        del server, own, client
         asked = jnp.shape(output.update)[:1]
         rule = f"be such that a round asks {num_queries} inputs"
         checks.require(asked == (num_queries,), "num_rounds", rule, asked)

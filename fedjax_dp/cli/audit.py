@@ -41,6 +41,19 @@ def command(
     membership: Annotated[
         bool, typer.Option(help="Train once more and attack the model's outputs.")
     ] = True,
+    records: Annotated[
+        str,
+        typer.Option(
+            help="Canary records: made ones with a gradient of one entry, or mislabelled ones, "
+            "learned by the model's own loss."
+        ),
+    ] = "made",
+    noise_share: Annotated[
+        float,
+        typer.Option(
+            help="Attack runs with this share of the claimed noise, to see what an audit can find."
+        ),
+    ] = 1.0,
 ) -> Answer:
     """Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.
 
@@ -54,6 +67,8 @@ def command(
     checks.require(0 < confidence < 1, "--confidence", "lie in (0, 1)", confidence)
     if rounds is not None:
         checks.whole("--rounds", rounds)
+    checks.one_of("--records", records, ("made", "mislabelled"))
+    checks.positive("--noise-share", noise_share)
     out.note("reading data, attacking the experiment")
     report = audit_experiment(
         assemble(config),
@@ -62,6 +77,8 @@ def command(
         num_rounds=rounds,
         confidence=confidence,
         has_membership=membership,
+        records=records,
+        noise_share=noise_share,
     )
     verdict = "violated" if report.is_violated else "not violated"
     status = 1 if report.is_violated else 0

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.audit.clients import plant_clients
 from fedjax_dp.audit.floats import check_norms
 from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.losses import plant_losses
 from fedjax_dp.audit.membership import (
     MembershipResult,
     attack_features,
@@ -27,6 +28,8 @@ from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
 from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core import checks, masks
+from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.federation import examples_of, federation
 from fedjax_dp.engine.layout import ExecutionConfig
@@ -39,7 +42,7 @@ from fedjax_dp.experiment.build import (
     build_trainer,
     record_level,
 )
-from fedjax_dp.experiment.mechanism import Setting, structure_of
+from fedjax_dp.experiment.mechanism import Setting, structure_of, with_share_of_noise
 from fedjax_dp.models.base import Model
 
 # Canaries of a run where nobody says how many.
@@ -71,6 +74,7 @@ class AuditReport(NamedTuple):
         return steps or any(bound.is_violated for bound in self.bounds)
 
 
+@checked
 def audit_experiment(
     experiment: Experiment,
     *,
@@ -79,6 +83,8 @@ def audit_experiment(
     num_rounds: int | None = None,
     confidence: float = 0.95,
     has_membership: bool = True,
+    records: Literal["made", "mislabelled"] = "made",
+    noise_share: Positive = 1.0,
 ) -> AuditReport:
     """Attacks an experiment at every unit of privacy that it claims.
 
@@ -90,6 +96,10 @@ def audit_experiment(
       num_rounds: rounds of a run; those of the experiment where None.
       confidence: how sure the lower bounds of a unit are together, in (0, 1).
       has_membership: train once more and attack the model's outputs.
+      records: what canary records are: "made" ones whose gradient is one entry, or "mislabelled"
+        copies of records, which are learned by the model's own loss.
+      noise_share: of the noise that is claimed, how much the attacked runs have, above 0; below 1
+        it shows what an audit of so many runs can find, and nothing but canaries is tried.
 
     Returns:
       Bounds, comparisons and the attack.
@@ -107,14 +117,23 @@ def audit_experiment(
     bounds: list[AuditResult] = []
     steps: dict[str, list[StepCheck]] = {}
     key = jax.random.key(config.run.seed)
-    norms = check_norms(config.run.seed) if config.privacy.units else []
+    is_whole = noise_share == 1
+    norms = check_norms(config.run.seed) if config.privacy.units and is_whole else []
     execution = ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk, devices=None)
-    for unit in config.privacy.units:
-        unit_key = jax.random.fold_in(key, len(steps))
-        planted = _plant(experiment, unit, num_canaries)
-        steps[unit] = _check_steps(experiment, unit, planted, unit_key) + norms
+    for place, unit in enumerate(config.privacy.units):
+        unit_key = jax.random.fold_in(key, place)
+        planted, running = _plant(experiment, unit, num_canaries, records), None
+        if is_whole:
+            steps[unit] = _check_steps(experiment, unit, planted, unit_key) + norms
+        else:
+            running = _quieter(experiment, unit, planted, num_canaries, noise_share)
         seen = run_audit(
-            planted, unit_key, num_runs=num_runs, num_rounds=num_rounds, execution=execution
+            planted,
+            unit_key,
+            num_runs=num_runs,
+            num_rounds=num_rounds,
+            execution=execution,
+            running=running,
         )
         bounds += audit(
             seen,
@@ -123,7 +142,7 @@ def audit_experiment(
             accountant=config.privacy.accountant,
             confidence=confidence,
         )
-    attack = _attack(experiment, key, num_rounds) if has_membership else None
+    attack = _attack(experiment, key, num_rounds) if has_membership and is_whole else None
     return AuditReport(bounds, steps, attack)
 
 
@@ -145,7 +164,7 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     return make
 
 
-def _plant(experiment: Experiment, unit: str, count: int) -> Planted:
+def _plant(experiment: Experiment, unit: str, count: int, records: str) -> Planted:
     """Plants canaries."""
     config, train = experiment.config, experiment.population.train
     participation = experiment.simulation.participation
@@ -155,10 +174,51 @@ def _plant(experiment: Experiment, unit: str, count: int) -> Planted:
         algorithm = experiment.simulation.algorithm
         return plant_clients(algorithm, train, participation, count, rng, relation=relation)
     make, model = _maker(experiment), experiment.model
-    if not algorithms.ALGORITHMS[config.algorithm.name].asks_public_inputs:
+    asks_public_inputs = algorithms.ALGORITHMS[config.algorithm.name].asks_public_inputs
+    if records == "mislabelled":
+        rule = f"be 'made' for {config.algorithm.name}, whose clients send votes"
+        checks.require(not asks_public_inputs, "records", rule, records)
+        return plant_losses(make, model, train, participation, count, rng, relation=relation)
+    if not asks_public_inputs:
         return plant_records(make, model, train, participation, count, rng, relation=relation)
     num_rounds = config.run.rounds
     return plant_votes(make, model, train, participation, count, num_rounds, rng, relation=relation)
+
+
+def _quieter(
+    experiment: Experiment, unit: str, planted: Planted, count: int, share: float
+) -> FederatedAlgorithm:
+    """Gives what is attacked a share of its noise, on the side of a unit."""
+    config, hyper = experiment.config, planted.algorithm.hyper
+    if unit == "record":
+        local = hyper.local._replace(
+            noise_multiplier=np.float32(share) * np.asarray(hyper.local.noise_multiplier)
+        )
+        own = dict(hyper.algorithm)
+        if experiment.simulation.algorithm.choice is not None and "selection_epsilon" in own:
+            own["selection_epsilon"] = own["selection_epsilon"] / share
+        return planted.algorithm._replace(hyper=hyper._replace(local=local, algorithm=own))
+    simulation, population = experiment.simulation, experiment.population
+    promise, structure = config.privacy.promise, structure_of(experiment.model)
+    setting = Setting(simulation.participation, structure, config.run.rounds, promise)
+    level = with_share_of_noise(config.privacy.client, setting, share)
+    privacy = config.privacy.model_copy(update={"client": level})
+    trainer = build_trainer(
+        config.training, record_level(privacy), experiment.model, population.train.sizes
+    )
+    problem = build_problem(config.algorithm, privacy, setting, population)
+    algorithm = build_algorithm(config.algorithm, privacy.unit, experiment.model, trainer, problem)
+    hyper = simulation.hyper._replace(aggregator=algorithm.hyper.aggregator)
+    rng = np.random.default_rng([config.run.seed, 7])
+    again = plant_clients(
+        algorithm._replace(hyper=hyper),
+        population.train,
+        simulation.participation,
+        count,
+        rng,
+        relation=config.privacy.relation,
+    )
+    return again.algorithm
 
 
 def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) -> list[StepCheck]:

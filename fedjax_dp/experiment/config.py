@@ -303,6 +303,9 @@ class DiscreteGaussianLevel(_ClientLevel):
     bits: Annotated[int, Ge(2), Le(32)] | Literal["auto"] = _setting(
         16, "bits that a client sends for each parameter; auto takes what costs 1 %"
     )
+    num_deviations: Positive = _setting(
+        4.0, "standard deviations of the sum that bits hold; what is beyond them wraps around"
+    )
 
 
 class CentralDiscreteLevel(_ClientLevel):

@@ -89,6 +89,26 @@ def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
     return by_realised_count(mean) if level.is_realised else mean
 
 
+def with_share_of_noise(level: ClientLevel, setting: Setting, share: float) -> ClientLevel:
+    """Gives the mechanism a share of the noise that it should have, for audits of that.
+
+    Args:
+      level: the mechanism on updates.
+      setting: what it depends on.
+      share: of the noise multiplier, above 0.
+
+    Returns:
+      The mechanism, with a noise multiplier in the place of a budget.
+
+    Raises:
+      ValueError: as `client_aggregator`.
+    """
+    noise = level.noise_multiplier
+    if noise is None:
+        noise = _calibrated(level, _builder(level, setting), setting)
+    return level.model_copy(update={"noise_multiplier": share * noise, "epsilon": None})
+
+
 def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
     def run_of(noise_multiplier: float) -> Any:
         mean = build(noise_multiplier)
@@ -163,10 +183,23 @@ def _discrete(level: DiscreteGaussianLevel, setting: Setting) -> Build:
     if bits == "auto":
         # Before the noise is known, that of an ordinary run.
         usual = level.noise_multiplier or 1.0
-        bits = choose_bits(size, level.clip_norm, usual, num_clients=count)
+        bits = choose_bits(
+            size,
+            level.clip_norm,
+            usual,
+            num_clients=count,
+            num_deviations=level.num_deviations,
+        )
 
     def build(z: float) -> Summed:
-        plan = make_plan(size, level.clip_norm, z, num_clients=count, bits=bits)
+        plan = make_plan(
+            size,
+            level.clip_norm,
+            z,
+            num_clients=count,
+            bits=bits,
+            num_deviations=level.num_deviations,
+        )
         return discrete_mean(structure, plan, cohort if varies else count, varies=varies)
 
     return build

@@ -56,7 +56,42 @@ def test_what_was_found_is_printed_and_decides_over_the_status(monkeypatch, meas
     assert report["bounds"][0]["epsilon_claimed"] == 8.0 and not report["bounds"][0]["is_violated"]
     assert report["membership"]["num_examples"] == 100
     options = {"num_canaries": 20, "num_runs": 1, "num_rounds": 3, "confidence": 0.95}
+    options |= {"records": "made", "noise_share": 1.0}
     assert asked[0] == options | {"has_membership": False} and asked[1]["has_membership"]
+
+
+@pytest.mark.slow
+def test_half_the_noise_on_mislabelled_records_ends_with_status_1():
+    words = (
+        "--records=mislabelled",
+        "--canaries=1",
+        "--runs=400",
+        "--rounds=3",
+        "--training.sampler=everybody",
+        "--training.num_steps=1",
+        "--training.learning_rate=0.2",
+        "--privacy.record.noise_multiplier=2.0",
+        "--privacy.record.clip_norm=0.3",
+        "--privacy.accountant=pld",
+        "--no-membership",
+        "--json",
+    )
+    result = invoke(*words, "--noise-share=0.5")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1 and report["is_violated"] and not report["steps"]
+    assert invoke(*words).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "match"),
+    [
+        ("--records=real", "--records must be one of"),
+        ("--noise-share=0", "--noise-share must be"),
+    ],
+)
+def test_attacks_that_there_are_not_are_refused(word, match):
+    with pytest.raises(ValueError, match=match):
+        invoke(word)
 
 
 @pytest.mark.slow
