@@ -202,5 +202,6 @@ def calibrated(
     # Rounds of several stages come by their number: a client may be drawn in the dearest.
     is_uniform = algorithm.record is not None and len(algorithm.record.events) == 1
     rounds = setting.charged if is_uniform else setting.num_rounds
-    hyper = calibrate(algorithm, sizes, target, level.dp_delta, rounds, **setting.promise)
+    deltas = np.asarray(level.dp_delta, dtype=np.float64)
+    hyper = calibrate(algorithm, sizes, target, deltas, rounds, **setting.promise)
     return algorithm._replace(hyper=hyper)

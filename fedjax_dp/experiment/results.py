@@ -114,8 +114,8 @@ def write_results(
     releases = section.release is not None and is_finished
     if releases:
         marks[RELEASE_FOLDER] = "covered"
-    told = (accounting.ledgers, experiment.dp_delta, accountant, facts, marks)
-    claims = write_statement(folder, *told)
+    stated = (accounting.ledgers, experiment.dp_delta, accountant, facts, marks)
+    claims = write_statement(folder, *stated)
     summary |= _of_shared_records(claims)
     summary["not_private"] = exact_keys(summary, is_length_public=not also_not_private)
     # JSON has no infinity, and null would read as if nothing were claimed.

@@ -230,6 +230,8 @@ def _from(
     timing = {"seconds": seconds(), **timing}
     stopped_by = end if end in callbacks else None
     not_covered = []
+    if end == _INTERRUPTED:
+        not_covered = ["after how many rounds the run was interrupted"]
     if stopped_by is not None and not callbacks[stopped_by].is_private:
         not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
     summary = write_results(

@@ -1,6 +1,5 @@
 """Every file and key of a run is covered, marked as exact, or left out of what may be published."""
 
-import json
 import math
 import re
 import shutil
@@ -272,7 +271,10 @@ def test_a_run_that_was_interrupted_publishes_nothing_until_it_is_done(
         patched.setattr(running, "_rounds", stopped)
         execute(tmp_path / "run", *SECRET)
     assert not (tmp_path / "run" / "release").exists()
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 0
+    summary = read_json(tmp_path / "run", "summary.json")
+    assert summary["rounds"] == 0 and "rounds" in summary["not_private"]
+    for claim in read_json(tmp_path / "run", "privacy.json")["claims"]:
+        assert "after how many rounds the run was interrupted" in claim["not_private"]
     assert execute(tmp_path / "run", resume=True)[0] == 0
     for path in files_in(folder / "release"):
         other = tmp_path / "run" / "release" / path.name
