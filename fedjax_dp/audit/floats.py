@@ -304,7 +304,7 @@ def check_norms(
     results = []
     for name, (clip, norm) in of_norms.items():
         worst = search_norms(
-            lambda tree, clip=clip: clip(tree, 1.0)[0],
+            _clipped_at_one(clip),
             norm,
             1.0,
             np.random.default_rng([seed, 9]),
@@ -314,6 +314,10 @@ def check_norms(
         named = f"{name} norm after clipping at 1, of arrays of {RANKS[0]} to {RANKS[-1]} axes"
         results.append(StepCheck(named, worst.ratio, 1 + MARGIN))
     return results
+
+
+def _clipped_at_one(clip: Callable[..., tuple[PyTree, Any]]) -> Callable[[PyTree], PyTree]:
+    return lambda tree: clip(tree, 1.0)[0]
 
 
 def many_axes(rank: int, rng: np.random.Generator, most_entries: int) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ def plant_losses(
     has_labels = labels is not None and labels.shape == mark.shape and _are_labels(labels)
     rule = "hold whole labels, of two kinds at least, under 'y' where a record is exchanged"
     checks.require(has_labels or not is_exchanged, "data", rule, sorted(examples))
-    if has_labels:
+    if has_labels and labels is not None:
         known = np.unique(labels)
         if is_exchanged:
             examples[OTHER] = labels.copy()

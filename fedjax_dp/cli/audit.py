@@ -1,6 +1,6 @@
 """`fedjax-dp audit`: attacks an experiment and puts what that proves beside what is claimed."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -42,7 +42,7 @@ def command(
         bool, typer.Option(help="Train once more and attack the model's outputs.")
     ] = True,
     records: Annotated[
-        str,
+        Literal["made", "mislabelled"],
         typer.Option(
             help="Canary records: made ones with a gradient of one entry, or mislabelled ones, "
             "learned by the model's own loss."
@@ -67,7 +67,6 @@ def command(
     checks.require(0 < confidence < 1, "--confidence", "lie in (0, 1)", confidence)
     if rounds is not None:
         checks.whole("--rounds", rounds)
-    checks.one_of("--records", records, ("made", "mislabelled"))
     checks.positive("--noise-share", noise_share)
     out.note("reading data, attacking the experiment")
     report = audit_experiment(

@@ -282,7 +282,8 @@ class _Training:
             run.capacity,
             any_of,
         )
-        count, overflow, num_copies = jnp.sum(draw.is_real), draw.overflow, 1
+        count, overflow = jnp.sum(draw.is_real), draw.overflow
+        num_copies: Any = 1
         if run.is_whole is not None:
             count = jnp.where(run.is_whole, run.client.size, count)
             overflow = jnp.where(run.is_whole, 0, overflow)
@@ -337,7 +338,7 @@ class _Training:
                 rows = jnp.where(run.is_whole, in_order, rows)
                 real = jnp.where(run.is_whole, in_order < run.client.size, real)
             batch = run.client.gather(rows)
-            if self.whole is not None:
+            if self.whole is not None and run.is_whole is not None:
                 copy = i % self.num_copies
                 batch = self.whole.copies(batch, rows, copy, run.is_whole, run.keys.copies)
             return micro_batch(params, batch, real, fold(key, i), run.config)
@@ -354,7 +355,7 @@ class _Training:
         carry = sums.zeros_like(shapes), local.params
         total, params = jax.lax.fori_loop(0, passes, body, carry)
         summed = sums.value(total)
-        if self.num_copies > 1:
+        if self.num_copies > 1 and run.is_whole is not None:
             # A record counts once, by the mean over its copies, whose norm has the same bound.
             summed = trees.scale(summed, jnp.where(run.is_whole, 1 / self.num_copies, 1.0))
         return summed._replace(params=params)

@@ -37,21 +37,18 @@ class WholeBatches(NamedTuple):
         self, batch: PyTree, rows: jax.Array, copy: jax.Array, is_copied: jax.Array, key: PRNGKey
     ) -> PyTree:
         """Gives one copy of each record of a micro-batch; the first copy is the record itself."""
-        if self.perturb is None:
+        perturb = self.perturb
+        if perturb is None:
             return batch
 
         def one(example, row):
-            made = self.perturb(example, jax.random.fold_in(jax.random.fold_in(key, row), copy))
-            same = jax.tree.map(
-                lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), made, example
-            )
-            checks.require(
-                jax.tree.structure(made) == jax.tree.structure(example)
-                and all(jax.tree.leaves(same)),
-                "perturb",
-                "keep the shapes and types of a record",
-                jax.tree.map(jnp.shape, made),
-            )
+            made = perturb(example, jax.random.fold_in(jax.random.fold_in(key, row), copy))
+            shapes = [
+                jax.tree.map(lambda a: (jnp.shape(a), jnp.result_type(a).name), record)
+                for record in (made, example)
+            ]
+            rule = "keep the names, shapes and types of a record"
+            checks.require(shapes[0] == shapes[1], "perturb", rule, shapes[0])
             return made
 
         made = jax.vmap(one)(batch, rows)

@@ -82,16 +82,10 @@ def test_half_the_noise_on_mislabelled_records_ends_with_status_1():
     assert invoke(*words).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("word", "match"),
-    [
-        ("--records=real", "--records must be one of"),
-        ("--noise-share=0", "--noise-share must be"),
-    ],
-)
-def test_attacks_that_there_are_not_are_refused(word, match):
-    with pytest.raises(ValueError, match=match):
-        invoke(word)
+def test_attacks_that_there_are_not_are_refused():
+    assert invoke("--records=real").exit_code == 2
+    with pytest.raises(ValueError, match="--noise-share must be"):
+        invoke("--noise-share=0")
 
 
 @pytest.mark.slow
