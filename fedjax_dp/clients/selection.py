@@ -177,7 +177,7 @@ def whole_score(
     client: ClientData | PublicClient,
     *,
     score: str = "accuracy",
-    loss_bound: PositiveNumbers | None = None,
+    loss_bound: PositiveNumbers = 1.0,
     block_size: int = 128,
 ) -> jax.Array:
     """Sums how well a model fits a client's examples, in whole units, for a private choice.
@@ -202,17 +202,19 @@ def whole_score(
     """
     checks.one_of("score", score, SCORES)
     units = score_units(client.limit)
-    if score == "accuracy":
-        predictions, largest, sign = _predictions(model, params), 1.0, 1
-        scores_of = lambda batch: predictions(batch)[0]  # noqa: E731
-    else:
-        scores_of = lambda batch: model.losses(params, batch)[0]  # noqa: E731
-        largest, sign = loss_bound, -1
+    is_accuracy = score == "accuracy"
+    predictions = _predictions(model, params) if is_accuracy else None
+
+    def scores_of(batch: PyTree) -> jax.Array:
+        return model.losses(params, batch)[0] if predictions is None else predictions(batch)[0]
+
+    largest = 1.0 if is_accuracy else loss_bound
 
     def sum_of(batch: PyTree, is_real: jax.Array) -> jax.Array:
         return summed_scores(scores_of(batch), is_real, largest, units)
 
-    return sign * _over_blocks(sum_of, client, block_size, jnp.int32(0))
+    total = _over_blocks(sum_of, client, block_size, jnp.int32(0))
+    return total if is_accuracy else -total
 
 
 @checked
@@ -268,7 +270,9 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
     def choose(key, models, client, is_offered, numbers):
         # Which mechanism reads is what is compared with what is charged; its ε is not looked at.
         client = client.read_by("a private choice", lambda size, config: selection_event(1.0))
-        score_of = partial(whole_score, model, score=score, loss_bound=numbers.get("loss_bound"))
+        score_of = partial(
+            whole_score, model, score=score, loss_bound=numbers.get("loss_bound", 1.0)
+        )
         scores = jax.lax.map(lambda params: score_of(params, client), models)
         # Of a mean over n examples, whose sensitivity is 1/(n - 1) of the largest score.
         size = client.size.astype(jnp.float32)

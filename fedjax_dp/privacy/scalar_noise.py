@@ -183,7 +183,7 @@ def add_staircase(
         if not isinstance(value, jax.core.Tracer):
             checks.positive(name, value)
     if not isinstance(epsilon, jax.core.Tracer):
-        is_large = epsilon >= SMALLEST_STAIRCASE_EPSILON
+        is_large = bool(np.all(np.asarray(epsilon) >= SMALLEST_STAIRCASE_EPSILON))
         checks.require(is_large, "epsilon", "be at least 2^-16 for staircase noise", epsilon)
     if flatness is not None:
         checks.require(0 < flatness < 1, "flatness", "lie in (0, 1)", flatness)
