@@ -68,7 +68,6 @@ def test_half_the_noise_on_mislabelled_records_ends_with_status_1():
         "--runs=400",
         "--rounds=3",
         "--training.sampler=everybody",
-        "--training.num_steps=1",
         "--training.learning_rate=0.2",
         "--privacy.record.noise_multiplier=2.0",
         "--privacy.record.clip_norm=0.3",
