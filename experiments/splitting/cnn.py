@@ -91,7 +91,7 @@ STUDIES = {
             axes={
                 "method": {
                     name: [*METHODS[name], "--training.batch_size=600", "--run.rounds=15"]
-                    for name in ("FedAvg", "FedProx", "FedPi")
+                    for name in ("FedAvg",)
                 },
                 "memory": {"none": [], "τ=3": ["--acceleration.memory=3"]},
                 "split": MIDDLE,
