@@ -316,6 +316,7 @@ def splitting(
         z = on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
         # Nothing is known of a client without examples: it has no say, and stays where it is.
         is_known = client.size > 0
+        now: Own | Held
         if is_central:
             now = Held(own.of_point.point, z)
         else:
@@ -369,6 +370,7 @@ def splitting(
     def personal(server, row, client):
         """Gives the model and a share of the client's dual variable; buffers are the model's."""
         # A client that has not joined has no dual variable.
+        assert dual_weight is not None
         weight = jnp.where(row.has_joined, dual_weight, 0.0)
         return on_weights(
             lambda m, u, z: (m + weight * (u - z)).astype(m.dtype),

@@ -19,14 +19,14 @@ class Steps(NamedTuple):
 
     Attributes:
       inner: the state of the transform whose steps are accelerated.
-      count: steps taken, int32.
+      num_steps: steps taken, int32.
       images: where plain steps led, each leaf `[τ + 1, ...]`, float32.
       gradients: what these steps followed, the same shapes.
       products: of gradients, `[τ + 1, τ + 1]`, float32.
     """
 
     inner: PyTree
-    count: jax.Array
+    num_steps: jax.Array
     images: PyTree
     gradients: PyTree
     products: jax.Array
@@ -81,7 +81,7 @@ def accelerated(
 
     def update(gradient, state, params):
         given, inner = transform.update(gradient, state.inner, params)
-        place = state.count % places
+        place = state.num_steps % places
 
         def written(rows, one):
             return jax.tree.map(lambda r, x: r.at[place].set(x.astype(r.dtype)), rows, one)
@@ -91,7 +91,7 @@ def accelerated(
         images, gradients = written(state.images, image), written(state.gradients, wide)
         row = sum(jax.tree.leaves(jax.tree.map(_products, gradients, wide)), jnp.zeros(places))
         products = state.products.at[place, :].set(row).at[:, place].set(row)
-        counts = jnp.arange(places) <= state.count
+        counts = jnp.arange(places) <= state.num_steps
         found = mixing_weights(products, counts, place, ridge, 0.0)
         # Differences of images lose less to rounding than the images themselves.
         ahead = jax.tree.map(
@@ -109,7 +109,7 @@ def accelerated(
         def of_leaf(g, a):
             return (g - jnp.where(is_better, a, 0) * scale).astype(g.dtype)
 
-        state = Steps(inner, state.count + 1, images, gradients, products)
+        state = Steps(inner, state.num_steps + 1, images, gradients, products)
         return jax.tree.map(of_leaf, given, ahead), state
 
     return optax.GradientTransformation(init, update)
