@@ -389,7 +389,7 @@ def of_jax(python: str, tests: list[str]) -> list[str]:
     versions = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     root = pathlib.Path(__file__).parents[1]
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", *tests],
         capture_output=True,
         text=True,
         check=False,
