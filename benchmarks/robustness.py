@@ -127,7 +127,13 @@ def kills(folder: pathlib.Path, repeats: int) -> list[str]:
         for _ in range(rng.choice((1, 1, 2))):
             words = ("--resume", str(run)) if run.exists() else (*RUN, "--output", str(run))
             process = started(run, *words)
-            time.sleep(rng.uniform(0.0, 1.0) * seconds)
+            # At any time from the folder on, or from any round on.
+            wanted, until = rng.randrange(60), time.monotonic() + rng.uniform(0.0, 1.0) * seconds
+            while time.monotonic() < until if i % 2 else rounds_in(run) < wanted:
+                if process.poll() is not None:
+                    break
+                time.sleep(0.001)
+            time.sleep(0 if i % 2 else rng.uniform(0.0, 0.1))
             process.send_signal(signal.SIGKILL)
             process.wait()
             logged.append(rounds_in(run))
@@ -410,13 +416,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, "jax"])
+    parser.add_argument("parts", nargs="*", help=", ".join([*PARTS, "jax"]))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--folder", type=pathlib.Path, help="where runs go; a temporary one if not")
     parser.add_argument("--python", default=sys.executable, help="of the environment for `jax`")
     parser.add_argument("--tests", nargs="+", default=["tests"], help="of the suite, for `jax`")
     parser.add_argument("--of-million", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if unknown := set(given.parts) - {*PARTS, "jax"}:
+        parser.error(f"there is no part {sorted(unknown)}")
     if given.of_million:
         of_million(given.of_million, given.folder)
         return
