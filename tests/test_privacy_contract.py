@@ -631,6 +631,12 @@ LONG_CHECKS = (
     divided_by_the_expected_and_not_by_the_realised_count,
     a_client_that_is_not_finite_contributes_zero_and_is_counted,
     padding_is_not_counted,
+    # Tests of the parts stand for these in the quick suite.
+    adaptive_clipping_grows_where_all_are_clipped,
+    the_state_of_a_mechanism_survives_a_resume,
+    an_empty_cohort_is_noised,
+    narrow_floats_are_clipped_and_noised_in_float32,
+    clients_are_poisson_sampled_where_that_is_accounted,
 )
 
 
@@ -649,7 +655,6 @@ def test_holds(it, tmp_path):
 # Bugs of which each check needs no other round than its own, or none at all. The others change the
 # program of a round, and compiling it is all that they cost.
 QUICK_BUGS = (
-    divided_by_the_expected_and_not_by_the_realised_count,
     weights_enter_the_sensitivity_and_the_noise,
     noise_without_a_sensitivity_is_refused,
     the_laplace_scale_is_not_inverted_in_the_accountant,

@@ -179,7 +179,10 @@ def mistakes():
         (given("--data.num_clients=21"), "data.num_clients must be one of 20, 40, 60"),
         (given("--privacy.record.epsilon=Dist0"), "did you mean 'Dist"),
         (given("--training.batch_size=uneven"), "training.batch_size must be .*'heterogeneous'"),
-        (given("--algorithm.name=weiavg", one), "declared_epsilon must have one number for each"),
+        (
+            given("--algorithm.name=weiavg", one),
+            "declared_epsilon must be one number or have one for each",
+        ),
         (given("--algorithm.name=pfa", "--algorithm.options.split=gmm"), "split must be one of"),
         (
             given("--algorithm.name=minimum_epsilon", "--privacy.record.noise_multiplier=1"),

@@ -438,6 +438,7 @@ def test_audits_share_what_may_go_wrong():
     assert {r.unit for r in results} == {"record"}
 
 
+@telling
 def test_a_score_is_never_learned_from_the_runs_that_prove_something():
     # Runs that may be learned from show canaries in the first round, all others in the second.
     runs = runs_of("dp_sgd", "record", 40, 200)

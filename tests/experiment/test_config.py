@@ -51,6 +51,7 @@ CHOSEN = {
     "participation.separation": ("--participation.sampler=min_separated",),
     "participation.everybody_first": ("--participation.sampler=fixed_size",),
     "privacy.client.bits": ("--privacy.client.mechanism=discrete_gaussian",),
+    "privacy.client.num_deviations": ("--privacy.client.mechanism=discrete_gaussian",),
     "privacy.client.bands": ("--privacy.client.mechanism=correlated_gaussian",),
 }
 # Another value of the same kind for every key there is.
@@ -120,6 +121,7 @@ CHANGED = {
     "privacy.client.per_layer": True,
     "privacy.client.mechanism": "laplace",
     "privacy.client.denominator": "realised",
+    "privacy.client.num_deviations": 2.5,
     "privacy.client.adaptive_clipping": True,
     "privacy.client.target_quantile": 0.75,
     "privacy.client.bits": 12,

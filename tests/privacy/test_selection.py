@@ -1,5 +1,7 @@
 """The exponential mechanism chooses as it states, and costs what it states."""
 
+from functools import partial
+
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
@@ -209,9 +211,9 @@ def test_a_choice_among_whole_numbers_sees_what_float32_would_lose():
     """Two totals that float32 cannot tell apart, at a budget at which they differ."""
     scores = jnp.int32([2**30, 2**30 + 40, -5])
     offered = jnp.array([True, True, False])
-    keys = jax.random.split(jax.random.key(0), 4000)
-    chosen = jax.vmap(lambda key: selection.select(key, scores, 2.0, 40.0, is_offered=offered))(
-        keys
+    select = partial(selection.select, is_offered=offered)
+    chosen = jax.jit(jax.vmap(lambda key: select(key, scores, 2.0, 40.0)))(
+        jax.random.split(jax.random.key(0), 4000)
     )
     counts = np.bincount(np.asarray(chosen), minlength=3)
     assert counts[2] == 0
