@@ -27,7 +27,7 @@ SMALL = ("--data.num_clients=3", "--run.rounds=2")
 # two checkpoints and one that is not: all that a resumed run could draw differently.
 ROUNDS, EVERY = 8, 3
 DRAWN = (
-    *SMALL,
+    SMALL[0],
     f"--run.rounds={ROUNDS}",
     f"--run.checkpoint_every={EVERY}",
     "--run.evaluate_every=2",

@@ -251,7 +251,8 @@ def _rule(kind: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in typing.get_args(kind))
     if origin in (list, Sequence):
-        return f"a list, each entry {rule_of(*typing.get_args(kind))}"
+        some = "a list of at least one entry" if ranges.MinLen(1) in limits else "a list"
+        return f"{some}, each entry {rule_of(*typing.get_args(kind))}"
     if origin in (dict, Mapping):
         value = typing.get_args(kind)[1]
         return "a table" if value is Any else f"a table, each value {rule_of(value)}"

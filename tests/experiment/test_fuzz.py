@@ -19,6 +19,7 @@ BESIDE = {
     "participation.everybody_first": "--participation.sampler=fixed_size",
     "participation.separation": "--participation.sampler=min_separated",
     "privacy.client.bits": "--privacy.client.mechanism=discrete_gaussian",
+    "privacy.client.num_deviations": "--privacy.client.mechanism=discrete_gaussian",
     "privacy.client.bands": "--privacy.client.mechanism=correlated_gaussian",
     "algorithm.aggregator_options": "--algorithm.aggregator=trimmed_mean",
 }
@@ -96,9 +97,9 @@ def _allows(rule, alternatives, value, word):
         one = alternatives[0]
         entries = value.values() if isinstance(value, dict) else ()
         return bool(entries) and all(allows(one, v, word) for v in entries)
-    if rule.startswith("a list, each entry "):
-        entry = rule.removeprefix("a list, each entry ")
-        if not isinstance(value, list):
+    if listed := re.fullmatch(r"a list( of at least one entry)?, each entry (.*)", rule):
+        entry = listed[2]
+        if not isinstance(value, list) or (listed[1] and not value):
             return False
         # Alone, a text key takes whatever is typed; in a list it is a text.
         return all(

@@ -11,6 +11,7 @@ from run_folders import EVERY, SMALL, Killed, assert_same_run, execute, kill_aft
 
 from fedjax_dp.data import everybody_first, fixed_size, participation, poisson
 from fedjax_dp.experiment.loading import evaluate_run, load_run
+from fedjax_dp.io import plots
 
 pytestmark = [
     pytest.mark.xdist_group("rows on the disk"),
@@ -34,9 +35,11 @@ DISK = (*WORDS, "--execution.placement=disk")
 @pytest.fixture(scope="module")
 def whole(once, shared_programs):
     def build(folder):
-        for placement in ("disk", "host"):
-            words = (*WORDS, f"--execution.placement={placement}")
-            assert execute(folder / placement, *words)[0] == 0
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(plots, "save", lambda figure, path: None)
+            for placement in ("disk", "host"):
+                words = (*WORDS, f"--execution.placement={placement}")
+                assert execute(folder / placement, *words)[0] == 0
 
     return once("rows on the disk", build)
 
