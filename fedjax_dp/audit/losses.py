@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, Planted, read_mark
 from fedjax_dp.audit.records import models_in, released, watch_records
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
@@ -156,7 +156,7 @@ def _start(
     if algorithm.shared is not None and algorithm.shared.is_whole:
         return algorithm.shared.read(server)
     assert algorithm.personal is not None
-    return algorithm.personal(server, own, client)
+    return masks.parted(algorithm.personal(server, own, client))[0]
 
 
 def _single(records: PyTree, index: jax.Array) -> PyTree:

@@ -64,8 +64,12 @@ def run_client(
     public = client.public(opener)
     closed, shapes = jax.make_jaxpr(protected, return_shape=True)(server, own, public, hyper, key)
     _require_metrics_only(closed, shapes, algorithm.name)
-    inputs = jax.tree.leaves((server, own, public, hyper, key))
-    output = jax.tree.unflatten(jax.tree.structure(shapes), core.jaxpr_as_fun(closed)(*inputs))
+    if jax.config.jax_disable_jit:
+        # What is looked at step by step runs as Python.
+        output = protected(server, own, public, hyper, key)
+    else:
+        inputs = jax.tree.leaves((server, own, public, hyper, key))
+        output = jax.tree.unflatten(jax.tree.structure(shapes), core.jaxpr_as_fun(closed)(*inputs))
     charged = _mechanisms(claim.events, algorithm.hyper, client.limit)
     for reader, event in costs:
         cost = _mechanisms([event], algorithm.hyper.local, client.limit)

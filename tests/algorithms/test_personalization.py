@@ -399,7 +399,7 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
     sizes = [x.size for x in jax.tree.leaves(weights)]
     assert info.clients["pruned_share"][-1] > 0.5 and sum(sizes) == 24
     one = jax.tree.map(lambda x: jnp.asarray(x)[0], own)
-    ticket = algorithm.personal(server, one, None)
+    ticket = masks.parted(algorithm.personal(server, one, None))[0]
     mask = masks.unpacked(one.mask, weights)
     for m, x in zip(
         jax.tree.leaves(mask),
@@ -512,7 +512,7 @@ def test_after_a_jump_all_go_on_from_the_best():
     is_kept = np.asarray(state.clients.params["w"])[best] != 0
     assert 0 < is_kept.sum() < is_kept.size
     for i in range(len(SIZES)):
-        own = sim.federation.personal(state, examples_of(halves()).client(i))
+        own = masks.parted(sim.federation.personal(state, examples_of(halves()).client(i)))[0]
         np.testing.assert_array_equal(np.asarray(own["w"]) != 0, is_kept)
     _, record, _ = sim.run(state, KEY, 1)
     assert np.sum(record.clients >= 0) == 2
