@@ -64,7 +64,7 @@ def run_client(
     public = client.public(opener)
     closed, shapes = jax.make_jaxpr(protected, return_shape=True)(server, own, public, hyper, key)
     _require_metrics_only(closed, shapes, algorithm.name)
-    if jax.config.read("jax_disable_jit"):
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         # What is looked at step by step runs as Python.
         output = protected(server, own, public, hyper, key)
     else:
