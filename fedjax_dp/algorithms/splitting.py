@@ -39,6 +39,14 @@ Relaxation = Annotated[float, Ge(0), Le(2)]
 # One number, or one for each round, of which the last holds for all later rounds.
 Relaxations = Relaxation | Sequence[Relaxation]
 Fractions = Fraction | Sequence[Fraction]
+_RANGES: Mapping[str, Any] = {
+    "alpha": Relaxation,
+    "beta": Relaxation,
+    "gamma": Fraction,
+    "step_size": Positive,
+    "period": Count,
+    "tolerance": NonNegative,
+}
 ClientMap = Literal["prox", "gradient"]
 Solver = Literal["local", "exact"]
 Form = Literal["decentralised", "centralised"]
@@ -210,38 +218,18 @@ def splitting(
     checks.one_of("form", form, ("decentralised", "centralised"))
     check_schedule(schedule, period)
     is_prox, is_exact = client_map == "prox", solver == "exact"
-    if not is_prox:
-        left_out = {"step_size": step_size, "tolerance": tolerance, "inner_memory": inner_memory}
-        for option, value in left_out.items():
-            rule = "be left out where Φ is local training, whose step is its learning rate"
-            checks.require(value is None, option, rule, value)
-        checks.require(not is_exact, "solver", "be 'local' where Φ is local training", solver)
+    of_prox = {"step_size": step_size, "tolerance": tolerance, "inner_memory": inner_memory}
+    if is_prox and step_size is None:
+        step_size = 1.0
     numbers: dict[str, Any] = {
         option: _by_round(option, value)
         for option, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma))
     }
-    ranges: dict[str, Any] = {"alpha": Relaxation, "beta": Relaxation, "gamma": Fraction}
-    if is_prox:
-        numbers["step_size"], ranges["step_size"] = (
-            1.0 if step_size is None else step_size,
-            Positive,
-        )
-    if period is not None:
-        numbers["period"], ranges["period"] = period, Count
-    if tolerance is not None:
-        numbers["tolerance"], ranges["tolerance"] = tolerance, NonNegative
-    if is_exact:
-        rule = "be one whose loss is quadratic in its parameters for an exact proximal step"
-        checks.require(model.is_quadratic, "model", rule, model.name)
-        rule = "be 'local' under a private trainer: an exact step reads records without noise"
-        checks.require(not trainer.is_private, "solver", rule, solver)
-        for option, value in (("tolerance", tolerance), ("inner_memory", inner_memory)):
-            checks.require(value is None, option, "be left out for exact steps", value)
-    elif is_prox and trainer.is_plain_sgd:
-        _check_inner_step(trainer.config.learning_rate, numbers["step_size"], smoothness)
-    if inner_memory is not None:
-        trainer.require_plain_sgd("accelerated steps lead where plain ones would not")
-        trainer.require_open("accelerated steps would amplify the noise of gradients")
+    given = {"step_size": step_size, "period": period, "tolerance": tolerance}
+    numbers |= {option: value for option, value in given.items() if value is not None}
+    _check_map(model, trainer, is_prox, is_exact, of_prox)
+    if is_prox and not is_exact and trainer.is_plain_sgd:
+        _check_inner_step(trainer.config.learning_rate, step_size, smoothness)
     if _is_always(numbers, alpha=2, beta=2, gamma=1) and schedule != "constant":
         warnings.warn("FedSplit has no guarantee where its step changes over rounds", stacklevel=2)
     if _is_always(numbers, beta=1, gamma=1):
@@ -271,41 +259,12 @@ def splitting(
             lambda w, z: kept * w + share * z, lambda w, z: z, own.part, server.params
         )
 
-    def mapped(server, u, quadratic, client, hyper, key):
-        """Computes `Φ(u) − u`."""
-        local, own = hyper.local, hyper.algorithm
-        factor = step_factor(schedule, client.round, own.get("period"))
-        if not is_prox:
-            local = local._replace(learning_rate=local.learning_rate * factor)
-            start = trees.cast_like(u, server.params)
-            result = trainer.train(start, client, local, key)
-            return result.delta, result.metrics.of_changed_update()
-        step = own["step_size"] * factor
-        if is_exact:
-            return proximal_move(quadratic, u, step), None
-        stiffer = 1 / step - 1 / own["step_size"]
-        # A stable rate stays so: r (L + 1/η) goes to 1 as 1/η grows, where one step is enough.
-        rate = local.learning_rate / (1 + local.learning_rate * stiffer)
-        pull = towards(trees.cast_like(u, server.params), 1 / step)
-        if tolerance is not None:
-            pull = watched(pull)
-        if inner_memory is not None:
-            is_buffer = model.is_buffer if model.buffer_keys else None
-            pull = accelerated(pull, rate, memory=inner_memory, is_buffer=is_buffer)
-
-        def is_solved(state):
-            return (state.inner if inner_memory else state).norm <= own["tolerance"]
-
-        result = trainer.train(
-            server.params,
-            client,
-            local._replace(learning_rate=rate),
-            key,
-            gradient_transform=pull,
-            until=None if tolerance is None else is_solved,
-        )
-        moved = trees.subtract(trees.add(server.params, result.delta), u)
-        return moved, result.metrics.of_changed_update()
+    if not is_prox:
+        mapped = _training(trainer, schedule)
+    elif is_exact:
+        mapped = _exact_prox(schedule)
+    else:
+        mapped = _trained_prox(model, trainer, schedule, tolerance is not None, inner_memory)
 
     def client(server, own, client, hyper, key):
         alpha, beta, gamma = _of_round(hyper.algorithm, client.round)
@@ -403,7 +362,96 @@ def splitting(
         record=of_training(trainer),
         check_noised=trainer.check_noised,
         check_numbers=_check_by_round,
-    ).with_numbers(numbers, ranges)
+    ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
+
+
+def _check_map(
+    model: Model, trainer: LocalTrainer, is_prox: bool, is_exact: bool, of_prox: Mapping[str, Any]
+) -> None:
+    """Requires options that go with how a client's Φ is found."""
+    if not is_prox:
+        for option, value in of_prox.items():
+            rule = "be left out where Φ is local training, whose step is its learning rate"
+            checks.require(value is None, option, rule, value)
+        solver = "exact" if is_exact else "local"
+        checks.require(not is_exact, "solver", "be 'local' where Φ is local training", solver)
+    if is_exact:
+        rule = "be one whose loss is quadratic in its parameters for an exact proximal step"
+        checks.require(model.is_quadratic, "model", rule, model.name)
+        rule = "be 'local' under a private trainer: an exact step reads records without noise"
+        checks.require(not trainer.is_private, "solver", rule, "exact")
+        for option in ("tolerance", "inner_memory"):
+            value = of_prox[option]
+            checks.require(value is None, option, "be left out for exact steps", value)
+    if of_prox["inner_memory"] is not None:
+        trainer.require_plain_sgd("accelerated steps lead where plain ones would not")
+        trainer.require_open("accelerated steps would amplify the noise of gradients")
+
+
+# `(server, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
+_Map = Callable[..., tuple[PyTree, Any]]
+
+
+def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
+    """Makes Φ of local training from u on."""
+
+    def mapped(server, u, quadratic, client, hyper, key):
+        factor = step_factor(schedule, client.round, hyper.algorithm.get("period"))
+        local = hyper.local._replace(learning_rate=hyper.local.learning_rate * factor)
+        result = trainer.train(trees.cast_like(u, server.params), client, local, key)
+        return result.delta, result.metrics.of_changed_update()
+
+    return mapped
+
+
+def _exact_prox(schedule: Schedule) -> _Map:
+    """Makes Φ of the proximal step of a quadratic loss."""
+
+    def mapped(server, u, quadratic, client, hyper, key):
+        own = hyper.algorithm
+        step = own["step_size"] * step_factor(schedule, client.round, own.get("period"))
+        return proximal_move(quadratic, u, step), None
+
+    return mapped
+
+
+def _trained_prox(
+    model: Model,
+    trainer: LocalTrainer,
+    schedule: Schedule,
+    stops_early: bool,
+    inner_memory: int | None,
+) -> _Map:
+    """Makes Φ of local training on the proximal objective, from the server's model on."""
+
+    def mapped(server, u, quadratic, client, hyper, key):
+        local, own = hyper.local, hyper.algorithm
+        step = own["step_size"] * step_factor(schedule, client.round, own.get("period"))
+        stiffer = 1 / step - 1 / own["step_size"]
+        # A stable rate stays so: r (L + 1/η) goes to 1 as 1/η grows, where one step is enough.
+        rate = local.learning_rate / (1 + local.learning_rate * stiffer)
+        pull = towards(trees.cast_like(u, server.params), 1 / step)
+        if stops_early:
+            pull = watched(pull)
+        if inner_memory is not None:
+            is_buffer = model.is_buffer if model.buffer_keys else None
+            pull = accelerated(pull, rate, memory=inner_memory, is_buffer=is_buffer)
+
+        def is_solved(state):
+            return (state.inner if inner_memory else state).norm <= own["tolerance"]
+
+        result = trainer.train(
+            server.params,
+            client,
+            local._replace(learning_rate=rate),
+            key,
+            gradient_transform=pull,
+            until=is_solved if stops_early else None,
+        )
+        moved = trees.subtract(trees.add(server.params, result.delta), u)
+        return moved, result.metrics.of_changed_update()
+
+    return mapped
 
 
 def _by_round(option: str, number: Any) -> Any:
