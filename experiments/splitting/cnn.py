@@ -90,8 +90,7 @@ STUDIES = {
             file=HERE / "mnist.toml",
             axes={
                 "method": {
-                    name: [*METHODS[name], "--training.batch_size=600", "--run.rounds=15"]
-                    for name in ("FedAvg",)
+                    "FedAvg": [*METHODS["FedAvg"], "--training.batch_size=600", "--run.rounds=15"]
                 },
                 "memory": {"none": [], "τ=3": ["--acceleration.memory=3"]},
                 "split": MIDDLE,

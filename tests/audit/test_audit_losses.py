@@ -53,9 +53,12 @@ def softmax():
 
 
 def planted_in(name, model, numbers=NUMBERS, num_canaries=1, relation="zero_out"):
-    trainer_of = lambda m: dp_sgd_trainer(m, numbers, sampler=cases.EVERYBODY)  # noqa: E731
+    def make(model):
+        trainer = dp_sgd_trainer(model, numbers, sampler=cases.EVERYBODY)
+        return cases.build(name, model, "record", trainer)
+
     return plant_losses(
-        lambda m: cases.build(name, m, "record", trainer_of(m)),
+        make,
         model,
         images(),
         everybody(),

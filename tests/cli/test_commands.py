@@ -11,24 +11,9 @@ from dp_accounting import pld, rdp
 from marks import telling
 from run_folders import NOT_PRIVATE, SMALL
 
-from fedjax_dp.cli import main
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.data import datasets
 from fedjax_dp.experiment import keys
-
-
-@pytest.fixture
-def fedjax_dp(monkeypatch, capsys):
-    """Gives the command: `(words) -> (status, output, errors)`."""
-
-    def invoke(*words):
-        monkeypatch.setattr("sys.argv", ["fedjax-dp", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        output = capsys.readouterr()
-        return ended.value.code, output.out, output.err
-
-    return invoke
 
 
 def test_list_tells_what_is_here_and_how_to_get_the_rest(fedjax_dp, tmp_path):

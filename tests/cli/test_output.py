@@ -45,28 +45,14 @@ def _no_width_given(monkeypatch):
 
 
 @pytest.fixture
-def fedjax_dp(monkeypatch, capsys):
-    """Gives the command: `(words) -> (status, output, errors)`."""
-
-    def invoke(*words):
-        monkeypatch.setattr("sys.argv", ["fedjax-dp", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        output = capsys.readouterr()
-        return ended.value.code, output.out, output.err
-
-    return invoke
-
-
-@pytest.fixture
 def finished(monkeypatch):
     """Lets a run end at once, with a phase, a warning, a log record and a stray print."""
 
     def run(config, folder, watcher, callbacks=None):
         watcher.phase("compiling")
         watcher.warn("a thing is odd")
-        logging.getLogger("some.library").debug("a detail")
-        logging.getLogger("some.library").warning("a complaint")
+        logging.getLogger("another.package").debug("a detail")
+        logging.getLogger("another.package").warning("a complaint")
         print("from a part of one's own")
         return Outcome(pathlib.Path("runs/digits-001"), SUMMARY, False, False, False)
 
