@@ -144,12 +144,14 @@ def test_server_optimisers_are_post_processing_of_the_same_private_mean(make):
     model = make_model()
     aggregator = gaussian_mean(0.2, 0.8, NUM_CLIENTS)
     state, record, _, sim = run(make(model, plain_trainer(model), aggregator=aggregator))
-    plain, _, _, plain_sim = run(fedavg(model, plain_trainer(model), aggregator=aggregator))
+    plain, plain_record, _, plain_sim = run(
+        fedavg(model, plain_trainer(model), aggregator=aggregator)
+    )
     assert np.abs(flat(state.server.params) - flat(plain.server.params)).max() > 1e-3
     spent = []
-    for each in (sim, plain_sim):
+    for each, its_record in ((sim, record), (plain_sim, plain_record)):
         accounting = PrivacyAccounting(each)
-        accounting.charge(record)
+        accounting.charge(its_record)
         spent.append(accounting.epsilon({"client": 1e-5})["client"][0])
     assert spent[0] == spent[1]
 
