@@ -26,12 +26,18 @@ def wilson_interval(
       Lower and upper ends; NaN where there were no trials.
 
     Raises:
-      ValueError: if the confidence is out of range.
+      ValueError: for a share outside [0, 1], a count that is negative or not a number, shapes that
+        do not broadcast, or a confidence out of range.
 
     Source: Wilson 1927.
     """
     checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
-    p, n = np.broadcast_arrays(np.asarray(shares, np.float64), np.asarray(counts, np.float64))
+    p, n = np.asarray(shares, np.float64), np.asarray(counts, np.float64)
+    checks.require(bool(np.all(n >= 0)), "counts", "be at least 0", counts)
+    is_share = np.isnan(p) | ((p >= 0) & (p <= 1))
+    checks.require(bool(np.all(is_share)), "shares", "lie in [0, 1], or be NaN", shares)
+    rule = f"be a number or of shape {p.shape}, as shares"
+    checks.require(n.shape in ((), p.shape), "counts", rule, n.shape)
     square = float(scipy.special.ndtri((1 + confidence) / 2)) ** 2
     n = np.where(n > 0, n, np.nan)
     middle = (p + square / (2 * n)) / (1 + square / n)

@@ -193,7 +193,13 @@ def summed_scores(
 
     Returns:
       `[...]`, int32, at least 0.
+
+    Raises:
+      ValueError: if `units` is not an integer from 1 to `score_units(examples)`.
     """
+    checks.whole("units", units)
+    most = score_units(max(1, jnp.shape(scores)[-1]))
+    checks.require(units <= most, "units", f"be at most {most}, so that the sum fits int32", units)
     share = jnp.clip(jnp.asarray(scores, jnp.float32) / largest, 0.0, 1.0)
     whole = jnp.round(jnp.where(jnp.isnan(share), 1.0, share) * units).astype(jnp.int32)
     return jnp.sum(jnp.where(is_real, whole, 0), axis=-1)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from run_folders import NOT_PRIVATE, SMALL
+from run_folders import NOT_PRIVATE
 from typer.testing import CliRunner
 
 from fedjax_dp.audit.membership import MembershipResult
@@ -13,7 +13,7 @@ from fedjax_dp.cli import audit
 from fedjax_dp.experiment.audits import AuditReport
 from fedjax_dp.privacy import mechanisms
 
-FAST = (*SMALL, "--training.num_steps=1", "--execution.clients_per_chunk=1")
+FAST = ("--training.num_steps=1", "--execution.clients_per_chunk=1")
 CLIENTS = (
     "--privacy.unit=client",
     "--algorithm.name=dp_fedavg",
@@ -23,8 +23,9 @@ CLIENTS = (
 )
 
 
-def invoke(*words):
-    return CliRunner().invoke(audit.app, [*FAST, *words], catch_exceptions=False)
+def invoke(*words, rounds=2):
+    small = ("--data.num_clients=3", f"--run.rounds={rounds}")
+    return CliRunner().invoke(audit.app, [*small, *FAST, *words], catch_exceptions=False)
 
 
 def reported(monkeypatch, *, measured):
@@ -159,10 +160,10 @@ def test_work_on_the_host_and_kinds_of_round_are_audited_too():
         "--json",
         "--canaries=10",
         "--runs=2",
-        "--run.rounds=4",
         "--algorithm.name=r_dpcfl",
         "--algorithm.options.num_models=2",
         "--algorithm.options.num_selections=1",
+        rounds=4,
     )
     report = json.loads(result.stdout)
     assert result.exit_code == 0 and not report["is_violated"]
@@ -179,7 +180,6 @@ def test_records_behind_votes_are_attacked_through_the_votes():
     result = invoke(
         "--json",
         "--canaries=5",
-        "--run.rounds=2",
         "--no-membership",
         "--algorithm.name=ae_dpfl",
         "--data.public_examples=20",

@@ -228,7 +228,10 @@ def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
     assert (folder / "privacy.md").exists() and (folder / "plots").exists()
     status, _ = execute(folder, resume=True)
     assert status == 0
-    assert_same_run(folder, uninterrupted)
+    # This process has drawn pictures, and the list of files names their folder.
+    assert_same_run(folder, uninterrupted, besides=("privacy.json", "privacy.md"))
+    names = [set(read_json(f, "privacy.json")["files"]) for f in (folder, uninterrupted)]
+    assert names[0] - names[1] == {"plots"} and not names[1] - names[0]
 
 
 @telling
