@@ -118,33 +118,54 @@ def undisturbed(folder: pathlib.Path) -> tuple[pathlib.Path, float]:
     return whole, float(file.read_text())
 
 
+def killed(process: subprocess.Popen) -> bool:
+    """Kills a process; gives whether it was still at work."""
+    process.send_signal(signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def disturbed(run: pathlib.Path, by_clock: bool, seconds: float, rng: random.Random) -> list[int]:
+    """Kills a run once or twice; gives the rounds logged at each, none if it was over before."""
+    logged = []
+    for _ in range(rng.choice((1, 1, 2))):
+        words = ("--resume", str(run)) if run.exists() else (*RUN, "--output", str(run))
+        process = started(run, *words)
+        # At any time from the folder on, or from any round on.
+        wanted, until = rng.randrange(60), time.monotonic() + rng.uniform(0.0, 1.0) * seconds
+        while time.monotonic() < until if by_clock else rounds_in(run) < wanted:
+            if process.poll() is not None:
+                break
+            time.sleep(0.001)
+        time.sleep(0 if by_clock else rng.uniform(0.0, 0.1))
+        if not killed(process):
+            require(process.returncode == 0, f"a run ended with status {process.returncode}")
+            return []
+        logged.append(rounds_in(run))
+    return logged
+
+
 def kills(folder: pathlib.Path, repeats: int) -> list[str]:
-    """SIGKILL at random times, some twice; resumed to the same bits."""
+    """SIGKILL at random times, some twice; resumed to the same bits.
+
+    A run that is over before its kill is not counted, and another is drawn in its place.
+    """
     whole, seconds = undisturbed(folder)
-    rng, times = random.Random(0), []
-    for i in range(repeats):
-        run, logged = folder / f"killed-{i}", []
-        for _ in range(rng.choice((1, 1, 2))):
-            words = ("--resume", str(run)) if run.exists() else (*RUN, "--output", str(run))
-            process = started(run, *words)
-            # At any time from the folder on, or from any round on.
-            wanted, until = rng.randrange(60), time.monotonic() + rng.uniform(0.0, 1.0) * seconds
-            while time.monotonic() < until if i % 2 else rounds_in(run) < wanted:
-                if process.poll() is not None:
-                    break
-                time.sleep(0.001)
-            time.sleep(0 if i % 2 else rng.uniform(0.0, 0.1))
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            logged.append(rounds_in(run))
+    rng, times, over = random.Random(0), [], 0
+    while len(times) < repeats:
+        run = folder / f"killed-{len(times) + over}"
+        logged = disturbed(run, len(times) % 2 == 1, seconds, rng)
+        if not logged:
+            over += 1
+            continue
         done = call("run", "--resume", str(run), "--json")
         require(done.returncode == 0, f"killed after {logged} rounds: {done.stderr}")
         found = differences(run, whole)
         require(not found, f"killed after {logged} rounds, differs in {found}")
         times.append(" and ".join(map(str, logged)))
     return [
-        f"{repeats} of {repeats} killed runs resumed to the bits of the undisturbed one "
-        f"(60 rounds, {seconds:.1f} s from its folder on).",
+        f"{repeats} of {repeats} runs that SIGKILL ended were resumed to the bits of the "
+        f"undisturbed one (60 rounds, {seconds:.1f} s from its folder on). {over} others were over "
+        "before their kill and do not count.",
         f"Rounds logged when they were killed: {'; '.join(times)}.",
     ]
 
@@ -166,7 +187,7 @@ def small_disk(folder: pathlib.Path, kibibytes: int) -> Iterator[Callable[[int],
 
 
 def disk(folder: pathlib.Path, repeats: int) -> list[str]:
-    """A disk that fills up at several points; resumed to the same bits once there is room."""
+    """A disk that fills up at several points; resumed to the same bits once there is space."""
     whole, _ = undisturbed(folder)
     size = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
     lines = [f"An undisturbed folder has {size} KiB."]
@@ -189,8 +210,8 @@ def disk(folder: pathlib.Path, repeats: int) -> list[str]:
             require(not differences(run, whole), f"{kibibytes} KiB: {differences(run, whole)}")
             how = "resumed" if has_begun else "started again"
             lines.append(
-                f"{kibibytes} KiB: status 2 after {logged} rounds, one line; with room {how} to "
-                "the same bits."
+                f"{kibibytes} KiB: status 2 after {logged} rounds, one line; with more space {how} "
+                "to the same bits."
             )
     limit = 4096
 
@@ -391,8 +412,7 @@ def rounds(folder: pathlib.Path, repeats: int) -> list[str]:
     )
     while rounds_in(run) < 6000 and process.poll() is None:
         time.sleep(0.05)
-    process.kill()
-    process.wait()
+    require(killed(process), "the run was over before its kill")
     logged = rounds_in(run)
     done = call("run", "--resume", str(run), "--json")
     require(done.returncode == 0, done.stderr)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import pathlib
 import re
 import shlex
@@ -9,7 +10,7 @@ import textwrap
 
 import pytest
 import typer
-from marks import telling
+from marks import slow, telling
 from typer.main import get_command
 
 from fedjax_dp.cli.main import COMMANDS, app, command, main
@@ -107,6 +108,31 @@ def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monk
     ):
         config = reading.load(parsed.params["file"], parsed.args)
         validate.validate(with_named_lists(config))
+
+
+@slow
+def test_the_page_on_splitting_prints_the_accuracies_of_its_command(tmp_path, monkeypatch):
+    page = ROOT / "docs" / "splitting.md"
+    lines = [words for code in blocks(page, "") for words in command_lines(code)]
+    (line,) = [words for words in lines if "--algorithm.options.dual_weight=-1" in words]
+    text = " ".join(page.read_text("utf-8").split())
+    form = (
+        "ends at (.+?) % with w = −1 and (.+?) % with w = 1, where the server's model has (.+?) %"
+    )
+    printed = [float(figure) for figure in re.search(form, text).groups()]
+    found = []
+    for weight in (-1, 1):
+        folder = tmp_path / str(weight)
+        words = [word.replace("weight=-1", f"weight={weight}") for word in line]
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", *words, "--output", str(folder), "--quiet"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        found.append(json.loads((folder / "summary.json").read_text("utf-8")))
+    accuracies = [found[0]["test_accuracy"], found[1]["test_accuracy"]]
+    accuracies.append(found[0]["shared_test_accuracy"])
+    # Roundings of other machines may move an image or two of 360.
+    assert [100 * accuracy for accuracy in accuracies] == pytest.approx(printed, abs=0.6)
 
 
 @pytest.mark.parametrize("page", FILES)

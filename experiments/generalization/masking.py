@@ -1,7 +1,7 @@
 """The tables of gradient masked averaging: `python -m experiments.generalization.masking NAME`.
 
 NAME is a study, such as `mnist_non_iid`, or `non_iid`, `iid`, `femnist`, `long` or `all` for
-several. What has run is left out, and what was stopped goes on; `--seconds 3600` starts no run
+several. What has run is left out, and what was stopped continues; `--seconds 3600` starts no run
 later than that.
 """
 

@@ -3,7 +3,7 @@
 NAME is a table of the thesis at its length (`table_4_1`, `table_4_3`, `table_4_4`), or what two
 cores can do of it: `two_classes` (4.1 with LeNet-5), `batch_norm` (4.1 with ResNet-18 for twenty
 rounds), `longer` (LeNet-5 for four times the rounds), `many` (4.3, shorter) or `mixtures` (4.4 with
-LeNet-5). What has run is left out, and what was stopped goes on; `--seconds 3600` starts no run
+LeNet-5). What has run is left out, and what was stopped continues; `--seconds 3600` starts no run
 later than that, `--only method=FedAvg` narrows an axis.
 """
 

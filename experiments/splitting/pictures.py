@@ -11,7 +11,7 @@ from experiments.splitting.curves import METHODS
 from fedjax_dp.io import drawing, plots
 
 PROBLEMS = {"ls": "Least squares", "lr": "Logistic regression"}
-# Gaps below this are drawn at it: float32 tells no smaller ones apart.
+# Gaps below this are drawn at it: float32 does not distinguish smaller ones.
 FLOOR = 1e-12
 # What each figure of the chapter shows; files have its number.
 TITLES = {

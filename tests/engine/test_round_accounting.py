@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 
 import dp_accounting
 import jax
@@ -88,14 +89,14 @@ def record_of(*cohorts):
     )
 
 
-def record_epsilon(times, dp_delta=DELTA["record"]):
+def record_epsilon(times, dp_delta=DELTA["record"], noises=SETTINGS.noise_multiplier):
     """ε of every client of the small problem that took part so many times."""
     found = []
     for size, batch, epochs, noise, count in zip(
         SIZES,
         SETTINGS.batch_size,
         SETTINGS.num_epochs,
-        SETTINGS.noise_multiplier,
+        noises,
         times,
         strict=True,
     ):
@@ -225,6 +226,17 @@ def test_rounds_of_quieter_noise_are_never_charged_the_price_of_louder_noise(uni
     dear.charge(record)
     assert account.to_json() == dear.to_json() != before
     assert account.epsilon(DELTA)[unit].max() > 1000
+
+
+def test_the_page_on_privacy_prints_what_such_a_round_costs():
+    page = (pathlib.Path(__file__).parents[2] / "docs/privacy.md").read_text("utf-8")
+    once = (1,) * NUM_CLIENTS
+    stated, truth = record_epsilon(once), record_epsilon(once, noises=(0.01,) * NUM_CLIENTS)
+    assert f"is {max(stated):.2f} at these, and {max(truth):,.2f} if the\nround ran at 0.01" in page
+    sim, quiet, record = simulated("record")
+    account = PrivacyAccounting(sim)
+    account.charge(record, quiet)
+    np.testing.assert_allclose(account.epsilon(DELTA)["record"], truth, rtol=1e-9)
 
 
 def test_the_digest_of_a_round_is_that_of_its_numbers_however_they_are_given():

@@ -53,7 +53,7 @@ def test_norms_that_overflow_leave_a_summary(tmp_path):
     assert len(summary["warnings"]) == 1 and "update_norm_median" not in summary
 
 
-def test_more_devices_than_cores_are_told_of():
+def test_more_devices_than_cores_are_reported():
     assert more_than_cores("auto") is None and more_than_cores(1) is None
     assert "execution.devices = 99999 is more than the " in more_than_cores(99999)
 
@@ -84,13 +84,13 @@ def row(number, drawn=3, lost=0, loss=1.0, read=10.0, norms=(0.0, 0.1, 0.5, 0.9,
         ([row(1, norms=(0.5, 1.0, 1.0, 2.0, np.inf))], ["round 1: updates are so large"], False),
     ],
 )
-def test_each_kind_of_fault_is_told_once(rows, warned, is_futile):
-    told = []
-    health = Health(told.append)
+def test_each_kind_of_fault_is_reported_once(rows, warned, is_futile):
+    reported = []
+    health = Health(reported.append)
     for each in rows:
         health.note([each])
-    assert told == health.warnings and len(told) == len(warned)
-    assert all(found.startswith(text) for found, text in zip(told, warned, strict=True))
+    assert reported == health.warnings and len(reported) == len(warned)
+    assert all(found.startswith(text) for found, text in zip(reported, warned, strict=True))
     assert health.is_futile == is_futile
 
 
@@ -175,8 +175,8 @@ def test_labels_that_are_classes_or_no_targets_pass():
     _check_labels(dataset([0.5, 9.0], [1, 2], "regression"))
 
 
-@pytest.mark.parametrize(("divisor", "is_told"), [(4.0, False), (1.0, True), (40.0, True)])
-def test_a_public_divisor_far_from_the_cohort_is_pointed_out(divisor, is_told):
+@pytest.mark.parametrize(("divisor", "is_reported"), [(4.0, False), (1.0, True), (40.0, True)])
+def test_a_public_divisor_far_from_the_cohort_is_pointed_out(divisor, is_reported):
     model = Model.from_functions(
         lambda key: {"w": jax.numpy.zeros((2, 2))},
         lambda p, x: x @ p["w"],
@@ -187,18 +187,18 @@ def test_a_public_divisor_far_from_the_cohort_is_pointed_out(divisor, is_told):
     )
     trainer = local_trainer(model, LocalConfig(learning_rate=0.1, batch_size=2))
     algorithm = dp_fedavg(model, trainer, aggregator=gaussian_mean(1.0, 1.0, divisor))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         simulation(algorithm, data, participation(poisson(), 8, 4))
-    found = [str(w.message) for w in told if "public divisor" in str(w.message)]
-    assert bool(found) == is_told
+    found = [str(w.message) for w in reported if "public divisor" in str(w.message)]
+    assert bool(found) == is_reported
     assert (
-        not is_told
+        not is_reported
         or f"should be near 4, the clients that a round draws, and is {divisor:g}" in found[0]
     )
 
 
-def test_a_run_that_ends_within_its_first_stage_is_told_of():
+def test_a_run_that_ends_within_its_first_stage_is_reported():
     words = (
         *SMALL,
         *NOT_PRIVATE,
@@ -214,14 +214,14 @@ def test_a_run_that_ends_within_its_first_stage_is_told_of():
 
 
 def test_a_large_epsilon_is_warned_of_once():
-    told = []
-    health = Health(told.append)
+    reported = []
+    health = Health(reported.append)
     for epsilon in (49.0, np.inf, 0.0):
         health.note_epsilon(epsilon)
-    assert not told
+    assert not reported
     health.note_epsilon([1.0, 1e9])
     health.note([row(1) | {"epsilon_record": 2e9, "epsilon_client": None}])
-    assert len(told) == 1 and told[0].startswith("ε = 1e+09 promises next to nothing")
+    assert len(reported) == 1 and reported[0].startswith("ε = 1e+09 promises next to nothing")
 
 
 @pytest.mark.parametrize(
@@ -229,17 +229,21 @@ def test_a_large_epsilon_is_warned_of_once():
     [(4, "execution.clients_per_chunk is 4"), (1, "a smaller training.micro_batch_size")],
 )
 def test_much_padding_names_the_option_to_change(chunk, advice):
-    told = []
-    health = Health(told.append, chunk)
+    reported = []
+    health = Health(reported.append, chunk)
     health.note([row(1) | {"padding_share": 0.7}])
-    assert not told
+    assert not reported
     health.note([row(2) | {"padding_share": 0.95}, row(3) | {"padding_share": 0.95}])
-    assert len(told) == 1 and "round 2: 95% of the examples" in told[0] and advice in told[0]
+    assert (
+        len(reported) == 1
+        and "round 2: 95% of the examples" in reported[0]
+        and advice in reported[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("rate", "whose"), [(0.0, "all clients"), ([0.0, 1.0, 0.0], "2 clients"), ([1.0], None)]
 )
-def test_steps_of_length_zero_are_told_of(rate, whose):
+def test_steps_of_length_zero_are_reported(rate, whose):
     found = without_learning(TrainingSection(learning_rate=rate))
     assert [whose in text for text in found] == ([] if whose is None else [True])
