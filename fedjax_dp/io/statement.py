@@ -16,7 +16,7 @@ _WORDS = {
     "public": "yes: it holds no figure of the data",
     "covered": "yes: it holds what ε covers, and public facts",
     "exact": "no: exact figures of the data are in it, which no ε covers",
-    "secret": "no: whoever has it can take the noise away",
+    "secret": "no: with it the noise can be taken away",
 }
 # Columns that a table has where clients differ.
 _BY_UNIT = {

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from marks import telling
 from run_folders import SMALL, assemble_once, execute, metrics, read_json, saved_arrays
 from test_secret import ROOT, SECRET
 
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment import run as running
 from fedjax_dp.experiment import validate as validation
@@ -18,9 +20,10 @@ from fedjax_dp.experiment.release import exact_keys, marks_of, require_publishab
 from fedjax_dp.experiment.results import covered_models, has_personal_models, whose_models
 from fedjax_dp.io import plots
 from fedjax_dp.io.params import read_params
+from fedjax_dp.privacy.statement import in_words
 
 pytestmark = [
-    # With `test_secret`, whose run is looked at.
+    # With `test_secret`, whose run is read here.
     pytest.mark.xdist_group("resume"),
     pytest.mark.usefixtures("shared_programs"),
 ]
@@ -70,16 +73,16 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
     text = (folder / "privacy.md").read_text("utf-8")
     for name in marks:
         assert f"| `{name}` | " in text
-    assert "| `checkpoint` | no: whoever has it can take the noise away |" in text
+    assert "| `checkpoint` | no: with it the noise can be taken away |" in text
 
 
 def test_every_key_of_a_summary_is_open_or_marked_as_exact(folder):
     summary = read_json(folder, "summary.json")
     marked, others = set(summary["not_private"]), summary.keys() - set(summary["not_private"])
     assert others == set(OPEN_KEYS.split())
-    told = "clipped_client_share update_norm_median communication test_accuracy padding_share "
-    told += "seconds seconds_compiling warnings stopped_by test_accuracy_last_ten noise_stddev"
-    assert set(told.split()) <= marked <= summary.keys()
+    exact = "clipped_client_share update_norm_median communication test_accuracy padding_share "
+    exact += "seconds seconds_compiling warnings stopped_by test_accuracy_last_ten noise_stddev"
+    assert set(exact.split()) <= marked <= summary.keys()
 
 
 def test_what_nothing_is_known_of_is_exact(tmp_path):
@@ -109,27 +112,110 @@ def test_a_folder_for_publication_holds_these_files_and_keys_alone(folder):
         assert mine == {k: v for k, v in theirs.items() if k != "noise_root_file"}
 
 
+def listing(marks):
+    """The lines that say of each file whether it may be published."""
+    words = {
+        "public": "yes: it holds no figure of the data",
+        "covered": "yes: it holds what ε covers, and public facts",
+    }
+    return [f"| `{name}` | {words[mark]} |" for name, mark in marks.items()]
+
+
+def test_the_words_for_publication_follow_from_the_claims_alone(folder):
+    """Word for word, so that no figure of any form can stand beside them."""
+    stated = read_json(folder / "release", "privacy.json")
+    clients, records = stated["claims"]
+    of_each = zip(
+        range(3),
+        records["epsilon_per_unit"],
+        records["num_compositions"],
+        records["noise_multiplier_per_unit"],
+        strict=True,
+    )
+    parts = [
+        "# Privacy\n",
+        "## Client level\n",
+        in_words(clients),
+        "## Record level\n",
+        in_words(records),
+        "| client | ε | releases | noise multiplier |",
+        "|---|---|---|---|",
+        *(f"| {i} | {rounded_up(e, 5)} | {n} | {z:.4g} |" for i, e, n, z in of_each),
+        "",
+        "## Files of this folder\n",
+        "| file | may be published |",
+        "|---|---|",
+        *listing(stated["files"]),
+        "",
+    ]
+    assert (folder / "release" / "privacy.md").read_text("utf-8") == "\n".join(parts)
+    # In the claims themselves the only figures within words are years and versions.
+    for claim in stated["claims"]:
+        said = [*claim["not_private"], *claim["must_stay_hidden"], claim["trusted"]]
+        assert not re.search(r"[0-9]", " ".join(said))
+        years = re.findall(r"[0-9]+", claim["floating_point"])
+        assert set(years) == {"2012", "2022"}
+
+
+def test_files_for_publication_that_precede_the_rounds_are_copies(folder):
+    for name in ("config.toml", "environment.json"):
+        assert (folder / "release" / name).read_bytes() == (folder / name).read_bytes()
+    inside = read_json(folder, "summary.json")
+    for key, value in read_json(folder / "release", "summary.json").items():
+        assert key == "not_private" or value == inside[key], key
+
+
 def numbers_in(value):
+    """All numbers that could be recognised: floats but 0 and 1, whole ones of four digits."""
     if isinstance(value, dict):
         return [x for each in value.values() for x in numbers_in(each)]
     if isinstance(value, list):
         return [x for each in value for x in numbers_in(each)]
-    is_telling = isinstance(value, float) and math.isfinite(value) and value not in (0.0, 1.0)
-    return [value] if is_telling else []
+    is_float = isinstance(value, float) and math.isfinite(value) and value not in (0.0, 1.0)
+    is_long = type(value) is int and abs(value) >= 1000
+    return [value] if is_float or is_long else []
 
 
-def is_among(text, digits, numbers):
-    """Whether a text is one of these numbers, written to so many digits."""
-    return any(float(f"{x:.{digits}g}") == float(text) for x in numbers)
+def figures_in(text) -> Iterator[tuple[float, int, bool]]:
+    """Every number in a text: its value, its digits, and whether it is a percentage."""
+    pattern = r"(?<![\w.])([0-9][0-9,_']*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)( ?%)?(?![0-9]|\.[0-9])"
+    for number, percent in re.findall(pattern, text):
+        plain = re.sub(r"[,_']", "", number)
+        digits = len(plain.partition("e")[0].replace(".", "").lstrip("0"))
+        yield float(plain), digits, bool(percent)
+
+
+def is_among(value, digits, numbers):
+    """Whether a number, written to so many digits, is one of these."""
+    return any(float(f"{x:.{digits}g}") == value for x in numbers)
+
+
+def leaks_in(text, exact, known):
+    """Exact figures in a text, to four digits or as percentages, that are not known otherwise."""
+    shares = [100 * x for x in exact if 0 < x < 1]
+    for value, digits, is_percentage in figures_in(text):
+        if is_percentage and digits and is_among(value, digits, shares):
+            yield value
+        is_long = digits >= 4 and not is_among(value, digits, known)
+        if is_long and is_among(value, digits, [*exact, *shares]):
+            yield value
+
+
+def test_exact_figures_are_recognised_in_every_form():
+    exact, known = [0.09444444, 18.411953, 41600, 0.6994859], [1.3989718, 2012]
+    for text in ("9.44 %", "9.4%", "18.41 s", "41600", "{'up': 41,600}", "0.69949", "6.995e-1,"):
+        assert list(leaks_in(f"from {text} to", exact, known)), text
+    for text in ("1.399", "Mironov 2012", "0.10.2", "3.11.7", "f9444", "8 releases", "41601"):
+        assert not list(leaks_in(f"from {text} to", exact, known)), text
 
 
 def test_no_exact_figure_and_no_root_is_in_a_folder_for_publication(folder):
-    """Neither as text, to four digits or more, nor as the bytes of a float."""
+    """Neither as text, to four digits or more or as a percentage, nor as the bytes of a float."""
     summary = read_json(folder, "summary.json")
     exact = numbers_in([summary[key] for key in summary["not_private"]])
     for row in metrics(folder):
         exact += numbers_in({k: v for k, v in row.items() if not k.startswith("epsilon")})
-    assert len(exact) > 100
+    assert len(exact) > 100 and any(isinstance(x, int) for x in exact)
     public = set(numbers_in([summary[k] for k in summary.keys() - set(summary["not_private"])]))
     texts, arrays = [], []
     for path in files_in(folder / "release"):
@@ -137,14 +223,13 @@ def test_no_exact_figure_and_no_root_is_in_a_folder_for_publication(folder):
             arrays += [np.ravel(x) for x in read_params(path).values()]
         else:
             texts.append(path.read_text("utf-8"))
-    # What is public or covered may look like an exact figure; noise is told beside these too.
-    known = [*public, *numbers_in(read_json(folder, "privacy.json")["claims"])]
-    for text in re.findall(r"[0-9]*\.[0-9]{4,}(?:e-?[0-9]+)?", " ".join(texts)):
-        digits = len(text.partition("e")[0].replace(".", "").lstrip("0"))
-        if digits >= 4 and not is_among(text, digits, known):
-            assert not is_among(text, digits, exact), text
+    # A public or covered number may equal an exact one; noise is reported beside these too.
+    claims = numbers_in(read_json(folder, "privacy.json")["claims"])
+    assert not set(claims) & set(exact)
+    assert not list(leaks_in(" ".join(texts), exact, [*public, *claims]))
     weights = np.concatenate(arrays).astype(np.float32)
-    assert not np.isin(np.float32(exact), weights).any()
+    floats = [x for x in exact if isinstance(x, float)]
+    assert not np.isin(np.float32(floats), weights).any()
     everything = b"".join(path.read_bytes() for path in files_in(folder / "release"))
     for shape in (ROOT, ROOT[::-1], ROOT.hex().encode()):
         assert shape not in everything
@@ -185,7 +270,9 @@ DITTO = ("ditto", "--training.num_steps=1")
         ),
     ],
 )
-def test_a_summary_says_whose_models_are_judged_and_which_are_covered(unit, words, whose, covered):
+def test_a_summary_says_whose_models_are_measured_and_which_are_covered(
+    unit, words, whose, covered
+):
     name, *rest = words
     level = f"--privacy.{unit}"
     words = (*SMALL, f"--privacy.unit={unit}", f"--algorithm.name={name}", *rest)
@@ -196,7 +283,7 @@ def test_a_summary_says_whose_models_are_judged_and_which_are_covered(unit, word
     assert covered_models(is_personal, is_own, (unit,)) == covered
 
 
-def test_of_both_units_records_alone_cover_what_clients_keep():
+def test_of_both_units_records_alone_cover_the_clients_own_models():
     assert covered_models(True, True, ("client", "record")) == (
         f"{SHARED}, and not the {OWN}, which the ε of records alone covers"
     )
@@ -235,12 +322,12 @@ def with_facts(experiment, **changes):
     return experiment._replace(population=population)
 
 
-def test_what_only_the_parts_tell_is_refused_before_a_folder_is_made(tmp_path):
+def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
     small = (*SMALL, *PRIVATE, *NOISE)
     experiment = assemble_once(configuration.load(None, small))
-    require_publishable(experiment, {"mine": Callback(lambda look: None, is_private=True)})
+    require_publishable(experiment, {"mine": Callback(lambda seen: None, is_private=True)})
     with pytest.raises(ValueError, match=r"run\.callbacks must decide by .*'exact_one'"):
-        require_publishable(experiment, {"exact_one": Callback(lambda look: True)})
+        require_publishable(experiment, {"exact_one": Callback(lambda seen: True)})
     with pytest.raises(ValueError, match=r"run\.release must be left out: no ε covers a mean"):
         require_publishable(with_facts(experiment, exact_statistics=("a mean",)), {})
     federation = experiment.simulation.federation
@@ -248,7 +335,7 @@ def test_what_only_the_parts_tell_is_refused_before_a_folder_is_made(tmp_path):
     unclaimed = experiment.simulation._replace(federation=federation._replace(claims=claims))
     with pytest.raises(ValueError, match=r"the record level of this run claims no privacy"):
         require_publishable(experiment._replace(simulation=unclaimed), {})
-    deciding = {"exact_one": Callback(lambda look: True)}
+    deciding = {"exact_one": Callback(lambda seen: True)}
     with pytest.raises(ValueError, match=r"run\.callbacks must decide"):
         running.run(configuration.load(None, small), tmp_path / "run", callbacks=deciding)
     assert not (tmp_path / "run").exists()
