@@ -318,11 +318,11 @@ def turned(example, key):
 
 
 @telling
-@pytest.mark.parametrize("num_copies", [2, 5])
-def test_copies_share_the_bound_of_their_record(num_copies):
+@pytest.mark.parametrize(("name", "num_copies"), [("r_dpcfl", 2), ("r_dpcfl", 5), ("rc_dpfl", 3)])
+def test_copies_share_the_bound_of_their_record(name, num_copies):
     """The mean over records of the mean over copies of clipped gradients, in float64."""
     x, y = large_client(1100)
-    algorithm = of_one_client(num_copies=num_copies, perturb=turned)
+    algorithm = of_one_client(name=name, num_copies=num_copies, perturb=turned)
     w, output = first_update(algorithm, x, y)
     copies = x * np.array([-1.0] + [1.0] * (NUM_FEATURES - 1))
     expected = (

@@ -1,7 +1,10 @@
-"""Anderson acceleration by configuration: what is refused, what a run leaves, how it goes on."""
+"""Anderson acceleration by configuration: what is refused, what it does, how a run resumes."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from marks import slow
+from marks import slow, telling
 from run_folders import (
     DRAWN,
     SMALL,
@@ -13,8 +16,16 @@ from run_folders import (
     read_json,
 )
 
+from fedjax_dp import algorithms
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import compile_federation, federation
 from fedjax_dp.experiment import population
 from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment.assemble import acceleration_of
+from fedjax_dp.models.linear import least_squares
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 
@@ -50,8 +61,46 @@ def test_a_plain_run_is_written_as_before_there_was_acceleration():
     assert "memory = 1" in configuration.to_toml(fast)
 
 
+SIZES = (2, 5, 12)
+
+
+def accelerated(*words):
+    """Three clients of unequal sizes under `acceleration.*`, and their data."""
+    rng = np.random.default_rng(0)
+    pairs = [{"x": rng.normal(size=(n, 3)), "y": rng.normal(size=n) + 2} for n in SIZES]
+    data = FederatedData.from_clients([{k: a.astype("f4") for k, a in p.items()} for p in pairs])
+    model = least_squares(jax.ShapeDtypeStruct((3,), jnp.float32))
+    trainer = local_trainer(model, LocalConfig(learning_rate=0.1, batch_size=12, num_steps=1))
+    options = {"client_map": "gradient", "form": "centralised", "beta": 0.5, "is_weighted": True}
+    algorithm = algorithms.splitting(model, trainer, **options)
+    everybody = participants.participation(sampling.everybody(), len(SIZES))
+    given = ["--run.rounds=4", "--acceleration.memory=1", "--acceleration.of=clients"]
+    config = configuration.load(None, [*given, *(f"--acceleration.{word}" for word in words)])
+    wrapper = acceleration_of(config.acceleration, config.run, model)
+    return wrapper(federation(algorithm, data, everybody)), data
+
+
+@telling
+def test_weights_of_the_configuration_are_those_of_the_norm():
+    """By size if not given, as in the mean of clients of unequal sizes."""
+    key, models = jax.random.key(0), []
+    for words in ((), ("weights=equal",)):
+        sim = compile_federation(*accelerated(*words))
+        models.append(sim.federation.shared(sim.run(sim.init(key), key, 4)[0]))
+    # Of 0.15, the largest entry.
+    assert np.abs(models[0] - models[1]).max() > 5e-3
+
+
+def test_weights_of_the_configuration_have_one_for_each_client():
+    accelerated("weights=[1,0,2]")
+    with pytest.raises(
+        ValueError, match=r"weights must be one number .* for each of the 3 clients"
+    ):
+        accelerated("weights=[1,2]")
+
+
 @slow
-def test_an_accelerated_run_goes_on_and_states_what_the_plain_one_does(tmp_path, monkeypatch):
+def test_an_accelerated_run_resumes_and_states_what_the_plain_one_does(tmp_path, monkeypatch):
     fast = (*DRAWN, "--acceleration.memory=2", "--acceleration.damping=0.5")
     whole, cut, plain = (tmp_path / name for name in ("whole", "cut", "plain"))
     with pytest.warns(UserWarning, match="heuristic"):

@@ -44,7 +44,8 @@ class Harm(NamedTuple):
       line: the line that has to be named, or 0.
       excuse: why nobody could tell that something else is read now; empty where it must be seen.
       names: other names that the refusal may give it.
-      is_any: whether it may hold other valid data, which must then be such.
+      is_any: whether it may hold other valid data, which must then be such; false where labels are
+        not whole numbers.
     """
 
     what: str
@@ -230,6 +231,17 @@ def other_arrays(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         yield f"{value} at the end", changed
     for value in (None, {}):
         yield f"objects such as {value}", np.full(array.shape, value, object)
+
+
+def are_whole(labels: Any) -> bool:
+    """Whether labels are whole numbers of any type; truth values and texts are none."""
+
+    def is_whole(label: Any) -> bool:
+        if isinstance(label, float | np.floating):
+            return float(label).is_integer()
+        return isinstance(label, int | np.integer) and not isinstance(label, bool)
+
+    return all(map(is_whole, np.asarray(labels, object).ravel()))
 
 
 def _is_in(path: pathlib.Path, names: str) -> bool:
@@ -457,11 +469,12 @@ def python_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Har
     path, planes = folder / "data_batch_3", np.zeros((2, 3072), np.uint8)
     whole = {b"data": planes, b"labels": [1, 2]}
     for what, content in at_every_place(whole, (*JUNK, pathlib.PurePosixPath("x"))):
-        yield Harm(what, path, pickle.dumps(content, 2), is_any=True)
+        labels = content.get(b"labels", []) if isinstance(content, dict) else []
+        yield Harm(what, path, pickle.dumps(content, 2), is_any=are_whole(labels))
     for what, other in other_arrays(planes):
         yield Harm(what, path, pickled(other, [1, 2]), is_any=True)
     for what, other in other_arrays(np.array([1, 2])):
-        yield Harm(what, path, pickled(planes, other), is_any=True)
+        yield Harm(what, path, pickled(planes, other), is_any=are_whole(other))
     yield Harm("lists of unequal lengths", path, pickled(planes, [[1], [2, 3]]))
     yield Harm("a huge memo", path, b"\x80\x02]r\xff\xff\xff\x7f.")
     yield Harm("a huge text", path, b"\x80\x04\x8d" + bytes([255] * 7 + [127]) + b"x.")
@@ -624,13 +637,21 @@ def write_leaf(folder: pathlib.Path, rng: np.random.Generator) -> None:
         (folder / part / "all_data_0.json").write_text(json.dumps(leaf(rng)))
 
 
+def leaf_labels(content: Any) -> list[Any]:
+    """Whatever stands where a file of LEAF has its labels."""
+    users = content.get("user_data") if isinstance(content, dict) else None
+    users = users.values() if isinstance(users, dict) else ()
+    return [user["y"] for user in users if isinstance(user, dict) and "y" in user]
+
+
 def leaf_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     path = folder / "test" / "all_data_0.json"
 
     whole, row = leaf(rng), [0.5] * 784
     for what, content in at_every_place(whole):
         names = ("test",) if content == [] else ()
-        yield Harm(what, path, json.dumps(content).encode(), names=names, is_any=True)
+        is_any = all(map(are_whole, leaf_labels(content)))
+        yield Harm(what, path, json.dumps(content).encode(), names=names, is_any=is_any)
     for x in ([row[1:], row[1:]], [row, row[1:]], row * 2, {"0": row}, [row, [255, *row[1:]]]):
         content = leaf(rng)
         content["user_data"]["f2"]["x"] = x
@@ -681,7 +702,9 @@ def hdf5_harms(whole: dict[str, Any], changes: list[dict[str, Any]], name: str) 
             write_hdf5(folder.parent, arrays, "changed.h5")
             content = (folder.parent / "changed.h5").read_bytes()
             what = f"change {i}: {list(change)}"
-            yield Harm(what, folder / name, content, is_any=True)
+            labels = [array for path, array in arrays.items() if path.endswith("/label")]
+            is_any = all(map(are_whole, labels))
+            yield Harm(what, folder / name, content, is_any=is_any)
 
     return harms
 

@@ -154,7 +154,8 @@ def parse_python(content: bytes, name: str) -> Part:
         f"hold uint8 rows of {_ROW - 1} values",
         (planes.dtype, planes.shape),
     )
-    are_whole = all(isinstance(label, int) for label in labels)
+    # A truth value is an int to Python.
+    are_whole = all(type(label) is int for label in labels)
     checks.require(are_whole, name, "hold whole numbers as `labels`", "others")
     return _from_planes(planes, np.array(labels), name)
 
