@@ -14,13 +14,17 @@ from fedjax_dp.experiment.config import (
     BoundedLaplaceLevel,
     ClientLevel,
     Config,
+    CorrelatedGaussianLevel,
     GaussianLevel,
     LaplaceLevel,
+    RecordLevel,
 )
 from fedjax_dp.experiment.mechanism import Setting, client_aggregator
 from fedjax_dp.server.base import RoundKey
 
 KINDS = typing.get_args(typing.get_args(ClientLevel)[0])
+# The former ties rounds together; the latter cuts off what all planned rounds may spend of δ.
+OF_PLANNED_ROUNDS = (CorrelatedGaussianLevel, BoundedLaplaceLevel)
 CASES = [
     *[(kind, relation, False) for kind in KINDS for relation in ("zero_out", "replace_one")],
     (GaussianLevel, "zero_out", True),
@@ -42,11 +46,13 @@ def first_release(level, relation, num_rounds):
     return np.asarray(mean.combine(state, mean.numbers, sent, key)[1]["w"])
 
 
-def may_be_extended(level):
+def may_be_extended(**levels):
+    unit = "both" if len(levels) > 1 else next(iter(levels))
+    own = {name: level.model_dump() for name, level in levels.items()}
     config = Config.model_validate(
         {
-            "privacy": {"unit": "client", "client": level.model_dump()},
-            "algorithm": {"name": "dp_fedavg"},
+            "privacy": {"unit": unit, **own},
+            "algorithm": {"name": "dp_sgd" if unit == "record" else "dp_fedavg"},
             "run": {"rounds": 40},
         }
     )
@@ -64,10 +70,30 @@ def test_extending_a_run_changes_no_noise_that_was_drawn(kind, relation, is_adap
     level = kind(noise_multiplier=1.0, epsilon=None, **options)
     short, long = (first_release(level, relation, num_rounds) for num_rounds in (4, 40))
     assert np.any(short != 0)
-    if may_be_extended(level):
+    if may_be_extended(client=level):
         np.testing.assert_array_equal(short, long)
 
 
+RECORDS = RecordLevel(noise_multiplier=1.0, epsilon=None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
+def test_runs_are_extended_but_those_whose_noise_is_for_the_planned_rounds(kind):
+    level = kind(noise_multiplier=1.0, epsilon=None)
+    is_free = kind not in OF_PLANNED_ROUNDS
+    assert may_be_extended(client=level) == is_free
+    assert may_be_extended(client=level, record=RECORDS) == is_free
+
+
+def test_runs_with_noise_on_records_are_extended():
+    assert may_be_extended(record=RECORDS)
+
+
+@pytest.mark.parametrize("kind", (*KINDS, RecordLevel))
 def test_noise_that_was_calibrated_to_a_number_of_rounds_is_not_extended(kind):
-    assert not may_be_extended(kind(noise_multiplier=None, epsilon=8.0))
+    unit, level = ("record" if kind is RecordLevel else "client"), kind(epsilon=8.0)
+    assert level.noise_multiplier is None
+    assert not may_be_extended(**{unit: level})
+    if kind is RecordLevel:
+        client = GaussianLevel(noise_multiplier=1.0, epsilon=None)
+        assert not may_be_extended(client=client, record=level)
