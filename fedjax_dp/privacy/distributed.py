@@ -307,6 +307,7 @@ def choose_bits(
     *,
     num_clients: int,
     tolerance: float = 0.01,
+    num_deviations: float = 4.0,
     **options: Any,
 ) -> int:
     """Chooses the fewest bits at which the lattice hardly costs anything.
@@ -321,6 +322,7 @@ def choose_bits(
       num_clients: how many contributions a sum may hold.
       tolerance: by what share the length of a contribution, and the variance of the sum, may grow;
         above 0.
+      num_deviations: as for `make_plan`.
       **options: further options of `make_plan`, but for the bits.
 
     Returns:
@@ -333,12 +335,12 @@ def choose_bits(
     """
     checks.positive("noise_multiplier", noise_multiplier)
     checks.positive("tolerance", tolerance)
-    # Fewer have no room for the rounding of so many clients.
-    fewest = max(2, math.floor(2 + 0.5 * math.log2(num_clients)) + 1)
+    checks.positive("num_deviations", num_deviations)
+    # Fewer do not hold the rounding of so many clients.
+    fewest = max(2, math.floor(math.log2(num_deviations) + 0.5 * math.log2(num_clients)) + 1)
+    options |= {"num_clients": num_clients, "num_deviations": num_deviations}
     for bits in range(fewest, 33):
-        plan = make_plan(
-            dimension, clip_norm, noise_multiplier, num_clients=num_clients, bits=bits, **options
-        )
+        plan = make_plan(dimension, clip_norm, noise_multiplier, bits=bits, **options)
         longer = plan.l2_norm * plan.granularity / clip_norm - 1
         wider = num_clients * plan.granularity**2 / 4 / plan.noise_stddev**2
         if longer <= tolerance and wider <= tolerance:

@@ -376,10 +376,17 @@ def test_a_late_client_begins_between_the_start_and_the_model(setting):
 
 @telling
 @pytest.mark.parametrize("sampler", [FULL, PARTIAL], ids=["full", "3 of 5"])
-@pytest.mark.parametrize("form", ["decentralised", "centralised"])
+@pytest.mark.parametrize(
+    ("form", "is_weighted"),
+    [
+        ("decentralised", False),
+        ("decentralised", True),
+        pytest.param("centralised", False, marks=slow),
+        ("centralised", True),
+    ],
+)
 @pytest.mark.parametrize("client_map", ["prox", "gradient"])
-def test_every_setting_is_the_equations(client_map, form, sampler):
-    is_weighted = form == "centralised"
+def test_every_setting_is_the_equations(client_map, form, is_weighted, sampler):
     sim = from_start(client_map, form, sampler, is_weighted=is_weighted)
     settings = [numbers for phi, *numbers in SETTINGS.values() if phi == client_map]
     for numbers in (*settings, (1.3, 0.4, 0.7)):

@@ -8,6 +8,7 @@ from marks import telling
 from run_folders import SMALL, assemble_once
 
 from fedjax_dp.experiment.reading import load
+from fedjax_dp.privacy.distributed import choose_bits
 
 ROUNDS = 5
 
@@ -70,6 +71,28 @@ def test_cohorts_drawn_by_coins_amplify_for_clients():
     epsilon = spent(z, ROUNDS, rate=0.5)
     assert epsilon <= 8 and epsilon == pytest.approx(8, rel=1e-5)
     assert list(experiment.budget) == ["client"] and experiment.client_clip_norm == 1.0
+
+
+@pytest.mark.parametrize("bits", [12, "auto"])
+def test_the_lattice_holds_as_many_deviations_as_are_asked_for(bits):
+    """Equation (61) of DDGauss for a share of the noise, in units of the lattice."""
+    size, clients, deviations, z = 64 * 10 + 10, 3, 40.0, 1.5
+    words = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", f"--privacy.client.bits={bits}")
+    words = (
+        *words,
+        "--privacy.client.mechanism=discrete_gaussian",
+        "--privacy.client.epsilon=none",
+    )
+    words = (*words, f"--privacy.client.noise_multiplier={z}")
+    words = (*words, f"--privacy.client.num_deviations={deviations}")
+    simulation = assembled(*words).simulation
+    event = simulation.algorithm.claims.client.event(simulation.hyper.aggregator)
+    if bits == "auto":
+        bits = choose_bits(size, 1.0, z, num_clients=clients, num_deviations=deviations)
+        assert bits > choose_bits(size, 1.0, z, num_clients=clients)
+    places = (2**bits / (2 * deviations)) ** 2 - clients / 4
+    width = np.sqrt((clients**2 / 1024 + z**2) / places)
+    assert event.noise_scale == pytest.approx(z / width / np.sqrt(clients), rel=1e-6)
 
 
 def test_given_noise_is_taken_as_it_is():

@@ -62,8 +62,11 @@ def test_a_variant_runs_within_its_budget_and_tells_its_figures(tmp_path, name):
             row["num_clipped"]
         )
         assert row["noise_stddev"] > 0
+        # No record's gradient has a bound here.
+        assert "clipped_example_share" not in row
     for figure in ("noise_stddev", "clipped_client_share"):
         assert summary[figure] == pytest.approx(np.mean([row[figure] for row in rows]))
+    assert "clipped_example_share" not in summary
     assert (folder / "plots" / "update_norms.png").is_file()
     if "ddgauss" in name:
         # 650 parameters are padded to 1,024.

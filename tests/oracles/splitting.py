@@ -1,6 +1,8 @@
 """Operator splitting in float64 NumPy, from equations (2.15) to (2.17) alone, and closed forms.
 
-`splitting` was written from the equations and follows no other program. One round is
+`splitting` was written from the equations and follows no other program, but for one choice that the
+equations leave open and that it shares with the package: the numbers of a client that waits, see
+`waits`. One round is
 
     z_i ← (1 − α) u_i + α Φ_i(u_i)          clients of the cohort S; others hold their last z_i
     z̄  ← Σ_S π_i z_i / Σ_S π_i             the model; a cohort without weight changes nothing
