@@ -82,6 +82,17 @@ def test_norms_do_not_stand_still_behind_a_large_entry(shape):
     assert _largest_error(shape) <= _OF_CHAINS
 
 
+@pytest.mark.parametrize("shape", [(1 << 17,), (2,) * 17])
+def test_totals_do_not_stand_still_behind_a_large_entry(shape):
+    """As they are: norms hand over leaves that are flat already."""
+    x = np.full(shape, 2.0**-25.2, np.float32)
+    x.reshape(-1)[0] = 1.0
+    found = jax.jit(jax.vmap(trees.total))(jnp.stack([x, x]))
+    exact = x.astype(np.float64).sum()
+    assert exact > 1.003
+    assert np.max(np.abs(np.asarray(found, np.float64) / exact - 1)) <= _OF_CHAINS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", range(1, 25))
 def test_norms_of_any_rank_do_not_stand_still(rank):
