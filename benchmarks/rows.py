@@ -28,7 +28,7 @@ PLACEMENTS = ("device", "host", "disk")
 
 
 def images(num_clients: int, seed: int) -> FederatedData:
-    """Ten images a client, of two classes that their mean tells apart."""
+    """Ten images a client, of two classes that their mean separates."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 2, num_clients * EXAMPLES).astype(np.int32)
     x = rng.normal(size=(len(y), 32, 32, 3)) + y[:, None, None, None]

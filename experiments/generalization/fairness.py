@@ -1,6 +1,6 @@
 """Fair objectives on a skewed MNIST: `python -m experiments.generalization.fairness`.
 
-What has run is left out, and what was stopped goes on. Every client counts once in the figures: the
+What has run is left out, and what was stopped continues. Every client counts once in the figures: the
 mean over clients, the worst client, and the mean of the worst tenth of them.
 """
 

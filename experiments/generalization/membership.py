@@ -14,7 +14,7 @@ from fedjax_dp.audit import attack_model
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.loading import load_run
 
-# An attacker tells their test parts from any training part, members or not.
+# An attacker distinguishes their test parts from any training part, members or not.
 SHIFTED = ("fedcmnist", "fedrotmnist")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 TOLERANCE = 2e-6
 # Of "early" in figure 2.2, from 0.
 EARLY = 4
-# Where the rounding of float32 ends what can be told apart.
+# Where the rounding of float32 ends what can be distinguished.
 FLOOR = 1e-9
 
 Row = tuple[str, str, str, str, bool]
