@@ -1,7 +1,7 @@
 """Fair objectives on a skewed MNIST: `python -m experiments.generalization.fairness`.
 
-What has run is left out, and what was stopped continues. Every client counts once in the figures: the
-mean over clients, the worst client, and the mean of the worst tenth of them.
+What has run is left out, and what was stopped continues. Every client counts once in the figures:
+the mean over clients, the worst client, and the mean of the worst tenth of them.
 """
 
 import pathlib
