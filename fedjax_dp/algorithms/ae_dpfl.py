@@ -120,8 +120,8 @@ def ae_dpfl(
         rows = round_index * block + jnp.arange(block)
         return rows, rows < num_queries
 
-    def client(server, own, client, hyper, key):
-        result = trainer.train(server.start, client, hyper.local, key)
+    def client(message, own, client, hyper, key):
+        result = trainer.train(message, client, hyper.local, key)
         scale = scale_of(aggregator, votes_shape, hyper.aggregator)
         rows, is_query = rows_of(client.round)
         votes = votes_of(result.params, rows) * is_query[:, None] * (client.size > 0)
@@ -148,6 +148,7 @@ def ae_dpfl(
     return FederatedAlgorithm(
         name="ae_dpfl",
         init=init,
+        broadcast=lambda server, client: server.start,
         client=client,
         aggregator=mean,
         server_step=server_step,

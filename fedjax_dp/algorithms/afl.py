@@ -55,9 +55,9 @@ def afl(
         name="afl",
     )
 
-    def client(server, own, client, hyper, key):
-        loss = mean_loss(model, server.params, client)
-        output = algorithm.client(server, own, client, hyper, key)
+    def client(message, own, client, hyper, key):
+        loss = mean_loss(model, message, client)
+        output = algorithm.client(message, own, client, hyper, key)
         return output._replace(update=Told(output.update, loss))
 
     return algorithm._replace(client=client, num_clients=num_clients)

@@ -84,11 +84,11 @@ def averaged(
         params = model.init(key)
         return ServerState(params, optimizer_of(numbers).init(sent(params)))
 
-    def of_client(server, own, client=None):
-        return server.params if home is None else home.joined(server.params, own)
+    def whole(params, own):
+        return params if home is None else home.joined(params, own)
 
-    def client(server, own, client, hyper, key):
-        result = train(of_client(server, own), client, hyper, key)
+    def client(message, own, client, hyper, key):
+        result = train(whole(message, own), client, hyper, key)
         kept = own if home is None else home.own(result.params)
         return ClientOutput(sent(result.delta), result.weight, kept, result.metrics)
 
@@ -105,6 +105,7 @@ def averaged(
     return FederatedAlgorithm(
         name=name,
         init=init,
+        broadcast=lambda server, client: sent(server.params),
         client=client,
         aggregator=aggregator,
         server_step=server_step,
@@ -112,7 +113,7 @@ def averaged(
         num_steps=trainer.num_steps,
         ranges=ranges_of,
         shared=field("params", is_whole=home is None),
-        personal=None if home is None else of_client,
+        personal=None if home is None else lambda server, own, client: whole(server.params, own),
         clients=None if home is None else ClientState(lambda server: home.own(server.params)),
         record=of_training(trainer),
         check_noised=partial(trainer.check_noised, None if home is None else home.is_sent),

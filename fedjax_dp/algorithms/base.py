@@ -119,6 +119,26 @@ class Iterate(NamedTuple):
     weigh: Callable[[Any], Any]
 
 
+@flax.struct.dataclass
+class Recipient:
+    """A client as the server knows it when it sends a message.
+
+    Attributes:
+      index: the client's index in the population, int32.
+      size: how many records it owns, int32; taken as public.
+      round: rounds done before this one, int32.
+      stage: the stage of the round, int32.
+      known: the part of the client's state that the server has from its uploads, as
+        `ClientState.known` says; None where it has none.
+    """
+
+    index: jax.typing.ArrayLike
+    size: jax.typing.ArrayLike
+    round: jax.typing.ArrayLike
+    stage: jax.typing.ArrayLike
+    known: PyTree = None
+
+
 class ClientState(NamedTuple):
     """What clients keep from round to round.
 
@@ -131,12 +151,15 @@ class ClientState(NamedTuple):
         is in the aggregate.
       iterate: where in it the point is that a round maps to its next, for wrappers that
         extrapolate the points of all clients; None where it is not there as such.
+      known: `(own) -> part`, the part that the server has from the client's uploads, which
+        `FederatedAlgorithm.broadcast` may read; None for nothing.
     """
 
     init: Callable[[PyTree], PyTree]
     finish: Callable[[PyTree, PyTree, PyTree, Hyper], PyTree] | None = None
     finishes_everybody: bool = False
     iterate: Iterate | None = None
+    known: Callable[[PyTree], PyTree] | None = None
 
 
 def field(name: str, *, is_whole: bool = True) -> SharedModel:
@@ -236,10 +259,12 @@ class FederatedAlgorithm(NamedTuple):
     Attributes:
       name: the algorithm's name in reports.
       init: `(key) -> server`, the server's state: models, optimiser states, whatever is kept.
-      client: `(server, own, client, hyper, key) -> ClientOutput`, one client's whole round, from
-        what it is sent to what it returns; `own` is its state, None where clients keep nothing.
-        Where privacy is claimed for records it is handed a `PublicClient`, which a trainer and a
-        choice can open and it cannot.
+      broadcast: `(server, client) -> message`, what the server sends one client, a `Recipient`;
+        arrays, or parts of them in the forms of `core.messages`.
+      client: `(message, own, client, hyper, key) -> ClientOutput`, one client's whole round, from
+        the message as it arrives, see `core.messages.received`, to what it returns; `own` is its
+        state, None where clients keep nothing. Where privacy is claimed for records it is handed a
+        `PublicClient`, which a trainer and a choice can open and it cannot.
       aggregator: how the cohort's updates become one aggregate.
       server_step: `(server, aggregate, hyper, round, key) -> (server, info)`; `round` is a `Round`.
       hyper: the numbers that a run starts with.
@@ -263,14 +288,12 @@ class FederatedAlgorithm(NamedTuple):
       needs_validation: whether clients read a second split of their data in a round.
       check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
         their ranges and do not go together; the prefix comes before a number's name.
-      sent_down: `(server, own, client) -> message`, what the server sends a client, a
-        `PublicClient`, for whoever counts bytes, see `core.messages`; None for what the client's
-        round reads of the server's state.
       silent_stages: the stages in which nothing is sent.
     """
 
     name: str
     init: Callable[[PRNGKey], PyTree]
+    broadcast: Callable[[PyTree, Recipient], PyTree]
     client: Callable[..., ClientOutput]
     aggregator: Aggregator
     server_step: Callable[[PyTree, PyTree, Hyper, Round, PRNGKey], tuple[PyTree, dict[str, Any]]]
@@ -288,7 +311,6 @@ class FederatedAlgorithm(NamedTuple):
     num_clients: int | None = None
     needs_validation: bool = False
     check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
-    sent_down: Callable[[PyTree, PyTree, Any], PyTree] | None = None
     silent_stages: tuple[int, ...] = ()
 
     @property
@@ -296,6 +318,24 @@ class FederatedAlgorithm(NamedTuple):
         """Gathers what aggregator and training promise."""
         of_clients = self.aggregator.claim
         return Claims(of_clients if isinstance(of_clients, ClientClaim) else None, self.record)
+
+    def message_to(self, server: PyTree, own: PyTree, client: Any) -> PyTree:
+        """Makes the message that one client is sent, before it arrives.
+
+        Args:
+          server: the server's state.
+          own: the client's state; only the part that the server knows is read.
+          client: the client, a `ClientData` or a `PublicClient`; only public facts are read.
+
+        Returns:
+          The message, for `core.messages.received` to hand to the client.
+        """
+        known = None
+        if self.clients is not None and self.clients.known is not None:
+            known = self.clients.known(own)
+        return self.broadcast(
+            server, Recipient(client.index, client.size, client.round, client.stage, known)
+        )
 
     def with_numbers(
         self, numbers: Mapping[str, Any], ranges_: Mapping[str, Any]

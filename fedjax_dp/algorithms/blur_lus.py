@@ -86,15 +86,15 @@ def blur_lus(
         checks.require(bounds, "radius", "be given where no aggregator bounds an update", radius)
     numbers = {"strength": strength} | ({} if radius is None else {"radius": radius})
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         pull = None
         if strength:
             radius = hyper.algorithm.get("radius")
             if radius is None:
-                radius = bound_of(aggregator, server.params, hyper.aggregator)
+                radius = bound_of(aggregator, message, hyper.aggregator)
             pull = blur(hyper.algorithm["strength"], radius)
         result = trainer.train(
-            server.params, client, hyper.local, key, gradient_transform=pull, update_transform=keep
+            message, client, hyper.local, key, gradient_transform=pull, update_transform=keep
         )
         return ClientOutput(result.delta, result.weight, own, result.metrics)
 

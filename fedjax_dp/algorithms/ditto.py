@@ -105,8 +105,8 @@ def ditto(
             local = local._replace(learning_rate=numbers["personal_learning_rate"])
         return local
 
-    def client(server, own, client, hyper, key):
-        sent = shared.client(server, None, client, hyper, key)
+    def client(message, own, client, hyper, key):
+        sent = shared.client(message, None, client, hyper, key)
 
         def personal(strength):
             return trainer.train(
@@ -114,7 +114,7 @@ def ditto(
                 client,
                 of_personal(hyper),
                 key if is_interleaved else fold(key, Purpose.PERSONAL),
-                gradient_transform=towards(server.params, strength),
+                gradient_transform=towards(message, strength),
             ).params
 
         def kept(params):

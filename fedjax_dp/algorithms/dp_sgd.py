@@ -50,8 +50,8 @@ def dp_sgd(
     if weight_of is None:
         return algorithm
 
-    def client(server, own, client, hyper, key):
-        output = algorithm.client(server, own, client, hyper, key)
+    def client(message, own, client, hyper, key):
+        output = algorithm.client(message, own, client, hyper, key)
         weight = jnp.where(client.size > 0, weight_of(client, hyper.local), 0.0)
         return output._replace(weight=weight)
 

@@ -18,7 +18,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.messages import Repeated
+from fedjax_dp.core.messages import Choices
 from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -106,25 +106,25 @@ def f_cdpfl(
         is_choosing = round_index < hyper.algorithm["num_selections"]
         return jnp.where(is_choosing, _SELECT, _FROZEN).astype(jnp.int32)
 
-    def client(server, own, client, hyper, key):
+    def broadcast(server, client):
+        """All models where clients choose; elsewhere the one that the client chose last."""
+        is_choosing = client.stage == _SELECT
+        return Choices(server.models, jnp.int32(num_models), is_choosing, client.known)
+
+    def client(message, own, client, hyper, key):
         own_key = fold(key, Purpose.SELECTION)
         # The stage is the same for all clients: side by side nobody pays for a choice that is not
         # made.
         chosen = jax.lax.cond(
             client.stage == _SELECT,
-            lambda: choice.of(own_key, server.models, client, is_offered, hyper.algorithm),
+            lambda: choice.of(own_key, message.offered(), client, is_offered, hyper.algorithm),
             lambda: own,
         )
         chosen = jnp.where(client.size > 0, chosen, own)
-        result = trainer.train(trees.take(server.models, chosen), client, hyper.local, key)
+        result = trainer.train(message.take(chosen), client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
-
-    def sent_down(server, own, client):
-        """All models where clients choose; elsewhere the one that the client chose last."""
-        num_sent = jnp.where(client.stage == _SELECT, num_models, 1)
-        return Repeated(trees.take(server.models, 0), num_sent, num_models)
 
     def server_step(server, aggregate, hyper, round, key):
         return ServerState(optax.apply_updates(server.models, aggregate)), {}
@@ -141,16 +141,16 @@ def f_cdpfl(
     return FederatedAlgorithm(
         name="f_cdpfl",
         init=init,
+        broadcast=broadcast,
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
         hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
         personal=lambda server, own, client: trees.take(server.models, own),
-        clients=ClientState(init=lambda server: jnp.int32(0)),
+        clients=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
         record=RecordClaim(events, NOT_COVERED if is_exact else None),
         choice=choice,
         stage_of=stage_of,
         check_noised=trainer.check_noised,
-        sent_down=sent_down,
     ).with_numbers(numbers, {**RANGES, "num_selections": Index})

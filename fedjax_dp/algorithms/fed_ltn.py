@@ -23,6 +23,7 @@ from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Decay, NonNegative, Probability, ProperFraction
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -63,6 +64,19 @@ def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
         reach, bound = (2 * np.asarray(momentum) - 1) * kept, "(1 + 1 / (1 - mixing)) / 2"
     rule = f"be below {bound}, where mixing is {mixing}"
     checks.require(bool(np.all(reach < 1)), f"{prefix}momentum", rule, momentum)
+
+
+class Message(NamedTuple):
+    """What a client is sent.
+
+    Attributes:
+      ticket: what is shared of the model, under the client's mask.
+      start: the initial model where tickets are rewound to it, which the client received first;
+        else None.
+    """
+
+    ticket: Sparse
+    start: PyTree
 
 
 class ServerState(NamedTuple):
@@ -212,15 +226,17 @@ def fed_ltn(
         mask = masks.unpacked(own.mask, weights)
         return Sparse(at_home.joined(masks.applied(mask, server.params), own.home), mask)
 
-    def received(server, own, client):
+    def broadcast(server, client):
         # The initial model, where tickets are rewound to it, is what was received first.
-        mask = at_home.sent(masks.unpacked(own.mask, weights))
-        return Sparse(masks.applied(mask, at_home.sent(server.params)), mask, is_known=True)
+        mask = at_home.sent(masks.unpacked(client.known, weights))
+        ticket = Sparse(masks.applied(mask, at_home.sent(server.params)), mask, is_known=True)
+        return Message(ticket, Known(server.start))
 
-    def client(server, own, client, hyper, key):
-        start, mask = masks.parted(of_client(server, own))
+    def client(message, own, client, hyper, key):
+        start = at_home.joined(message.ticket.values, own.home)
+        mask = masks.unpacked(own.mask, weights)
         # Batch norm is no part of a ticket, and goes back no further than this round.
-        rewound = None if server.start is None else at_home.joined(server.start, own.home)
+        rewound = None if message.start is None else at_home.joined(message.start, own.home)
         found = scheme.update(start, mask, rewound, client, hyper, hyper.algorithm["target"], key)
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
         kept = Own(masks.packed(found.mask), at_home.own(found.params))
@@ -246,6 +262,7 @@ def fed_ltn(
     return FederatedAlgorithm(
         name="fed_ltn",
         init=init,
+        broadcast=broadcast,
         client=client,
         aggregator=aggregator,
         server_step=server_step,
@@ -254,9 +271,9 @@ def fed_ltn(
         shared=field("params", is_whole=not any(at_home.is_own)),
         personal=of_client,
         needs_validation=True,
-        sent_down=received,
         clients=ClientState(
-            init=lambda server: Own(masks.packed(masks.full(weights)), at_home.own(server.params))
+            init=lambda server: Own(masks.packed(masks.full(weights)), at_home.own(server.params)),
+            known=lambda own: own.mask,
         ),
         check_numbers=lambda numbers, prefix: check_momentum(
             {**numbers, "looks_ahead": looks_ahead}, prefix

@@ -78,10 +78,10 @@ def feddyn(
         params = model.init(key)
         return ServerState(params, correction_of(params))
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         alpha = hyper.algorithm["alpha"]
         bent = optax.chain(proximal(alpha), shift(trees.scale(own, -1.0)))
-        result = trainer.train(server.params, client, hyper.local, key, gradient_transform=bent)
+        result = trainer.train(message, client, hyper.local, key, gradient_transform=bent)
         update = {"params": result.delta, "share": jnp.float32(1)}
         own = moved(own, result.delta, alpha)
         return ClientOutput(update, result.weight, own, result.metrics)
@@ -98,6 +98,7 @@ def feddyn(
     return FederatedAlgorithm(
         name="feddyn",
         init=init,
+        broadcast=lambda server, client: server.params,
         client=client,
         aggregator=aggregator,
         server_step=server_step,

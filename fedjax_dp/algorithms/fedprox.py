@@ -38,9 +38,9 @@ def fedprox(
     Source: Li and others 2020, algorithm 2.
     """
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         pull = proximal(hyper.algorithm["mu"])
-        result = trainer.train(server.params, client, hyper.local, key, gradient_transform=pull)
+        result = trainer.train(message, client, hyper.local, key, gradient_transform=pull)
         return ClientOutput(result.delta, result.weight, own, result.metrics)
 
     own: dict[str, Any] = {"server_learning_rate": server_learning_rate, "name": "fedprox"}

@@ -69,13 +69,13 @@ def ifca(
     def init(key):
         return ServerState(jax.vmap(model.init)(jax.random.split(key, num_models)))
 
-    def choose(server, client):
-        losses = jax.lax.map(lambda params: mean_loss(model, params, client), server.models)
+    def choose(models, client):
+        losses = jax.lax.map(lambda params: mean_loss(model, params, client), models)
         return jnp.argmin(losses).astype(jnp.int32)
 
-    def client(server, own, client, hyper, key):
-        choice = choose(server, client)
-        result = trainer.train(trees.take(server.models, choice), client, hyper.local, key)
+    def client(message, own, client, hyper, key):
+        choice = choose(message, client)
+        result = trainer.train(trees.take(message, choice), client, hyper.local, key)
         update = ModelChoice(choice, result.delta)
         return ClientOutput(update, result.weight, choice, result.metrics)
 
@@ -86,12 +86,15 @@ def ifca(
     return FederatedAlgorithm(
         name="ifca",
         init=init,
+        broadcast=lambda server, client: server.models,
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=is_weighted),
         server_step=server_step,
         hyper=Hyper(trainer.config),
         num_steps=trainer.num_steps,
-        personal=lambda server, own, client: trees.take(server.models, choose(server, client)),
+        personal=lambda server, own, client: trees.take(
+            server.models, choose(server.models, client)
+        ),
         clients=ClientState(init=lambda server: jnp.int32(0)),
         check_noised=trainer.check_noised,
     ).with_numbers(

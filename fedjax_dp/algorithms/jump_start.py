@@ -14,6 +14,7 @@ from fedjax_dp.clients.pruning import Scope, pruned_share
 from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Count, Decay, NonNegative, Probability, ProperFraction
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -22,6 +23,18 @@ from fedjax_dp.models.kinds import BATCH_NORM, Where
 
 LOCAL, SHARED = 0, 1
 Score = Literal["own", "all"]
+
+
+class Message(NamedTuple):
+    """What a client is sent.
+
+    Attributes:
+      ticket: the message of FedLTN.
+      mask: the mask of that ticket, packed.
+    """
+
+    ticket: PyTree
+    mask: PyTree
 
 
 class ServerState(NamedTuple):
@@ -146,8 +159,8 @@ def jump_start(
         is_masked_mean=is_masked_mean,
         **of_both,
     )
-    assert ltn.clients and ltn.personal and ltn.sent_down
-    own_of, personal_of, sent_down = ltn.clients.init, ltn.personal, ltn.sent_down
+    assert ltn.clients and ltn.personal
+    own_of, personal_of = ltn.clients.init, ltn.personal
 
     def init(key):
         server = ltn.init(key)
@@ -157,15 +170,19 @@ def jump_start(
         params = server.inner.params
         return Jumping(own_of(server.inner), params, jnp.float32(-1), jnp.bool_(False))
 
-    def own_ticket(server, own):
+    def mask_of(server, mask, has_jumped):
         """Takes the shared mask over, where this is due."""
         if not inherits_mask:
-            return own.inner
-        mask = trees.where(server.has_jumped & ~own.has_jumped, server.mask, own.inner.mask)
-        return own.inner._replace(mask=mask)
+            return mask
+        return trees.where(server.has_jumped & ~has_jumped, server.mask, mask)
 
-    def alone(server, own, client, hyper, key):
-        mask, start = masks.unpacked(own.inner.mask, scheme.weights), server.inner.start
+    def broadcast(server, client):
+        mask = mask_of(server, *client.known)
+        ticket = ltn.broadcast(server.inner, client.replace(known=mask))
+        return Message(ticket, Known(mask))
+
+    def alone(message, own, client, hyper, key):
+        mask, start = masks.unpacked(own.inner.mask, scheme.weights), message.ticket.start
         # Batch norm is no part of a ticket, and goes back no further than this round.
         start = None if start is None else scheme.home.joined(start, own.params)
         target = hyper.algorithm["jump_target"]
@@ -181,19 +198,17 @@ def jump_start(
         update = Sparse(scheme.home.sent(found.params), scheme.home.sent(found.mask))
         return ClientOutput(update, joins(client), state, found.metrics, info)
 
-    def together(server, own, client, hyper, key):
-        output = ltn.client(server.inner, own_ticket(server, own), client, hyper, key)
+    def together(message, own, client, hyper, key):
+        inner = own.inner._replace(mask=message.mask)
+        output = ltn.client(message.ticket, inner, client, hyper, key)
         state = own._replace(inner=output.state, has_jumped=jnp.bool_(True))
         return output._replace(state=state)
 
-    def received(server, own, client):
-        return sent_down(server.inner, own_ticket(server, own), client)
-
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         return jax.lax.cond(
             client.stage == LOCAL,
-            lambda: alone(server, own, client, hyper, key),
-            lambda: together(server, own, client, hyper, key),
+            lambda: alone(message, own, client, hyper, key),
+            lambda: together(message, own, client, hyper, key),
         )
 
     def server_step(server, aggregate, hyper, round, key):
@@ -219,7 +234,8 @@ def jump_start(
         return accuracy_of(model, own.params, validation)
 
     def personal(server, own, client):
-        jumped = personal_of(server.inner, own_ticket(server, own), client)
+        mask = mask_of(server, own.inner.mask, own.has_jumped)
+        jumped = personal_of(server.inner, own.inner._replace(mask=mask), client)
         mask = masks.unpacked(own.inner.mask, scheme.weights)
         alone = Sparse(masks.applied(mask, own.params), mask)
         return trees.where(server.has_jumped, jumped, alone)
@@ -227,11 +243,11 @@ def jump_start(
     return ltn._replace(
         name="jump_start",
         init=init,
+        broadcast=broadcast,
         client=client,
         server_step=server_step,
-        clients=ClientState(init=keeps),
+        clients=ClientState(init=keeps, known=lambda own: (own.inner.mask, own.has_jumped)),
         shared=None,
-        sent_down=received,
         silent_stages=(LOCAL,),
         personal=personal,
         stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),

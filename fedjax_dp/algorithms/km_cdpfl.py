@@ -85,11 +85,14 @@ def km_cdpfl(
         models = jax.tree.map(lambda p: jnp.broadcast_to(p, (num_models, *p.shape)), start)
         return ServerState(models, jnp.zeros(num_clients, jnp.int32))
 
-    def client(server, own, client, hyper, key):
+    def broadcast(server, client):
         cluster = server.clusters[client.index]
-        result = trainer.train(trees.take(server.models, cluster), client, hyper.local, key)
+        return ModelChoice(cluster, trees.take(server.models, cluster))
+
+    def client(message, own, client, hyper, key):
+        result = trainer.train(message.delta, client, hyper.local, key)
         weight = (result.weight > 0).astype(jnp.float32)
-        return ClientOutput(ModelChoice(cluster, result.delta), weight, own, result.metrics)
+        return ClientOutput(ModelChoice(message.model, result.delta), weight, own, result.metrics)
 
     def contribute(state, numbers, update, weight, sender):
         return update, weight
@@ -128,6 +131,7 @@ def km_cdpfl(
     return FederatedAlgorithm(
         name="km_cdpfl",
         init=init,
+        broadcast=broadcast,
         client=client,
         aggregator=Stacked(stateless, contribute, combine),
         server_step=server_step,
@@ -139,9 +143,6 @@ def km_cdpfl(
         ),
         record=of_training(trainer),
         check_noised=trainer.check_noised,
-        sent_down=lambda server, own, client: trees.take(
-            server.models, server.clusters[client.index]
-        ),
     )
 
 

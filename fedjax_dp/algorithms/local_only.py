@@ -38,13 +38,14 @@ def local_only(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
       The algorithm; a client's state is its own model, and its optimiser starts afresh every round.
     """
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         result = trainer.train(own, client, hyper.local, key)
         return ClientOutput((), result.weight, result.params, result.metrics)
 
     return FederatedAlgorithm(
         name="local_only",
         init=lambda key: ServerState(model.init(key)),
+        broadcast=lambda server, client: (),
         client=client,
         aggregator=uniform_mean(),
         server_step=lambda server, aggregate, hyper, round, key: (server, {}),

@@ -17,6 +17,7 @@ from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Decay, ProperFraction
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -31,6 +32,18 @@ UNPROTECTED = "pruning waits for the exact accuracy on validation data, which no
 def joins(client: ClientData | PublicClient) -> jax.Array:
     """Gives a client its weight: all alike, but for those that have no data to find a ticket by."""
     return jnp.float32(client.size > 0)
+
+
+class Message(NamedTuple):
+    """What a client is sent.
+
+    Attributes:
+      ticket: the model under the client's mask.
+      start: the initial model, which the client received first.
+    """
+
+    ticket: Sparse
+    start: PyTree
 
 
 class ServerState(NamedTuple):
@@ -92,15 +105,17 @@ def lottery_fl(
         params = model.init(key)
         return ServerState(params, params)
 
-    def received(server, own, client):
-        # The initial model, which tickets are rewound to, is what was received first.
+    def ticket_of(server, own, client=None):
         mask = masks.unpacked(own, weights)
         return Sparse(masks.applied(mask, server.params), mask, is_known=True)
 
-    def client(server, own, client, hyper, key):
+    def broadcast(server, client):
+        # The initial model, which tickets are rewound to, is what was received first.
+        return Message(ticket_of(server, client.known), Known(server.start))
+
+    def client(message, own, client, hyper, key):
         numbers = hyper.algorithm
-        before = masks.unpacked(own, weights)
-        ticket = masks.applied(before, server.params)
+        ticket, before = masks.parted(message.ticket)
         accuracy = accuracy_of(model, ticket, client.validation)
         is_due = (
             (client.size > 0)
@@ -114,7 +129,7 @@ def lottery_fl(
         )
         # Too few may be left for the rate to take one.
         has_pruned = masks.num_alive(mask) < masks.num_alive(before)
-        start = trees.where(has_pruned, masks.applied(mask, server.start), ticket)
+        start = trees.where(has_pruned, masks.applied(mask, message.start), ticket)
         result = trainer.train(start, client, hyper.local, key, mask=mask)
         ticket = masks.applied(mask, trees.add(start, result.delta))
         info = {"pruned_share": pruned_share(mask), "validation_accuracy": accuracy}
@@ -135,16 +150,18 @@ def lottery_fl(
     return FederatedAlgorithm(
         name="lottery_fl",
         init=init,
+        broadcast=broadcast,
         client=client,
         aggregator=aggregator,
         server_step=server_step,
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
         shared=field("params"),
-        personal=received,
+        personal=ticket_of,
         needs_validation=True,
-        sent_down=received,
-        clients=ClientState(init=lambda server: masks.packed(masks.full(weights))),
+        clients=ClientState(
+            init=lambda server: masks.packed(masks.full(weights)), known=lambda own: own
+        ),
     ).with_numbers(
         {"prune_rate": prune_rate, "target": target, "accuracy_threshold": accuracy_threshold},
         {"prune_rate": Decay, "target": Decay, "accuracy_threshold": ProperFraction},

@@ -75,12 +75,12 @@ def mr_mtl(
         start = model.init(key)
         return ServerState(start, start)
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         strength = hyper.algorithm["strength"]
         if is_pull_clipped:
-            how: dict[str, Any] = {"penalty": distance_to(server.mean, strength)}
+            how: dict[str, Any] = {"penalty": distance_to(message, strength)}
         else:
-            how = {"gradient_transform": towards(server.mean, strength)}
+            how = {"gradient_transform": towards(message, strength)}
         result = trainer.train(own, client, hyper.local, key, **how)
         return ClientOutput(result.delta, jnp.float32(1), result.params, result.metrics)
 
@@ -91,6 +91,7 @@ def mr_mtl(
     return FederatedAlgorithm(
         name="mr_mtl",
         init=init,
+        broadcast=lambda server, client: server.mean,
         client=client,
         aggregator=aggregator,
         server_step=server_step,

@@ -76,8 +76,8 @@ def o_dpcfl(
     def own_model(server, client):
         return trees.take(server.models, jnp.asarray(table)[client.index])
 
-    def client(server, own, client, hyper, key):
-        result = trainer.train(own_model(server, client), client, hyper.local, key)
+    def client(message, own, client, hyper, key):
+        result = trainer.train(message, client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(jnp.asarray(table)[client.index], result.delta)
         return ClientOutput(update, weight, own, result.metrics)
@@ -88,6 +88,7 @@ def o_dpcfl(
     return FederatedAlgorithm(
         name="o_dpcfl",
         init=init,
+        broadcast=own_model,
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
@@ -97,5 +98,4 @@ def o_dpcfl(
         personal=lambda server, own, client: own_model(server, client),
         record=of_training(trainer),
         check_noised=trainer.check_noised,
-        sent_down=lambda server, own, client: own_model(server, client),
     )

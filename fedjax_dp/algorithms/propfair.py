@@ -60,10 +60,10 @@ def propfair(
     proportional(baseline, margin, extension)  # Refuses what it cannot be built with.
     is_told = not (trainer.is_private and extension == "released")
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         baseline, margin = hyper.algorithm["baseline"], hyper.algorithm["margin"]
         objective = proportional(jnp.asarray(baseline), jnp.asarray(margin), extension)
-        result = trainer.train(server.params, client, hyper.local, key, objective=objective)
+        result = trainer.train(message, client, hyper.local, key, objective=objective)
         last = baseline - margin
         if trainer.is_private:
             last = -jnp.log(margin / baseline)

@@ -74,11 +74,11 @@ def q_ffl(
         slowest > 0, "learning_rate", "be above 0, since q-FedAvg divides by it", slowest
     )
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         q = hyper.algorithm["q"]
-        loss = mean_loss(model, server.params, client)
+        loss = mean_loss(model, message, client)
         loss = jnp.where((loss < 0) & (q > 0), jnp.nan, loss + _SMALLEST_LOSS)
-        result = trainer.train(server.params, client, hyper.local, key)
+        result = trainer.train(message, client, hyper.local, key)
         share = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         scale = share * loss**q
         lipschitz = trees.reciprocal(hyper.local.learning_rate)
@@ -100,6 +100,7 @@ def q_ffl(
     return FederatedAlgorithm(
         name="q_ffl",
         init=lambda key: ServerState(model.init(key)),
+        broadcast=lambda server, client: server.params,
         client=client,
         aggregator=aggregator,
         server_step=server_step,

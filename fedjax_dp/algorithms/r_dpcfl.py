@@ -27,7 +27,8 @@ from fedjax_dp.clients.whole_batches import (
 )
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.messages import Repeated
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.messages import Choices
 from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -67,6 +68,18 @@ class Stage(enum.IntEnum):
     SOFT = 1
     SELECT = 2
     FROZEN = 3
+
+
+class Message(NamedTuple):
+    """What a client is sent.
+
+    Attributes:
+      models: all that are offered, or the one that the client trained last.
+      chances: with which it draws one, `[models]`; zeros where it does not draw.
+    """
+
+    models: Choices
+    chances: Sparse
 
 
 class ServerState(NamedTuple):
@@ -215,10 +228,20 @@ def r_dpcfl(
         batch = jnp.where(is_first, WHOLE, jnp.asarray(config.batch_size, jnp.float32))
         return config._replace(batch_size=batch)
 
-    def client(server, own, client, hyper, key):
-        own_key = fold(key, Purpose.SELECTION)
-        chances = jnp.log(server.responsibilities[client.index])
-        is_offered = jnp.arange(capacity) < server.num_models
+    def broadcast(server, client):
+        """All models where a client chooses or draws, else its last; what it draws with."""
+        is_soft = client.stage == Stage.SOFT
+        sends_all = is_soft | (client.stage == Stage.SELECT)
+        chances = server.responsibilities[client.index]
+        return Message(
+            Choices(server.models, server.num_models, sends_all, client.known),
+            Sparse(chances, jnp.full(capacity, is_soft), is_known=True),
+        )
+
+    def client(message, own, client, hyper, key):
+        own_key, models = fold(key, Purpose.SELECTION), message.models
+        chances = jnp.log(message.chances.values)
+        is_offered = jnp.arange(capacity) < models.num_offered
         # The stage is the same for all clients: side by side nobody pays for a choice that is not
         # made.
         chosen = jax.lax.switch(
@@ -226,22 +249,17 @@ def r_dpcfl(
             [
                 lambda: own,
                 lambda: jax.random.categorical(own_key, chances).astype(jnp.int32),
-                lambda: choice.of(own_key, server.models, client, is_offered, hyper.algorithm),
+                lambda: choice.of(own_key, models.offered(), client, is_offered, hyper.algorithm),
                 lambda: own,
             ],
         )
         chosen = jnp.where(client.size > 0, chosen, own)
-        start = trees.take(server.models, chosen)
+        start = models.take(chosen)
         local = at_stage(hyper.local, client.stage == Stage.FIRST)
         result = trainer.train(start, client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
-
-    def sent_down(server, own, client):
-        """All models where clients choose; elsewhere one, which the server knows or draws."""
-        num_sent = jnp.where(client.stage == Stage.SELECT, server.num_models, 1)
-        return Repeated(trees.take(server.models, 0), num_sent, capacity)
 
     def server_step(server, aggregate: ClusterAggregate, hyper, round, key):
         is_first = round.stage == Stage.FIRST
@@ -295,6 +313,7 @@ def r_dpcfl(
     return FederatedAlgorithm(
         name=name,
         init=init,
+        broadcast=broadcast,
         client=client,
         aggregator=mean_per_cluster(capacity, num_clients, features=features),
         server_step=server_step,
@@ -302,13 +321,12 @@ def r_dpcfl(
         num_steps=trainer.num_steps,
         num_clients=num_clients,
         personal=lambda server, own, client: trees.take(server.models, own),
-        clients=ClientState(init=lambda server: jnp.int32(0)),
+        clients=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
         record=RecordClaim(events, NOT_COVERED if is_exact else None),
         choice=choice,
         stage_of=stage_of,
         host_steps=(HostStep(1, cluster, reads_clients=False),),
         check_noised=trainer.check_noised,
-        sent_down=sent_down,
     ).with_numbers(numbers, limits)
 
 

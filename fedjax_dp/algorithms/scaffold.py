@@ -97,28 +97,28 @@ def scaffold(
         control = jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
         return ServerState(params, control)
 
-    def of_steps(server, own, client, hyper, key, result):
+    def of_steps(message, own, client, hyper, key, result):
         per_step = result.num_steps * hyper.local.learning_rate
         inverse = trees.reciprocal(per_step)
-        moved = jax.tree.map(lambda delta, c: -delta * inverse - c, result.delta, server.control)
+        moved = jax.tree.map(lambda delta, c: -delta * inverse - c, result.delta, message.control)
         # A client that did not move learned nothing new about its gradient.
         return trees.where(per_step > 0, moved, trees.zeros_like(moved))
 
-    def of_gradient(server, own, client, hyper, key, result):
+    def of_gradient(message, own, client, hyper, key, result):
         most = trainer.config.max_batch_size()
         own_key = fold(key, Purpose.PERSONAL)
-        gradient = mean_gradient(model, server.params, client, most, own_key)
+        gradient = mean_gradient(model, message.params, client, most, own_key)
         moved = trees.subtract(gradient, own)
         return trees.where(client.size > 0, moved, trees.zeros_like(moved))
 
     change_of = of_steps if control == "steps" else of_gradient
 
-    def client(server, own, client, hyper, key):
-        correction = trees.subtract(server.control, own)
+    def client(message, own, client, hyper, key):
+        correction = trees.subtract(message.control, own)
         result = trainer.train(
-            server.params, client, hyper.local, key, gradient_transform=shift(correction)
+            message.params, client, hyper.local, key, gradient_transform=shift(correction)
         )
-        moved = change_of(server, own, client, hyper, key, result)
+        moved = change_of(message, own, client, hyper, key, result)
         update = {"params": result.delta, "control": moved}
         return ClientOutput(update, result.weight, trees.add(own, moved), result.metrics)
 
@@ -137,6 +137,7 @@ def scaffold(
     return FederatedAlgorithm(
         name="scaffold",
         init=init,
+        broadcast=lambda server, client: server,
         client=client,
         aggregator=aggregator,
         server_step=server_step,

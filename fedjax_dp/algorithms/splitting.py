@@ -28,6 +28,7 @@ from fedjax_dp.clients.quadratic import Quadratic, factorise, proximal_move, unr
 from fedjax_dp.clients.regularizers import towards, watched
 from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
@@ -245,19 +246,17 @@ def splitting(
 
         return jax.tree.map(one, model.is_buffer(parts[0]), *parts)
 
-    def point_of(server, row, late):
+    def point_of(newest, row, late):
         """Computes u from the client's state, and in the decentralised form from z̄.
 
         `late` is the share of z̄ in the point of a client that has not joined yet.
         """
         if is_central:
-            return on_weights(lambda u, z: u, lambda u, z: z, row.of_point.point, server.params)
+            return on_weights(lambda u, z: u, lambda u, z: z, row.of_point.point, newest)
         own = row.of_point
         share = jnp.where(row.has_joined, own.share, late)
         kept = jnp.where(row.has_joined, 1.0, 1.0 - late)
-        return on_weights(
-            lambda w, z: kept * w + share * z, lambda w, z: z, own.part, server.params
-        )
+        return on_weights(lambda w, z: kept * w + share * z, lambda w, z: z, own.part, newest)
 
     if not is_prox:
         mapped = _training(trainer, schedule)
@@ -266,12 +265,16 @@ def splitting(
     else:
         mapped = _trained_prox(model, trainer, schedule, tolerance is not None, inner_memory)
 
-    def client(server, own, client, hyper, key):
+    def broadcast(server, client):
+        # In the centralised form everyone received the model when the last round was over.
+        return Known(server.params) if is_central else server.params
+
+    def client(newest, own, client, hyper, key):
         alpha, beta, gamma = _of_round(hyper.algorithm, client.round)
         _, *before = _of_round(hyper.algorithm, client.round - 1)
-        quadratic = own.quadratic if not is_exact else _read_once(model, own, client, server.params)
-        u = point_of(server, own, before[0] * before[1])
-        move, metrics = mapped(server, u, quadratic, client, hyper, key)
+        quadratic = own.quadratic if not is_exact else _read_once(model, own, client, newest)
+        u = point_of(newest, own, before[0] * before[1])
+        move, metrics = mapped(newest, u, quadratic, client, hyper, key)
         z = on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
         # Nothing is known of a client without examples: it has no say, and stays where it is.
         is_known = client.size > 0
@@ -283,7 +286,7 @@ def splitting(
             now = Own(part, jnp.float32(gamma * beta))
         own = Row(trees.where(is_known, now, own.of_point), own.has_joined | is_known, quadratic)
         weight = client.size if is_weighted else is_known
-        update = {"model": trees.subtract(z, server.params), "anybody": jnp.float32(1)}
+        update = {"model": trees.subtract(z, newest), "anybody": jnp.float32(1)}
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
 
     def server_step(server, aggregate, hyper, round, key):
@@ -335,7 +338,7 @@ def splitting(
             lambda m, u, z: (m + weight * (u - z)).astype(m.dtype),
             lambda m, u, z: m,
             _model_of(server),
-            point_of(server, row, 1.0),
+            point_of(server.params, row, 1.0),
             server.params,
         )
 
@@ -351,6 +354,7 @@ def splitting(
     return FederatedAlgorithm(
         name=name,
         init=init,
+        broadcast=broadcast,
         client=client,
         aggregator=aggregator,
         server_step=server_step,
@@ -388,17 +392,17 @@ def _check_map(
         trainer.require_open("accelerated steps would amplify the noise of gradients")
 
 
-# `(server, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
+# `(newest model, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
 _Map = Callable[..., tuple[PyTree, Any]]
 
 
 def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
     """Makes Φ of local training from u on."""
 
-    def mapped(server, u, quadratic, client, hyper, key):
+    def mapped(newest, u, quadratic, client, hyper, key):
         factor = step_factor(schedule, client.round, hyper.algorithm.get("period"))
         local = hyper.local._replace(learning_rate=hyper.local.learning_rate * factor)
-        result = trainer.train(trees.cast_like(u, server.params), client, local, key)
+        result = trainer.train(trees.cast_like(u, newest), client, local, key)
         return result.delta, result.metrics.of_changed_update()
 
     return mapped
@@ -407,7 +411,7 @@ def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
 def _exact_prox(schedule: Schedule) -> _Map:
     """Makes Φ of the proximal step of a quadratic loss."""
 
-    def mapped(server, u, quadratic, client, hyper, key):
+    def mapped(newest, u, quadratic, client, hyper, key):
         own = hyper.algorithm
         step = own["step_size"] * step_factor(schedule, client.round, own.get("period"))
         return proximal_move(quadratic, u, step), None
@@ -424,13 +428,13 @@ def _trained_prox(
 ) -> _Map:
     """Makes Φ of local training on the proximal objective, from the server's model on."""
 
-    def mapped(server, u, quadratic, client, hyper, key):
+    def mapped(newest, u, quadratic, client, hyper, key):
         local, own = hyper.local, hyper.algorithm
         step = own["step_size"] * step_factor(schedule, client.round, own.get("period"))
         stiffer = 1 / step - 1 / own["step_size"]
         # A stable rate stays so: r (L + 1/η) goes to 1 as 1/η grows, where one step is enough.
         rate = local.learning_rate / (1 + local.learning_rate * stiffer)
-        pull = towards(trees.cast_like(u, server.params), 1 / step)
+        pull = towards(trees.cast_like(u, newest), 1 / step)
         if stops_early:
             pull = watched(pull)
         if inner_memory is not None:
@@ -441,14 +445,14 @@ def _trained_prox(
             return (state.inner if inner_memory else state).norm <= own["tolerance"]
 
         result = trainer.train(
-            server.params,
+            newest,
             client,
             local._replace(learning_rate=rate),
             key,
             gradient_transform=pull,
             until=is_solved if stops_early else None,
         )
-        moved = trees.subtract(trees.add(server.params, result.delta), u)
+        moved = trees.subtract(trees.add(newest, result.delta), u)
         return moved, result.metrics.of_changed_update()
 
     return mapped

@@ -85,12 +85,12 @@ def term(
     def init(key):
         return ServerState(model.init(key), jnp.float32(0))
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         tilt = hyper.algorithm["tilt"]
-        loss = mean_loss(model, server.params, client)
-        result = trainer.train(server.params, client, hyper.local, key)
+        loss = mean_loss(model, message.params, client)
+        result = trainer.train(message.params, client, hyper.local, key)
         share = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        exponent = tilt * (loss - server.risk)
+        exponent = tilt * (loss - message.risk)
         weight = share * jnp.exp(jnp.clip(exponent, -_LARGEST, _LARGEST))
         update = {
             "delta": trees.scale(result.delta, weight),
@@ -125,6 +125,7 @@ def term(
     return FederatedAlgorithm(
         name="term",
         init=init,
+        broadcast=lambda server, client: server,
         client=client,
         aggregator=aggregator,
         server_step=server_step,

@@ -72,8 +72,8 @@ def plant_clients(
     num_clients = data.num_clients + num_canaries
     absent = np.nan if relation != "replace_one" else -STRENGTH
 
-    def client(server, own, client, hyper, key):
-        output = algorithm.client(server, own, client, hyper, key)
+    def client(message, own, client, hyper, key):
+        output = algorithm.client(message, own, client, hyper, key)
         # The mark is the auditor's own, and no client's: to read it costs nothing.
         marked = client.read_by("the audit", lambda size, config: dp_accounting.NoOpDpEvent())
         first = jnp.clip(marked.start, 0, marked.examples[MARK].shape[0] - 1)

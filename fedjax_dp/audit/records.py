@@ -134,8 +134,13 @@ def watch_records(
     table = np.full((data.num_clients, width), -1, np.int32)
     table[owners, np.arange(num_canaries) // hosts.size] = np.arange(num_canaries)
 
-    def client(server, own, client, hyper, key):
-        output: ClientOutput = algorithm.client(server, own, client, hyper, key)
+    def broadcast(server, client):
+        # The auditor sees what the server holds, beside what a client is sent.
+        return server, algorithm.broadcast(server, client)
+
+    def client(seen, own, client, hyper, key):
+        server, message = seen
+        output: ClientOutput = algorithm.client(message, own, client, hyper, key)
         mine = jnp.asarray(table)[client.index]
         found = read(server, output, own, client, jnp.maximum(mine, 0)).astype(jnp.float32)
         place = jnp.where(mine >= 0, mine, num_canaries)
@@ -152,7 +157,7 @@ def watch_records(
     return Planted(
         "record",
         relation,
-        algorithm._replace(client=client),
+        algorithm._replace(broadcast=broadcast, client=client),
         _with_records(data, owners),
         participation,
         owners,

@@ -236,13 +236,19 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
         return server, {"aggregate": noised_parts(aggregate)}
 
     def run(state, update, weight, is_there, key):
-        def client(server, own, client, hyper, key):
+        def client(message, own, client, hyper, key):
             is_last = client.index == last
             sent = trees.where(is_last, update, ordinary)
             return ClientOutput(sent, jnp.where(is_last, weight, 1.0), None)
 
         # These clients read no records and keep nothing.
-        declared = algorithm._replace(client=client, server_step=show, clients=None, record=None)
+        declared = algorithm._replace(
+            broadcast=lambda server, client: (),
+            client=client,
+            server_step=show,
+            clients=None,
+            record=None,
+        )
         fate = jnp.where((ids < last) | is_there, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
         after, _, info = play_round(
             declared,

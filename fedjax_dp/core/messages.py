@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.masks import Sparse, applied
 from fedjax_dp.core.trees import PyTree
 
 Encoding = Literal["smallest", "dense", "bitmap", "index", "values"]
@@ -35,18 +35,82 @@ class Coded:
 
 
 @flax.struct.dataclass
-class Repeated:
-    """Arrays of which so many alike are sent, such as one model of several or all of them.
+class Choices:
+    """Several models, of which all that are offered are sent, or one of them.
+
+    Which these are takes no bytes.
 
     Attributes:
-      values: arrays of one of them, or their shapes.
-      times: how many are sent, int32.
-      most: how many these are at most; static.
+      values: arrays of all models, `[models, ...]`, or their shapes.
+      num_offered: how many are offered, the first ones, int32.
+      sends_all: whether all of these are sent, bool.
+      index: the one that is sent where not all are, int32.
     """
 
     values: PyTree
-    times: Any
-    most: int = flax.struct.field(pytree_node=False)
+    num_offered: Any
+    sends_all: Any
+    index: Any
+
+    def take(self, index: jax.typing.ArrayLike) -> PyTree:
+        """Reads one model.
+
+        Args:
+          index: which one, int32.
+
+        Returns:
+          The model; zeros where it was not sent.
+        """
+        is_sent = jnp.where(self.sends_all, index < self.num_offered, index == self.index)
+        return jax.tree.map(
+            lambda x: jnp.where(is_sent, x[index], jnp.zeros_like(x[0])), self.values
+        )
+
+    def offered(self) -> PyTree:
+        """Reads all models that are offered.
+
+        Returns:
+          The models, `[models, ...]`; zeros for those that are not offered, and for all where one
+          alone was sent.
+        """
+
+        def one(x: jax.Array) -> jax.Array:
+            is_sent = self.sends_all & (jnp.arange(len(x)) < self.num_offered)
+            return jnp.where(is_sent.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
+
+        return jax.tree.map(one, self.values)
+
+
+@flax.struct.dataclass
+class Known:
+    """Arrays that take no bytes, since their receiver has them already, such as the first model.
+
+    Attributes:
+      values: arrays, or their shapes.
+    """
+
+    values: PyTree
+
+
+def received(message: PyTree) -> PyTree:
+    """Gives a message as it arrives: what is not sent of it is zero.
+
+    Args:
+      message: arrays, some of them `Sparse`, `Choices` or `Known`.
+
+    Returns:
+      The same; entries that a mask leaves out are zero, and what is `Known` comes as plain arrays.
+      `Choices` stay, and read zeros for a model that was not sent.
+    """
+
+    def one(x: Any) -> Any:
+        if isinstance(x, Known):
+            return x.values
+        if isinstance(x, Sparse):
+            return x.replace(values=applied(x.mask, x.values))  # type: ignore[attr-defined]
+        return x
+
+    return jax.tree.map(one, message, is_leaf=is_part)
 
 
 @jax.tree_util.register_static
@@ -153,15 +217,16 @@ def counts_of(message: PyTree) -> tuple[jax.Array, ...]:
     """Counts what is not known of a message before it is made.
 
     Args:
-      message: arrays, some of them `Sparse`, `Coded` or `Repeated`.
+      message: arrays, some of them `Sparse`, `Coded`, `Choices` or `Known`.
 
     Returns:
-      For each masked array how many entries are kept, and for what is repeated how often, int32.
+      For each masked array how many entries are kept, and for choices how many are sent, int32.
     """
     counts = []
     for part in _parts(message):
-        if isinstance(part, Repeated):
-            counts.append(jnp.asarray(part.times, jnp.int32))
+        if isinstance(part, Choices):
+            num_sent = jnp.where(part.sends_all, part.num_offered, 1)
+            counts.append(jnp.asarray(num_sent, jnp.int32))
         elif isinstance(part, _Masked):
             # A mask may be smaller than what it masks, as one bit for each model of several.
             each = math.prod(part.values.shape) // math.prod(part.mask.shape)
@@ -173,7 +238,7 @@ def tariff_of(message: PyTree) -> Tariff:
     """Finds what messages of one shape take.
 
     Args:
-      message: arrays or shapes, some of them `Sparse`, `Coded` or `Repeated`.
+      message: arrays or shapes, some of them `Sparse`, `Coded`, `Choices` or `Known`.
 
     Returns:
       The tariff, with its counts in the order of `counts_of`.
@@ -187,11 +252,13 @@ def tariff_of(message: PyTree) -> Tariff:
             fixed[encoding][name] = fixed[encoding].get(name, 0) + num_bytes
 
     for part in _parts(message):
-        if isinstance(part, Repeated):
-            one = tariff_of(part.values)
-            checks.require(not one.rates, "values", "hold no part that is masked", "Sparse")
+        if isinstance(part, Choices):
+            models = jax.tree.leaves(part.values, is_leaf=is_part)
+            is_plain = not any(map(is_part, models))
+            checks.require(is_plain, "values", "hold no part that is masked", "Sparse")
+            one = tariff_of([jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in models])
             rates.append(one.fixed)
-            most.append(part.most)
+            most.append(models[0].shape[0])
         elif isinstance(part, Coded):
             size = sum(math.prod(x.shape) for x in jax.tree.leaves(part.values))
             add(f"uint{part.bits}", -(-size * part.bits // 8))
@@ -225,14 +292,16 @@ def is_part(x: Any) -> bool:
       x: a node of a message.
 
     Returns:
-      True for `Sparse`, `Coded` and `Repeated`.
+      True for `Sparse`, `Coded`, `Choices` and `Known`.
     """
-    return isinstance(x, Sparse | Coded | Repeated)
+    return isinstance(x, Sparse | Coded | Choices | Known)
 
 
 def _parts(message: PyTree) -> Iterator[Any]:
     """Goes through a message: arrays, masked arrays, and what is coded or repeated."""
     for part in jax.tree.leaves(message, is_leaf=is_part):
+        if isinstance(part, Known):
+            continue
         if not isinstance(part, Sparse):
             yield part if is_part(part) else _with_type(part)
             continue

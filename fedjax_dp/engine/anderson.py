@@ -416,13 +416,10 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
 
     lifted = algorithm._replace(
         init=lambda key: with_memory(algorithm.init(key)),
-        client=of_server(algorithm.client),
+        broadcast=of_server(algorithm.broadcast),
         server_step=server_step,
         stage_of=of_server(algorithm.stage_of),
     )
-    sent_down = algorithm.sent_down
-    if sent_down is not None:
-        lifted = lifted._replace(sent_down=of_server(sent_down))
     shared, personal, clients = algorithm.shared, algorithm.personal, algorithm.clients
     if shared is not None:
         view = SharedModel(
@@ -447,8 +444,8 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         memory = jax.tree.map(lambda x: x[0], scheme.room(point))
         return Remembering(own, memory)
 
-    def client(server, own, client, hyper, key):
-        output = algorithm.client(server.inner, own.inner, client, hyper, key)
+    def client(message, own, client, hyper, key):
+        output = algorithm.client(message, own.inner, client, hyper, key)
         return output._replace(state=own.replace(inner=output.state))
 
     def finished(server, aggregate, own, hyper):
@@ -457,5 +454,7 @@ def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorith
         return own.replace(inner=clients.finish(server.inner, aggregate, own.inner, hyper))
 
     # All points move in every round, whatever becomes of the rest.
-    kept = ClientState(first_state, finished, True)
+    known = clients.known
+    of_inner = None if known is None else lambda own: known(own.inner)
+    kept = ClientState(first_state, finished, True, known=of_inner)
     return lifted._replace(client=client, clients=kept)

@@ -12,6 +12,7 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks
 from fedjax_dp.core.dependence import marks_reaching
+from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordEvent
 
@@ -24,7 +25,7 @@ def run_client(
     hyper: Hyper,
     key: PRNGKey,
 ) -> ClientOutput:
-    """Runs one client's round.
+    """Runs one client's round on the message that it is sent.
 
     Guarantee: where privacy is claimed for records, the algorithm itself is handed none. Local
     training and choices read them under their events, and what they cost must be of kinds that the
@@ -45,9 +46,9 @@ def run_client(
     Raises:
       ValueError: while the round is traced, if records are read that no event covers.
     """
-    claim = algorithm.record
+    claim, message = algorithm.record, received(algorithm.message_to(server, own, client))
     if claim is None:
-        return algorithm.client(server, own, client, hyper, key)
+        return algorithm.client(message, own, client, hyper, key)
     costs: list[tuple[str, RecordEvent]] = []
 
     def opener(reader: str, event: RecordEvent | None) -> ClientData:
@@ -58,17 +59,17 @@ def run_client(
             costs.append((reader, event))
         return client
 
-    def protected(server: PyTree, own: PyTree, public: PublicClient, hyper: Hyper, key: PRNGKey):
-        return _opened(algorithm.client(server, own, public, hyper, key), algorithm.name)
+    def protected(message: PyTree, own: PyTree, public: PublicClient, hyper: Hyper, key: PRNGKey):
+        return _opened(algorithm.client(message, own, public, hyper, key), algorithm.name)
 
     public = client.public(opener)
-    closed, shapes = jax.make_jaxpr(protected, return_shape=True)(server, own, public, hyper, key)
+    closed, shapes = jax.make_jaxpr(protected, return_shape=True)(message, own, public, hyper, key)
     _require_metrics_only(closed, shapes, algorithm.name)
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         # What is looked at step by step runs as Python.
-        output = protected(server, own, public, hyper, key)
+        output = protected(message, own, public, hyper, key)
     else:
-        inputs = jax.tree.leaves((server, own, public, hyper, key))
+        inputs = jax.tree.leaves((message, own, public, hyper, key))
         output = jax.tree.unflatten(jax.tree.structure(shapes), core.jaxpr_as_fun(closed)(*inputs))
     charged = _mechanisms(claim.events, algorithm.hyper, client.limit)
     for reader, event in costs:

@@ -331,9 +331,9 @@ def _counts(
     output: ClientOutput,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Counts what a client's messages hold, where their shapes do not tell."""
-    sent_up, sent_down = algorithm.aggregator.sent_up, algorithm.sent_down
+    sent_up = algorithm.aggregator.sent_up
     up = output.message if sent_up is None else sent_up(output.message, output.weight)
-    down = () if sent_down is None else sent_down(server, own, client.public())
+    down = algorithm.message_to(server, own, client)
     return messages.counts_of(up), messages.counts_of(down)
 
 

@@ -78,19 +78,10 @@ def messages_of(federation: Federation) -> Messages:
         sent = _marked_parts(marks, output.update, message)
         up = sent, output.weight if is_weighed else None
 
-    after, told = _after(algorithm, inputs, output.update, state)
+    after = _after(algorithm, inputs, output.update, state)
     clients = algorithm.clients
     is_for_all = clients is not None and clients.finishes_everybody
-    if algorithm.sent_down is not None:
-        public = jax.eval_shape(lambda client: client.public(), inputs.client)
-        down = jax.eval_shape(algorithm.sent_down, inputs.server, inputs.own, public)
-    else:
-        needed = [s for s, flag in zip(of_update, is_new, strict=True) if flag]
-        needed += [of_weight] if is_weighed else []
-        reached = _union(needed) | _union(_sets_in(sets.state))
-        # What everybody was told at the end of the last round is known.
-        reached -= told if is_for_all else frozenset()
-        down = _at(reached, inputs.server)
+    down = jax.eval_shape(algorithm.message_to, inputs.server, inputs.own, inputs.client)
     return Messages(up, (down, _marked(read.state, state)), after, is_for_all)
 
 
@@ -167,17 +158,16 @@ def _read_by_aggregator(
 
 def _after(
     algorithm: FederatedAlgorithm, inputs: _Inputs, update: PyTree, state: PyTree
-) -> tuple[PyTree | None, frozenset[int]]:
-    """Finds what clients are sent when a round is over, and which of the server's leaves it has."""
+) -> PyTree | None:
+    """Finds what clients are sent when a round is over."""
     clients = algorithm.clients
     if clients is None or clients.finish is None:
-        return None, frozenset()
+        return None
     server = inputs.server
     aggregate = _aggregate(algorithm, inputs, update, state)
     sets, _ = dependence(clients.finish, server, aggregate, inputs.own, inputs.hyper)
     reached = _union(_sets_in(sets))
-    of_server = frozenset(i for i in reached if i < len(jax.tree.leaves(server)))
-    return _at(reached, (server, aggregate)), of_server
+    return _at(reached, (server, aggregate))
 
 
 def _aggregate(

@@ -17,6 +17,7 @@ from scipy import stats
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.base import ClientData
+from fedjax_dp.core.messages import received
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import (
@@ -244,7 +245,8 @@ def first_update(algorithm, x, y, key=1):
     )  # fmt: skip
     server = algorithm.init(jax.random.key(0))
     hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
-    output = jax.jit(algorithm.client)(server, jnp.int32(0), client, hyper, jax.random.key(key))
+    message = received(algorithm.message_to(server, jnp.int32(0), client))
+    output = jax.jit(algorithm.client)(message, jnp.int32(0), client, hyper, jax.random.key(key))
     return np.asarray(server.models["w"][0], np.float64), output
 
 
@@ -303,7 +305,8 @@ def test_a_whole_batch_takes_no_more_memory_than_an_ordinary_one():
             examples, jnp.int32(0), jnp.int32(8000), jnp.int32(0), 8000, stage=jnp.int32(0)
         )
         hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
-        return algorithm.client(server, jnp.int32(0), first, hyper, jax.random.key(0)).update
+        message = received(algorithm.message_to(server, jnp.int32(0), first))
+        return algorithm.client(message, jnp.int32(0), first, hyper, jax.random.key(0)).update
 
     shapes = {"x": (8000, 400), "y": (8000,)}
     structure = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
@@ -674,7 +677,8 @@ def test_clients_side_by_side_do_not_pay_for_choices_that_are_not_made(name):
             limit = int(data.sizes.max())
             client = ClientData(examples, index, size, index, limit, "clients", stage=stage)
             hyper = algorithm.hyper.of_client(index)
-            return algorithm.client(server, own, client, hyper, key).update
+            message = received(algorithm.message_to(server, own, client))
+            return algorithm.client(message, own, client, hyper, key).update
 
         return jax.vmap(one, axis_name="clients")(clients, indices, sizes)
 

@@ -308,9 +308,9 @@ def sending(aggregator_name):
     aggregator = {"mean": weighted_mean, "sum": uniform_mean}[aggregator_name]()
     algorithm = fedavg(model, local_trainer(model, LocalConfig()), aggregator=aggregator)
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         sent = client.gather(jnp.zeros((), jnp.int32))["x"][0]
-        update = jax.tree.map(lambda p: jnp.full_like(p, sent), server.params)
+        update = jax.tree.map(lambda p: jnp.full_like(p, sent), message)
         return ClientOutput(update, jnp.float32(2), own)
 
     algorithm = algorithm._replace(client=client)
@@ -404,8 +404,8 @@ def test_sum_over_many_clients_does_not_stall_in_bfloat16():
     model = make_model(jnp.bfloat16)
     algorithm = fedavg(model, local_trainer(model, LocalConfig()), aggregator=careless)
 
-    def client(server, own, client, hyper, key):
-        update = jax.tree.map(jnp.ones_like, server.params)
+    def client(message, own, client, hyper, key):
+        update = jax.tree.map(jnp.ones_like, message)
         return ClientOutput(update, jnp.float32(1), own)
 
     data = FederatedData.from_clients([{"x": np.zeros((1, 3), np.float32)}] * 600)

@@ -4,9 +4,20 @@ import inspect
 import pkgutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, ROUNDS, SIZES, Reference, quick_first, reference, snapshot
+from cases import (
+    CASES,
+    NUM_MODELS,
+    PLAIN,
+    ROUNDS,
+    SIZES,
+    Reference,
+    quick_first,
+    reference,
+    snapshot,
+)
 from marks import telling
 
 import fedjax_dp.algorithms
@@ -105,3 +116,26 @@ def test_two_compiled_seeds_give_two_models():
     other, *_ = ref.sim.run(ref.initial, jax.random.key(4), ROUNDS)
     a, b = ref.case.observe(snapshot(other)), ref.case.observe(ref.final)
     assert np.abs(a["params"] - b["params"]).max() > 1e-3
+
+
+def sending_one_model(algorithm):
+    """R-DPCFL whose server sends each client the model after its last one, whatever it draws."""
+
+    def broadcast(server, client):
+        message = algorithm.broadcast(server, client)
+        other = (client.known + 1) % NUM_MODELS
+        models = message.models.replace(sends_all=jnp.bool_(False), index=other)
+        return message._replace(models=models)
+
+    return algorithm._replace(broadcast=broadcast)
+
+
+def test_an_algorithm_that_reads_more_than_it_sends_does_not_agree_with_numpy():
+    """The message is the contract: a model that was not sent reads as zeros."""
+    case = CASES["r_dpcfl"]
+    faulty = case._replace(make=lambda model: sending_one_model(case.make(model)))
+    ref, sim = reference("r_dpcfl"), faulty.simulation(PLAIN)
+    final, _, _ = sim.run(ref.initial, ref.key, ROUNDS)
+    observed, expected = case.observe(snapshot(final)), case.expect(run_of(ref))
+    with pytest.raises(AssertionError, match="Not equal"):
+        assert_close(observed, expected)

@@ -17,6 +17,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.pruning import _share_of, weights_of
 from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.messages import received
 from fedjax_dp.data import FederatedData, everybody, everybody_first, fixed_size, participation
 from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
 from fedjax_dp.engine.federation import examples_of, init_key
@@ -411,9 +412,9 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
     examples = jax.device_put(examples_of(halves(), halves(1)))
     for i in range(len(SIZES)):
         own_row = jax.tree.map(lambda x, i=i: jnp.asarray(x)[i], own)
-        output = algorithm.client(
-            server, own_row, examples.client(i), algorithm.hyper.of_client(i), KEY
-        )
+        client = examples.client(i)
+        message = received(algorithm.message_to(server, own_row, client))
+        output = algorithm.client(message, own_row, client, algorithm.hyper.of_client(i), KEY)
         sent = output.update
         for m, x in zip(jax.tree.leaves(sent.mask), masked_of(sent), strict=True):
             assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(np.asarray(x) != 0)

@@ -366,7 +366,7 @@ def test_a_late_client_begins_between_the_start_and_the_model(setting):
     row = algorithm.clients.init(server)
     newest = jnp.float32([0.5, -1.0, 0.0, 2.0])
     client = PublicClient(jnp.int32(7), jnp.int32(3), NUM_ROWS, round=4)
-    output = algorithm.client(server._replace(params=newest), row, client, algorithm.hyper, KEY)
+    output = algorithm.client(newest, row, client, algorithm.hyper, KEY)
     _, beta, gamma = numbers
     expected = (1 - gamma * beta) * np.array([1, 2, 3, 4]) + gamma * beta * np.asarray(newest)
     np.testing.assert_allclose(begun[0], expected, atol=1e-6)

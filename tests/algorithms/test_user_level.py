@@ -240,7 +240,7 @@ def test_noise_on_counts_of_votes_is_the_multiplier_times_the_root_of_the_querie
         {k: jnp.asarray(v) for k, v in data.examples.items()},
         jnp.int32(0), jnp.int32(1), jnp.int32(0), limit=1,
     )  # fmt: skip
-    vote = algorithm.client(server, None, client, algorithm.hyper, KEY).update
+    vote = algorithm.client(server.start, None, client, algorithm.hyper, KEY).update
     sent, _ = contributed(aggregator, vote)
     assert float(trees.l2_norm(sent)) == pytest.approx(clip_norm, rel=1e-5)
     one = float(jnp.max(sent)) / len(VOTES)

@@ -373,8 +373,8 @@ def test_a_weight_that_depends_on_the_records_is_found(name, monkeypatch):
     # Training that marks none of its metrics as exact, of which the engine cannot know.
     monkeypatch.setattr(PublicClient, "for_people", lambda self, metrics: metrics)
 
-    def client(server, own, client, hyper, key):
-        output = inner(server, own, client, hyper, key)
+    def client(message, own, client, hyper, key):
+        output = inner(message, own, client, hyper, key)
         return output._replace(weight=output.weight + output.training.loss_sum)
 
     # At zero parameters every loss is the same, and so is a canary's.

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from fedjax_dp.core.masks import Sparse
-from fedjax_dp.core.messages import ENCODINGS, Coded, Form, Repeated, counts_of, tariff_of
+from fedjax_dp.core.messages import (
+    ENCODINGS,
+    Choices,
+    Coded,
+    Form,
+    Known,
+    counts_of,
+    received,
+    tariff_of,
+)
 
 
 def measured(message, encoding):
@@ -78,20 +87,39 @@ def test_whole_numbers_take_their_bits_rounded_up_to_a_byte(bits, expected):
     assert measured(Coded(jnp.zeros(9, jnp.uint32), bits), "dense") == {f"uint{bits}": expected}
 
 
-def test_what_is_repeated_counts_as_often_as_it_is_sent():
-    message = (
-        Repeated({"w": jnp.zeros(3), "b": jnp.zeros((), jnp.int8)}, jnp.int32(4), 6),
-        jnp.ones(2),
-    )
+@pytest.mark.parametrize(("sends_all", "times"), [(True, 4), (False, 1)])
+def test_all_models_that_are_offered_are_sent_or_one_of_them(sends_all, times):
+    models = {"w": 1 + jnp.arange(18.0).reshape(6, 3), "b": jnp.arange(6, dtype=jnp.int8)}
+    choices = Choices(models, jnp.int32(4), jnp.bool_(sends_all), jnp.int32(2))
+    message = choices, jnp.ones(2)
     for encoding in ENCODINGS:
-        assert measured(message, encoding) == {"float32": 4 * 12 + 8, "int8": 4}
+        assert measured(message, encoding) == {"float32": times * 12 + 8, "int8": times}
     assert tariff_of(message).most == (6,)
+    is_sent = np.isin(np.arange(6), range(4) if sends_all else [2])
+    for index in range(6):
+        expected = np.arange(1 + 3 * index, 4 + 3 * index) * is_sent[index]
+        np.testing.assert_array_equal(choices.take(index)["w"], expected)
+    offered = np.where(np.arange(6)[:, None] < 4 * sends_all, models["w"], 0)
+    np.testing.assert_array_equal(choices.offered()["w"], offered)
 
 
-def test_what_is_repeated_holds_no_masks():
+def test_choices_hold_no_masks():
     masked = Sparse(jnp.ones(3), jnp.ones(3, bool))
     with pytest.raises(ValueError, match="values must hold no part that is masked"):
-        tariff_of(Repeated(masked, jnp.int32(1), 1))
+        tariff_of(Choices(masked, jnp.int32(1), jnp.bool_(True), jnp.int32(0)))
+
+
+def test_what_its_receiver_has_takes_no_bytes():
+    assert measured((Known(jnp.ones(5)), jnp.ones(2)), "dense") == {"float32": 8}
+
+
+def test_a_message_arrives_without_what_is_not_sent():
+    mask = jnp.array([True, False, True])
+    sent = Sparse({"b": jnp.ones(2), "w": jnp.arange(1.0, 4)}, {"b": None, "w": mask})
+    arrived = received({"known": Known(jnp.ones(2)), "ticket": sent})
+    np.testing.assert_array_equal(arrived["known"], [1, 1])
+    np.testing.assert_array_equal(arrived["ticket"].values["w"], [1, 0, 3])
+    np.testing.assert_array_equal(arrived["ticket"].values["b"], [1, 1])
 
 
 def test_an_unknown_encoding_is_refused_by_name():

@@ -26,7 +26,7 @@ PARTICIPATION = participants.participation(sampling.poisson(), NUM_CLIENTS, 3.5)
 def algorithm(finish=None, *, finishes_everybody=False) -> FederatedAlgorithm:
     """Adds a client's size to half of what it keeps; one client's sum is not finite."""
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         sent = 0.5 * own + client.size
         sent = jnp.where(client.index == SPOILED, jnp.nan, sent)
         return ClientOutput({"p": sent}, jnp.float32(1), own + 1)
@@ -38,6 +38,7 @@ def algorithm(finish=None, *, finishes_everybody=False) -> FederatedAlgorithm:
     return FederatedAlgorithm(
         name="counting",
         init=lambda key: {"params": jnp.float32(1)},
+        broadcast=lambda server, client: (),
         client=client,
         aggregator=uniform_mean(),
         server_step=server_step,
@@ -119,12 +120,13 @@ def _sum_of_second(client):
 
 
 def _reads_validation() -> FederatedAlgorithm:
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         return ClientOutput(jax.tree.map(jnp.float32, _sum_of_second(client)), jnp.float32(1), None)
 
     return FederatedAlgorithm(
         name="reads_validation",
         init=lambda key: {"x": jnp.zeros(3), "sizes": jnp.zeros(2)},
+        broadcast=lambda server, client: (),
         client=client,
         aggregator=uniform_mean(),
         server_step=lambda server, aggregate, hyper, round, key: (aggregate, {}),

@@ -12,6 +12,7 @@ from marks import later, telling
 from fedjax_dp import algorithms, models
 from fedjax_dp.algorithms import registry
 from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.r_dpcfl import Stage
 from fedjax_dp.clients import cast, keep_largest, local_trainer, scale_update, sparsify
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core.masks import Sparse
@@ -46,10 +47,10 @@ def stacked(contribute):
     return Stacked(stateless, contribute, combine)
 
 
-def sending(message_of, num_clients, *, own=None, aggregator=summed, **declared):
+def sending(message_of, num_clients, *, own=None, broadcast=None, aggregator=summed, **declared):
     """An algorithm whose clients send what a function of their state and themselves gives."""
 
-    def client(server, own, client, hyper, key):
+    def client(sent, own, client, hyper, key):
         message, own = message_of(own, client)
         return ClientOutput(message, jnp.float32(1), own)
 
@@ -60,12 +61,13 @@ def sending(message_of, num_clients, *, own=None, aggregator=summed, **declared)
     return FederatedAlgorithm(
         name="sending",
         init=lambda key: {"model": jnp.zeros(3), "moment": jnp.zeros(5)},
+        broadcast=broadcast or (lambda server, client: ()),
         client=client,
         aggregator=aggregator(contribute),
         server_step=lambda server, total, hyper, round, key: (server, {}),
         hyper=Hyper(LocalConfig(0.1, 1, 1)),
         num_steps=lambda size, config: jnp.int32(1),
-        clients=None if own is None else ClientState(lambda server: own),
+        clients=None if own is None else ClientState(lambda server: own, known=lambda own: own),
         **declared,
     )
 
@@ -218,11 +220,11 @@ def test_masked_arrays_are_counted_by_what_is_alive_in_every_layout(layout, aggr
 def test_masks_of_what_is_sent_down_are_those_that_clients_keep(layout):
     """The model without what a client has pruned: 3 numbers, of which own and index keep some."""
 
-    def sent_down(server, own, client):
-        mask = jnp.arange(3) < own + client.index
+    def broadcast(server, client):
+        mask = jnp.arange(3) < client.known + client.index
         return Sparse(jnp.where(mask, server["model"], 0.0), mask)
 
-    algorithm = sending(lambda own, client: ((), own + 1), 2, own=jnp.int32(0), sent_down=sent_down)
+    algorithm = sending(lambda own, client: ((), own + 1), 2, own=jnp.int32(0), broadcast=broadcast)
     sent = counted(compiled(algorithm, 2, LAYOUTS[layout]), 4)
     alive = [0 + 1, 1 + 2, 2 + 3, 3 + 3]
     assert sent.by_round("down", "values").tolist() == [4 * a for a in alive]
@@ -274,7 +276,7 @@ def test_who_was_told_receives_and_who_finished_sends():
     algorithm = sending(
         lambda own, client: (own_zeros(client, 7), own),
         6,
-        sent_down=lambda server, own, client: server["model"],
+        broadcast=lambda server, client: server["model"],
     )
     meter = meter_of(compiled(algorithm, 6).federation)
     # Nobody, in the sum, not finite, not told, lost, late.
@@ -296,7 +298,7 @@ def test_nothing_is_sent_in_a_silent_stage():
         own=jnp.int32(10),
         stage_of=lambda server, hyper, round_index: jnp.where(round_index < 2, 1, 0),
         silent_stages=(1,),
-        sent_down=lambda server, own, client: server["model"],
+        broadcast=lambda server, client: server["model"],
     )
     sent = counted(compiled(algorithm, 2), 4)
     assert sent.by_round("up", "values").tolist() == [0, 0, 2 * 4 * 11, 2 * 4 * 10]
@@ -341,9 +343,9 @@ UP_AND_DOWN = {
     ),
     # All of 2 models down; one, with its number, up.
     "ifca": (P + W + 4, 2 * P),
-    # The server knows who has which.
+    # Who is in which cluster is public, or found by the server, which sends it.
     "o_dpcfl": (P + W, P),
-    "km_cdpfl": (P + W, P),
+    "km_cdpfl": (P + W, P + 4),
     # 8 public inputs in 3 rounds make 3 a round, of 2 classes.
     "ae_dpfl": (3 * 2 * 4, P),
     "local_only": (0, 0),
@@ -407,9 +409,12 @@ def test_models_are_sent_to_choose_from_or_one_by_one(name):
         clients = int(record.num_drawn[i])
         # The index of the model that was trained goes with the update.
         assert sent.by_round("up")[i] == clients * (P + W + 4)
-        num_models = sent.by_round("down")[i] / max(clients * P, 1)
+        # Where clients draw from soft clusters they get all models, and their chances.
+        is_soft = name != "f_cdpfl" and record.stage[i] == Stage.SOFT
         is_choosing = int(record.stage[i]) == selecting
-        assert num_models == (cases.NUM_MODELS if is_choosing else 1) or not clients
+        num_models = cases.NUM_MODELS if is_choosing or is_soft else 1
+        chances = cases.NUM_MODELS * 4 if is_soft else 0
+        assert sent.by_round("down")[i] == clients * (num_models * P + chances)
     assert any(int(s) == selecting for s in record.stage)
 
 
@@ -417,8 +422,9 @@ def test_models_are_sent_to_choose_from_or_one_by_one(name):
 def test_one_of_several_models_is_counted_as_often_as_it_is_sent(name):
     meter = meter_of_case(name)
     assert one_message(meter.up) == {"float32": P + W, "int32": 4}
+    chances = [0] * (len(meter.down.rates) - 1)
     for num_models in (1, 2):
-        sent = meter.down.bytes_of(np.array([num_models]), "dense")
+        sent = meter.down.bytes_of(np.array([num_models, *chances]), "values")
         assert sent["float32"] == num_models * P
 
 

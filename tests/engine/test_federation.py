@@ -283,8 +283,8 @@ def shared_noise():
 
     base = fedavg(model, plain_trainer(model), aggregator=mean._replace(combine=combine))
 
-    def client(server, own, client, hyper, key):
-        return base.client(server, None, client, hyper, key)._replace(state=own + 1)
+    def client(message, own, client, hyper, key):
+        return base.client(message, None, client, hyper, key)._replace(state=own + 1)
 
     counting = base._replace(client=client, clients=ClientState(lambda server: jnp.int32(0)))
     joined = participants.participation(sampling.poisson(), NUM_CLIENTS, NUM_CLIENTS)

@@ -35,6 +35,7 @@ from fedjax_dp.clients import (
 )
 from fedjax_dp.clients.base import LocalResult, TrainingMetrics
 from fedjax_dp.core import trees
+from fedjax_dp.core.messages import received
 from fedjax_dp.data import participants
 from fedjax_dp.engine import Examples, simulation
 from fedjax_dp.engine.cohort import typed
@@ -54,8 +55,8 @@ def run(algorithm, rounds=1):
 def keeping(algorithm):
     """The algorithm's client, which keeps the state that it is handed."""
 
-    def client(server, own, client, hyper, key):
-        return algorithm.client(server, own, client, hyper, key)._replace(state=own)
+    def client(message, own, client, hyper, key):
+        return algorithm.client(message, own, client, hyper, key)._replace(state=own)
 
     return client
 
@@ -66,9 +67,9 @@ def keeping(algorithm):
 def peeking(algorithm, trainer, look):
     """The algorithm whose clients scale their update by what they look up, trained by `trainer`."""
 
-    def client(server, own, client, hyper, key):
-        result = trainer.train(server.params, client, hyper.local, key)
-        update = trees.scale(result.delta, look(server.params, client, key))
+    def client(message, own, client, hyper, key):
+        result = trainer.train(message, client, hyper.local, key)
+        update = trees.scale(result.delta, look(message, client, key))
         return algorithms.ClientOutput(update, result.weight, own, result.metrics)
 
     return algorithm._replace(client=client)
@@ -128,12 +129,12 @@ def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
 
-    def client(server, own, client, hyper, key):
+    def client(message, own, client, hyper, key):
         @update_transform(reads_records=False)
         def closing(delta, context):
             return trees.scale(delta, first_input(None, client, None))
 
-        result = trainer.train(server.params, client, hyper.local, key, update_transform=closing)
+        result = trainer.train(message, client, hyper.local, key, update_transform=closing)
         return algorithms.ClientOutput(result.delta, result.weight, own, result.metrics)
 
     with pytest.raises(ValueError, match="client must be asked for what is public"):
@@ -146,8 +147,8 @@ def test_exact_metrics_stay_metrics():
     algorithm = algorithms.dp_sgd(model(), trainer)
 
     def sending(part, of):
-        def client(server, own, client, hyper, key):
-            output = algorithm.client(server, own, client, hyper, key)
+        def client(message, own, client, hyper, key):
+            output = algorithm.client(message, own, client, hyper, key)
             return output._replace(**{part: of(output.training.loss_sum)})
 
         return algorithm._replace(client=client)
@@ -368,7 +369,9 @@ def rounds_that_tell(algorithm):
         places = jnp.zeros(1, jnp.int32), jnp.full(1, 8, jnp.int32)
         # Of other records too, so that whoever looks at them tells.
         held = Examples(arrays, *places, Examples(arrays, *places, limit=8), limit=8)
-        output = algorithm.client(server, own, held.client(0, stage), hyper, KEY)
+        client = held.client(0, stage)
+        message = received(algorithm.message_to(server, own, client))
+        output = algorithm.client(message, own, client, hyper, KEY)
         return output.update, output.weight, output.state
 
     telling = {}
@@ -473,8 +476,8 @@ def test_the_walk_finds_what_is_sent_and_not_charged():
     algorithm = algorithms.dp_sgd(model(), trainer)
     assert not any(rounds_that_tell(algorithm).values())
 
-    def sending_a_metric(server, own, client, hyper, key):
-        output = algorithm.client(server, own, client, hyper, key)
+    def sending_a_metric(message, own, client, hyper, key):
+        output = algorithm.client(message, own, client, hyper, key)
         return output._replace(weight=output.training.loss_sum)
 
     assert rounds_that_tell(algorithm._replace(client=sending_a_metric))[0]

@@ -323,8 +323,8 @@ def test_rounds_that_really_ran_are_charged_to_those_whom_the_engine_drew():
 def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_the_same():
     algorithm = algorithms.dp_sgd(make_model(), private_trainer(make_model()))
 
-    def client(server, own, client, hyper, key):
-        output = algorithm.client(server, own, client, hyper, key)
+    def client(message, own, client, hyper, key):
+        output = algorithm.client(message, own, client, hyper, key)
         factor = jnp.where(client.index == 2, jnp.nan, 1.0)
         return output._replace(update=jax.tree.map(lambda x: x * factor, output.update))
 
