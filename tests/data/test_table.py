@@ -1,6 +1,7 @@
 """Tables of one's own: columns by name, rules that are asked for, errors that name the cell."""
 
 import gzip
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ def write(tmp_path, monkeypatch):
 
     def write(text, name="patients.csv"):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return name
 
@@ -206,7 +207,7 @@ WRONG = {
     "empty": ("", {}, r"patients\.csv must be a table"),
     "header alone": ("a,ill\n", {}, r"patients\.csv must hold rows"),
     "mixed": ("a,ill\n1,x\n2,y\n?,x\n", {}, r"row 3, column 'a', must hold numbers.*got '\?'"),
-    "infinite": ("a,ill\n1,x\n1e999,y\n2,x\n", {}, r"row 2, column 'a', must hold numbers.*1e999"),
+    "infinite": ("a,ill\n1,x\n1e999,y\n2,x\n", {}, r"row 2, column 'a', must hold finite .*1e999"),
     "label missing": ("a,ill\n1,x\n2,\n", {}, r"row 2, column 'ill', must have a value.*the label"),
     "client missing": (
         "c,a,ill\nn,1,x\n,2,y\n",
@@ -247,11 +248,24 @@ WRONG = {
     "fill with text": (
         CSV,
         {"missing": "fill", "fill": {"age": "old", "job": "none"}},
-        "fill.age must be a finite number, got 'old'",
+        r"fill\.age must be a finite number .*, got 'old'",
     ),
     "nothing left": ("a,ill\n,x\n,y\n", {"missing": "drop"}, "have a row without missing cells"),
     "no mean": ("a,ill\n,x\n,y\n", {"missing": "mean"}, "column 'a' must have a value in the"),
     "separator": (CSV, {"separator": "::"}, "separator must be one character"),
+    "a separator of two bytes": (CSV, {"separator": "é"}, "separator must be one .*'é'"),
+    "a quote between cells": (CSV, {"separator": '"'}, "separator must be one .*'\"'"),
+    "a range without numbers": (
+        WHOLE,
+        {"scaling": "range", "ranges": {"age": ["x", 1]}},
+        r"ranges.age must be two numbers, the lower one first, .*\['x', 1\]",
+    ),
+    "a range that is no list": (
+        WHOLE,
+        {"scaling": "range", "ranges": {"age": 5}},
+        "ranges.*must be two numbers",
+    ),
+    "categories that are no list": (WHOLE, {"categories": {"job": "cook"}}, "categories.*must be"),
     "rule": (CSV, {"missing": "median"}, "missing must be one of"),
     "too many": (
         "a,ill\n" + "".join(f"name{i},{i % 2}\n" for i in range(1001)),
@@ -302,7 +316,9 @@ def test_nan_in_parquet_is_missing_and_infinity_is_refused(write):
         load("t.parquet")
     assert load("t.parquet", missing="fill", fill={"a": 7}).train["x"][1, 0] == 7
     pa.parquet.write_table(pa.table({"a": [1.0, np.inf], "ill": ["x", "y"]}), "t.parquet")
-    with pytest.raises(ValueError, match="row 2, column 'a', must hold finite numbers, got inf"):
+    with pytest.raises(
+        ValueError, match=r"row 2, column 'a', must hold finite numbers of a size.*, got inf"
+    ):
         load("t.parquet")
 
 
@@ -337,6 +353,130 @@ def test_truth_values_have_a_range_by_nature(write):
     pa.parquet.write_table(table, "t.parquet")
     data = load("t.parquet", scaling="range", ranges={"a": [0, 10]})
     np.testing.assert_array_equal(data.train["x"], [[0.5, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("files", "pattern", "names"),
+    [
+        (("site.1.csv", "site.2.csv"), "site.*.csv", ("site.1", "site.2")),
+        (("h1/data.csv", "h2/data.csv"), "*/data.csv", ("h1/data", "h2/data")),
+        (("in/h1/a.csv", "in/h2/a.csv", "in/h2/b.csv"), "in/*/*.csv", ("h1/a", "h2/a", "h2/b")),
+        (("a.v1.CSV", "b.csv"), "*.*", ("a.v1", "b")),
+    ],
+    ids=lambda value: str(value[0]),
+)
+def test_clients_that_are_files_are_as_many_as_the_files(write, files, pattern, names):
+    for number, name in enumerate(files):
+        write(f"a,ill\n{number},no\n{number},yes\n", name)
+    data = load(pattern, clients_are_files=True)
+    assert dict.fromkeys(data.train_clients.tolist()) == dict.fromkeys(names)
+    assert data.train_clients.tolist() == [name for name in names for _ in range(2)]
+
+
+def test_files_that_would_be_clients_of_one_name_are_refused(write):
+    write("a,ill\n1,no\n2,yes\n", "north.csv")
+    write("a\till\n1\tno\n2\tyes\n", "north.tsv")
+    with pytest.raises(ValueError, match=r"clients_are_files must .*north\.csv and north\.tsv"):
+        load("north.*", clients_are_files=True)
+
+
+def test_the_test_rows_of_a_client_are_in_the_file_of_its_name(write):
+    for part in ("train", "test"):
+        for client in ("h1", "h2"):
+            write(
+                f"a,ill\n1,no\n2,yes\n{'3,no' if part == 'test' else ''}", f"{part}/{client}/x.csv"
+            )
+    data = load("train/*/x.csv", test_path="test/*/x.csv", clients_are_files=True)
+    assert data.train_clients.tolist() == ["h1/x"] * 2 + ["h2/x"] * 2
+    assert data.test_clients.tolist() == ["h1/x"] * 3 + ["h2/x"] * 3
+
+
+@pytest.mark.parametrize("name", ["--5", "-", "²", "٣", "1-"])
+def test_what_only_resembles_a_whole_number_is_a_name(write, name):
+    write(f"id,kind,ill\n{name},{name},x\n7z,4z,y\n")
+    data = load(client="id")
+    assert data.train_clients.tolist() == [name, "7z"]
+    assert f"kind={name}" in data.feature_names
+
+
+def test_large_whole_numbers_name_clients_and_classes(write):
+    table = {"id": [1e20, 2.0, 2.5], "a": [1, 2, 3], "ill": [1e20, 0.0, 0.0]}
+    pa.parquet.write_table(pa.table(table), "t.parquet")
+    data = load("t.parquet", client="id")
+    assert data.train_clients.tolist() == ["1e+20", "2", "2.5"]
+    assert data.class_names == ("0", "1e+20")
+
+
+def test_a_number_names_the_same_client_in_every_file(write):
+    for name, ids in (("a.parquet", [1.0, 2.0]), ("b.parquet", [1.0, 2.5])):
+        pa.parquet.write_table(pa.table({"id": ids, "a": [1, 2], "ill": ["x", "y"]}), name)
+    assert load("*.parquet", client="id").train_clients.tolist() == ["1", "2", "1", "2.5"]
+
+
+@pytest.mark.parametrize("path", ["t.parquet", "t.csv"])
+def test_whole_numbers_that_a_float_would_change_are_refused(write, path):
+    table = pa.table({"a": [1, 2**60 + 1], "ill": ["x", "y"]})
+    pa.parquet.write_table(table, path) if "parquet" in path else pa.csv.write_csv(table, path)
+    with pytest.raises(ValueError, match=r"row 2, column 'a', must .*2\^53.*1152921504606846977"):
+        load(path)
+    codes = load(path, categories={"a": [1, 2**60 + 1]})
+    np.testing.assert_array_equal(codes.train["x"], [[1, 0], [0, 1]])
+
+
+def test_a_column_that_is_not_used_may_be_of_any_kind(write):
+    when = pa.array([0, 1], pa.timestamp("s"))
+    pa.parquet.write_table(pa.table({"when": when, "a": [1, 2], "ill": ["x", "y"]}), "t.parquet")
+    np.testing.assert_array_equal(load("t.parquet", features=["a"]).train["x"], [[1], [2]])
+    for options in ({}, {"client": "when"}, {"features": ["a"], "label": "when"}):
+        with pytest.raises(ValueError, match="column 'when', must hold numbers, texts or truth"):
+            load("t.parquet", **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "place"),
+    [
+        ("a,ill\n1,x\n1e39,y\n", {}, "row 2, column 'a'"),
+        ("a,ill\n1,x\n-1e300,y\n", {"scaling": "standard"}, "row 2, column 'a'"),
+        ("a,ill\n1,1\n1,1e39\n", {"task": "regression"}, "row 2, column 'ill'"),
+        ("a,ill\n1,x\n1e999,y\n", {}, "row 2, column 'a'"),
+        ("a,ill\n1e-300,x\n2e-300,y\n", {}, "row 2, column 'a'"),
+        ("a,ill\n1,x\n,y\n", {"missing": "fill", "fill": {"a": 1e39}}, r"fill\.a"),
+        ("a,ill\n1,x\n,y\n", {"missing": "fill", "fill": {"a": 10**400}}, r"fill\.a"),
+        ("a,ill\n1,x\n2,y\n", {"scaling": "range", "ranges": {"a": [0, 1e39]}}, r"ranges\.a"),
+        ("a,ill\n1,x\n2,y\n", {"scaling": "range", "ranges": {"a": [0, 10**400]}}, r"ranges\.a"),
+    ],
+)
+def test_numbers_beyond_float32_are_refused_by_place(write, text, options, place):
+    write(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=rf"{place},? must .*float32.*got"):
+            load(**options)
+
+
+def test_an_infinite_label_is_refused(write):
+    pa.parquet.write_table(pa.table({"a": [1, 2], "ill": [1.0, np.inf]}), "t.parquet")
+    for task in ("regression", "classification"):
+        with pytest.raises(ValueError, match=r"row 2, column 'ill', must hold .*got inf"):
+            load("t.parquet", task=task)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a,ill\n1,u\nx,v\n", "row 2, column 'a', must .*'x'"),
+        ('a,ill\n"1,5",u\n2,v\n', "row 1, column 'a', must .*'1,5'"),
+        ("a,ill\n1,u\nx,v\ny,v\nz,v\n", "row 1, column 'a', must .*'1'"),
+        ("a,ill\n1_0,u\n2,v\n", "row 1, column 'a', must .*'1_0'"),
+        ("a,ill\n5,1\n6,0\n7,?\n", r"row 3, column 'ill', must .*'\?'"),
+    ],
+)
+def test_texts_beside_numbers_are_refused_unless_declared(write, text, place):
+    write(text)
+    with pytest.raises(ValueError, match=place):
+        load()
+    declared = {"a": ["1", "2", "x", "y", "z", "1,5", "1_0", "5", "6", "7"]}
+    assert load(categories={**declared, "ill": ["u", "v", "0", "1", "?"]}).train["x"].shape[1] == 10
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow", "a.csv.gz"])

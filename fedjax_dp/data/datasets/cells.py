@@ -3,18 +3,22 @@
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 
 # What CSV files write where they have no value.
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 _CSV, _PARQUET, _ARROW = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".arrow", ".feather")
-# Of a column of texts, the share of numbers above which the others are taken for mistakes.
-_MOSTLY = 0.5
+_ENDINGS = (*_CSV, *_PARQUET, *_ARROW)
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+# Up to here float64 holds every whole number.
+_EXACT = 2**53
 
 
 class Column:
@@ -34,7 +38,7 @@ class Column:
 
         self.name, self._table = name, table
         self._arrays = []
-        for path, array in zip(table.files, chunks, strict=True):
+        for array in chunks:
             if pa.types.is_dictionary(array.type):
                 array = array.cast(array.type.value_type)
             kind = array.type
@@ -44,8 +48,6 @@ class Column:
                 array = pc.if_else(is_in, pa.scalar(None, pa.string()), trimmed)
             elif pa.types.is_floating(kind):
                 array = pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
-            rule = "hold numbers, texts or truth values"
-            checks.require(_is_readable(kind), f"{path}, column {name!r},", rule, str(kind))
             self._arrays.append(array)
 
     @functools.cached_property
@@ -64,46 +66,85 @@ class Column:
     def texts(self) -> np.ndarray:
         """The cells as texts, `[rows]`, objects; None where one is missing."""
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         found: list[Any] = []
         for array in self._arrays:
             if pa.types.is_floating(array.type):
-                whole = pc.all(pc.equal(pc.floor(array), array)).as_py() in (True, None)
-                array = array.cast(pa.int64()) if whole else array
-            found += array.cast(pa.string()).to_pylist()
+                values = array.to_numpy(zero_copy_only=False)
+                infinite = np.flatnonzero(np.isinf(values))
+                if len(infinite):
+                    self.refuse(len(found) + int(infinite[0]), "hold finite numbers", np.inf)
+                found += [None if np.isnan(value) else _written(value) for value in values]
+            else:
+                found += array.cast(pa.string()).to_pylist()
         return np.asarray(found, object)
 
     @functools.cached_property
     def numbers(self) -> np.ndarray | None:
         """The cells as numbers, `[rows]`, float64, NaN where one is missing; None of texts."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        parts = []
+        parts: list[np.ndarray] = []
         for array in self._arrays:
-            try:
-                numbers = array.cast(pa.float64())
-            except pa.ArrowInvalid:
+            is_text = _is_text(array.type)
+            if is_text and pc.all(pc.match_substring_regex(array, _NUMBER)).as_py() is False:
                 return None
-            values = numbers.to_numpy(zero_copy_only=False)
-            if _is_text(array.type) and np.isinf(values).any():
-                return None
-            parts.append(np.asarray(values, np.float64))
+            numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            parts.append(np.asarray(numbers, np.float64))
+            if is_text or pa.types.is_integer(array.type):
+                self._require_exact(array, parts[-1], sum(map(len, parts[:-1])))
         return np.concatenate(parts)
 
+    def _require_exact(self, array: Any, numbers: np.ndarray, start: int) -> None:
+        """Refuses a whole number that float64 would change, which is a name in most cases."""
+        for row in np.flatnonzero(np.abs(numbers) >= _EXACT):
+            text = str(array[int(row)].as_py())
+            if text.lstrip("+-").isdigit():
+                rule = (
+                    "hold whole numbers below 2^53, which float64 holds; name a column of names in "
+                    "categories, or leave it out of features"
+                )
+                self.refuse(start + int(row), rule, text)
+
+    def require_readable(self) -> None:
+        """Refuses cells that are neither numbers, texts nor truth values, such as dates."""
+        rule = "hold numbers, texts or truth values; else leave it out of features"
+        for path, array in zip(self._table.files, self._arrays, strict=True):
+            kind = array.type
+            place = f"{path}, column {self.name!r},"
+            checks.require(_is_readable(kind), place, rule, str(kind))
+
+    def require_float32(self, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Requires numbers `[rows]`, of these rows of the table, to be such as float32 holds."""
+        sizes = np.abs(numbers)
+        most = np.nanmax(sizes, initial=0.0)
+        if np.isinf(most) or not fits_float32(most):
+            row = int(rows[np.argmax(np.where(np.isnan(sizes), 0.0, sizes))])
+            rule = (
+                f"hold finite numbers of a size that float32 has, {SMALLEST:.2g} to {LARGEST:.2g} "
+                "(rescale them)"
+            )
+            assert self.numbers is not None
+            is_text = any(_is_text(array.type) for array in self._arrays)
+            self.refuse(row, rule, self.texts[row] if is_text else self.numbers[row])
+
     def require_one_kind(self) -> None:
-        """Refuses a text among numbers, which is a mistake or a word for a missing value."""
+        """Refuses texts beside numbers: mistakes, or words for a missing value."""
         if self.numbers is not None:
             return
         known = np.flatnonzero(~self.is_missing)
-        is_number = np.array([_is_number(self.texts[i]) for i in known])
-        if len(known) and np.mean(is_number) > _MOSTLY:
-            row = int(known[np.argmin(is_number)])
-            rule = (
-                "hold numbers throughout, as most of its cells do; name what stands for a missing "
-                "value in missing_values, or name the column in categories"
-            )
-            self.refuse(row, rule, self.texts[row])
+        is_number = np.array([re.match(_NUMBER, self.texts[i]) is not None for i in known])
+        if not is_number.any():
+            return
+        share = np.mean(is_number)
+        row = int(known[np.argmin(is_number) if share >= 0.5 else np.argmax(is_number)])
+        kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "texts"
+        rule = (
+            f"hold {kind} throughout; name what stands for a missing value in missing_values, or "
+            "the values of the column in categories"
+        )
+        self.refuse(row, rule, self.texts[row])
 
     def refuse(self, row: int, rule: str, value: Any) -> None:
         """Raises an error that names file, row, column, rule and value."""
@@ -126,7 +167,7 @@ class Table:
         Args:
           paths: the files.
           missing: texts that stand for a missing value.
-          separator: what parts the cells of CSV files.
+          separator: the character between the cells of CSV files.
 
         Raises:
           ValueError: naming the file and what is wrong with it.
@@ -168,19 +209,24 @@ def _read(path: pathlib.Path, separator: str) -> Any:
     name = path.name.lower().removesuffix(".gz")
     mark = "\t" if name.endswith(".tsv") else separator
     readers = (
-        (_CSV, lambda: _csv(path, mark), f"be a table whose cells are parted by {mark!r}"),
+        (_CSV, lambda: _csv(path, mark), f"be a table whose cells are separated by {mark!r}"),
         (_PARQUET, lambda: _parquet(path), "be a Parquet file"),
         (_ARROW, lambda: _arrow(path), "be an Arrow file or stream"),
     )
-    known = ", ".join((*_CSV, *_PARQUET, *_ARROW))
-    rule = f"have one of the endings {known}"
-    checks.require(name.endswith((*_CSV, *_PARQUET, *_ARROW)), str(path), rule, path.suffix)
+    rule = f"have one of the endings {', '.join(_ENDINGS)}"
+    checks.require(name.endswith(_ENDINGS), str(path), rule, path.suffix)
     ((read, rule),) = [(read, rule) for endings, read, rule in readers if name.endswith(endings)]
     with files.reading(path, rule, pa.ArrowException, UnicodeDecodeError, OSError):
         table = read()
         # Offsets and texts of a damaged file, which would be read beyond their ends.
         table.validate(full=True)
     return table
+
+
+def without_ending(file: str) -> str:
+    """Takes the endings of a table's format off the name of a file."""
+    name = file[:-3] if file.lower().endswith(".gz") else file
+    return next((name[: -len(e)] for e in _ENDINGS if name.lower().endswith(e)), name)
 
 
 def _csv(path: pathlib.Path, mark: str) -> Any:
@@ -249,8 +295,6 @@ def _is_readable(kind: Any) -> bool:
     return _is_text(kind) or any(test(kind) for test in tests)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return bool(np.isfinite(float(text)))
-    except ValueError:
-        return False
+def _written(value: Any) -> str:
+    """Writes a number as a text: whole numbers without a point, as long as floats hold them."""
+    return str(int(value)) if abs(value) < _EXACT and value == int(value) else str(value)

@@ -1,22 +1,25 @@
 """A table of your own, in CSV, Parquet or Arrow files, by the names of its columns."""
 
 import dataclasses
+import os
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.core.ranges import Decay, Seed
+from fedjax_dp.core.ranges import LARGEST, SMALLEST, Decay, Seed, fits_float32
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.cells import MISSING_VALUES, Column, Table
+from fedjax_dp.data.datasets.cells import MISSING_VALUES, Column, Table, without_ending
 from fedjax_dp.data.datasets.tabular import Numeric, in_range
 
 _PARTS = ("train", "test")
 # More categories than this are taken for names of records.
 _MOST_CATEGORIES = 1000
+_SIZES = f"of a size that float32 has, {SMALLEST:.2g} to {LARGEST:.2g}"
 
 
 @checked
@@ -45,8 +48,9 @@ def load(
     """Loads a table, one example a row.
 
     Columns of numbers are inputs as they are or scaled; columns of texts, and those that
-    `categories` names, are coded. Nothing is guessed: a missing value, a text among numbers, or a
-    value that is not among declared ones is refused with its file, row and column.
+    `categories` names, are coded. Nothing is guessed: a missing value, a text in a column that has
+    numbers too, a number that float32 cannot hold, or a value that is not among declared ones is
+    refused with its file, row and column.
 
     Guarantee: with `missing` other than "mean", `scaling` other than "standard", and `categories`
     declared for all coded columns, each example depends on its own row and on options alone, and
@@ -60,7 +64,8 @@ def load(
       label: the column of what is to be predicted.
       client: the column that names the client of each row, for the partition "natural"; without
         it a partition spreads rows over clients.
-      clients_are_files: whether each file is a client, named as the file is.
+      clients_are_files: whether each file is a client. Its name is that of the file without the
+        ending; where two would be the same, the path below the folder that the files share.
       features: the columns that are inputs; all others where empty.
       split: a column that holds "train" or "test".
       test_path: a file, or a pattern, of test rows.
@@ -78,7 +83,7 @@ def load(
       scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and cuts what lies outside;
         "standard" has exact mean 0 and deviation 1 over the training part.
       ranges: the lowest and the highest value of each column of numbers, known without the data.
-      separator: what parts the cells of a CSV file.
+      separator: the character between the cells of a CSV file, of ASCII.
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
@@ -93,7 +98,9 @@ def load(
     """
     paths = _found("path", path, data_dir)
     tests = _found("test_path", test_path, data_dir) if test_path is not None else []
-    checks.require(len(separator) == 1, "separator", "be one character", separator)
+    is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
+    rule = "be one character of ASCII, and no quote or line break"
+    checks.require(is_plain, "separator", rule, separator)
     table = Table([*paths, *tests], missing_values, separator)
     _check_names(table, label, client, split, features, categories, ranges, fill)
     _require_used("fill", fill, missing == "fill", "missing is 'fill'")
@@ -108,6 +115,8 @@ def load(
     inputs = list(features) or [name for name in table.columns if name not in taken]
     checks.require(bool(inputs), "features", "be at least one column", inputs)
 
+    for name in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
+        table.columns[name].require_readable()
     kept = np.arange(table.num_rows)
     for role, name in (("label", label), ("client", client), ("split", split)):
         if name is not None:
@@ -135,7 +144,8 @@ def load(
     checks.require(not unused, "ranges", f"name columns of numbers, {sorted(numbers)}", unused)
     names, parts = _assembled(inputs, numbers, coded, encoding)
     labels, classes = _labels(table.columns[label], rows, task, categories, coder)
-    ids = _client_ids(table, client, clients_are_files)
+    num_files = len(paths) if clients_are_files else None
+    ids = _client_ids(table, client, num_files)
     train, test = ({"x": x, "y": y} for x, y in zip(parts, labels, strict=True))
     return Dataset(
         "table",
@@ -226,21 +236,51 @@ def _test_rows(
     return kept >= table.starts[num_training_files]
 
 
-def _client_ids(table: Table, client: str | None, clients_are_files: bool) -> np.ndarray | None:
-    """Names the client of each row: whole numbers where all are such, else texts."""
-    if clients_are_files:
-        stems = np.array([pathlib.Path(file).name.split(".")[0] for file in table.files])
-        return np.repeat(stems, np.diff(table.starts))
+def _client_ids(
+    table: Table, client: str | None, num_training_files: int | None
+) -> np.ndarray | None:
+    """Names the client of each row: whole numbers where all are such, else texts.
+
+    With a number of training files, behind which those of test rows stand, each file is a client.
+    """
+    if num_training_files is not None:
+        files = table.files[:num_training_files], table.files[num_training_files:]
+        return np.repeat(_file_names(files), np.diff(table.starts))
     if client is None:
         return None
     texts = table.columns[client].texts.astype(str)
     # A number such as 007 or 1e3 is a name.
-    is_whole = all(text.lstrip("-").isascii() and _is_whole(text) for text in set(texts.tolist()))
+    is_whole = all(map(_is_whole, set(texts.tolist())))
     return texts.astype(np.int64) if is_whole else texts
 
 
+def _file_names(parts: Sequence[Sequence[str]]) -> list[str]:
+    """Names the files of training and of test rows, no two of a part alike."""
+    bare = [[without_ending(file) for file in part] for part in parts]
+    names = [[os.path.basename(file) for file in part] for part in bare]
+    if any(len(set(part)) < len(part) for part in names):
+        names = []
+        for part in bare:
+            shared = os.path.commonpath([os.path.dirname(file) or "." for file in part] or ["."])
+            names.append([pathlib.Path(os.path.relpath(file, shared)).as_posix() for file in part])
+    for part, files_of_part in zip(names, parts, strict=True):
+        for i, name in enumerate(part):
+            others = [files_of_part[k] for k in range(i) if part[k] == name]
+            rule = "be given only where files have names of their own, apart from their endings"
+            found = f"{others[0]} and {files_of_part[i]}" if others else ""
+            checks.require(not others, "clients_are_files", rule, found)
+    return [name for part in names for name in part]
+
+
 def _is_whole(text: str) -> bool:
-    return text.lstrip("-").isdigit() and len(text) < 19 and str(int(text)) == text
+    is_plain = re.fullmatch(r"-?[0-9]+", text) is not None and len(text) < 19
+    return is_plain and str(int(text)) == text
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of an option is 0, or a finite number of a size that float32 has."""
+    is_real = isinstance(value, int | float | np.number)
+    return is_real and abs(value) <= LARGEST and fits_float32(float(value))
 
 
 @dataclasses.dataclass
@@ -291,14 +331,12 @@ class _Coder:
         assert column.numbers is not None
         parts = [column.numbers[rows] for rows in self.rows]
         for rows, part in zip(self.rows, parts, strict=True):
-            if np.isinf(part).any():
-                row = int(rows[np.argmax(np.isinf(part))])
-                column.refuse(row, "hold finite numbers", column.numbers[row])
+            column.require_float32(rows, part)
         train = parts[0]
         if self.missing == "fill" and column.name in self.fill:
             value = self.fill[column.name]
-            is_number = isinstance(value, int | float) and bool(np.isfinite(value))
-            checks.require(is_number, f"fill.{column.name}", "be a finite number", value)
+            rule = f"be a finite number {_SIZES}"
+            checks.require(_is_number(value), f"fill.{column.name}", rule, value)
             parts = [np.where(np.isnan(part), float(value), part) for part in parts]
         elif self.missing == "mean":
             rule = "have a value in the training part"
@@ -314,9 +352,11 @@ class _Coder:
     def _range(self, name: str) -> Numeric:
         rule = f"hold the lowest and highest value of {name!r}, since scaling is 'range'"
         checks.require(name in self.ranges, "ranges", rule, dict(self.ranges))
-        bounds = list(self.ranges[name])
-        fits = len(bounds) == 2 and bool(np.isfinite(bounds).all()) and bounds[0] < bounds[1]
-        checks.require(fits, f"ranges.{name}", "be two numbers, the lower one first", bounds)
+        bounds = self.ranges[name]
+        bounds = list(bounds) if isinstance(bounds, Sequence | np.ndarray) else [bounds]
+        fits = len(bounds) == 2 and all(map(_is_number, bounds)) and bounds[0] < bounds[1]
+        rule = f"be two numbers, the lower one first, {_SIZES}"
+        checks.require(fits, f"ranges.{name}", rule, bounds)
         return Numeric(name, float(bounds[0]), float(bounds[1]))
 
     def codes(self, column: Column) -> tuple[tuple[str, ...], list[np.ndarray]]:
@@ -334,7 +374,7 @@ class _Coder:
         return self.coded(column, texts)
 
     def coded(self, column: Column, texts: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
-        """Numbers texts by the declared categories of their column, or by those that occur."""
+        """Codes texts by the declared categories of their column, or by those that occur."""
         used = np.concatenate(self.rows)
         if column.name in self.categories:
             values = tuple(map(_text, self.categories[column.name]))
@@ -414,7 +454,12 @@ def _labels(
             column.require_one_kind()
             first = int(rows[0][0])
             column.refuse(first, "hold numbers, since task is 'regression'", column.texts[first])
-        return [np.asarray(known)[each].astype(np.float32) for each in rows], ()
+        parts = [np.asarray(known)[each] for each in rows]
+        for each, part in zip(rows, parts, strict=True):
+            column.require_float32(each, part)
+        return [part.astype(np.float32) for part in parts], ()
+    if column.name not in categories:
+        column.require_one_kind()
     classes, codes = coder.coded(column, column.texts)
     rule = "have two classes or more; task='regression' takes labels as numbers"
     checks.require(len(classes) > 1, f"label {column.name!r}", rule, classes)
