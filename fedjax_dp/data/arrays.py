@@ -27,8 +27,8 @@ def example_array(what: str, value: Any) -> Any:
       The array.
 
     Raises:
-      ValueError: if it is no array of real numbers, hides entries behind a mask, or holds numbers
-        that 32 bits cannot.
+      ValueError: if it is no array of real numbers of a type that JAX has, hides entries behind a
+        mask, holds numbers that 32 bits cannot, or lies on disk in another byte order.
     """
     if isinstance(value, np.ma.MaskedArray):
         num_hidden = int(np.ma.count_masked(value))
@@ -40,12 +40,19 @@ def example_array(what: str, value: Any) -> Any:
     except ValueError:
         checks.require(False, what, "have rows of one shape", "lists of unequal lengths")
     dtype = array.dtype
-    is_number = getattr(dtype, "kind", "O") not in _NO_NUMBERS and not getattr(dtype, "names", None)
+    is_number = getattr(dtype, "kind", "O") not in _NO_NUMBERS and dtype.type is not np.void
     checks.require(is_number, what, "hold numbers", str(dtype))
     rule = "hold real numbers (real and imaginary parts as two columns)"
     checks.require(dtype.kind != "c", what, rule, str(dtype))
     checks.require(len(array.shape) > 0, what, "have one row for each example", "a single number")
-    if isinstance(array, np.memmap) or not isinstance(array, np.ndarray):
+    is_known = dtype.kind != "f" or dtype.itemsize <= 8
+    rule = "hold numbers of a type that JAX has, such as float32"
+    checks.require(is_known, what, rule, str(dtype))
+    if isinstance(array, np.memmap):
+        rule = "be in the byte order of this computer, as an array on disk, which is not converted"
+        checks.require(dtype.isnative, what, rule, str(dtype))
+        return array
+    if not isinstance(array, np.ndarray):
         return array
     if not dtype.isnative:
         array = array.astype(dtype.newbyteorder("="))

@@ -154,6 +154,28 @@ def test_the_other_byte_order_is_converted_and_on_disk_refused(tmp_path):
         FederatedData.open(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [np.longdouble, np.clongdouble, "V4"])
+def test_types_that_jax_has_not_are_refused_by_name(kind):
+    array = np.zeros((4, 3), kind)
+    if array.dtype == np.float64:
+        pytest.skip("here these are numbers of 64 bits")
+    with pytest.raises(ValueError, match=r"examples\['x'\] must hold (real )?numbers.*got"):
+        store(array)
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.int4, jnp.float8_e4m3fn, np.float16, bool])
+def test_types_that_jax_has_are_kept(kind):
+    assert store(X.astype(kind)).examples["x"].dtype == np.dtype(kind)
+
+
+def test_an_array_on_disk_in_the_other_byte_order_is_refused(tmp_path):
+    swapped = np.memmap(tmp_path / "x", X.dtype.newbyteorder(), "w+", shape=X.shape)
+    with pytest.raises(ValueError, match=r"\['x'\] must be in the byte order of this computer"):
+        store(swapped)
+    native = np.memmap(tmp_path / "y", X.dtype, "w+", shape=X.shape)
+    assert isinstance(store(native).examples["x"], np.memmap)
+
+
 def test_numbers_on_disk_that_32_bits_cannot_hold_are_refused_when_they_are_read(tmp_path):
     store(X).save(tmp_path)
     np.save(tmp_path / "x.npy", X.astype(np.float64) * 1e300)
