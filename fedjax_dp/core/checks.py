@@ -28,6 +28,10 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
         raise ValueError(f"{argument} must {rule}, got {shown(value)}")
 
 
+# Python writes no whole number of more decimal digits than 4,300.
+_MOST_BITS = 8_192
+
+
 def shown(value: Any, limit: int = 500) -> str:
     """Writes a value as a user would, for an error.
 
@@ -39,7 +43,11 @@ def shown(value: Any, limit: int = 500) -> str:
       The text.
     """
     if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-        value = np.asarray(value) if value.is_fully_addressable else value
+        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        can_be_read = not is_key and not value.is_deleted() and value.is_fully_addressable
+        value = np.asarray(value) if can_be_read else jax.typeof(value)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"a whole number of {value.bit_length()} bits"
     if isinstance(value, np.number | np.bool_):
         text = str(value)
     elif isinstance(value, np.ndarray):

@@ -72,6 +72,8 @@ def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
       ValueError: if something else is there, or no folder can be made, naming key and path.
     """
     path = os.fspath(path)
+    if not path:
+        raise ValueError(f"{name} must be a folder, or where one can be made, got an empty path")
     kind = kind_of(path, name)
     if kind in ("file", "other"):
         reason = "a file" if kind == "file" else "a device or a pipe"
@@ -83,7 +85,13 @@ def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
         require_folder(above, name, writable=writable)
         if kind_of(above, name) == "missing":
             # A part that is too long shows where a folder is.
-            kind_of(os.path.join(os.sep, part), name)
+            try:
+                kind_of(os.path.join(os.sep, part), name)
+            except ValueError:
+                found = f"{checks.shown(path, _SHOWN)} (a part of it is too long)"
+                raise ValueError(
+                    f"{name} must be a folder, or where one can be made, got {found}"
+                ) from None
         reason = ""
     if reason:
         found = f"{checks.shown(path, _SHOWN)} ({reason})"

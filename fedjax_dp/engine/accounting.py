@@ -140,9 +140,14 @@ class PrivacyAccounting:
           ValueError: if what ran has no analysis, or the rounds ran with other numbers than those
             that would be charged; nothing is charged then.
         """
+        kept = self._events, self._numbers, self._digest
         if hyper is not None:
             self._read_events(hyper)
-        self._require_numbers_of(record)
+        try:
+            self._require_numbers_of(record)
+        except ValueError:
+            self._events, self._numbers, self._digest = kept
+            raise
         participants, stages = np.asarray(record.clients), np.asarray(record.stage)
         for unit, ledger in self.ledgers.items():
             cohorts = None if self._is_everybody_charged(unit) else participants
@@ -158,7 +163,8 @@ class PrivacyAccounting:
             "be the numbers that the rounds ran with, from which their price follows: "
             "charge(record, hyper) with the hyper that was given to them, one charge for each"
         )
-        found = f"others than those of round {others[0] if len(others) else 0} of the record"
+        which = others[0] if len(others) else 0
+        found = f"others than those of the round at place {which} of this record"
         checks.require(not len(others), "hyper", rule, found)
 
     def _is_everybody_charged(self, unit: str) -> bool:

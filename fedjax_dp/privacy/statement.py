@@ -279,6 +279,8 @@ def _of_all_copies(
         return {"epsilon": spent, "dp_delta": np.max(deltas), "by": accountant}
     each = np.broadcast_to(deltas, ledger.num_units)
     largest = [np.sum(np.sort(values)[-holders:]) for values in (epsilon, each)]
+    if largest[1] >= 1:
+        return {"epsilon": None, "dp_delta": None, "by": "basic composition"}
     return {"epsilon": largest[0], "dp_delta": largest[1], "by": "basic composition"}
 
 
@@ -380,10 +382,15 @@ def _shared(data: dict[str, Any]) -> list[str]:
         f"{found['most_holders']}. The claim above is for the copy that one client has; what its "
         "copies release together composes, and for a record as a whole "
     )
+    if found["epsilon"] is None and found["by"] is not None:
+        return [
+            words + f"no ε is stated: the δ of its copies add up to 1 or more, by {found['by']}."
+        ]
     if found["by"] is None:
         return [words + "no ε is stated: its copies were put together in one account."]
     return [
-        words + f"**ε = {float(found['epsilon']):.4g}** at δ = {found['dp_delta']:.4g}, by "
+        words
+        + f"**ε = {rounded_up(found['epsilon'])}** at δ = {rounded_up(found['dp_delta'])}, by "
         f"{found['by'] if ' ' in found['by'] else 'the accountant `' + found['by'] + '`'}."
     ]
 

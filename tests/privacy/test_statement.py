@@ -1,6 +1,7 @@
 """The statement says what the ledger holds, in a form that anybody can recompute."""
 
 import json
+import re
 
 import dp_accounting as dpa
 import numpy as np
@@ -253,7 +254,9 @@ def test_copies_of_a_record_at_several_clients_compose():
     assert shared(data) == (pytest.approx(together, rel=1e-6), 1e-5) and together > 1.5 * alone
     words = st.in_words(data)
     assert "7 training records lie with more than one client, one of them with 3" in words
-    assert f"for a record as a whole **ε = {together:.4g}** at δ = 1e-05" in words
+    printed = re.search(r"for a record as a whole \*\*ε = ([0-9.]+)\*\* at δ = 1e-05", words)
+    # Rounded up: 9.042281 to four digits is 9.043.
+    assert printed and together <= float(printed[1]) <= together * (1 + 1e-3)
     ledger.charge(dpa.GaussianDpEvent(3.0), units=[1])
     data = st.statement(ledger, 1e-5, num_shared=7, most_holders=3)
     each = ledger.epsilon(1e-5)
@@ -262,6 +265,22 @@ def test_copies_of_a_record_at_several_clients_compose():
     # Each of its copies chose its own δ: the largest three of these are added.
     data = st.statement(ledger, [1e-5, 1e-5, 1e-6, 1e-4, 1e-7], num_shared=7, most_holders=3)
     assert shared(data)[1] == pytest.approx(1.2e-4)
+
+
+def test_an_epsilon_of_copies_is_printed_rounded_up():
+    """Three Gaussian releases of two copies: ε = 9.04228, which four digits to nearest undercut."""
+    ledger = Ledger("record", num_units=4)
+    ledger.charge(dpa.GaussianDpEvent(1.5), count=3)
+    data = st.statement(ledger, 1e-5, num_shared=1, most_holders=2)
+    printed = re.search(r"as a whole \*\*ε = ([0-9.]+)\*\*", st.in_words(data))
+    assert printed and float(printed[1]) >= shared(data)[0] > float(f"{shared(data)[0]:.4g}")
+
+
+def test_no_epsilon_of_copies_is_stated_whose_deltas_reach_1():
+    ledger = Ledger("record", num_units=4)
+    ledger.charge(dpa.GaussianDpEvent(3.0))
+    data = st.statement(ledger, [0.3, 0.4, 0.4, 0.4], num_shared=1, most_holders=4)
+    assert shared(data) == (None, None) and "add up to 1 or more" in st.in_words(data)
 
 
 def test_copies_of_a_record_in_one_account_have_no_stated_epsilon():

@@ -1,0 +1,31 @@
+"""How values and paths are written in errors."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.privacy import mechanisms
+
+
+def test_a_whole_number_of_thousands_of_digits_is_written_by_its_bits():
+    with pytest.raises(ValueError, match=r"rounds must be small, got a whole number of 40000 bits"):
+        checks.require(False, "rounds", "be small", (1 << 40_000) - 1)
+
+
+def test_a_key_or_an_array_that_was_deleted_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"must .*got .*key"):
+        mechanisms.gaussian(jax.random.key(0), 1.0)
+    gone = jnp.ones(3)
+    gone.delete()
+    with pytest.raises(ValueError, match=r"x must be there, got .*float32\[3\]"):
+        checks.require(False, "x", "be there", gone)
+
+
+def test_a_folder_that_cannot_be_made_is_named_as_it_was_given(tmp_path):
+    with pytest.raises(ValueError, match=r"--output must be a folder.*got an empty path"):
+        files.require_folder("", "--output", writable=True)
+    path = str(tmp_path / "missing" / ("y" * 300))
+    with pytest.raises(ValueError, match="too long") as refused:
+        files.require_folder(path, "--output")
+    assert path[:40] in str(refused.value)
