@@ -1,6 +1,7 @@
 """Numbers by client: as tables of names, from a file too, and as lists in the clients' order."""
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,15 +64,32 @@ def with_client_numbers(config: Config) -> Config:
         rule = f"be left out, since a column of {file} fills it"
         is_free = name not in section.model_fields_set or isinstance(getattr(section, name), dict)
         checks.require(is_free, key, rule, getattr(section, name))
-        kind = annotation_of(type(section).model_fields[name])
-        try:
-            adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
-            adapter.validate_python(column, strict=True)
-        except ValidationError:
-            raise refusal(file, key, kind, column) from None
-        require_float32(file, key, column)
+        _require_kind(key, annotation_of(type(section).model_fields[name]), column)
         config = _replaced(config, path, name, column)
     return _replaced(config, ["data"], "client_numbers", None)
+
+
+class _Column(dict[str, float]):
+    """Numbers by client as a file has them, and the line of each."""
+
+    def __init__(self, file: str):
+        super().__init__()
+        self.file, self.line_of = file, dict[str, int]()
+
+    def place(self, name: str) -> str:
+        """Names the line of a client."""
+        return files.at_line(self.file, self.line_of[name])
+
+
+def _require_kind(key: str, kind: Any, column: _Column) -> None:
+    """Requires each number of a column to be of its key's kind, and of a size for float32."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+    for name, number in column.items():
+        try:
+            adapter.validate_python({name: number}, strict=True)
+        except ValidationError:
+            raise refusal(column.place(name), key, kind, {name: number}) from None
+        require_float32(column.place(name), key, number)
 
 
 def listed(config: Config, names: Sequence[str] | None) -> Config:
@@ -142,27 +160,32 @@ def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[
     unknown = [name for name in table if name not in set(names)]
     if unknown:
         hint = checks.nearest(unknown[0], list(names))
-        rule = "name clients of the data" + (f", such as {hint!r}" if hint else "")
-        checks.require(False, key, rule, unknown[0])
+        is_read = isinstance(table, _Column)
+        place = table.place(unknown[0]) if is_read else key
+        rule = "name a client of the data" if is_read else "name clients of the data"
+        checks.require(False, place, rule + (f", such as {hint!r}" if hint else ""), unknown[0])
     lacking = [name for name in names if name not in table]
     rule = f"name each of the {len(names)} clients"
     found = f"{len(table)} names, without {lacking[0]!r}" if lacking else ""
-    checks.require(not lacking, key, rule, found)
+    place = f"{table.file}, column {key}," if isinstance(table, _Column) else key
+    checks.require(not lacking, place, rule, found)
     return [table[name] for name in names]
 
 
-def _columns(file: str) -> dict[str, dict[str, float]]:
+def _columns(file: str) -> dict[str, _Column]:
     """Reads a file: by key, numbers by client."""
     lines = list(files.lines(files.read_text(file)))
     checks.require(len(lines) > 1, file, "hold a line of column names and one for each client", "")
     header = [cell.strip() for cell in next(csv.reader([lines[0][1]]))]
     place = files.at_line(file, lines[0][0])
     checks.require(header[0] == _NAME, place, f"begin with the column {_NAME!r}", header[0])
+    rule = f"name a key beside {_NAME!r}, such as {KEYS[0]}"
+    checks.require(len(header) > 1, place, rule, header)
     for key in header[1:]:
         checks.one_of(f"a column of {place}", key, KEYS)
     is_single = len(set(header)) == len(header)
     checks.require(is_single, place, "name each column once", header)
-    found: dict[str, dict[str, float]] = {key: {} for key in header[1:]}
+    found = {key: _Column(file) for key in header[1:]}
     seen: set[str] = set()
     for number, line in lines[1:]:
         place = files.at_line(file, number)
@@ -171,11 +194,14 @@ def _columns(file: str) -> dict[str, dict[str, float]]:
         fits = len(cells) == len(found)
         checks.require(fits, place, f"have {len(header)} cells", len(cells) + 1)
         seen.add(name)
-        for key, cell in zip(found, cells, strict=True):
-            found[key][name] = _number(f"{place}, column {key}", cell)
+        for (key, column), cell in zip(found.items(), cells, strict=True):
+            column[name] = _number(f"{place}, column {key}", cell)
+            column.line_of[name] = number
     return found
 
 
 def _number(place: str, cell: str) -> float:
     with files.reading(place, "hold a number", ValueError):
-        return float(cell)
+        number = float(cell)
+    checks.require(math.isfinite(number), place, "hold a finite number", cell)
+    return number

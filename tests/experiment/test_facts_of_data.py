@@ -224,8 +224,23 @@ def test_a_table_holds_numbers_in_their_range():
         (("client,training.batch_size", "a,1", "a,2"), (), r"line 3 must name a client that no"),
         (("client,training.batch_size", "a,x"), (), r"line 2, column training.batch_size must hol"),
         (("client,training.batch_size", "a"), (), r"line 2 must have 2 cells, got 1"),
-        (("client,training.batch_size", "a,0"), (), r"numbers\.csv: training\.batch_size must be"),
-        (("client,training.batch_size", "a,nan"), (), r"csv: training\.batch_size must be"),
+        (("client", "a", "b"), (), r"line 1 must name a key beside 'client', .*got \['client'\]"),
+        (
+            ("client,training.batch_size", "a,1", "b,0"),
+            (),
+            r"numbers\.csv, line 3: training\.batch_size must be .*got \{'b': 0\.0\}$",
+        ),
+        (
+            ("client,training.batch_size", "a,1", "", "b,nan"),
+            (),
+            r"csv, line 4, column training\.batch_size must hold a finite number, got 'nan'",
+        ),
+        (("client,training.batch_size", "a,-inf"), (), r"line 2, column .* finite.*got '-inf'"),
+        (
+            ("client,training.learning_rate", "a,1", "b,1e39"),
+            (),
+            r"csv, line 3: training\.learning_rate must be 0 or of a size .*got 1e\+39",
+        ),
         (("client,training.batch_size",), (), r"must hold a line of column names and one for each"),
         (
             ("client,training.batch_size", "a,1"),
@@ -240,3 +255,20 @@ def test_a_file_of_numbers_is_refused_by_line_column_and_rule(tmp_path, lines, w
     config = configuration.load(None, (f"--data.client_numbers={file}", *words))
     with pytest.raises(ValueError, match=message):
         by_name.with_client_numbers(config)
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (("a,1", "b,2", "hungary,3"), r"csv, line 4 must name a client of the data, such as"),
+        (("a,1", "b,2"), r"csv, column training\.batch_size, must name each .*got .*without 'c'"),
+    ],
+)
+def test_a_client_that_is_not_among_the_data_is_named_with_its_line(tmp_path, lines, message):
+    file = tmp_path / "numbers.csv"
+    file.write_text("\n".join(["client,training.batch_size", *lines]) + "\n")
+    read = by_name.with_client_numbers(configuration.load(None, [f"--data.client_numbers={file}"]))
+    with pytest.raises(ValueError, match=message):
+        by_name.listed(read, ["a", "b", "c"])
+    again = configuration.load(None, ["--training.batch_size={a=1, b=2, c=3}"])
+    assert by_name.listed(again, ["c", "a", "b"]).training.batch_size == [3, 1, 2]
