@@ -49,11 +49,28 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
     Raises:
       ConfigError: naming file or command line, key, rule, value and the nearest valid one.
     """
-    tables: dict[str, Any] = {}
-    file = "defaults" if path is None else str(path)
-    if path is not None:
-        tables = _read(path)
-    pairs = _pairs(overrides)
+    tables = {} if path is None else _read(path)
+    return _made(tables, "defaults" if path is None else str(path), _pairs(overrides))
+
+
+def from_toml(text: str, where: str) -> Config:
+    """Reads a configuration from the text of a file.
+
+    Args:
+      text: TOML, such as `to_toml` writes; keys that it lacks have their defaults.
+      where: the file, for errors.
+
+    Returns:
+      The configuration, checked as `load` does.
+
+    Raises:
+      ValueError: naming file, key, rule and value.
+    """
+    return _made(files.parse_toml(text, where), where, [])
+
+
+def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -> Config:
+    """Makes a configuration of the tables of a file and of overrides."""
     changes: dict[str, Any] = {}
     for key, text in pairs:
         _put(changes, key, text)

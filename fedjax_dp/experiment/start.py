@@ -246,7 +246,9 @@ def _require_same(config: Config, saved: str) -> None:
     What may be published is no part of what ran. More rounds are possible where nothing was made
     for their number.
     """
-    now, then = (tomllib.loads(text) for text in (configuration.to_toml(config), saved))
+    # Keys that came after the run was saved have their defaults there.
+    started = configuration.from_toml(saved, CONFIG_FILE)
+    now, then = (tomllib.loads(configuration.to_toml(each)) for each in (config, started))
     before, after = (tables.pop("execution").get("placement") for tables in (then, now))
     same = (before == "disk") == (after == "disk")
     rule = f"be {before!r}, or of its kind: what clients keep is not moved to or from the disk"
@@ -254,9 +256,6 @@ def _require_same(config: Config, saved: str) -> None:
     # What may be published of a run can be decided when it is over.
     for tables in (then, now):
         tables["run"].pop("release", None)
-    # Runs of earlier versions have counted nothing, and evaluated in one way alone.
-    then.setdefault("communication", now["communication"])
-    then.setdefault("evaluation", now["evaluation"])
     if now["run"]["rounds"] > then["run"]["rounds"]:
         _require_extensible(config, then["run"]["rounds"])
         then["run"]["rounds"] = now["run"]["rounds"]

@@ -2,16 +2,19 @@
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 import time
+import tomllib
 
 import jax
 import numpy as np
 import pytest
+import tomli_w
 from marks import later, telling
 from run_folders import (
     DRAWN,
@@ -34,7 +37,7 @@ from fedjax_dp.experiment import assemble
 from fedjax_dp.experiment import reading as configuration
 from fedjax_dp.experiment.folder import locked
 from fedjax_dp.experiment.loading import load_run
-from fedjax_dp.experiment.start import restored
+from fedjax_dp.experiment.start import _require_same, restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.disk import DiskFull, full_disk_named
@@ -45,6 +48,12 @@ pytestmark = [
     pytest.mark.xdist_group("resume"),
     pytest.mark.usefixtures("shared_programs", "no_pictures"),
 ]
+DISCRETE = (
+    "--privacy.unit=client",
+    "--algorithm.name=dp_fedavg",
+    "--privacy.client.mechanism=discrete_gaussian",
+    "--privacy.client.noise_multiplier=1",
+)
 # The process stops for good after some row of metrics, and waits there to be killed.
 _STALL = """
 import time
@@ -355,6 +364,34 @@ def test_another_configuration_in_the_folder_is_refused(finished):
     with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
         execute(finished, resume=True)
     assert read_json(finished, "summary.json")["rounds"] == ROUNDS
+
+
+@pytest.mark.parametrize(
+    "words, key",
+    [
+        (DISCRETE, "privacy.client.num_deviations"),
+        ((), "communication"),
+        ((), "evaluation.personal"),
+        (("--run.release=private",), "run.release"),
+        ((), "data.client_test_share"),
+    ],
+)
+def test_a_key_that_came_after_a_run_has_its_default_there(words, key):
+    config = configuration.load(None, words)
+    tables = tomllib.loads(configuration.to_toml(config))
+    *path, last = key.split(".")
+    section = functools.reduce(dict.__getitem__, path, tables)
+    del section[last]
+    _require_same(config, tomli_w.dumps(tables))
+
+
+@pytest.mark.parametrize("word", ["--run.seed=1", "--privacy.client.num_deviations=9"])
+def test_a_key_that_was_another_is_named(word):
+    config = configuration.load(None, (*DISCRETE, word))
+    saved = configuration.to_toml(configuration.load(None, DISCRETE))
+    with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
+        _require_same(config, saved)
+    _require_same(config, configuration.to_toml(config))
 
 
 @pytest.mark.slow
