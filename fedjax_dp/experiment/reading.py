@@ -47,7 +47,8 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
       its options are such as it takes.
 
     Raises:
-      ConfigError: naming file or command line, key, rule, value and the nearest valid one.
+      ConfigError: naming file or command line, key, rule, value and the nearest valid one; for a
+        table that overrides give as a whole and in parts too.
     """
     tables = {} if path is None else _read(path)
     return _made(tables, "defaults" if path is None else str(path), _pairs(overrides))
@@ -71,6 +72,7 @@ def from_toml(text: str, where: str) -> Config:
 
 def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -> Config:
     """Makes a configuration of the tables of a file and of overrides."""
+    _require_whole_or_parts([key for key, _ in pairs])
     changes: dict[str, Any] = {}
     for key, text in pairs:
         _put(changes, key, text)
@@ -217,6 +219,17 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+def _require_whole_or_parts(keys: Sequence[str]) -> None:
+    """Refuses a table that is given both as a whole and in parts, one of which would be lost."""
+    for key in keys:
+        parts = [f"--{each}" for each in keys if each.startswith(f"{key}.")]
+        if parts:
+            raise ConfigError(
+                f"{_COMMAND_LINE}: {key} must be given as a whole or in parts, got --{key} and "
+                + ", ".join(parts)
+            )
+
+
 def _put(changes: dict[str, Any], key: str, text: str) -> None:
     """Puts an override into its table, once its key is known to exist."""
     fields = _fields_at(key)
@@ -226,8 +239,6 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
     table = changes
     for part in path:
         table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{_COMMAND_LINE}: --{key} enters a value that was given as a whole")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

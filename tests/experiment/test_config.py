@@ -243,6 +243,16 @@ def test_an_override_of_a_part_or_of_its_table_drops_the_options_of_the_file(
         assert value_at(config, other) == value_at(before, other) != {}
 
 
+@pytest.mark.parametrize("whole", ["{}", "{dropout = 0.2}"])
+def test_a_table_as_a_whole_and_in_parts_is_refused_in_either_order(whole):
+    words = [f"--model.options={whole}", "--model.options.hidden_sizes=[2]", "--model.name=mlp"]
+    for given in (words, words[::-1]):
+        with pytest.raises(ConfigError) as error:
+            configuration.load(None, given)
+        assert "model.options must be given as a whole or in parts, got " in str(error.value)
+        assert "--model.options.hidden_sizes" in str(error.value)
+
+
 def test_a_whole_number_is_a_number_and_a_fraction_no_whole_number():
     assert configuration.load(None, ["--training.learning_rate=2"]).training.learning_rate == 2.0
     with pytest.raises(ConfigError, match=r"run\.rounds must be a whole number .* got 2\.5"):
@@ -353,8 +363,14 @@ def test_a_text_key_takes_any_word_but_no_other_kind_from_a_file(tmp_path):
         (["--run.rounds"], "--run.rounds needs a value"),
         (["--run", "3"], "run is a section, not a key"),
         (["--run={rounds = 3}"], "run is a section, not a key"),
-        (["--data.options=3", "--data.options.a=1"], "--data.options.a enters a value"),
-        (["--data.options.a=1", "--data.options.a.b=1"], "--data.options.a.b enters a value"),
+        (
+            ["--data.options=3", "--data.options.a=1"],
+            "data.options must be given as a whole or in parts",
+        ),
+        (
+            ["--data.options.a=1", "--data.options.a.b=1"],
+            "data.options.a must be given as a whole or in parts",
+        ),
     ],
 )
 def test_words_that_are_no_override_are_refused(words, message):
