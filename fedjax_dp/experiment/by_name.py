@@ -62,8 +62,7 @@ def with_client_numbers(config: Config) -> Config:
         for part in path:
             section = getattr(section, part)
         rule = f"be left out, since a column of {file} fills it"
-        is_free = name not in section.model_fields_set or isinstance(getattr(section, name), dict)
-        checks.require(is_free, key, rule, getattr(section, name))
+        checks.require(name not in section.model_fields_set, key, rule, getattr(section, name))
         _require_kind(key, annotation_of(type(section).model_fields[name]), column)
         config = _replaced(config, path, name, column)
     return _replaced(config, ["data"], "client_numbers", None)
