@@ -66,13 +66,14 @@ class Spread(NamedTuple):
     Attributes:
       train: training data.
       validation: what its rounds may look at beside them, or None.
-      client_test: held-out data.
-      rows: for each client the rows of the training pool that its training data are made of.
+      client_test: held-out data, or None.
+      rows: for each client the rows of the training pool that its training data are made of, one
+        for each of its examples, each once: several clients may have copies of a record.
     """
 
     train: FederatedData
     validation: FederatedData | None
-    client_test: FederatedData
+    client_test: FederatedData | None
     rows: Sequence[np.ndarray]
 
 
@@ -81,7 +82,7 @@ class Partition(NamedTuple):
 
     Attributes:
       factory: `(facts…, options…) -> rows of each client`; or, where it changes examples, `->
-        Spread`, or `-> (training data, held-out data)` where no record lies with two clients.
+        Spread`.
       given: the facts that it is handed, under their names.
       defaults: defaults of options in a configuration, where they are not the factory's.
       counts_clients: whether it makes as many clients as it is told.

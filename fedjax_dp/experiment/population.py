@@ -90,7 +90,9 @@ def build_population(section: DataSection, seed: int) -> Population:
     made = entry.make(Facts(data, section.num_clients, seed), section.partition_options)
     if not entry.changes_examples:
         made = _checked_rows(made, len(data.train["y"]))
-    num_made = made[0].num_clients if entry.changes_examples else len(made)
+    else:
+        made = _checked_spread(section.partition, made, len(data.train["y"]))
+    num_made = made.train.num_clients if entry.changes_examples else len(made)
     rule = f"make the {section.num_clients} clients that data.num_clients asks for"
     fits = not entry.counts_clients or num_made == section.num_clients
     checks.require(fits, f"the partition {section.partition}", rule, num_made)
@@ -101,10 +103,6 @@ def build_population(section: DataSection, seed: int) -> Population:
     if isinstance(made, Spread):
         train, validation, client_test = made.train, made.validation, made.client_test
         sharing = statistics.sharing_of(made.rows)
-    elif entry.changes_examples and len(made) == 3:
-        train, validation, client_test = made
-    elif entry.changes_examples:
-        train, client_test = made
     else:
         names: tuple[str, ...] = ()
         if not entry.counts_clients:
@@ -159,6 +157,27 @@ def _checked_rows(clients: Any, size: int) -> list[np.ndarray]:
     rows = arrays.rows_of_clients("rows of the partition", clients, size)
     arrays.require_disjoint("the partition", rows)
     return rows
+
+
+def _checked_spread(name: str, made: Any, size: int) -> Spread:
+    """Requires of a partition that changes examples to say whose records they are made of."""
+    what = f"the partition {name}"
+    rule = "give a Spread, which names the rows of the pool whose records each client has"
+    checks.require(isinstance(made, Spread), what, rule, type(made).__name__)
+    rows = arrays.rows_of_clients(f"rows of {what}", made.rows, size)
+    sizes = made.train.sizes
+    checks.require(
+        len(rows) == len(sizes), f"rows of {what}", f"name {len(sizes)} clients", len(rows)
+    )
+    for i, own in enumerate(rows):
+        # One record that enters several examples of a client would pay for one of them.
+        rule = f"hold one row for each of the {sizes[i]} training examples of the client, each once"
+        place = f"rows of {what}[{i}]"
+        checks.require(len(own) == sizes[i], place, rule, f"{len(own)} rows")
+        again = np.flatnonzero(np.diff(np.sort(own)) == 0)
+        if len(again):
+            checks.require(False, place, rule, f"row {np.sort(own)[again[0]]} twice")
+    return made
 
 
 def _check_labels(data: datasets.Dataset) -> None:
