@@ -18,7 +18,13 @@ from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.experiment.assemble import Experiment
 from fedjax_dp.experiment.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.experiment.folder import CHECKPOINT_FOLDER, RELEASE_FOLDER
-from fedjax_dp.experiment.release import exact_keys, marks_of, write_release
+from fedjax_dp.experiment.release import (
+    PARTITION_COUNTS,
+    exact_keys,
+    marks_of,
+    read_exactly,
+    write_release,
+)
 from fedjax_dp.experiment.start import Start
 from fedjax_dp.io import client_plots, plots
 from fedjax_dp.io.checkpoint import ROOT_FILE
@@ -163,7 +169,10 @@ def _summary(
     is_own = has_personal_models(experiment)
     summary["test_accuracy_of"] = whose_models(experiment.evaluator.is_personal, is_own)
     if spent:
-        summary["covered_models"] = covered_models(experiment.evaluator.is_personal, is_own, spent)
+        has_shared = experiment.simulation.federation.shared is not None
+        summary["covered_models"] = covered_models(
+            experiment.evaluator.is_personal, is_own, has_shared, spent
+        )
     if algorithm.claims.not_covered is not None:
         summary["not_covered"] = algorithm.claims.not_covered
     return summary
@@ -174,7 +183,7 @@ def whose_models(is_personal: bool, is_own: bool) -> str:
 
     Args:
       is_personal: whether each client uses a model that is not simply the shared one.
-      is_own: whether it keeps some of that model itself.
+      is_own: whether a part of that model is client state.
 
     Returns:
       The words.
@@ -184,12 +193,15 @@ def whose_models(is_personal: bool, is_own: bool) -> str:
     return "the models that clients choose" if is_personal else "the shared model"
 
 
-def covered_models(is_personal: bool, is_own: bool, units: Collection[str]) -> str:
+def covered_models(
+    is_personal: bool, is_own: bool, has_shared: bool, units: Collection[str]
+) -> str:
     """Says which models ε covers, and which not.
 
     Args:
       is_personal: whether each client uses a model that is not simply the shared one.
-      is_own: whether it keeps some of that model itself.
+      is_own: whether a part of that model is client state.
+      has_shared: whether there is a model for the whole population.
       units: the units that are protected.
 
     Returns:
@@ -197,14 +209,15 @@ def covered_models(is_personal: bool, is_own: bool, units: Collection[str]) -> s
     """
     if not is_own:
         return "all models of the server" if is_personal else "the shared model"
+    shared = "the shared model" if has_shared else "what the server holds of the models"
     if "client" not in units:
-        return "the shared model and the clients' own models"
-    covered = "the shared model, and not the clients' own models"
+        return ("the shared model and " if has_shared else "") + "the clients' own models"
+    covered = f"{shared}, and not the clients' own models"
     return covered + (", which the ε of records alone covers" if "record" in units else "")
 
 
 def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
-    """Averages accuracy over the last evaluations, which tells more than one where it swings."""
+    """Averages accuracy over the last evaluations, since a single one may swing."""
     values = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
     return {"test_accuracy_last_ten": float(np.mean(values[-count:]))} if values else {}
 
@@ -267,7 +280,7 @@ def partition_text(statistics: PartitionStatistics) -> str:
 
 
 def has_personal_models(experiment: Experiment) -> bool:
-    """Tells whether clients keep something that is part of the model that they use.
+    """Reports whether a part of the model that a client uses is client state.
 
     Args:
       experiment: the experiment.
@@ -282,16 +295,6 @@ def has_personal_models(experiment: Experiment) -> bool:
     own = jax.eval_shape(lambda key: clients.init(algorithm.init(key)), jax.random.key(0))
     # A choice among the server's models is none.
     return any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(own))
-
-
-def _of_data(experiment: Experiment) -> list[str]:
-    """Names what was read exactly off the data, beside what every run reads."""
-    found = ["the counts of examples and labels by client in `partition.txt` and `partition.png`"]
-    found += experiment.population.exact_statistics
-    count = experiment.config.data.public_examples
-    if count:
-        found.append(f"{count} examples of the training part, which were taken for public inputs")
-    return found
 
 
 def facts_of(
@@ -319,7 +322,11 @@ def facts_of(
         "noise_root": "seed",
         "seed": experiment.config.run.seed,
         "versions": {n: v for n, v in libraries().items() if n in _STATED},
-        "also_not_private": [*_of_data(experiment), *also_not_private],
+        "also_not_private": [
+            PARTITION_COUNTS,
+            *read_exactly(experiment),
+            *also_not_private,
+        ],
         "has_personal_models": has_personal_models(experiment),
         "client_names": list(experiment.population.train.client_names),
     }

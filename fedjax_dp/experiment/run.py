@@ -23,7 +23,7 @@ from fedjax_dp.experiment.devices import more_than_cores
 from fedjax_dp.experiment.environment import environment, keep_programs
 from fedjax_dp.experiment.folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
 from fedjax_dp.experiment.health import Health, never_reached, without_learning
-from fedjax_dp.experiment.release import require_publishable
+from fedjax_dp.experiment.release import require_publishable, without_model
 from fedjax_dp.experiment.results import evaluate, write_results
 from fedjax_dp.experiment.start import Start, fresh, restored
 from fedjax_dp.io.disk import full_disk_named
@@ -168,6 +168,8 @@ def _run(
     for epsilon in experiment.budget.values():
         health.note_epsilon(epsilon)
     if text := more_than_cores(config.execution.devices):
+        health.warn(text)
+    if text := without_model(experiment):
         health.warn(text)
     if text := never_reached(experiment.simulation.algorithm, config.run.rounds):
         health.warn(text)

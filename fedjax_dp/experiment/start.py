@@ -33,6 +33,7 @@ from fedjax_dp.experiment.folder import (
     next_folder,
     require_free,
 )
+from fedjax_dp.experiment.release import withdraw_release
 from fedjax_dp.experiment.traffic import Traffic
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import write_text
@@ -162,7 +163,8 @@ def restored(
       warn: is told of checkpoints that were damaged.
 
     Returns:
-      State and start of the newest intact checkpoint, or of the seed where there is none.
+      State and start of the newest intact checkpoint, or of the seed where there is none. A folder
+      for publication is removed until the run is over again.
 
     Raises:
       ValueError: for a run that was started with another configuration, that has lost its root,
@@ -192,6 +194,7 @@ def restored(
     if sent is not None:
         traffic.restore(sent)
     _require_room(experiment, state)
+    withdraw_release(folder)
     write_text(folder / CONFIG_FILE, configuration.to_toml(experiment.written))
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 

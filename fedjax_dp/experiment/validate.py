@@ -164,6 +164,9 @@ def _check_release(config: Config) -> None:
         rule = "be above 0 where run.release is 'private'"
         checks.require(is_noised, f"privacy.{unit}.noise_multiplier", rule, noise)
     scaling = config.data.options.get("scaling")
+    rule = "be 0 where run.release is 'private': these training records are read without noise"
+    count = config.data.public_examples
+    checks.require(count == 0, "data.public_examples", rule, count)
     rule = "be 'range' where run.release is 'private': no ε covers exact means and deviations"
     checks.require(scaling not in EXACT_SCALINGS, "data.options.scaling", rule, scaling)
 

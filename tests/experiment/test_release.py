@@ -42,7 +42,7 @@ OPEN_KEYS = (
     "epsilon_record name not_private num_clients num_parameters rounds test_accuracy_of"
 )
 CLAIM_KEYS = (
-    "accountant batch_size_per_unit client_names clip_norm clip_norm_per_unit dp_delta "
+    "accountant batch_size_per_unit clip_norm clip_norm_per_unit dp_delta "
     "dp_delta_per_unit entry_stddev epsilon epsilon_per_unit floating_point histories "
     "laplace_scale mechanisms must_stay_hidden noise_multiplier noise_multiplier_per_unit "
     "noise_root not_private num_compositions relation samplers sampling_rate seed trusted unit "
@@ -109,7 +109,10 @@ def test_a_folder_for_publication_holds_these_files_and_keys_alone(folder):
         assert claim["noise_root"] == "secret"
     inside = read_json(folder, "privacy.json")["claims"]
     for mine, theirs in zip(stated["claims"], inside, strict=True):
-        assert mine == {k: v for k, v in theirs.items() if k != "noise_root_file"}
+        said = [text for text in theirs["not_private"] if "partition." not in text]
+        assert mine.pop("not_private") == said
+        inside_alone = {"noise_root_file", "client_names", "not_private"}
+        assert mine == {k: v for k, v in theirs.items() if k not in inside_alone}
 
 
 def listing(marks):
@@ -245,7 +248,7 @@ def test_bytes_are_named_where_they_must_stay_hidden(folder):
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert "how many units were drawn" in claim["must_stay_hidden"]
     said = " ".join(claim["not_private"])
-    for words in ("bytes sent", "seconds", "padding", "`partition.txt`", "`partition.png`"):
+    for words in ("bytes sent", "seconds", "padding", "`partition.txt`", "`plots/partition.png`"):
         assert words in said
     assert "no ε covers" in (folder / "partition.txt").read_text("utf-8")
 
@@ -280,15 +283,15 @@ def test_a_summary_says_whose_models_are_measured_and_which_are_covered(
     experiment = assemble_once(configuration.load(None, words))
     is_own, is_personal = has_personal_models(experiment), experiment.evaluator.is_personal
     assert whose_models(is_personal, is_own) == whose
-    assert covered_models(is_personal, is_own, (unit,)) == covered
+    assert covered_models(is_personal, is_own, True, (unit,)) == covered
 
 
 def test_of_both_units_records_alone_cover_the_clients_own_models():
-    assert covered_models(True, True, ("client", "record")) == (
+    assert covered_models(True, True, True, ("client", "record")) == (
         f"{SHARED}, and not the {OWN}, which the ε of records alone covers"
     )
     assert whose_models(True, False) == "the models that clients choose"
-    assert covered_models(True, False, ("client",)) == "all models of the server"
+    assert covered_models(True, False, True, ("client",)) == "all models of the server"
 
 
 PRIVATE = ("--run.release=private", "--run.secret=true")

@@ -1,0 +1,283 @@
+"""What a run folder and a release must not hold, and the runs of which nothing is released."""
+
+import jax
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from run_folders import SMALL, assemble_once
+
+from fedjax_dp.data.datasets import Dataset
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.statistics import Sharing
+from fedjax_dp.experiment import by_name, population, results
+from fedjax_dp.experiment import reading as configuration
+from fedjax_dp.experiment import validate as validation
+from fedjax_dp.experiment.config import DataSection
+from fedjax_dp.experiment.environment import environment
+from fedjax_dp.experiment.partitions import Partition, Spread
+from fedjax_dp.experiment.release import (
+    marks_of,
+    public_config,
+    public_facts,
+    public_summary,
+    require_publishable,
+    without_model,
+)
+from fedjax_dp.experiment.start import accounting_of, fresh, restored
+from fedjax_dp.io.logbook import write_json
+from fedjax_dp.io.statement import write_statement
+from fedjax_dp.privacy.statement import statement
+
+pytestmark = pytest.mark.xdist_group("resume")
+
+SEED = 864208642
+RELEASED = ("--run.secret=true", "--run.release=private")
+NOISE = ("--privacy.record.noise_multiplier=1", "--privacy.record.epsilon=none")
+STATED = ("privacy.json", "privacy.md")
+HOSPITALS = ("north", "south", "west")
+
+
+def built(*words):
+    return assemble_once(configuration.load(None, (*SMALL, *NOISE, *words)))
+
+
+def charged(experiment):
+    """Ledgers as if some rounds had run."""
+    accounting = accounting_of(experiment, experiment.simulation.hyper)
+    accounting.ledgers["record"].charge(GaussianDpEvent(1.0))
+    return accounting
+
+
+def with_population(experiment, **changes):
+    return experiment._replace(population=experiment.population._replace(**changes))
+
+
+def named_clients(experiment):
+    train = experiment.population.train
+    named = FederatedData(train.examples, train.offsets, HOSPITALS)
+    return with_population(experiment, train=named)
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_no_file_marked_as_public_or_covered_holds_the_root_of_the_noise(tmp_path, is_secret):
+    """Without a secret root the seed is that root, and the statement repeats it."""
+    experiment = built(*(RELEASED[:1] if is_secret else ()))
+    section = experiment.config.run.model_copy(update={"seed": SEED})
+    config = experiment.config.model_copy(update={"run": section})
+    experiment = experiment._replace(config=config)
+    _, start = fresh(experiment, tmp_path / "run")
+    start.lock.release()
+    start.checkpoints.close()
+    folder = start.folder
+    write_json(folder / "environment.json", environment())
+    facts = results.facts_of(experiment, start.hyper, ())
+    marks = marks_of(folder, is_secret=is_secret)
+    ledgers = charged(experiment).ledgers
+    write_statement(folder, ledgers, experiment.dp_delta, "rdp", facts, marks)
+    key = np.asarray(jax.random.key_data(start.key)).ravel().tolist()
+    shapes = [str(word) for word in key if word] if is_secret else [str(SEED)]
+    holding = {
+        path.relative_to(folder).parts[0]
+        for path in folder.rglob("*")
+        if path.is_file() and any(shape.encode() in path.read_bytes() for shape in shapes)
+    }
+    assert holding == ({"checkpoint"} if is_secret else {"config.toml", *STATED})
+    assert {marks[name] for name in holding} == {"secret"}
+    # Also where the files are yet to be written.
+    (tmp_path / "empty").mkdir()
+    assert is_secret or marks_of(tmp_path / "empty", is_secret=False)["privacy.md"] == "secret"
+
+
+@pytest.mark.parametrize(
+    "word", ["--privacy.record.epsilon={a=1,b=1}", "--privacy.record.epsilon=[1,1]"]
+)
+def test_a_file_of_numbers_never_replaces_what_the_configuration_sets(tmp_path, word):
+    file = tmp_path / "numbers.csv"
+    file.write_text("client,privacy.record.epsilon\na,50\nb,50\n")
+    config = configuration.load(None, (f"--data.client_numbers={file}", word))
+    message = r"privacy\.record\.epsilon must be left out, since a column of .* fills it, got"
+    with pytest.raises(ValueError, match=message):
+        by_name.with_client_numbers(config)
+    filled = by_name.with_client_numbers(
+        configuration.load(None, (f"--data.client_numbers={file}",))
+    )
+    assert filled.privacy.record.epsilon == {"a": 50.0, "b": 50.0}
+    # A run folder no longer names the file, and is read again as it stands.
+    saved = tmp_path / "config.toml"
+    saved.write_text(configuration.to_toml(filled))
+    again = by_name.with_client_numbers(configuration.load(saved))
+    assert again.privacy.record.epsilon == {"a": 50.0, "b": 50.0}
+
+
+def test_a_run_that_can_state_nothing_of_shared_records_releases_nothing():
+    experiment = with_population(built(*RELEASED), sharing=Sharing(7, 3))
+    require_publishable(experiment, {})
+    pooled = built(*RELEASED, "--algorithm.name=centralized")
+    require_publishable(pooled, {})
+    message = r"run\.release must be left out: no ε can be stated for 7 records.*several clients"
+    with pytest.raises(ValueError, match=message):
+        require_publishable(with_population(pooled, sharing=Sharing(7, 2)), {})
+    # As the statement has it.
+    for each, holders, is_stated in ((experiment, 3, True), (pooled, 2, False)):
+        ledger = charged(each).ledgers["record"]
+        stated = statement(ledger, 1e-5, num_shared=7, most_holders=holders)["shared_records"]
+        assert (stated["epsilon"] is not None) == is_stated
+
+
+@pytest.mark.parametrize("shared", [3.5, "inf"])
+def test_the_epsilon_of_a_release_is_that_of_a_record_as_a_whole(shared):
+    summary = {"epsilon": 1.5, "dp_delta": 1e-5, "epsilon_record": 1.5, "test_accuracy": 0.25}
+    of_all = {"epsilon_of_shared_record": shared, "dp_delta_of_shared_record": 3e-5}
+    assert public_summary(summary | of_all) == {
+        "epsilon": shared,
+        "dp_delta": 3e-5,
+        "epsilon_record": 1.5,
+        **of_all,
+        "not_private": [],
+    }
+    kept = public_summary(summary | {"epsilon": 9.0} | of_all | {"epsilon_of_shared_record": 3.5})
+    assert (kept["epsilon"], kept["dp_delta"]) == (9.0, 3e-5)
+    assert public_summary(summary)["epsilon"] == 1.5
+
+
+def test_records_that_were_taken_for_public_inputs_are_in_no_release():
+    ae_dpfl = ("--privacy.unit=client", "--algorithm.name=ae_dpfl", "--data.public_examples=5")
+    config = configuration.load(None, (*SMALL, *ae_dpfl, *RELEASED))
+    message = r"data\.public_examples must be 0 where run\.release is 'private': .* without noise"
+    with pytest.raises(ValueError, match=message):
+        validation.validate(config)
+    experiment = built(*RELEASED)
+    data = experiment.config.data.model_copy(update={"public_examples": 5})
+    changed = experiment._replace(config=experiment.config.model_copy(update={"data": data}))
+    with pytest.raises(ValueError, match=r"no ε covers 5 examples of the training part"):
+        require_publishable(changed, {})
+    facts = results.facts_of(changed, experiment.simulation.hyper, ())["record"]
+    assert any("5 examples of the training part" in text for text in facts["also_not_private"])
+
+
+def test_a_release_names_no_client_and_no_place_of_a_file(tmp_path):
+    words = (*RELEASED, "--training.batch_size={0=4,1=5,2=6}")
+    experiment = named_clients(built(*words))
+    data = {
+        "data_dir": "/home/someone/data",
+        "options": {
+            "path": "/home/someone/north/hosp.csv",
+            "separator": "/",
+            "others": ["wards/south.csv", "age"],
+        },
+    }
+    section = experiment.config.data.model_copy(update=data)
+    model = {"name": "/home/someone/mine.py:net", "frozen": ["params/Dense_0/kernel"]}
+    own = experiment.config.model.model_copy(update=model)
+    cache = experiment.config.execution.model_copy(update={"compilation_cache": "../someone"})
+    changes = {"data": section, "model": own, "execution": cache}
+    experiment = experiment._replace(config=experiment.config.model_copy(update=changes))
+    assert "north = 4" in configuration.to_toml(experiment.written)
+    text = public_config(experiment)
+    for secret in (*HOSPITALS[:1], "west", "/home", "../", "wards/", "data_dir"):
+        assert secret not in text
+    for kept in ('path = "hosp.csv"', 'separator = "/"', '"mine.py:net"', "params/Dense_0/kernel"):
+        assert kept in text
+    assert 'release = "private"' in text and "4" in text
+    facts = results.facts_of(experiment, experiment.simulation.hyper, ())
+    assert facts["record"]["client_names"] == list(HOSPITALS)
+    ledgers, delta = charged(experiment).ledgers, experiment.dp_delta
+    write_statement(tmp_path, ledgers, delta, "rdp", public_facts(facts))
+    said = "".join((tmp_path / name).read_text("utf-8") for name in STATED)
+    assert not any(name in said for name in HOSPITALS)
+    assert all(f"| {i} | " in said for i in range(3))
+
+
+def test_the_statement_of_a_release_names_no_file_that_is_not_there(tmp_path):
+    experiment = built(*RELEASED)
+    facts = results.facts_of(experiment, experiment.simulation.hyper, ["when it ended"])
+    inside = " ".join(facts["record"]["also_not_private"])
+    assert "`partition.txt`" in inside and "`plots/partition.png`" in inside
+    ledgers, delta = charged(experiment).ledgers, experiment.dp_delta
+    write_statement(tmp_path, ledgers, delta, "rdp", public_facts(facts))
+    said = "".join((tmp_path / name).read_text("utf-8") for name in STATED)
+    assert "partition." not in said and "root.key" not in said and "when it ended" in said
+
+
+@pytest.fixture
+def of_partition(monkeypatch):
+    """Builds the population that a partition of one's own makes of six examples."""
+    x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 2
+    data = Dataset("own", {"x": x, "y": y}, {"x": x, "y": y}, 2, "classification")
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+
+    def build(rows, made=None):
+        def factory(pool):
+            held = [np.arange(3)] * 2
+            parts = [FederatedData.from_indices(pool.train, each) for each in (held, held)]
+            return parts[0:2] if rows is None else Spread(parts[0], None, parts[1], rows)
+
+        own = {"own": Partition(factory, ("pool",), changes_examples=True)}
+        monkeypatch.setattr(population, "PARTITIONS", own)
+        return population.build_population(DataSection(partition="own", num_clients=2), seed=0)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (None, r"the partition own must give a Spread, .* whose records .*, got 'list'"),
+        ([[0, 1, 2]], r"rows of the partition own must name 2 clients, got 1"),
+        (
+            [[0, 1, 2], [0, 1]],
+            r"rows of the partition own\[1\] must hold one row for each of the 3",
+        ),
+        ([[0, 1, 2], [0, 1, 1]], r"rows of the partition own\[1\] must hold .*, got 'row 1 tw"),
+        (
+            [[0, 1, 2], [0, 1, 6]],
+            r"rows of the partition own\[1\] must name rows in \[0, 6\), got 6",
+        ),
+    ],
+)
+def test_a_partition_that_changes_examples_says_whose_records_they_are(of_partition, rows, message):
+    with pytest.raises(ValueError, match=message):
+        of_partition(rows)
+
+
+def test_copies_of_a_partition_of_ones_own_are_counted(of_partition):
+    assert of_partition([[0, 1, 2], [0, 1, 3]]).sharing == (2, 2)
+
+
+def test_a_folder_for_publication_goes_where_its_run_goes_on(tmp_path):
+    """It would be of fewer rounds than the statement beside it."""
+    _, start = fresh(built(*RELEASED), tmp_path / "run")
+    start.lock.release()
+    start.checkpoints.close()
+    (start.folder / "release").mkdir()
+    (start.folder / "release" / "model.safetensors").write_bytes(b"of earlier rounds")
+    _, again = restored(built(*RELEASED[:1]), start.folder, print)
+    again.lock.release()
+    again.checkpoints.close()
+    assert not (start.folder / "release").exists()
+    assert "release" not in marks_of(start.folder, is_secret=True)
+
+
+@pytest.mark.parametrize(
+    "name, covered", [("local_only", "the clients' own models"), ("fedavg", "the shared model")]
+)
+def test_a_model_that_is_not_there_is_not_called_covered(name, covered):
+    experiment = built(*RELEASED, f"--algorithm.name={name}")
+    found = results.covered_models(
+        experiment.evaluator.is_personal,
+        results.has_personal_models(experiment),
+        experiment.simulation.federation.shared is not None,
+        ("record",),
+    )
+    assert found == covered
+    has_none = "run.release: local_only has no shared model, so that the folder release holds none"
+    assert without_model(experiment) == (has_none if name == "local_only" else "")
+    assert without_model(built(f"--algorithm.name={name}")) == ""
+
+
+def test_what_the_server_holds_is_covered_where_there_is_no_whole_model():
+    own = "the clients' own models"
+    assert results.covered_models(True, True, False, ("client",)) == (
+        f"what the server holds of the models, and not {own}"
+    )
+    assert results.covered_models(True, False, False, ("record",)) == "all models of the server"
