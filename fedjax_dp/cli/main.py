@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fedjax_dp.cli.output import print_document
+from fedjax_dp.core.packages import MissingPackageError
 
 _SMALLER = (
     "nearest valid choices: a smaller execution.clients_per_chunk or training.micro_batch_size, "
@@ -36,8 +37,11 @@ class _Commands(TyperGroup):
     """The commands, each imported when it is called; until then a stand-in is listed."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Gives name, command and what follows."""
+        """Gives name, command and what follows; `--json` before a command is handed on to it."""
         name, found, rest = super().resolve_command(ctx, args)
+        if ctx.params.get("as_json") and "--json" not in rest:
+            end = rest.index("--") if "--" in rest else len(rest)
+            rest = [*rest[:end], "--json", *rest[end:]]
         return name, found and command(str(name)), rest
 
 
@@ -66,7 +70,11 @@ def _versions(is_asked: bool) -> None:
     if is_asked:
         from fedjax_dp.core.versions import libraries
 
-        typer.echo("\n".join(f"{name} {version}" for name, version in libraries().items()))
+        found = libraries()
+        if _wants_json():
+            print_document(sys.stdout, "--version", 0, {"libraries": found})
+        else:
+            typer.echo("\n".join(f"{name} {version}" for name, version in found.items()))
         raise typer.Exit
 
 
@@ -75,6 +83,9 @@ def _root(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_versions, is_eager=True, help="Show all versions."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer as one JSON document.")
     ] = False,
 ) -> None:
     """Federated learning under differential privacy, simulated in JAX."""
@@ -102,7 +113,7 @@ def main() -> None:
             _end_without_a_reader()
         is_plain = error.filename is None or error.strerror is None
         _end(str(error) if is_plain else f"{error.filename} cannot be used: {error.strerror}")
-    except ValueError as error:
+    except (ValueError, MissingPackageError) as error:
         _end(str(error))
     except MemoryError as error:
         _end(f"out of memory: {error or 'the system gave no more'}; {_SMALLER}")

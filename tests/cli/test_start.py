@@ -67,6 +67,22 @@ def test_versions_are_those_that_are_installed():
     assert not {"pytest", "ruff", "mypy", "mkdocs-material"} & found.keys()
 
 
+@pytest.mark.parametrize("words", [("--version", "--json"), ("--json", "--version")])
+def test_versions_may_be_asked_for_as_a_document(fedjax_dp, words):
+    status, printed, said = fedjax_dp(*words)
+    document = json.loads(printed)
+    assert status == document["status"] == 0 and not said
+    assert document["libraries"] == libraries()
+
+
+def test_a_document_may_be_asked_for_before_the_command(fedjax_dp):
+    words = ("privacy", "epsilon", "--noise-multiplier", "1", "--steps", "1", "--delta", "1e-5")
+    behind, before = fedjax_dp(*words, "--json"), fedjax_dp("--json", *words)
+    assert behind == before and json.loads(before[1])["command"] == "privacy epsilon"
+    assert fedjax_dp("--json", *words, "--json") == behind
+    assert json.loads(fedjax_dp("--json", "rnu")[1])["status"] == 2
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -86,10 +102,25 @@ def test_out_of_memory_says_what_to_change(monkeypatch, capsys, error):
     assert str(error) in said and "execution.clients_per_chunk" in said
 
 
+def test_a_package_that_is_missing_is_named_in_one_line(fedjax_dp, monkeypatch, tmp_path):
+    (tmp_path / "t.csv").write_text("a,ill\n1,x\n2,y\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    words = ("run", "--data.name=table", "--data.options.path=t.csv", "--data.options.label=ill")
+    line = "reading t.csv needs pyarrow: pip install 'fedjax-dp[table]'"
+    status, printed, said = fedjax_dp(*words)
+    assert (status, printed, said.splitlines()[-1]) == (2, "", f"error: {line}")
+    status, printed, said = fedjax_dp(*words, "--json")
+    document = json.loads(printed)
+    assert status == document["status"] == 2 and document["error"] == line
+    assert {path.name for path in tmp_path.iterdir()} == {"t.csv"}
+
+
 def test_what_is_no_mistake_of_the_users_is_not_hidden(monkeypatch):
     def fails(**options):
-        raise RuntimeError("a fault of ours")
+        raise error
 
     monkeypatch.setattr(main, "app", fails)
-    with pytest.raises(RuntimeError, match="a fault of ours"):
-        main.main()
+    for error in (RuntimeError("a fault of ours"), ImportError("a fault of ours")):
+        with pytest.raises(type(error), match="a fault of ours"):
+            main.main()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 
 # What CSV files write where they have no value.
@@ -271,13 +272,13 @@ def import_pyarrow(path: pathlib.Path) -> Any:
       The module `pyarrow`.
 
     Raises:
-      ImportError: if it is not installed.
+      MissingPackageError: if it is not installed.
     """
     try:
         import pyarrow
     except ImportError as error:
         message = f"reading {path} needs pyarrow: pip install 'fedjax-dp[table]'"
-        raise ImportError(message) from error
+        raise MissingPackageError(message) from error
     return pyarrow
 
 

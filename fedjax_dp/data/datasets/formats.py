@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.packages import MissingPackageError
 
 _IDX_TYPES: dict[int, np.dtype] = {
     0x08: np.dtype(np.uint8),
@@ -198,12 +199,12 @@ def import_h5py(path: pathlib.Path) -> Any:
       The module `h5py`.
 
     Raises:
-      ImportError: if it is not installed.
+      MissingPackageError: if it is not installed.
     """
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"{path} is an HDF5 file, which needs the package h5py: `pip install h5py`"
         ) from error
     return h5py

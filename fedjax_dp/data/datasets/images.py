@@ -5,6 +5,7 @@ import io
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.packages import MissingPackageError
 
 
 def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
@@ -19,13 +20,13 @@ def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
       Pixels `[height, width, 3]`, uint8; grey ones in three equal channels.
 
     Raises:
-      ImportError: if pillow is not installed.
+      MissingPackageError: if pillow is not installed.
       ValueError: if it is no whole image of that size.
     """
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             "reading image files needs the package pillow: `pip install 'fedjax-dp[images]'`"
         ) from error
     damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
