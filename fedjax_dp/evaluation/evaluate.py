@@ -73,7 +73,7 @@ def _per_example(
 
 
 def _rows(data: FederatedData, first: int, last: int) -> Any:
-    """Puts some examples on the device; a store without any gets a row that nobody owns."""
+    """Puts some examples on the device; an empty store gets one of zeros."""
     if data.num_examples == 0:
         empty = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in data.examples.items()}
         return jax.device_put(nested(empty))

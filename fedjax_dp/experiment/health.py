@@ -1,4 +1,4 @@
-"""What tells that a run went wrong, while it runs and when it is over."""
+"""Signs that a run went wrong, while it runs and when it is over."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -22,32 +22,32 @@ class Health:
       warnings: what was found, in words.
     """
 
-    def __init__(self, tell: Callable[[str], None], clients_per_chunk: int = 1):
+    def __init__(self, report: Callable[[str], None], clients_per_chunk: int = 1):
         """Starts with nothing found.
 
         Args:
-          tell: is told of each warning when it comes up.
+          report: called with each warning when it comes up.
           clients_per_chunk: clients that are computed side by side.
         """
         self._clients_per_chunk = clients_per_chunk
         self.warnings: list[str] = []
-        self._tell = tell
+        self._report = report
         self._seen: set[str] = set()
         self._num_with_work = self._num_drawn = 0
 
     @property
     def is_futile(self) -> bool:
-        """Tells whether clients were drawn and no round brought any of their work."""
+        """Whether clients were drawn and no round brought any of their work."""
         return self._num_drawn > 0 and self._num_with_work == 0
 
     def warn(self, text: str) -> None:
-        """Keeps a warning and tells it.
+        """Keeps a warning and reports it.
 
         Args:
           text: the warning.
         """
         self.warnings.append(text)
-        self._tell(text)
+        self._report(text)
 
     def note(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Looks at rounds.
@@ -97,8 +97,8 @@ class Health:
         if _WEAK < largest < np.inf:
             self._once(
                 "large epsilon",
-                f"ε = {rounded_up(largest)} promises next to nothing: whoever sees the release may "
-                "be as good as certain of a unit's data; below 10 is usual",
+                f"ε = {rounded_up(largest)} promises next to nothing: a reader of the release may "
+                "be nearly certain of a unit's data; below 10 is usual",
             )
 
     def _note_padding(self, row: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Health:
 
 
 def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:
-    """Tells of work on the host that a run ends before, such as that behind a first stage.
+    """Warns of work on the host that a run ends before, such as that after a first stage.
 
     Args:
       algorithm: what is run.
@@ -147,7 +147,7 @@ def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:
 
 
 def without_learning(section: TrainingSection) -> list[str]:
-    """Tells of clients whose steps move nothing.
+    """Warns of clients whose local steps change nothing.
 
     Args:
       section: local training, a list where numbers are by client.
