@@ -93,6 +93,18 @@ def test_totals_do_not_stand_still_behind_a_large_entry(shape):
     assert np.max(np.abs(np.asarray(found, np.float64) / exact - 1)) <= _OF_CHAINS
 
 
+def test_a_total_of_what_is_flattened_in_the_same_program_does_not_stand_still():
+    """The compiler would sum over the axes that were there before."""
+    x = np.full((2,) * 22, 2.0**-25.2, np.float32)
+    x.reshape(-1)[0] = 1.0
+    exact = x.astype(np.float64).sum()
+    for found in (
+        jax.jit(lambda x: trees.total(x.reshape(-1)))(x),
+        jax.jit(jax.vmap(lambda x: trees.total(x.reshape(-1))))(x[None])[0],
+    ):
+        assert abs(float(found) / exact - 1) <= _OF_CHAINS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", range(1, 25))
 def test_norms_of_any_rank_do_not_stand_still(rank):
