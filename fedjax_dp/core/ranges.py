@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 import jax
@@ -10,6 +11,18 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.checks import COUNT_LIMIT
+
+
+@dataclass(frozen=True)
+class ZeroOrAtLeast:
+    """A limit that 0 passes, and all numbers from another one on.
+
+    Attributes:
+      least: above 0.
+    """
+
+    least: float
+
 
 # Above 0.
 Positive = Annotated[float, Gt(0)]
@@ -52,6 +65,10 @@ _HOLDS = {
     Ge: lambda x, limit: (x >= limit.ge, f"at least {limit.ge:g}"),
     Lt: lambda x, limit: (x < limit.lt, _below(limit.lt)),
     Le: lambda x, limit: (x <= limit.le, f"at most {limit.le:g}"),
+    ZeroOrAtLeast: lambda x, limit: (
+        (x == 0) | (x >= limit.least),
+        f"0 or at least {limit.least:g}",
+    ),
 }
 
 
@@ -93,7 +110,7 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
 
 
 def fits_float32(value: Any) -> bool:
-    """Tells whether float32 can hold numbers, but for rounding.
+    """Checks whether float32 can hold numbers, but for rounding.
 
     Args:
       value: a number, or an array of them; infinity is let through, as ranges decide over it.
@@ -108,7 +125,7 @@ def fits_float32(value: Any) -> bool:
 
 
 def inside(array: np.ndarray, limits: Sequence[Any]) -> bool:
-    """Tells whether numbers lie in a range.
+    """Checks whether numbers lie in a range.
 
     Args:
       array: numbers, of any shape.

@@ -27,6 +27,10 @@ from fedjax_dp.privacy.calibration import calibrate_noise_multiplier, rounded_up
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.correlated_noise import banded_noise
 from fedjax_dp.privacy.distributed import choose_bits, make_plan
+from fedjax_dp.privacy.mechanisms import (
+    LARGEST_STAIRCASE_MULTIPLIER,
+    SMALLEST_STAIRCASE_MULTIPLIER,
+)
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean, num_shares
@@ -110,15 +114,20 @@ def with_share_of_noise(level: ClientLevel, setting: Setting, share: float) -> C
 
 
 def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
+    # A search looks beyond what can be drawn; the smallest multiplier costs less than is allowed.
+    least, most = 0.0, math.inf
+    if isinstance(level, StaircaseLevel):
+        least, most = SMALLEST_STAIRCASE_MULTIPLIER, LARGEST_STAIRCASE_MULTIPLIER
+
     def run_of(noise_multiplier: float) -> Any:
-        mean = build(noise_multiplier)
+        mean = build(np.clip(noise_multiplier, least, most).item())
         assert isinstance(mean.claim, ClientClaim)
         event = setting.participation.event(mean.claim.event(mean.numbers))
         return dp_accounting.SelfComposedDpEvent(event, setting.charged)
 
     assert level.epsilon is not None
     found = calibrate_noise_multiplier(run_of, level.epsilon, level.dp_delta, **setting.promise)
-    return float(rounded_up(found))
+    return float(np.clip(rounded_up(found), least, most))
 
 
 def _builder(level: ClientLevel, setting: Setting) -> Build:

@@ -3,11 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Gt, Le
 
 from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.materialize import materialize
@@ -23,6 +24,11 @@ RELATIONS = ("add_remove", "zero_out", "replace_one")
 SMALLEST_FACTOR = 2.0**-120
 # A bound on entries is 2^12 to 2^13 units of its lattice; float32 holds every integer up to 2^24.
 _UNITS_LOG2, _MOST_UNITS = 12, 2.0**24
+# Units of bounds that are not above this one, and their multiples, would not all be float32 numbers.
+_LEAST_LATTICE_BOUND = 2.0**-100
+# A bound on entries that has a lattice; the same of numbers that may be traced, or inf.
+LatticeNorm = Annotated[float, Gt(_LEAST_LATTICE_BOUND)]
+LatticeNorms = Annotated[jax.typing.ArrayLike, Gt(_LEAST_LATTICE_BOUND), Le(math.inf)]
 # Squares of float32 entries below this vanish; see `_factor`.
 _SMALLEST_SEEN = float(np.sqrt(np.finfo(np.float32).tiny))
 
@@ -244,27 +250,29 @@ def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
 
 
 @checked
-def clip_entries_to_lattice(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
+def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, jax.Array]:
     """Cuts every entry off at a largest absolute value and rounds it, so that sums are exact.
 
-    Entries become multiples of a power of two near `bound / 4096`. Sums of such trees, in any
-    order, hold no rounding as long as none of their entries is beyond 2^24 of these multiples;
-    `within_exact_sums` cuts sums off there.
+    Entries become multiples of a power of two near `bound / 4096`. A sum of such trees holds no
+    rounding as long as no entry of any partial sum is beyond 2^24 of these multiples, or if it is
+    made by `core.sums`, which keeps what partial sums lose; `within_exact_sums` cuts sums off there.
 
     Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
     that is not finite makes the whole tree zero. One tree more or less moves an entry of
-    `within_exact_sums(total, bound)` by at most `bound`, exactly.
+    `within_exact_sums(total, bound)` by at most `bound`, exactly, if `total` is summed as above. A
+    plain running sum that passes 2^24 multiples and comes back has rounded on its way: it is not
+    covered.
 
     Args:
       tree: a tree of float arrays.
-      bound: the largest absolute value, above 0; may be traced; inf means neither a bound nor
-        rounding. A traced bound that is nan, not positive or below 2^-100 lets nothing through.
+      bound: the largest absolute value, above 2^-100; may be traced; inf means neither a bound nor
+        rounding. A traced bound that is nan or not above 2^-100 lets nothing through.
 
     Returns:
       `(clipped, largest)`, as `clip_entries`.
 
     Raises:
-      ValueError: if a static `bound` is not positive or a leaf holds no floats.
+      ValueError: if a static `bound` is not above 2^-100 or a leaf holds no floats.
     """
     limit, unit = _lattice(bound)
     clipped, largest = clip_entries(tree, jnp.where(limit > 0, limit, 1.0))
@@ -280,7 +288,8 @@ def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
     """Cuts a sum off where it would begin to be rounded, 2,048 to 4,096 bounds from zero.
 
     Args:
-      total: a sum of trees of `clip_entries_to_lattice`.
+      total: a sum of trees of `clip_entries_to_lattice`, exact or made by `core.sums`: this function
+        cannot see what a partial sum has rounded.
       bound: theirs.
 
     Returns:
@@ -294,7 +303,7 @@ def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
 def _lattice(bound: Scalar) -> tuple[jax.Array, jax.Array]:
     """Gives the largest multiple of a lattice's unit within a bound, 0 where there is none."""
     bound = jnp.asarray(bound, jnp.float32)
-    is_ordinary = (bound > 2.0**-100) & jnp.isfinite(bound)
+    is_ordinary = (bound > _LEAST_LATTICE_BOUND) & jnp.isfinite(bound)
     _, exponent = jnp.frexp(jnp.where(is_ordinary, bound, 1.0))
     unit = jnp.ldexp(jnp.float32(1.0), exponent - 1 - _UNITS_LOG2)
     limit = jnp.where(is_ordinary, jnp.floor(bound / unit) * unit, 0.0)

@@ -7,19 +7,23 @@ from typing import Annotated, NamedTuple
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
-from annotated_types import Ge, Le
+from annotated_types import Le
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, ranges, trees
-from fedjax_dp.core.ranges import HalfFraction, NonNegativeNumbers, Norms
+from fedjax_dp.core.ranges import HalfFraction, NonNegativeNumbers, Norms, ZeroOrAtLeast
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import clipping, noise, scalar_noise
-from fedjax_dp.privacy.clipping import Scalar, Sensitivity
+from fedjax_dp.privacy.clipping import LatticeNorms, Scalar, Sensitivity
 from fedjax_dp.privacy.events import DpEvent
 
 # 1/ε of one entry that staircase noise hides.
-StaircaseMultiplier = Annotated[float, Ge(0), Le(1 / scalar_noise.SMALLEST_STAIRCASE_EPSILON)]
+SMALLEST_STAIRCASE_MULTIPLIER = 1 / scalar_noise.LARGEST_STAIRCASE_EPSILON
+LARGEST_STAIRCASE_MULTIPLIER = 1 / scalar_noise.SMALLEST_STAIRCASE_EPSILON
+StaircaseMultiplier = Annotated[
+    float, ZeroOrAtLeast(SMALLEST_STAIRCASE_MULTIPLIER), Le(LARGEST_STAIRCASE_MULTIPLIER)
+]
 
 
 class Mechanism(NamedTuple):
@@ -151,7 +155,7 @@ def laplace(
 
 @checked
 def staircase(
-    clip_norm: Norms,
+    clip_norm: LatticeNorms,
     noise_multiplier: NonNegativeNumbers,
     *,
     num_entries: int,
@@ -164,12 +168,14 @@ def staircase(
 
     Guarantee: one release is ε-DP with `ε = num_entries/noise_multiplier` under add/remove, and
     twice that under replace-one. Entries are rounded to a lattice, on which sums are exact
-    (`clipping.clip_entries_to_lattice`); sums are cut off 2,048 bounds or more from zero.
+    (`clipping.clip_entries_to_lattice`) as long as every partial sum stays within 2^24 units of it,
+    or the sum is made by `core.sums`, as rounds make it; sums are cut off 2,048 bounds or more from
+    zero.
 
     Args:
-      clip_norm: bound on the absolute value of every entry, above 0, or inf; may be traced.
-      noise_multiplier: 1/ε of one entry, from 0 to 65,536; may be traced; 0 adds no noise. A traced
-        one that is larger releases zeros.
+      clip_norm: bound on the absolute value of every entry, above 2^-100, or inf; may be traced.
+      noise_multiplier: 1/ε of one entry, from 1/16 to 65,536, or 0, which adds no noise; may be
+        traced. A traced one that is none of these releases zeros.
       num_entries: numbers of one contribution, at least 1.
       relation: "add_remove", "zero_out" or "replace_one".
 
@@ -177,8 +183,8 @@ def staircase(
       The mechanism.
 
     Raises:
-      ValueError: if the relation is not known, `noise_multiplier` is too large, or `num_entries` is
-        not a positive integer.
+      ValueError: if the relation is not known, a number is out of range, or `num_entries` is not a
+        positive integer.
 
     Source: Geng, Kairouz, Oh, Viswanath 2015.
     """
@@ -188,18 +194,13 @@ def staircase(
             {"noise_multiplier": noise_multiplier}, {"noise_multiplier": StaircaseMultiplier}
         )
 
-    def noise_of(key: PRNGKey, total: PyTree, epsilon: jax.Array, step: jax.Array) -> PyTree:
-        can_be_drawn = epsilon >= scalar_noise.SMALLEST_STAIRCASE_EPSILON
-        noised = scalar_noise.add_staircase(key, total, jnp.where(can_be_drawn, epsilon, 1), step)
-        return jax.tree.map(lambda x: jnp.where(can_be_drawn, x, 0), noised)
-
     return _by_entries(
         "staircase",
         clip_norm,
         noise_multiplier,
         num_entries,
         relation,
-        noise_of,
+        scalar_noise.add_staircase,
         scalar_noise.staircase_stddev,
         lambda z: scalar_noise.StaircaseDpEvent(z, num_entries),
     )
@@ -207,7 +208,7 @@ def staircase(
 
 @checked
 def bounded_laplace(
-    clip_norm: Norms,
+    clip_norm: LatticeNorms,
     noise_multiplier: NonNegativeNumbers,
     *,
     num_entries: int,
@@ -221,10 +222,10 @@ def bounded_laplace(
 
     Guarantee: one entry of one release is (1/noise_multiplier, entry_delta)-DP under add/remove;
     its entries add up, and replace-one costs what two units in a row cost. Entries are rounded and
-    sums are cut off as in `staircase`.
+    sums are cut off as in `staircase`, under the same condition on partial sums.
 
     Args:
-      clip_norm: bound on the absolute value of every entry, above 0, or inf; may be traced.
+      clip_norm: bound on the absolute value of every entry, above 2^-100, or inf; may be traced.
       noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
       num_entries: numbers of one contribution, at least 1.
       entry_delta: δ of one entry, in (0, 1/2).

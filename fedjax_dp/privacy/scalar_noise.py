@@ -18,9 +18,10 @@ from fedjax_dp.privacy.events import CurveDpEvent
 
 Scalar = jax.typing.ArrayLike
 
-# The smallest ε of one entry that staircase noise is drawn for, which bounds its number of steps,
-# and by how much rounding may change the ratio of two steps' probabilities.
-SMALLEST_STAIRCASE_EPSILON = 2.0**-16
+# The smallest ε of one entry that staircase noise is drawn for, which bounds its number of steps;
+# the largest, beyond which noise is too rare and too small to be seen beside a sum; and by how much
+# rounding may change the ratio of two steps' probabilities.
+SMALLEST_STAIRCASE_EPSILON, LARGEST_STAIRCASE_EPSILON = 2.0**-16, 16.0
 _RATIO_ERROR = 2.0**-18
 # A number of steps has so many binary digits, and the width of a step at most so many.
 _NUM_DIGITS, _STEP_BITS = 23, 12
@@ -166,7 +167,7 @@ def add_staircase(
     Args:
       key: used for this addition and nothing else.
       tree: a tree of float arrays.
-      epsilon: at least 2^-16; may be traced.
+      epsilon: from 2^-16 to 16; may be traced. A traced one outside releases zeros.
       sensitivity: Δ, above 0, in units of the numbers; may be traced.
       flatness: γ in (0, 1), the part of each step that lies on its higher level;
         `1/(1 + e^(ε/2))`, which has the smallest mean absolute error, where None.
@@ -183,11 +184,14 @@ def add_staircase(
         if not isinstance(value, jax.core.Tracer):
             checks.positive(name, value)
     if not isinstance(epsilon, jax.core.Tracer):
-        is_large = bool(np.all(np.asarray(epsilon) >= SMALLEST_STAIRCASE_EPSILON))
-        checks.require(is_large, "epsilon", "be at least 2^-16 for staircase noise", epsilon)
+        can_all_be_drawn = bool(np.all(_can_be_drawn(np.asarray(epsilon))))
+        rule = "be from 2^-16 to 16 for staircase noise"
+        checks.require(can_all_be_drawn, "epsilon", rule, epsilon)
     if flatness is not None:
         checks.require(0 < flatness < 1, "flatness", "lie in (0, 1)", flatness)
-    epsilon = jnp.asarray(epsilon, jnp.float32) - _RATIO_ERROR
+    epsilon = jnp.asarray(epsilon, jnp.float32)
+    can_be_drawn = _can_be_drawn(epsilon)
+    epsilon = jnp.where(can_be_drawn, epsilon, 1.0) - _RATIO_ERROR
     gamma = 1 / (1 + jnp.exp(epsilon / 2)) if flatness is None else flatness
     # Of a step's higher level over its lower one: ln(γ/(1 − γ)) + ε.
     log_odds = epsilon / 2 if flatness is None else math.log(flatness / (1 - flatness)) + epsilon
@@ -204,12 +208,17 @@ def add_staircase(
         # Products of few bits by few bits are exact.
         for digits in (step >> _STEP_BITS << _STEP_BITS, step & ((1 << _STEP_BITS) - 1)):
             total = sums.add(total, sign * digits.astype(x.dtype) * width.astype(x.dtype))
-        return total.high + (total.low + sign * position * width.astype(x.dtype))
+        moved = total.high + (total.low + sign * position * width.astype(x.dtype))
+        return jnp.where(can_be_drawn, moved, 0)
 
     leaves, treedef = jax.tree.flatten(tree)
     leaves = [trees.at_least_float32(jnp.asarray(leaf)) for leaf in leaves]
     each = [noised(keys.fold(key, index), leaf) for index, leaf in enumerate(leaves)]
     return jax.tree.unflatten(treedef, each)
+
+
+def _can_be_drawn(epsilon: Any) -> Any:
+    return (epsilon >= SMALLEST_STAIRCASE_EPSILON) & (epsilon <= LARGEST_STAIRCASE_EPSILON)
 
 
 def _few_bits(sensitivity: Scalar) -> jax.Array:
@@ -265,12 +274,12 @@ def staircase_stddev(epsilon: Scalar) -> jax.Array:
     Source: moments of the sampler of Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
     """
     epsilon = jnp.asarray(epsilon, jnp.float32)
-    shrink, gamma = jnp.exp(-epsilon), 1 / (1 + jnp.exp(epsilon / 2))
-    share_low = (1 - gamma) * shrink / (gamma + (1 - gamma) * shrink)
-    rest = 1 - gamma
-    step, step_squared = shrink / (1 - shrink), shrink * (1 + shrink) / (1 - shrink) ** 2
-    within = (1 - share_low) * gamma / 2 + share_low * (gamma + rest / 2)
-    squared = (1 - share_low) * gamma**2 / 3 + share_low * (gamma**2 + gamma * rest + rest**2 / 3)
+    # The width of the higher level is also the share of draws that lie on the lower one.
+    shrink, gamma = jnp.exp(-epsilon), jax.nn.sigmoid(-epsilon / 2)
+    left, rest = -jnp.expm1(-epsilon), 1 - gamma
+    step, step_squared = shrink / left, shrink * (1 + shrink) / left**2
+    within = rest * gamma / 2 + gamma * (gamma + rest / 2)
+    squared = rest * gamma**2 / 3 + gamma * (gamma**2 + gamma * rest + rest**2 / 3)
     return jnp.sqrt(step_squared + 2 * step * within + squared)
 
 

@@ -18,6 +18,7 @@ from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_m
 from fedjax_dp.privacy.calibration import rounded_up
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 from fedjax_dp.privacy.distributed import make_central_plan
+from fedjax_dp.privacy.clipping import LatticeNorm
 from fedjax_dp.privacy.mechanisms import Mechanism, StaircaseMultiplier
 from fedjax_dp.server.base import Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
@@ -175,8 +176,8 @@ def staircase_mean(
 
     Args:
       structure: shapes of an update.
-      clip_norm: bound on the absolute value of every entry of one client's update, above 0.
-      noise_multiplier: 1/ε of one entry, from 0 to 65,536.
+      clip_norm: bound on the absolute value of every entry of one client's update, above 2^-100.
+      noise_multiplier: 1/ε of one entry, from 1/16 to 65,536, or 0 for no noise.
       expected_cohort_size: the public divisor, above 0.
 
     Returns:
@@ -187,7 +188,7 @@ def staircase_mean(
     """
     staircase = partial(mechanisms.staircase, num_entries=trees.num_parameters(structure))
     mean = private_mean(staircase, clip_norm, noise_multiplier, expected_cohort_size)
-    limits = {**RANGES, "noise_multiplier": StaircaseMultiplier}
+    limits = {**RANGES, "clip_norm": LatticeNorm, "noise_multiplier": StaircaseMultiplier}
     ranges.check(mean.numbers, limits)
     return mean._replace(ranges=limits)
 
@@ -208,7 +209,7 @@ def bounded_laplace_mean(
 
     Args:
       structure: shapes of an update.
-      clip_norm: bound on the absolute value of every entry of one client's update, above 0.
+      clip_norm: bound on the absolute value of every entry of one client's update, above 2^-100.
       noise_multiplier: 1/ε of one entry, at least 0.
       expected_cohort_size: the public divisor, above 0.
       entry_delta: δ of one entry of one release, in (0, 1/2).
@@ -221,7 +222,8 @@ def bounded_laplace_mean(
         num_entries=trees.num_parameters(structure),
         entry_delta=entry_delta,
     )
-    return private_mean(bounded_laplace, clip_norm, noise_multiplier, expected_cohort_size)
+    mean = private_mean(bounded_laplace, clip_norm, noise_multiplier, expected_cohort_size)
+    return mean._replace(ranges={**RANGES, "clip_norm": LatticeNorm})
 
 
 @checked

@@ -10,12 +10,16 @@ import pytest
 from marks import later, telling
 from scipy import stats
 
-from fedjax_dp.core import sums
+from fedjax_dp.core import ranges, sums
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.experiment.config import StaircaseLevel
+from fedjax_dp.experiment.mechanism import Setting, client_aggregator
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy import scalar_noise as sn
 from fedjax_dp.privacy.accounting import Ledger
 from fedjax_dp.privacy.clipping import clip_entries, clip_entries_to_lattice, within_exact_sums
+from fedjax_dp.server.private import bounded_laplace_mean, staircase_mean
 
 ZEROS, FEWER_ZEROS = jnp.zeros(1_000_000), jnp.zeros(100_000)
 
@@ -364,6 +368,15 @@ def _both_sums(contributions):
     return jnp.stack([jnp.sum(contributions, axis=0), kept])
 
 
+def test_sums_of_rounds_are_exact_whatever_partial_sums_were():
+    """A plain running sum passes 2^24 units on its way, and loses the only entry that is left."""
+    unit = 2.0**-12
+    entries = np.float32([*[1.0] * 5000, unit, *[-1.0] * 5000])
+    total = sums.value(sums.over_first_axis(jnp.asarray(entries)))
+    assert float(within_exact_sums(total, 1.0)) == unit
+    assert np.add.accumulate(entries)[-1] == 0
+
+
 @pytest.mark.parametrize("bound", [1e-3, 0.7, 5.0])
 def test_sums_that_would_be_rounded_are_cut_off(bound):
     limit = float(np.max(clip_entries_to_lattice(jnp.float32([1e9]), bound)[0]))
@@ -415,9 +428,10 @@ def test_numbers_of_steps_are_geometric(epsilon):
 
 
 def test_noise_of_more_steps_than_can_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="noise_multiplier must be at least 0 and at most 65536"):
+    rule = r"noise_multiplier must be 0 or at least 0\.0625 and at most 65536"
+    with pytest.raises(ValueError, match=rule):
         mechanisms.staircase(1.0, 1e5, num_entries=3)
-    with pytest.raises(ValueError, match="epsilon must be at least 2\\^-16"):
+    with pytest.raises(ValueError, match="epsilon must be from 2\\^-16 to 16"):
         sn.add_staircase(jax.random.key(0), ZEROS, 1e-5, 1.0)
 
     def release(multiplier):
@@ -426,3 +440,86 @@ def test_noise_of_more_steps_than_can_be_drawn_is_refused():
 
     np.testing.assert_array_equal(jax.jit(release)(1e5), np.zeros(3))
     assert np.all(np.abs(np.asarray(jax.jit(release)(6e4))) > 1)
+
+
+@pytest.mark.parametrize("multiplier", [0.0624, 0.02, 0.005])
+def test_staircase_noise_that_is_hardly_ever_drawn_is_refused(multiplier):
+    """At ε = 50 an entry all of 1,000 numbers came out as they were."""
+    rule = r"noise_multiplier must be 0 or at least 0\.0625 and at most 65536"
+    with pytest.raises(ValueError, match=rule):
+        mechanisms.staircase(1.0, multiplier, num_entries=3)
+    with pytest.raises(ValueError, match=rule):
+        staircase_mean(jnp.zeros(3), 1.0, multiplier, 2.0)
+
+    def release(multiplier):
+        mechanism = mechanisms.staircase(1.0, multiplier, num_entries=1000)
+        return mechanism.add_noise(jax.random.key(0), jnp.ones(1000)), mechanism.noise_stddev
+
+    released, stddev = jax.jit(release)(multiplier)
+    np.testing.assert_array_equal(released, np.zeros(1000))
+    assert np.isfinite(stddev)
+    # The smallest that is drawn moves all of them.
+    assert np.all(np.asarray(jax.jit(release)(1 / 16)[0]) != 1)
+
+
+def test_staircase_noise_of_a_traced_epsilon_that_cannot_be_drawn_is_zeros():
+    """Below 2^-18 the odds of digits would be those of a negative ε."""
+    noised = jax.jit(
+        lambda epsilon: sn.add_staircase(jax.random.key(0), jnp.ones(50), epsilon, 1.0)
+    )
+    for epsilon in (2.0**-19, 2.0**-17, 16.1, jnp.nan, -1.0):
+        np.testing.assert_array_equal(noised(epsilon), np.zeros(50))
+    assert np.all(np.asarray(noised(2.0**-16)) != 0)
+
+
+@pytest.mark.parametrize("epsilon", [2.0**-16, 0.01, 1.0, 16.0, 200.0])
+def test_the_stated_deviation_of_the_staircase_is_that_of_its_steps(epsilon):
+    """The mean square over steps k on either level, in float64, by the sampler of the source."""
+    gamma = 1 / (1 + np.exp(epsilon / 2))
+    k = np.arange(min(40 / epsilon, 3e6) + 2)
+    chance = -np.expm1(-epsilon) * np.exp(-epsilon * k)
+    high = gamma / (gamma + (1 - gamma) * np.exp(-epsilon))
+
+    def mean_square(low, high):
+        return (low**2 + low * high + high**2) / 3
+
+    each = high * mean_square(k, k + gamma) + (1 - high) * mean_square(k + gamma, k + 1)
+    expected = np.sqrt(np.sum(chance * each))
+    assert float(sn.staircase_stddev(epsilon)) == pytest.approx(expected, rel=1e-5, abs=1e-30)
+
+
+@pytest.mark.parametrize(("epsilon", "smallest"), [(12.0, 1 / 13), (100.0, 1 / 16)])
+def test_a_search_for_staircase_noise_stays_within_what_can_be_drawn(epsilon, smallest):
+    """It looks far below the multiplier that it ends with."""
+    setting = Setting(
+        participants.participation(sampling.everybody(), 4),
+        jax.ShapeDtypeStruct((), jnp.float32),
+        1,
+        {"accountant": "rdp", "relation": "zero_out"},
+    )
+    mean = client_aggregator(StaircaseLevel(epsilon=epsilon, dp_delta=1e-5), setting)
+    found = mean.numbers["noise_multiplier"]
+    assert smallest <= found <= smallest * 1.4
+    ledger = Ledger(unit="client", relation="zero_out")
+    ledger.charge(mean.claim.event(mean.numbers))
+    assert ledger.epsilon(1e-5)[0] <= epsilon
+
+
+@pytest.mark.parametrize("clip_norm", [1e-35, 2.0**-100])
+def test_a_bound_whose_lattice_float32_does_not_hold_is_refused(clip_norm):
+    """Every contribution would be zeros."""
+    rule = "must be above 7.88861e-31"
+    with pytest.raises(ValueError, match=f"clip_norm {rule}"):
+        mechanisms.staircase(clip_norm, 1.0, num_entries=3)
+    with pytest.raises(ValueError, match=f"clip_norm {rule}"):
+        mechanisms.bounded_laplace(clip_norm, 1.0, num_entries=3, entry_delta=1e-4)
+    with pytest.raises(ValueError, match=f"clip_norm {rule}"):
+        staircase_mean(jnp.zeros(3), clip_norm, 1.0, 2.0)
+    with pytest.raises(ValueError, match=f"bound {rule}"):
+        clip_entries_to_lattice(jnp.ones(3), clip_norm)
+    for swept in (
+        staircase_mean(jnp.zeros(3), 2.0**-99, 1.0, 2.0),
+        bounded_laplace_mean(jnp.zeros(3), 2.0**-99, 1.0, 2.0, 1e-4),
+    ):
+        with pytest.raises(ValueError, match=f"clip_norm {rule}"):
+            ranges.check({"clip_norm": clip_norm}, swept.ranges)
