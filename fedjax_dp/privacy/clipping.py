@@ -24,7 +24,7 @@ RELATIONS = ("add_remove", "zero_out", "replace_one")
 SMALLEST_FACTOR = 2.0**-120
 # A bound on entries is 2^12 to 2^13 units of its lattice; float32 holds every integer up to 2^24.
 _UNITS_LOG2, _MOST_UNITS = 12, 2.0**24
-# Units of bounds that are not above this one, and their multiples, would not all be float32 numbers.
+# Bounds that are not above this one have units that are too small for float32.
 _LEAST_LATTICE_BOUND = 2.0**-100
 # A bound on entries that has a lattice; the same of numbers that may be traced, or inf.
 LatticeNorm = Annotated[float, Gt(_LEAST_LATTICE_BOUND)]
@@ -255,7 +255,8 @@ def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, 
 
     Entries become multiples of a power of two near `bound / 4096`. A sum of such trees holds no
     rounding as long as no entry of any partial sum is beyond 2^24 of these multiples, or if it is
-    made by `core.sums`, which keeps what partial sums lose; `within_exact_sums` cuts sums off there.
+    made by `core.sums`, which keeps what partial sums lose; `within_exact_sums` cuts sums off
+    there.
 
     Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
     that is not finite makes the whole tree zero. One tree more or less moves an entry of
@@ -288,8 +289,8 @@ def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
     """Cuts a sum off where it would begin to be rounded, 2,048 to 4,096 bounds from zero.
 
     Args:
-      total: a sum of trees of `clip_entries_to_lattice`, exact or made by `core.sums`: this function
-        cannot see what a partial sum has rounded.
+      total: a sum of trees of `clip_entries_to_lattice`, exact or made by `core.sums`: what a
+        partial sum has rounded cannot be seen here.
       bound: theirs.
 
     Returns:

@@ -17,8 +17,8 @@ from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
 from fedjax_dp.privacy.calibration import rounded_up
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
-from fedjax_dp.privacy.distributed import make_central_plan
 from fedjax_dp.privacy.clipping import LatticeNorm
+from fedjax_dp.privacy.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms import Mechanism, StaircaseMultiplier
 from fedjax_dp.server.base import Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
