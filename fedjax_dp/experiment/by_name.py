@@ -159,9 +159,9 @@ def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[
     unknown = [name for name in table if name not in set(names)]
     if unknown:
         hint = checks.nearest(unknown[0], list(names))
-        is_read = isinstance(table, _Column)
-        place = table.place(unknown[0]) if is_read else key
-        rule = "name a client of the data" if is_read else "name clients of the data"
+        place, rule = key, "name clients of the data"
+        if isinstance(table, _Column):
+            place, rule = table.place(unknown[0]), "name a client of the data"
         checks.require(False, place, rule + (f", such as {hint!r}" if hint else ""), unknown[0])
     lacking = [name for name in names if name not in table]
     rule = f"name each of the {len(names)} clients"

@@ -115,8 +115,8 @@ def load(
     inputs = list(features) or [name for name in table.columns if name not in taken]
     checks.require(bool(inputs), "features", "be at least one column", inputs)
 
-    for name in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
-        table.columns[name].require_readable()
+    for used in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
+        table.columns[used].require_readable()
     kept = np.arange(table.num_rows)
     for role, name in (("label", label), ("client", client), ("split", split)):
         if name is not None:
