@@ -89,9 +89,7 @@ def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
                 kind_of(os.path.join(os.sep, part), name)
             except ValueError:
                 found = f"{checks.shown(path, _SHOWN)} (a part of it is too long)"
-                raise ValueError(
-                    f"{name} must be a folder, or where one can be made, got {found}"
-                ) from None
+                raise ValueError(f"{name} must be a path that can be opened, got {found}") from None
         reason = ""
     if reason:
         found = f"{checks.shown(path, _SHOWN)} ({reason})"
