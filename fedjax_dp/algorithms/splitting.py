@@ -29,7 +29,15 @@ from fedjax_dp.clients.regularizers import towards, watched
 from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.messages import Known
-from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Positive
+from fedjax_dp.core.ranges import (
+    LARGEST,
+    SMALLEST,
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    fits_float32,
+)
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -108,7 +116,7 @@ class Held:
 
 
 @flax.struct.dataclass
-class Row:
+class OwnState:
     """The state of one client.
 
     Attributes:
@@ -168,7 +176,7 @@ def splitting(
     at the same θ0, and an absent client holds its last z_i, which is θ0 before its first round. In
     the centralised form its u_i moves in every round; in the decentralised form it moves once, by
     the newest z̄, when the client takes part again: a late client begins at
-    (1 − γ β) θ0 + γ β z̄. The forms agree where γ is 1 or all take part.
+    (1 − γ β) θ0 + γ β z̄. The forms agree where all take part, or γ is 1 and β does not change.
 
     Guarantee: that of the trainer; all else is post-processing of what clients sent.
 
@@ -233,6 +241,9 @@ def splitting(
         _check_inner_step(trainer.config.learning_rate, step_size, smoothness)
     if _is_always(numbers, alpha=2, beta=2, gamma=1) and schedule != "constant":
         warnings.warn("FedSplit has no guarantee where its step changes over rounds", stacklevel=2)
+    if dual_weight is not None:
+        rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
+        checks.require(fits_float32(dual_weight), "dual_weight", rule, dual_weight)
     if _is_always(numbers, beta=1, gamma=1):
         rule = "be left out where beta and gamma are 1: the point of each client is the model"
         checks.require(dual_weight is None, "dual_weight", rule, dual_weight)
@@ -246,17 +257,17 @@ def splitting(
 
         return jax.tree.map(one, model.is_buffer(parts[0]), *parts)
 
-    def point_of(newest, row, late):
+    def point_of(newest, own, late):
         """Computes u from the client's state, and in the decentralised form from z̄.
 
         `late` is the share of z̄ in the point of a client that has not joined yet.
         """
         if is_central:
-            return on_weights(lambda u, z: u, lambda u, z: z, row.of_point.point, newest)
-        own = row.of_point
-        share = jnp.where(row.has_joined, own.share, late)
-        kept = jnp.where(row.has_joined, 1.0, 1.0 - late)
-        return on_weights(lambda w, z: kept * w + share * z, lambda w, z: z, own.part, newest)
+            return on_weights(lambda u, z: u, lambda u, z: z, own.of_point.point, newest)
+        share = jnp.where(own.has_joined, own.of_point.share, late)
+        kept = jnp.where(own.has_joined, 1.0, 1.0 - late)
+        part = own.of_point.part
+        return on_weights(lambda w, z: kept * w + share * z, lambda w, z: z, part, newest)
 
     if not is_prox:
         mapped = _training(trainer, schedule)
@@ -266,7 +277,7 @@ def splitting(
         mapped = _trained_prox(model, trainer, schedule, tolerance is not None, inner_memory)
 
     def broadcast(server, client):
-        # In the centralised form everyone received the model when the last round was over.
+        # In the centralised form all clients received the model when the last round was over.
         return Known(server.params) if is_central else server.params
 
     def client(newest, own, client, hyper, key):
@@ -276,7 +287,7 @@ def splitting(
         u = point_of(newest, own, before[0] * before[1])
         move, metrics = mapped(newest, u, quadratic, client, hyper, key)
         z = on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
-        # Nothing is known of a client without examples: it has no say, and stays where it is.
+        # A client without examples has weight 0 and its state is unchanged.
         is_known = client.size > 0
         now: Own | Held
         if is_central:
@@ -284,13 +295,14 @@ def splitting(
         else:
             part = jax.tree.map(lambda u, z: (1 - gamma) * u + gamma * (1 - beta) * z, u, z)
             now = Own(part, jnp.float32(gamma * beta))
-        own = Row(trees.where(is_known, now, own.of_point), own.has_joined | is_known, quadratic)
+        of_point = trees.where(is_known, now, own.of_point)
+        own = OwnState(of_point, own.has_joined | is_known, quadratic)
         weight = client.size if is_weighted else is_known
-        update = {"model": trees.subtract(z, newest), "anybody": jnp.float32(1)}
+        update = {"model": trees.subtract(z, newest), "any_client": jnp.float32(1)}
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        came = aggregate["anybody"] > 0
+        came = aggregate["any_client"] > 0
         params = optax.apply_updates(server.params, aggregate["model"])
         average = server.average
         if average is not None:
@@ -315,7 +327,7 @@ def splitting(
 
         held = own.of_point
         moved = on_weights(of_weight, lambda u, z, mean: u, held.point, held.answer, server.params)
-        point = trees.where(aggregate["anybody"] > 0, moved, held.point)
+        point = trees.where(aggregate["any_client"] > 0, moved, held.point)
         return own.replace(of_point=held.replace(point=point))
 
     def init(key):
@@ -327,30 +339,30 @@ def splitting(
         point = jax.tree.map(trees.at_least_float32, server.params)
         quadratic = unread(server.params) if is_exact else None
         of_point = Held(point, point) if is_central else Own(point, jnp.float32(0))
-        return Row(of_point, jnp.bool_(False), quadratic)
+        return OwnState(of_point, jnp.bool_(False), quadratic)
 
-    def personal(server, row, client):
+    def personal(server, own, client):
         """Gives the model and a share of the client's dual variable; buffers are the model's."""
         # A client that has not joined has no dual variable.
         assert dual_weight is not None
-        weight = jnp.where(row.has_joined, dual_weight, 0.0)
+        weight = jnp.where(own.has_joined, dual_weight, 0.0)
         return on_weights(
             lambda m, u, z: (m + weight * (u - z)).astype(m.dtype),
             lambda m, u, z: m,
             _model_of(server),
-            point_of(server.params, row, 1.0),
+            point_of(server.params, own, 1.0),
             server.params,
         )
 
     states = ClientState(first)
     if is_central:
         iterate = Iterate(
-            lambda row: row.of_point.point,
-            lambda row, point: row.replace(of_point=row.of_point.replace(point=point)),
+            lambda own: own.of_point.point,
+            lambda own, point: own.replace(of_point=own.of_point.replace(point=point)),
             lambda sizes: sizes if is_weighted else np.asarray(sizes) > 0,
         )
         states = ClientState(first, finish, finishes_everybody=True, iterate=iterate)
-    aggregator = per_part({"model": weighted_mean(), "anybody": weighted_mean()})
+    aggregator = per_part({"model": weighted_mean(), "any_client": weighted_mean()})
     return FederatedAlgorithm(
         name=name,
         init=init,
@@ -485,7 +497,7 @@ def _of_round(numbers: Mapping[str, Any], index: Any) -> list[jax.Array]:
 
 
 def _is_always(numbers: Mapping[str, Any], **values: float) -> bool:
-    """Tells whether numbers are known to have these values in every round."""
+    """Checks whether numbers are known to have these values in every round."""
     given = [(numbers[name], value) for name, value in values.items()]
     return not any(isinstance(n, jax.core.Tracer) or np.any(np.not_equal(n, v)) for n, v in given)
 
@@ -499,11 +511,11 @@ def _with_model(server: ServerState, params: PyTree) -> ServerState:
     return server._replace(params=params, average=average)
 
 
-def _read_once(model: Model, own: Row, client: Any, params: PyTree) -> Quadratic:
+def _read_once(model: Model, own: OwnState, client: Any, params: PyTree) -> Quadratic:
     """Reads a client's loss off its records in the first round that it joins."""
     assert own.quadratic is not None
     is_new = ~own.quadratic.is_ready
-    # Clients that are computed side by side read together, so that nobody reads again.
+    # Clients that are computed side by side read together, so that none of them reads again.
     reads = client.widest(is_new.astype(jnp.int32)) > 0
     found = jax.lax.cond(reads, lambda: factorise(model, client, params), lambda: own.quadratic)
     return trees.where(is_new, found, own.quadratic)

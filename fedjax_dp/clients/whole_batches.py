@@ -1,16 +1,18 @@
 """Whole batches: steps on all records of a client, and on perturbed copies of each."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge, Lt
 from chex import PRNGKey
 
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
@@ -56,27 +58,37 @@ class WholeBatches(NamedTuple):
 
 
 @checked
-def gaussian_copies(num_copies: Count, stddev: Positive) -> WholeBatches:
+def gaussian_copies(
+    num_copies: Annotated[int, Ge(2), Lt(COUNT_LIMIT)], stddev: Positive
+) -> WholeBatches:
     """Perturbs copies of records by Gaussian noise on their inputs.
 
     Args:
-      num_copies: how often each record counts, itself included.
-      stddev: the standard deviation, in units of the inputs.
+      num_copies: how often each record counts, itself included, at least 2.
+      stddev: the standard deviation, above 0, in units of the inputs.
 
     Returns:
-      The whole batches.
+      The whole batches. Their `perturb` raises a ValueError for records that hold no inputs under
+      "x", or inputs that are not floats.
+
+    Raises:
+      ValueError: for a number out of its range.
 
     Source: RC-DPFL, "Mitigating Disparate Impact of Differential Privacy in Federated Learning
       through Robust Clustering", section 4.3, which does not say what the perturbations are.
     """
 
     def perturb(example, key):
+        has_inputs = isinstance(example, Mapping) and "x" in example
+        rule = "hold inputs under 'x', or be perturbed by a function of its own, `perturb`"
+        names = sorted(example) if isinstance(example, Mapping) else type(example).__name__
+        checks.require(has_inputs, "record", rule, names)
         leaves, structure = jax.tree.flatten(example["x"])
         is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
         checks.require(
             all(is_float),
             "num_copies",
-            "be 1 where inputs are not floats, which noise could be added to",
+            "be 1 where inputs are not floats that noise could be added to",
             num_copies,
         )
         moved = [
@@ -88,7 +100,7 @@ def gaussian_copies(num_copies: Count, stddev: Positive) -> WholeBatches:
         ]
         return {**example, "x": jax.tree.unflatten(structure, moved)}
 
-    return WholeBatches(num_copies, perturb if num_copies > 1 else None)
+    return WholeBatches(num_copies, perturb)
 
 
 def check_copies(options: Mapping[str, Any], prefix: str) -> None:
@@ -107,7 +119,7 @@ def check_copies(options: Mapping[str, Any], prefix: str) -> None:
 
 
 def is_whole(config: LocalConfig) -> Any:
-    """Finds out whether a step reads all records."""
+    """Checks whether a step reads all records."""
     return jnp.isinf(jnp.asarray(config.batch_size, jnp.float32))
 
 

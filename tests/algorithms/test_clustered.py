@@ -17,6 +17,7 @@ from scipy import stats
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.whole_batches import gaussian_copies
 from fedjax_dp.core.messages import received
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
@@ -353,6 +354,15 @@ def test_a_record_with_copies_moves_an_update_by_no_more_than_its_bound():
     ratio, count = np.sum(np.square(silent)) / (3.0 / 40) ** 2, 20 * NUM_FEATURES
     low, high = stats.chi2.ppf([1e-4, 1 - 1e-4], count)
     assert low < ratio < high < 2 * count
+
+
+def test_gaussian_copies_of_what_they_are_not_made_for_are_refused():
+    with pytest.raises(ValueError, match="num_copies must be an integer of at least 2"):
+        gaussian_copies(1, 0.5)
+    perturb = gaussian_copies(3, 0.5).perturb
+    for record in ({"tokens": jnp.ones(3)}, jnp.ones(3)):
+        with pytest.raises(ValueError, match="'x', or be perturbed by a function of its own"):
+            perturb(record, jax.random.key(0))
 
 
 @telling

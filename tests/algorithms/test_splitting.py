@@ -157,6 +157,24 @@ def test_the_server_or_clients_may_hold_the_points(numbers):
     assert np.abs(ends[0] - ORACLE.optimum).max() > 1e-4
 
 
+@telling
+def test_who_holds_the_points_of_absent_clients_matters_only_for_numbers_that_change():
+    """With γ = 1 a point is that of the last round of its client, whose β is held with it."""
+    runs = {}
+    for form in ("centralised", "decentralised"):
+        # Traces once: numbers of one round are a list of four times the same.
+        sim = from_start("prox", form, PARTIAL, beta=[2.0] * 4)
+        for betas in ([2.0] * 4, [2.0, 1.0, 0.5, 1.5]):
+            numbers = {**sim.hyper.algorithm, "beta": np.float32(betas)}
+            hyper = sim.hyper._replace(algorithm=numbers)
+            state, record, _ = sim.run(sim.init(KEY), KEY, 4, hyper)
+            assert len(np.unique(np.asarray(record.clients)[:2])) > 3, "clients come and go"
+            runs[form, betas[1]] = np.asarray(sim.federation.shared(state))
+    same, other = ((runs["centralised", b], runs["decentralised", b]) for b in (2.0, 1.0))
+    np.testing.assert_allclose(*same, rtol=0, atol=1e-6)
+    assert np.abs(other[0] - other[1]).max() > 0.05
+
+
 def test_fedpi_is_admm_with_a_dual_variable():
     theta, dual = np.zeros(NUM_FEATURES), np.zeros((NUM_CLIENTS, NUM_FEATURES))
     found = after(algorithms.fedpi(model(), trainer(), **EXACT), 6)
@@ -458,6 +476,7 @@ REFUSED = {
     "gamma must be a number, at least 0 and at most 1 or a sequence": {"gamma": [1.5]},
     "beta must be one number, or a list with one for each round": {"beta": []},
     "dual_weight must be left out where beta and gamma are 1": {"dual_weight": 1.0},
+    "dual_weight must be 0 or of a size that float32 holds": {"beta": 2.0, "dual_weight": 1e39},
     "inner_memory must be an integer of at least 1": {"inner_memory": 0},
     "inner_memory must be left out where Φ is local training": {
         "client_map": "gradient",
