@@ -55,7 +55,7 @@ def search_sums(
     num_records: int,
     rng: np.random.Generator,
 ) -> Worst:
-    """Looks for a record that moves a clipped sum further than its bound.
+    """Searches for a record that moves a clipped sum further than its bound.
 
     Each record is put somewhere into a batch whose other members were made in the same way, so that
     it meets what was built to lose it and what it may wipe out. The sum is compared with that of
@@ -248,7 +248,7 @@ def search_norms(
     arrays_per_shape: int = 8,
     most_entries: int = _MOST_ENTRIES,
 ) -> Worst:
-    """Looks for an array of some rank whose clipped norm is above its bound.
+    """Searches for an array of some rank whose clipped norm is above its bound.
 
     Arrays have axes of 1 to 8 and hold numbers at which a sum in one chain stops growing, or rounds
     in one direction. They are clipped side by side, some shapes in one compiled program.

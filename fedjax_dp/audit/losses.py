@@ -39,7 +39,7 @@ def plant_losses(
     A canary's gradient is whatever the network makes of it, so that everything between a record and
     an update is attacked: per-example gradients, their norms, clipping, sums and noise. An attacker
     who knows the canary and the model that a client starts from projects what the client sends on
-    that gradient, and likewise the change of a model that the client keeps. Where the client
+    that gradient, and likewise the change of the client's own model. Where the client
     chooses one of several models, it sees the choice beside the update: whether the canary's
     prediction is right under the chosen model, more often than under all.
 
@@ -113,7 +113,7 @@ def _choose_records(examples: dict[str, np.ndarray], planted: Planted, rng: Any)
 
 
 def _are_labels(labels: np.ndarray) -> bool:
-    """Tells whether an array holds whole numbers of two kinds at least, and not too many."""
+    """Checks whether an array holds whole numbers of two kinds at least, and not too many."""
     if labels.dtype.kind not in "iuf" or not np.all(np.mod(labels, 1) == 0):
         return False
     return 2 <= len(np.unique(labels)) <= max(2, len(labels) // 2)

@@ -39,7 +39,7 @@ class StepCheck(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Tells whether more was seen than is allowed."""
+        """Checks whether more was seen than is allowed."""
         return not self.measured <= self.allowed
 
 

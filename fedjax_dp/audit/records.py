@@ -202,7 +202,7 @@ def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Mode
 def released(
     output: ClientOutput, own: PyTree, params: PyTree
 ) -> tuple[PyTree | None, PyTree | None]:
-    """Finds what leaves a client in the shape of the parameters, and the change of its own model.
+    """Finds the parts of the model that a client sends, and the change of the client's own model.
 
     Args:
       output: what the client's round ended with.
@@ -210,7 +210,8 @@ def released(
       params: the structure of the parameters.
 
     Returns:
-      `(sent, kept)`, zeros where something stayed at home; None for what there is not.
+      `(sent, kept)` in the shape of the parameters, zeros for parameters that are not sent; None
+      where absent.
 
     Raises:
       ValueError: if there is neither; an algorithm that sends votes is attacked by `plant_votes`.
@@ -219,7 +220,7 @@ def released(
     checks.require(
         bool(sent or after),
         "algorithm",
-        "send or keep something of the model's shape",
+        "send or hold something of the model's shape",
         output.update,
     )
     kept = trees.subtract(after[0], before[0]) if before and after else None
@@ -230,17 +231,17 @@ def models_in(tree: PyTree, params: PyTree) -> list[PyTree]:
     """Finds the parts of a tree that have the shape of the parameters.
 
     Args:
-      tree: what may hold models, or models of which something stays at home.
+      tree: what may hold models, or models of which some parameters are None, as they are not sent.
       params: the structure of the parameters.
 
     Returns:
-      The models, with zeros where something stays at home.
+      The models, zeros for parameters that are not sent.
     """
     # Frozen parameters are None in both.
     own_leaves, structure = jax.tree.flatten(params, is_leaf=_is_none)
 
     def is_model(tree: Any) -> bool:
-        """Tells whether it is one, or one of which something stays at home."""
+        """Checks whether it is a model, whole or without parameters that are not sent."""
         leaves = jax.tree.leaves(tree, is_leaf=_is_none)
         its_own: Any = jax.tree.structure(tree, is_leaf=_is_none)
         if its_own != structure or not any(x is not None for x in leaves):
@@ -249,7 +250,7 @@ def models_in(tree: PyTree, params: PyTree) -> list[PyTree]:
         return all(x is None or (p is not None and jnp.shape(x) == p.shape) for x, p in pairs)
 
     def whole(tree: Any) -> PyTree:
-        """Puts zeros where something stayed at home."""
+        """Puts zeros for parameters that are not sent."""
         return jax.tree.map(
             lambda x, p: jnp.zeros_like(p) if x is None and p is not None else x,
             tree,

@@ -75,7 +75,7 @@ class AuditResult(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Tells whether more was proven than claimed."""
+        """Checks whether more was proven than claimed."""
         return self.epsilon_lower > self.epsilon_claimed
 
 

@@ -271,7 +271,7 @@ def _encoders(aggregator: Aggregator) -> tuple[Any, ...]:
 def _adds_noise(
     algorithm: FederatedAlgorithm, state: SimulationState, contribution: PyTree, key: PRNGKey
 ) -> bool:
-    """Tells whether a client adds noise itself: what it sends for zeros depends on its key."""
+    """Checks whether a client adds noise itself: what it sends for zeros depends on its key."""
     encoders, numbers = _encoders(algorithm.aggregator), algorithm.hyper.aggregator
     if not encoders:
         return False
@@ -290,7 +290,7 @@ def _adds_noise(
 def _reaching_leaves(
     algorithm: FederatedAlgorithm, state: SimulationState, contribution: PyTree, key: PRNGKey
 ) -> list[bool] | None:
-    """Tells which leaves of a summed contribution move the aggregate; None if summed otherwise.
+    """Finds which leaves of a summed contribution move the aggregate; None if summed otherwise.
 
     What moves nothing that is released, such as a count for the logbook, is no part of the bound.
     """

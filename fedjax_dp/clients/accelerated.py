@@ -53,7 +53,7 @@ def accelerated(
 
     Args:
       transform: gives the gradient g of the local objective.
-      learning_rate: r, at least 0; traced numbers are welcome.
+      learning_rate: r, at least 0; may be traced.
       memory: τ, earlier steps that are mixed in, at least 1.
       ridge: strength of the regularisation of the small system over its trace, at least 0.
       is_buffer: marks parameters that are no weights, `(params) -> bools`; they take plain steps
@@ -73,10 +73,10 @@ def accelerated(
         return jax.tree.map(lambda b, x: jnp.zeros_like(x) if b else x, is_buffer(tree), tree)
 
     def init(params):
-        def room(x):
+        def zeros(x):
             return jnp.zeros((places, *x.shape), trees.at_least_float32(x).dtype)
 
-        kept = jax.tree.map(room, params)
+        kept = jax.tree.map(zeros, params)
         return Steps(transform.init(params), jnp.int32(0), kept, kept, jnp.zeros((places, places)))
 
     def update(gradient, state, params):

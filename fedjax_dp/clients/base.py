@@ -97,9 +97,9 @@ class LocalConfig(NamedTuple):
 class Exact:
     """A number that no noise protects: it is for people, and nothing is computed with it.
 
-    Under a claim for records the metrics of local training are such, so that an algorithm can hand
-    them on as metrics, and to nobody else. The engine follows the number through the round: an
-    update, a weight or a client state that is computed from it is refused.
+    Under a claim for records the metrics of local training are such, so that an algorithm can
+    return them as metrics and use them for nothing else. The engine follows the number through the
+    round: an update, a weight or a client state that is computed from it is refused.
 
     Attributes:
       value: the number.

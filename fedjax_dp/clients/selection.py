@@ -183,7 +183,8 @@ def whole_score(
     """Sums how well a model fits a client's examples, in whole units, for a private choice.
 
     Guarantee: replacing one example moves the result by at most `score_units(client.limit)`,
-    exactly, whatever the number of examples: there is no rounding.
+    exactly, whatever the number of examples: scores are summed as integers. A choice by `select`
+    computes its logits from such sums in float32.
 
     Args:
       model: the model.

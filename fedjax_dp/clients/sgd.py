@@ -175,7 +175,7 @@ class _Training:
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
 
     def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
-        """Tells what one run costs a record of a client of some size."""
+        """Gives what one run costs a record of a client of some size."""
         assert self.rule.event is not None
         is_whole = self.whole is not None and bool(np.isinf(config.batch_size))
         if is_whole:
@@ -401,7 +401,7 @@ class _Run(NamedTuple):
 
     @property
     def is_looped(self) -> bool:
-        """Tells whether a step may need more than one micro-batch."""
+        """Whether a step may need more than one micro-batch."""
         return self.num_micro > 1 or self.is_whole is not None
 
     def masked(self, tree: Any) -> Any:

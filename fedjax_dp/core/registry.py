@@ -60,7 +60,7 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
 
 
 def is_own(name: str) -> bool:
-    """Tells whether a name is one that has to be imported.
+    """Checks whether a name is one that has to be imported.
 
     Args:
       name: the name of a part.

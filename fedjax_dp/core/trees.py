@@ -166,7 +166,7 @@ def _flat(tree: PyTree) -> PyTree:
 
 
 def is_finite(tree: PyTree) -> jax.Array:
-    """Tells whether every entry of every float leaf is finite.
+    """Checks whether every entry of every float leaf is finite.
 
     Args:
       tree: a tree of arrays.
@@ -183,7 +183,7 @@ def is_finite(tree: PyTree) -> jax.Array:
 
 
 def can_be_summed(tree: PyTree) -> jax.Array:
-    """Tells whether the sum of such a tree over any population is finite.
+    """Checks whether the sum of such a tree over any population is finite.
 
     Args:
       tree: a tree of arrays.

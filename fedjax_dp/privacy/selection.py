@@ -97,7 +97,9 @@ def select(
     Adds Gumbel noise of scale `2·sensitivity/ε` to the scores and takes the largest.
 
     Guarantee: ε-DP and ε²/8-zCDP under the relation for which `sensitivity` bounds how far one
-    unit moves any score; the caller bounds the scores. Charge `selection_event`.
+    unit moves any score; the caller bounds the scores. Differences of whole scores are exact; the
+    logit ε·score/(2·sensitivity) is rounded to float32, which may add about 2e-6 to ε. Charge
+    `selection_event`.
 
     Args:
       key: used for this choice and nothing else.
