@@ -229,7 +229,7 @@ def fed_ltn(
     def broadcast(server, client):
         # The initial model, where tickets are rewound to it, is what was received first.
         mask = at_home.sent(masks.unpacked(client.known, weights))
-        ticket = Sparse(masks.applied(mask, at_home.sent(server.params)), mask, is_known=True)
+        ticket = Sparse(at_home.sent(server.params), mask, is_known=True)
         return Message(ticket, Known(server.start))
 
     def client(message, own, client, hyper, key):

@@ -107,7 +107,7 @@ def received(message: PyTree) -> PyTree:
         if isinstance(x, Known):
             return x.values
         if isinstance(x, Sparse):
-            return x.replace(values=applied(x.mask, x.values))  # type: ignore[attr-defined]
+            return Sparse(applied(x.mask, x.values), x.mask, x.is_known)
         return x
 
     return jax.tree.map(one, message, is_leaf=is_part)
