@@ -44,16 +44,27 @@ RANGES = {
 }
 
 
+class Pruning(NamedTuple):
+    """The options of `fed_ltn`, which `jump_start` has too."""
+
+    prune_rate: Any
+    target: Any
+    accuracy_threshold: Any
+    strength: Any
+    mixing: Any
+    momentum: Any
+    looks_ahead: bool
+    home: Where
+    rewinds: bool
+    prunes: When
+    is_masked_mean: bool
+    distance: Distance
+    scope: Scope
+    prunable: Where | None
+
+
 def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
-    """Requires a recursion of the server that converges where tickets stay the same.
-
-    Args:
-      options: of `fed_ltn`, by name; those of the server are read.
-      prefix: what an error puts before a name.
-
-    Raises:
-      ValueError: for a momentum that is too large.
-    """
+    """Requires a recursion of the server that converges where tickets stay the same."""
     mixing, momentum = options["mixing"], options["momentum"]
     if any(isinstance(x, jax.core.Tracer) for x in (mixing, momentum)):
         return
@@ -135,6 +146,16 @@ class Scheme(NamedTuple):
     home: Home
     update: Callable[..., Ticket]
 
+    def first(self, server: ServerState) -> Own:
+        """Starts a client's state."""
+        return Own(masks.packed(masks.full(self.weights)), self.home.own(server.params))
+
+    def personal(self, server: ServerState, own: Own, client: Any = None) -> Sparse:
+        """Reads a client's model."""
+        mask = masks.unpacked(own.mask, self.weights)
+        params = self.home.joined(masks.applied(mask, server.params), own.home)
+        return Sparse(params, mask)
+
 
 @checked
 def fed_ltn(
@@ -203,28 +224,23 @@ def fed_ltn(
 
     Source: Mugunthan 2022, chapter 4, algorithm 1 (FedLTN, ECCV 2022); `personalization` section 6.
     """
-    scheme = scheme_of(
-        model,
-        trainer,
-        home=home,
-        rewinds=rewinds,
-        prunes=prunes,
-        distance=distance,
-        scope=scope,
-        prunable=prunable,
-    )
-    weights, at_home = scheme.weights, scheme.home
-    of_server = {"mixing": mixing, "momentum": momentum, "looks_ahead": looks_ahead}
-    check_momentum(of_server, "")
+    given = locals()
+    options = Pruning(**{name: given[name] for name in Pruning._fields})
+    return on_tickets(model, trainer, options, scheme_of(model, trainer, options))
+
+
+def on_tickets(
+    model: Model, trainer: LocalTrainer, options: Pruning, scheme: Scheme
+) -> FederatedAlgorithm:
+    """Declares FedLTN of a scheme that `scheme_of` built from the same options."""
+    numbers = {name: getattr(options, name) for name in RANGES}
+    weights, at_home, looks_ahead = scheme.weights, scheme.home, options.looks_ahead
+    check_momentum({**numbers, "looks_ahead": looks_ahead}, "")
 
     def init(key):
         params = model.init(key)
         change = trees.zeros_like(at_home.sent(params))
-        return ServerState(params, change, params if rewinds else None)
-
-    def of_client(server, own, client=None):
-        mask = masks.unpacked(own.mask, weights)
-        return Sparse(at_home.joined(masks.applied(mask, server.params), own.home), mask)
+        return ServerState(params, change, params if options.rewinds else None)
 
     def broadcast(server, client):
         # The initial model, where tickets are rewound to it, is what was received first.
@@ -258,7 +274,7 @@ def fed_ltn(
         change = trees.subtract(old, new) if looks_ahead else trees.subtract(new, old)
         return server._replace(params=params, change=change), {}
 
-    aggregator = sparse_mean(is_masked=is_masked_mean)
+    aggregator = sparse_mean(is_masked=options.is_masked_mean)
     return FederatedAlgorithm(
         name="fed_ltn",
         init=init,
@@ -269,67 +285,29 @@ def fed_ltn(
         hyper=Hyper(trainer.config, {}, aggregator.numbers),
         num_steps=trainer.num_steps,
         shared=field("params", is_whole=not any(at_home.is_own)),
-        personal=of_client,
+        personal=scheme.personal,
         needs_validation=True,
-        clients=ClientState(
-            init=lambda server: Own(masks.packed(masks.full(weights)), at_home.own(server.params)),
-            known=lambda own: own.mask,
-        ),
+        clients=ClientState(init=scheme.first, known=lambda own: own.mask),
         check_numbers=lambda numbers, prefix: check_momentum(
             {**numbers, "looks_ahead": looks_ahead}, prefix
         ),
-    ).with_numbers(
-        {
-            "prune_rate": prune_rate,
-            "target": target,
-            "accuracy_threshold": accuracy_threshold,
-            "strength": strength,
-            "mixing": mixing,
-            "momentum": momentum,
-        },
-        RANGES,
-    )
+    ).with_numbers(numbers, RANGES)
 
 
-def scheme_of(
-    model: Model,
-    trainer: LocalTrainer,
-    *,
-    home: Where,
-    rewinds: bool,
-    prunes: When,
-    distance: Distance,
-    scope: Scope,
-    prunable: Where | None,
-) -> Scheme:
-    """Builds what a client does, for FedLTN and for its first stage.
-
-    Args:
-      model: what is trained.
-      trainer: local training.
-      home: as for `fed_ltn`.
-      rewinds: as for `fed_ltn`.
-      prunes: as for `fed_ltn`.
-      distance: as for `fed_ltn`.
-      scope: as for `fed_ltn`.
-      prunable: as for `fed_ltn`.
-
-    Returns:
-      The scheme.
-
-    Raises:
-      ValueError: as for `fed_ltn`.
-    """
+def scheme_of(model: Model, trainer: LocalTrainer, options: Pruning) -> Scheme:
+    """Builds what a client does, for FedLTN and for the first stage of Jump-Start."""
     trainer.require_open(UNPROTECTED)
     trainer.require_untransformed(AS_TICKETS)
     require_accuracy(model)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    at_home = kinds.home(shapes, home, model.buffer_keys)
-    weights = weights_of(model, prunable, at_home)
+    at_home = kinds.home(shapes, options.home, model.buffer_keys)
+    weights = weights_of(model, options.prunable, at_home)
     is_weight = jax.tree.map(lambda flag: not flag, model.is_buffer(shapes))
 
     def pull(strength):
-        return proximal(strength) if distance == "squared" else drawn_back(strength, is_weight)
+        if options.distance == "squared":
+            return proximal(strength)
+        return drawn_back(strength, is_weight)
 
     def pruned(params, mask, client, accuracy, hyper, target):
         numbers = hyper.algorithm
@@ -340,7 +318,7 @@ def scheme_of(
         )
         rate = numbers["prune_rate"]
         left = jax.lax.cond(
-            is_due, lambda: prune(mask, params, rate, target, scope=scope), lambda: mask
+            is_due, lambda: prune(mask, params, rate, target, scope=options.scope), lambda: mask
         )
         return left, masks.num_alive(left) < masks.num_alive(mask)
 
@@ -349,10 +327,10 @@ def scheme_of(
         back = pull(hyper.algorithm["strength"])
 
         def after(left, has_pruned, trained):
-            ticket = start if rewinds else trained
+            ticket = start if options.rewinds else trained
             return trees.where(has_pruned, masks.applied(left, ticket), trained)
 
-        if prunes == "before":
+        if options.prunes == "before":
             accuracy = accuracy_of(model, params, client.validation)
             left, has_pruned = pruned(params, mask, client, accuracy, hyper, target)
             params = after(left, has_pruned, params)

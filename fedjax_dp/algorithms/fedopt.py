@@ -1,6 +1,7 @@
 """FedAvg with momentum or an adaptive optimiser at the server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,19 +36,10 @@ def adaptive(
     b1: Any,
     adaptivity: Any,
 ) -> optax.GradientTransformation:
-    """Builds the server optimiser that FedAdam, FedYogi and FedAdagrad share.
+    """Builds the server optimiser of FedAdam, FedYogi and FedAdagrad from `(v, squared) -> v`.
 
     It differs from Optax's own in three points of the paper: no bias correction, a second moment
     that starts at `adaptivity**2`, and `adaptivity` outside the root.
-
-    Args:
-      second_moment: `(v, squared) -> v`, the rule that tells the three apart.
-      learning_rate: the server's step size, above 0; may be traced.
-      b1: decay of the first moment, in [0, 1); may be traced.
-      adaptivity: the paper's τ, above 0; may be traced.
-
-    Returns:
-      The optimiser.
 
     Source: Reddi and others 2021, algorithm 2.
     """
@@ -108,6 +100,32 @@ def fedavgm(
 _RANGES = {"server_learning_rate": Positive, "b1": Decay, "b2": Decay, "adaptivity": Positive}
 
 
+def _with_adaptive_server(
+    name: str,
+    second_moment: Callable[[Mapping[str, Any], jax.Array, jax.Array], jax.Array],
+    model: Model,
+    trainer: LocalTrainer,
+    aggregator: Aggregator | None,
+    **numbers: Any,
+) -> FederatedAlgorithm:
+    """Declares averaging with a server optimiser given by its rule `(numbers, v, squared) -> v`."""
+
+    def optimizer_of(n):
+        return adaptive(
+            partial(second_moment, n), n["server_learning_rate"], n["b1"], n["adaptivity"]
+        )
+
+    return averaged(
+        model,
+        trainer,
+        optimizer_of,
+        numbers=numbers,
+        ranges_of={name: _RANGES[name] for name in numbers},
+        aggregator=aggregator,
+        name=name,
+    )
+
+
 @checked
 def fedadam(
     model: Model,
@@ -138,27 +156,16 @@ def fedadam(
 
     Source: Reddi and others 2021, algorithm 2.
     """
-
-    def optimizer_of(n):
-        def second_moment(v, squared):
-            return n["b2"] * v + (1 - n["b2"]) * squared
-
-        return adaptive(second_moment, n["server_learning_rate"], n["b1"], n["adaptivity"])
-
-    numbers = {
-        "server_learning_rate": server_learning_rate,
-        "b1": b1,
-        "b2": b2,
-        "adaptivity": adaptivity,
-    }
-    return averaged(
+    return _with_adaptive_server(
+        "fedadam",
+        lambda n, v, squared: n["b2"] * v + (1 - n["b2"]) * squared,
         model,
         trainer,
-        optimizer_of,
-        numbers=numbers,
-        ranges_of=_RANGES,
-        aggregator=aggregator,
-        name="fedadam",
+        aggregator,
+        server_learning_rate=server_learning_rate,
+        b1=b1,
+        b2=b2,
+        adaptivity=adaptivity,
     )
 
 
@@ -192,27 +199,16 @@ def fedyogi(
 
     Source: Reddi and others 2021, algorithm 2.
     """
-
-    def optimizer_of(n):
-        def second_moment(v, squared):
-            return v - (1 - n["b2"]) * squared * jnp.sign(v - squared)
-
-        return adaptive(second_moment, n["server_learning_rate"], n["b1"], n["adaptivity"])
-
-    numbers = {
-        "server_learning_rate": server_learning_rate,
-        "b1": b1,
-        "b2": b2,
-        "adaptivity": adaptivity,
-    }
-    return averaged(
+    return _with_adaptive_server(
+        "fedyogi",
+        lambda n, v, squared: v - (1 - n["b2"]) * squared * jnp.sign(v - squared),
         model,
         trainer,
-        optimizer_of,
-        numbers=numbers,
-        ranges_of=_RANGES,
-        aggregator=aggregator,
-        name="fedyogi",
+        aggregator,
+        server_learning_rate=server_learning_rate,
+        b1=b1,
+        b2=b2,
+        adaptivity=adaptivity,
     )
 
 
@@ -244,24 +240,13 @@ def fedadagrad(
 
     Source: Reddi and others 2021, algorithm 2.
     """
-
-    def optimizer_of(n):
-        def second_moment(v, squared):
-            return v + squared
-
-        return adaptive(second_moment, n["server_learning_rate"], n["b1"], n["adaptivity"])
-
-    numbers = {
-        "server_learning_rate": server_learning_rate,
-        "b1": b1,
-        "adaptivity": adaptivity,
-    }
-    return averaged(
+    return _with_adaptive_server(
+        "fedadagrad",
+        lambda n, v, squared: v + squared,
         model,
         trainer,
-        optimizer_of,
-        numbers=numbers,
-        ranges_of={name: kind for name, kind in _RANGES.items() if name != "b2"},
-        aggregator=aggregator,
-        name="fedadagrad",
+        aggregator,
+        server_learning_rate=server_learning_rate,
+        b1=b1,
+        adaptivity=adaptivity,
     )

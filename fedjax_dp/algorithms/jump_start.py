@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, HostStep
-from fedjax_dp.algorithms.fed_ltn import Distance, Own, When, fed_ltn, scheme_of
+from fedjax_dp.algorithms.fed_ltn import Distance, Own, Pruning, When, on_tickets, scheme_of
 from fedjax_dp.algorithms.lottery_fl import joins
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.pruning import Scope, pruned_share
@@ -137,38 +137,18 @@ def jump_start(
 
     Source: Mugunthan 2022, chapter 4, algorithm 2; `personalization` section 7.
     """
-    of_both: dict[str, Any] = {
-        "home": home,
-        "rewinds": rewinds,
-        "prunes": prunes,
-        "distance": distance,
-        "scope": scope,
-        "prunable": prunable,
-    }
-    scheme = scheme_of(model, trainer, **of_both)
-    ltn = fed_ltn(
-        model,
-        trainer,
-        prune_rate=prune_rate,
-        target=target,
-        accuracy_threshold=accuracy_threshold,
-        strength=strength,
-        mixing=mixing,
-        momentum=momentum,
-        looks_ahead=looks_ahead,
-        is_masked_mean=is_masked_mean,
-        **of_both,
-    )
-    assert ltn.clients and ltn.personal
-    own_of, personal_of = ltn.clients.init, ltn.personal
+    given = locals()
+    options = Pruning(**{name: given[name] for name in Pruning._fields})
+    scheme = scheme_of(model, trainer, options)
+    ltn = on_tickets(model, trainer, options, scheme)
 
     def init(key):
         server = ltn.init(key)
-        return ServerState(server, own_of(server).mask, jnp.bool_(False))
+        return ServerState(server, scheme.first(server).mask, jnp.bool_(False))
 
     def keeps(server):
         params = server.inner.params
-        return Jumping(own_of(server.inner), params, jnp.float32(-1), jnp.bool_(False))
+        return Jumping(scheme.first(server.inner), params, jnp.float32(-1), jnp.bool_(False))
 
     def mask_of(server, mask, has_jumped):
         """Takes the shared mask over, where this is due."""
@@ -235,7 +215,7 @@ def jump_start(
 
     def personal(server, own, client):
         mask = mask_of(server, own.inner.mask, own.has_jumped)
-        jumped = personal_of(server.inner, own.inner._replace(mask=mask), client)
+        jumped = scheme.personal(server.inner, own.inner._replace(mask=mask))
         mask = masks.unpacked(own.inner.mask, scheme.weights)
         alone = Sparse(masks.applied(mask, own.params), mask)
         return trees.where(server.has_jumped, jumped, alone)

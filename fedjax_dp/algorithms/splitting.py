@@ -1,9 +1,8 @@
 """Operator splitting: FedAvg, FedProx, FedSplit, FedPi, FedRP and two more as one scheme."""
 
-import inspect
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.struct
@@ -222,11 +221,8 @@ def splitting(
     equations 2.15 to 2.17; (2.12) and (2.13) for the reflected methods, section 2.4.4 for the dual
     variable, 2.4.5 for FedRP, which is not the random-projection method of the same name.
     """
-    checks.one_of("client_map", client_map, ("prox", "gradient"))
-    checks.one_of("solver", solver, ("local", "exact"))
-    checks.one_of("form", form, ("decentralised", "centralised"))
     check_schedule(schedule, period)
-    is_prox, is_exact = client_map == "prox", solver == "exact"
+    is_prox, is_exact, is_central = client_map == "prox", solver == "exact", form == "centralised"
     of_prox = {"step_size": step_size, "tolerance": tolerance, "inner_memory": inner_memory}
     if is_prox and step_size is None:
         step_size = 1.0
@@ -242,71 +238,107 @@ def splitting(
     if _is_always(numbers, alpha=2, beta=2, gamma=1) and schedule != "constant":
         warnings.warn("FedSplit has no guarantee where its step changes over rounds", stacklevel=2)
     if dual_weight is not None:
-        rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
-        checks.require(fits_float32(dual_weight), "dual_weight", rule, dual_weight)
-    if _is_always(numbers, beta=1, gamma=1):
-        rule = "be left out where beta and gamma are 1: the point of each client is the model"
-        checks.require(dual_weight is None, "dual_weight", rule, dual_weight)
-    is_central = form == "centralised"
-
-    def on_weights(of_weight, of_buffer, *parts):
-        """Applies one function to all weights, another to buffers, which are averaged alone."""
-
-        def one(is_buffer, *leaves):
-            return (of_buffer if is_buffer else of_weight)(*leaves)
-
-        return jax.tree.map(one, model.is_buffer(parts[0]), *parts)
-
-    def point_of(newest, own, late):
-        """Computes u from the client's state, and in the decentralised form from z̄.
-
-        `late` is the share of z̄ in the point of a client that has not joined yet.
-        """
-        if is_central:
-            return on_weights(lambda u, z: u, lambda u, z: z, own.of_point.point, newest)
-        share = jnp.where(own.has_joined, own.of_point.share, late)
-        kept = jnp.where(own.has_joined, 1.0, 1.0 - late)
-        part = own.of_point.part
-        return on_weights(lambda w, z: kept * w + share * z, lambda w, z: z, part, newest)
-
+        _check_dual_weight(dual_weight, numbers)
     if not is_prox:
         mapped = _training(trainer, schedule)
     elif is_exact:
         mapped = _exact_prox(schedule)
     else:
         mapped = _trained_prox(model, trainer, schedule, tolerance is not None, inner_memory)
+    weight = 0.0 if dual_weight is None else dual_weight
+    scheme = _Scheme(
+        model, mapped, schedule, is_exact, is_central, is_averaged, is_weighted, weight
+    )
+    aggregator = per_part({"model": weighted_mean(), "any_client": weighted_mean()})
+    return FederatedAlgorithm(
+        name=name,
+        init=scheme.init,
+        broadcast=scheme.broadcast,
+        client=scheme.client,
+        aggregator=aggregator,
+        server_step=scheme.server_step,
+        hyper=Hyper(trainer.config, {}, aggregator.numbers),
+        num_steps=trainer.num_steps,
+        shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
+        personal=None if dual_weight is None else scheme.personal,
+        clients=scheme.states(),
+        record=of_training(trainer),
+        check_noised=trainer.check_noised,
+        check_numbers=_check_by_round,
+    ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
 
-    def broadcast(server, client):
+
+# `(newest model, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
+_Map = Callable[..., tuple[PyTree, Any]]
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    """The functions of the declaration, under what `splitting` was given."""
+
+    model: Model
+    mapped: _Map
+    schedule: Schedule
+    is_exact: bool
+    is_central: bool
+    is_averaged: bool
+    is_weighted: bool
+    dual_weight: float
+
+    def init(self, key):
+        params = self.model.init(key)
+        average = Average(params, jnp.float32(0)) if self.is_averaged else None
+        return ServerState(params, average, jnp.int32(0) if self.is_central else None)
+
+    def states(self) -> ClientState:
+        if not self.is_central:
+            return ClientState(self.first)
+        iterate = Iterate(
+            lambda own: own.of_point.point,
+            lambda own, point: own.replace(of_point=own.of_point.replace(point=point)),
+            lambda sizes: sizes if self.is_weighted else np.asarray(sizes) > 0,
+        )
+        return ClientState(self.first, self.finish, finishes_everybody=True, iterate=iterate)
+
+    def first(self, server):
+        point = jax.tree.map(trees.at_least_float32, server.params)
+        quadratic = unread(server.params) if self.is_exact else None
+        of_point = Held(point, point) if self.is_central else Own(point, jnp.float32(0))
+        return OwnState(of_point, jnp.bool_(False), quadratic)
+
+    def broadcast(self, server, client):
         # In the centralised form all clients received the model when the last round was over.
-        return Known(server.params) if is_central else server.params
+        return Known(server.params) if self.is_central else server.params
 
-    def client(newest, own, client, hyper, key):
+    def client(self, newest, own, client, hyper, key):
         alpha, beta, gamma = _of_round(hyper.algorithm, client.round)
         _, *before = _of_round(hyper.algorithm, client.round - 1)
-        quadratic = own.quadratic if not is_exact else _read_once(model, own, client, newest)
-        u = point_of(newest, own, before[0] * before[1])
-        move, metrics = mapped(newest, u, quadratic, client, hyper, key)
-        z = on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
+        quadratic = own.quadratic
+        if self.is_exact:
+            quadratic = _read_once(self.model, own, client, newest)
+        u = self.point_of(newest, own, before[0] * before[1])
+        move, metrics = self.mapped(newest, u, quadratic, client, hyper, key)
+        z = self.on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
         # A client without examples has weight 0 and its state is unchanged.
         is_known = client.size > 0
         now: Own | Held
-        if is_central:
+        if self.is_central:
             now = Held(own.of_point.point, z)
         else:
             part = jax.tree.map(lambda u, z: (1 - gamma) * u + gamma * (1 - beta) * z, u, z)
             now = Own(part, jnp.float32(gamma * beta))
         of_point = trees.where(is_known, now, own.of_point)
         own = OwnState(of_point, own.has_joined | is_known, quadratic)
-        weight = client.size if is_weighted else is_known
+        weight = client.size if self.is_weighted else is_known
         update = {"model": trees.subtract(z, newest), "any_client": jnp.float32(1)}
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
 
-    def server_step(server, aggregate, hyper, round, key):
+    def server_step(self, server, aggregate, hyper, round, key):
         came = aggregate["any_client"] > 0
         params = optax.apply_updates(server.params, aggregate["model"])
         average = server.average
         if average is not None:
-            factor = step_factor(schedule, round.index, hyper.algorithm.get("period"))
+            factor = step_factor(self.schedule, round.index, hyper.algorithm.get("period"))
             factor = jnp.where(came, factor, 0.0)
             weight = average.weight + factor
             share = factor * trees.reciprocal(weight)
@@ -318,7 +350,7 @@ def splitting(
         done = None if server.round is None else round.index + 1
         return ServerState(params, average, done), {"moved": moved}
 
-    def finish(server, aggregate, own, hyper):
+    def finish(self, server, aggregate, own, hyper):
         _, beta, gamma = _of_round(hyper.algorithm, server.round - 1)
 
         def of_weight(u, z, mean):
@@ -326,59 +358,43 @@ def splitting(
             return (1 - gamma) * u + gamma * theta
 
         held = own.of_point
-        moved = on_weights(of_weight, lambda u, z, mean: u, held.point, held.answer, server.params)
+        moved = self.on_weights(
+            of_weight, lambda u, z, mean: u, held.point, held.answer, server.params
+        )
         point = trees.where(aggregate["any_client"] > 0, moved, held.point)
         return own.replace(of_point=held.replace(point=point))
 
-    def init(key):
-        params = model.init(key)
-        average = Average(params, jnp.float32(0)) if is_averaged else None
-        return ServerState(params, average, jnp.int32(0) if is_central else None)
-
-    def first(server):
-        point = jax.tree.map(trees.at_least_float32, server.params)
-        quadratic = unread(server.params) if is_exact else None
-        of_point = Held(point, point) if is_central else Own(point, jnp.float32(0))
-        return OwnState(of_point, jnp.bool_(False), quadratic)
-
-    def personal(server, own, client):
+    def personal(self, server, own, client):
         """Gives the model and a share of the client's dual variable; buffers are the model's."""
         # A client that has not joined has no dual variable.
-        assert dual_weight is not None
-        weight = jnp.where(own.has_joined, dual_weight, 0.0)
-        return on_weights(
+        weight = jnp.where(own.has_joined, self.dual_weight, 0.0)
+        return self.on_weights(
             lambda m, u, z: (m + weight * (u - z)).astype(m.dtype),
             lambda m, u, z: m,
             _model_of(server),
-            point_of(server.params, own, 1.0),
+            self.point_of(server.params, own, 1.0),
             server.params,
         )
 
-    states = ClientState(first)
-    if is_central:
-        iterate = Iterate(
-            lambda own: own.of_point.point,
-            lambda own, point: own.replace(of_point=own.of_point.replace(point=point)),
-            lambda sizes: sizes if is_weighted else np.asarray(sizes) > 0,
-        )
-        states = ClientState(first, finish, finishes_everybody=True, iterate=iterate)
-    aggregator = per_part({"model": weighted_mean(), "any_client": weighted_mean()})
-    return FederatedAlgorithm(
-        name=name,
-        init=init,
-        broadcast=broadcast,
-        client=client,
-        aggregator=aggregator,
-        server_step=server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
-        personal=None if dual_weight is None else personal,
-        clients=states,
-        record=of_training(trainer),
-        check_noised=trainer.check_noised,
-        check_numbers=_check_by_round,
-    ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
+    def on_weights(self, of_weight, of_buffer, *parts):
+        """Applies one function to all weights, another to buffers, which are averaged alone."""
+
+        def one(is_buffer, *leaves):
+            return (of_buffer if is_buffer else of_weight)(*leaves)
+
+        return jax.tree.map(one, self.model.is_buffer(parts[0]), *parts)
+
+    def point_of(self, newest, own, late):
+        """Computes u from the client's state, and in the decentralised form from z̄.
+
+        `late` is the share of z̄ in the point of a client that has not joined yet.
+        """
+        if self.is_central:
+            return self.on_weights(lambda u, z: u, lambda u, z: z, own.of_point.point, newest)
+        share = jnp.where(own.has_joined, own.of_point.share, late)
+        kept = jnp.where(own.has_joined, 1.0, 1.0 - late)
+        part = own.of_point.part
+        return self.on_weights(lambda w, z: kept * w + share * z, lambda w, z: z, part, newest)
 
 
 def _check_map(
@@ -402,10 +418,6 @@ def _check_map(
     if of_prox["inner_memory"] is not None:
         trainer.require_plain_sgd("accelerated steps lead where plain ones would not")
         trainer.require_open("accelerated steps would amplify the noise of gradients")
-
-
-# `(newest model, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
-_Map = Callable[..., tuple[PyTree, Any]]
 
 
 def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
@@ -530,76 +542,225 @@ def _check_inner_step(rate: Any, step_size: Any, smoothness: float) -> None:
     checks.require(largest < bound, "learning_rate", rule, largest)
 
 
-def _setting(name: str, fixed: dict[str, Any], text: str) -> Callable[..., FederatedAlgorithm]:
-    """Makes a method of the scheme: `splitting` with some options fixed, and a name.
-
-    Its signature and the lines of its docstring are those of `splitting` for what is left.
-    """
-    fixed = fixed | {"name": name}
-    left_out = set(fixed)
-    if fixed.get("client_map") == "gradient":
-        left_out |= {"step_size", "solver", "tolerance", "smoothness", "inner_memory"}
-    if fixed["beta"] == fixed["gamma"] == 1:
-        left_out |= {"dual_weight"}
-
-    def factory(model: Model, trainer: LocalTrainer, **options: Any) -> FederatedAlgorithm:
-        return splitting(model, trainer, **fixed, **options)
-
-    signature = inspect.signature(splitting)
-    kept = [p for p in signature.parameters.values() if p.name not in left_out]
-    factory.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    factory.__name__ = factory.__qualname__ = name
-    factory.__annotations__ = {p.name: p.annotation for p in kept} | {"return": FederatedAlgorithm}
-    before, arguments = (inspect.getdoc(splitting) or "").split("Args:\n")
-    arguments, after = arguments.split("\n\n", 1)
-    entries = re.split(r"\n(?=  \w)", arguments)
-    names = {p.name for p in kept}
-    arguments = "\n".join(e for e in entries if e.strip().partition(":")[0] in names)
-    guarantee = re.search(r"Guarantee: [^\n]+(?:\n[^\n]+)*", before)
-    said = guarantee[0] if guarantee else ""
-    after = after[: after.index("Source:")]
-    source = "Source: Malekmohammadi and others 2021, section 2.4, a setting of `splitting`."
-    factory.__doc__ = f"{text}\n\n{said}\n\nArgs:\n{arguments}\n\n{after}{source}\n"
-    return factory
+def _check_dual_weight(weight: float, numbers: Mapping[str, Any]) -> None:
+    rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
+    checks.require(fits_float32(weight), "dual_weight", rule, weight)
+    rule = "be left out where beta and gamma are 1: the point of each client is the model"
+    checks.require(not _is_always(numbers, beta=1, gamma=1), "dual_weight", rule, weight)
 
 
-fedsplit = _setting(
-    "fedsplit",
-    {"alpha": 2.0, "beta": 2.0, "gamma": 1.0, "client_map": "prox"},
+def fedsplit(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    step_size: Positive | None = None,
+    schedule: Schedule = "constant",
+    period: Count | None = None,
+    solver: Solver = "local",
+    tolerance: NonNegative | None = None,
+    smoothness: NonNegative = 0.0,
+    inner_memory: Count | None = None,
+    form: Form = "decentralised",
+    is_averaged: bool = False,
+    is_weighted: bool = False,
+    dual_weight: float | None = None,
+) -> FederatedAlgorithm:
     """Declares FedSplit: reflections at the proximal steps of clients, then at their mean.
 
-(α, β, γ) = (2, 2, 1) of `splitting`. It reaches the minimum of the mean loss with a constant step,
-where that loss is strongly convex.""",
-)
-fedpi = _setting(
-    "fedpi",
-    {"alpha": 2.0, "beta": 2.0, "gamma": 0.5, "client_map": "prox"},
+    (α, β, γ) = (2, 2, 1) of `splitting`. It reaches the minimum of the mean loss with a constant
+    step, where that loss is strongly convex.
+
+    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+
+    Args:
+      model: what is trained; buffers are averaged alone.
+      trainer: local training, which minimises the proximal objective.
+      step_size: η of the proximal step in the first round, 1 if not given.
+      schedule: how η shrinks over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings under the schedule "exponential", for it alone.
+      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      tolerance: norm of the proximal objective's gradient at which local training stops early.
+      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
+      form: who holds u: each client its own, or the server all of them.
+      is_averaged: make the average of all models, weighted by step size, the model.
+      is_weighted: weight clients by number of examples, not all the same.
+      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+
+    Returns:
+      The algorithm, as `splitting` gives it; it raises what that raises.
+
+    Source: Malekmohammadi and others 2021, section 2.4.
+    """
+    return splitting(**locals(), alpha=2.0, beta=2.0, name="fedsplit")
+
+
+def fedpi(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    step_size: Positive | None = None,
+    schedule: Schedule = "constant",
+    period: Count | None = None,
+    solver: Solver = "local",
+    tolerance: NonNegative | None = None,
+    smoothness: NonNegative = 0.0,
+    inner_memory: Count | None = None,
+    form: Form = "decentralised",
+    is_averaged: bool = False,
+    is_weighted: bool = False,
+    dual_weight: float | None = None,
+) -> FederatedAlgorithm:
     """Declares FedPi: half the way of FedSplit, which is ADMM with a dual variable by client.
 
-(α, β, γ) = (2, 2, ½) of `splitting`. It reaches the minimum of the mean loss with a constant step;
-convex losses are enough.""",
-)
-fedrp = _setting(
-    "fedrp",
-    {"alpha": 2.0, "beta": 1.0, "gamma": 1.0, "client_map": "prox"},
+    (α, β, γ) = (2, 2, ½) of `splitting`. It reaches the minimum of the mean loss with a constant
+    step; convex losses are enough.
+
+    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+
+    Args:
+      model: what is trained; buffers are averaged alone.
+      trainer: local training, which minimises the proximal objective.
+      step_size: η of the proximal step in the first round, 1 if not given.
+      schedule: how η shrinks over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings under the schedule "exponential", for it alone.
+      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      tolerance: norm of the proximal objective's gradient at which local training stops early.
+      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
+      form: who holds u: each client its own, or the server all of them.
+      is_averaged: make the average of all models, weighted by step size, the model.
+      is_weighted: weight clients by number of examples, not all the same.
+      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+
+    Returns:
+      The algorithm, as `splitting` gives it; it raises what that raises.
+
+    Source: Malekmohammadi and others 2021, section 2.4.
+    """
+    return splitting(**locals(), alpha=2.0, beta=2.0, gamma=0.5, name="fedpi")
+
+
+def fedrp(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    step_size: Positive | None = None,
+    schedule: Schedule = "constant",
+    period: Count | None = None,
+    solver: Solver = "local",
+    tolerance: NonNegative | None = None,
+    smoothness: NonNegative = 0.0,
+    inner_memory: Count | None = None,
+    form: Form = "decentralised",
+    is_averaged: bool = False,
+    is_weighted: bool = False,
+) -> FederatedAlgorithm:
     """Declares FedRP: reflections at the proximal steps of clients, then their mean.
 
-(α, β, γ) = (2, 1, 1) of `splitting`. It goes where FedProx goes, in half the rounds; it is not the
-random-projection method of the same name.""",
-)
-reflected_fedavg = _setting(
-    "reflected_fedavg",
-    {"alpha": 1.0, "beta": 2.0, "gamma": 1.0, "client_map": "gradient"},
+    (α, β, γ) = (2, 1, 1) of `splitting`. It goes where FedProx goes, in half the rounds; it is not
+    the random-projection method of the same name.
+
+    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+
+    Args:
+      model: what is trained; buffers are averaged alone.
+      trainer: local training, which minimises the proximal objective.
+      step_size: η of the proximal step in the first round, 1 if not given.
+      schedule: how η shrinks over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings under the schedule "exponential", for it alone.
+      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      tolerance: norm of the proximal objective's gradient at which local training stops early.
+      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
+      form: who holds u: each client its own, or the server all of them.
+      is_averaged: make the average of all models, weighted by step size, the model.
+      is_weighted: weight clients by number of examples, not all the same.
+
+    Returns:
+      The algorithm, as `splitting` gives it; it raises what that raises.
+
+    Source: Malekmohammadi and others 2021, section 2.4.5.
+    """
+    return splitting(**locals(), alpha=2.0, name="fedrp")
+
+
+def reflected_fedavg(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    schedule: Schedule = "constant",
+    period: Count | None = None,
+    form: Form = "decentralised",
+    is_averaged: bool = False,
+    is_weighted: bool = False,
+    dual_weight: float | None = None,
+) -> FederatedAlgorithm:
     """Declares FedAvg with a reflection at the mean of the clients' models in its place.
 
-(α, β, γ) = (1, 2, 1) of `splitting` on local training, equation 2.12 of the source. With one
-gradient step it goes to the point of FedProx with η replaced by −η/2.""",
-)
-reflected_fedprox = _setting(
-    "reflected_fedprox",
-    {"alpha": 1.0, "beta": 2.0, "gamma": 1.0, "client_map": "prox"},
+    (α, β, γ) = (1, 2, 1) of `splitting` on local training. With one gradient step it goes to the
+    point of FedProx with η replaced by −η/2.
+
+    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+
+    Args:
+      model: what is trained; buffers are averaged alone.
+      trainer: local training, Φ itself.
+      schedule: how the learning rate shrinks over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings under the schedule "exponential", for it alone.
+      form: who holds u: each client its own, or the server all of them.
+      is_averaged: make the average of all models, weighted by step size, the model.
+      is_weighted: weight clients by number of examples, not all the same.
+      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+
+    Returns:
+      The algorithm, as `splitting` gives it; it raises what that raises.
+
+    Source: Malekmohammadi and others 2021, equation 2.12.
+    """
+    return splitting(**locals(), beta=2.0, client_map="gradient", name="reflected_fedavg")
+
+
+def reflected_fedprox(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    step_size: Positive | None = None,
+    schedule: Schedule = "constant",
+    period: Count | None = None,
+    solver: Solver = "local",
+    tolerance: NonNegative | None = None,
+    smoothness: NonNegative = 0.0,
+    inner_memory: Count | None = None,
+    form: Form = "decentralised",
+    is_averaged: bool = False,
+    is_weighted: bool = False,
+    dual_weight: float | None = None,
+) -> FederatedAlgorithm:
     """Declares FedProx with a reflection at the mean of the clients' models in its place.
 
-(α, β, γ) = (1, 2, 1) of `splitting`, equation 2.13 of the source. It goes to the point of FedProx
-with η halved.""",
-)
+    (α, β, γ) = (1, 2, 1) of `splitting`. It goes to the point of FedProx with η halved.
+
+    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+
+    Args:
+      model: what is trained; buffers are averaged alone.
+      trainer: local training, which minimises the proximal objective.
+      step_size: η of the proximal step in the first round, 1 if not given.
+      schedule: how η shrinks over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings under the schedule "exponential", for it alone.
+      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      tolerance: norm of the proximal objective's gradient at which local training stops early.
+      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
+      form: who holds u: each client its own, or the server all of them.
+      is_averaged: make the average of all models, weighted by step size, the model.
+      is_weighted: weight clients by number of examples, not all the same.
+      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+
+    Returns:
+      The algorithm, as `splitting` gives it; it raises what that raises.
+
+    Source: Malekmohammadi and others 2021, equation 2.13.
+    """
+    return splitting(**locals(), beta=2.0, name="reflected_fedprox")
