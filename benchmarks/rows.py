@@ -19,8 +19,8 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, fixed_size, participation
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine import ExecutionConfig, simulation
-from fedjax_dp.engine.rows import Rows
-from fedjax_dp.experiment.environment import keep_programs
+from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.experiment.running.environment import keep_programs
 from fedjax_dp.models import resnet18
 
 EXAMPLES = 10

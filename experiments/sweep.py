@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from fedjax_dp.experiment.sweep import Study, averaged, collect, points, run_points
+from fedjax_dp.experiment.studies.sweep import Study, averaged, collect, points, run_points
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:

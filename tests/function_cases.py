@@ -21,7 +21,7 @@ from fedjax_dp import server as servers
 from fedjax_dp.algorithms.registry import ALGORITHMS, Problem
 from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, sizes, statistics
-from fedjax_dp.privacy import auditing
+from fedjax_dp.privacy.reports import auditing
 
 # Values that declare a part, or hold what was computed: they take what they are given, and whoever
 # is handed them checks what is read of it.

@@ -14,7 +14,7 @@ from cases import Reference, reference, snapshot
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout, told
 from fedjax_dp.engine.cohort import typed
-from fedjax_dp.engine.host_steps import after_host_step
+from fedjax_dp.engine.execution.host_steps import after_host_step
 from fedjax_dp.engine.round import play_round
 
 GAP = 3

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from fedjax_dp.cli.output import Output
 from fedjax_dp.cli.run import shown
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment import run as running
-from fedjax_dp.experiment.assemble import Experiment, assemble
-from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.logbook import Logbook
 
 # Three clients and few rounds: a run of a few seconds that still takes every turn.
@@ -55,11 +55,11 @@ def assemble_once(config: Config) -> Experiment:
     own = {name: getattr(config.run, name) for name in ("name", "secret", "release")}
     run = config.run.model_copy(update={"name": "", "secret": False, "release": None})
     plain = config.model_copy(update={"run": run})
-    text = configuration.to_toml(plain)
+    text = config_files.to_toml(plain)
     if text not in _assembled:
         found = assemble(plain)
         # A run that goes on names the layout that it had found.
-        _assembled[text] = _assembled[configuration.to_toml(found.config)] = found
+        _assembled[text] = _assembled[config_files.to_toml(found.config)] = found
     found = _assembled[text]
     settled = found.config.run.model_copy(update=own)
     return found._replace(config=found.config.model_copy(update={"run": settled}))
@@ -69,7 +69,7 @@ def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[in
     """Runs an experiment in this process; gives its exit status and what it printed."""
     file = folder / "config.toml" if resume else None
     text = io.StringIO()
-    config = configuration.load(file, words)
+    config = config_files.load(file, words)
 
     def start(watcher: running.Watcher) -> running.Outcome:
         if resume:

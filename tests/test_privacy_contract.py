@@ -23,15 +23,10 @@ from fedjax_dp.engine import ExecutionConfig, Fate, simulation
 from fedjax_dp.engine import round as engine_round
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.models import Model
-from fedjax_dp.privacy import (
-    AdaptiveClipping,
-    Ledger,
-    adaptive_clipping,
-    clipping,
-    make_adaptive_clipping,
-    mechanisms,
-)
-from fedjax_dp.privacy import statement as statements
+from fedjax_dp.privacy import AdaptiveClipping, Ledger, make_adaptive_clipping, sensitivities
+from fedjax_dp.privacy.mechanisms import adaptive_clipping, clipping
+from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy.reports import statement as statements
 from fedjax_dp.server import adaptive_gaussian_mean, gaussian_mean, private, weighted_mean
 
 NUM_PARAMETERS = 4000
@@ -230,7 +225,7 @@ def _forgets_the_weight(monkeypatch):
     def wrap(build):
         return lambda *args, max_weight=1.0, **options: build(*args, **options)
 
-    replaced(monkeypatch, clipping, "sensitivity_of_sum", wrap)
+    replaced(monkeypatch, sensitivities, "sensitivity_of_sum", wrap)
 
 
 @clause(_forgets_the_weight)
@@ -241,13 +236,13 @@ def weights_enter_the_sensitivity_and_the_noise():
 
 
 def _takes_any_number(monkeypatch):
-    monkeypatch.setattr(clipping, "noise_stddev", lambda sensitivity, multiplier: multiplier)
+    monkeypatch.setattr(sensitivities, "noise_stddev", lambda sensitivity, multiplier: multiplier)
 
 
 @clause(_takes_any_number)
 def noise_without_a_sensitivity_is_refused():
     with pytest.raises(ValueError, match="needs a stated Sensitivity"):
-        clipping.noise_stddev(1.0, 1.0)
+        sensitivities.noise_stddev(1.0, 1.0)
 
 
 def _laplace_upside_down(monkeypatch):

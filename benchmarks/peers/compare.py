@@ -156,7 +156,7 @@ def run_workload(name: str, options: Any) -> tuple[list[report.Row], list[str]]:
     """
     from prepare import ensure
 
-    from fedjax_dp.experiment.timing import gemm_peak
+    from fedjax_dp.experiment.studies.timing import gemm_peak
 
     path = ensure(name, options.folder)
     num_checked = CHECKED_CLIENTS[name[:2]]
@@ -258,7 +258,7 @@ def _work(path: pathlib.Path) -> tuple[float, int]:
     """Counts the operations of one client's round, and the clients of the whole workload."""
     import jax
 
-    from fedjax_dp.experiment.workloads import WORKLOADS
+    from fedjax_dp.experiment.studies.workloads import WORKLOADS
     from fedjax_dp.models import registry
     from fedjax_dp.models.cost import training_cost
 

@@ -20,11 +20,11 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.engine import ExecutionConfig, simulation
-from fedjax_dp.experiment.devices import offer_devices
-from fedjax_dp.experiment.workloads import WORKLOADS
+from fedjax_dp.experiment.assembly.devices import offer_devices
+from fedjax_dp.experiment.studies.workloads import WORKLOADS
 from fedjax_dp.models import registry
 from fedjax_dp.models.per_example import per_example
-from fedjax_dp.privacy.clipping import clip_by_global_norm
+from fedjax_dp.privacy.mechanisms.clipping import clip_by_global_norm
 from fedjax_dp.server.mean import uniform_mean
 from fedjax_dp.server.private import gaussian_mean
 

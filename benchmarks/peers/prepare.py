@@ -13,7 +13,7 @@ import numpy as np
 from problem import Problem
 
 from fedjax_dp.data.federated import example_structure
-from fedjax_dp.experiment.workloads import WORKLOADS, Workload, synthetic_data
+from fedjax_dp.experiment.studies.workloads import WORKLOADS, Workload, synthetic_data
 from fedjax_dp.models import registry
 
 NAMES = ("W1", "W1dp", "W2", "W2dp", "W3", "W3nodp", "W4", "W4dp", "W5", "W5nodp")

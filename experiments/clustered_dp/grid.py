@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp.data.clusters import CLUSTER_SIZES
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.config import Config
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.schema.config import Config
 
 SELECTION_SHARE = 0.03  # of the total ε, for one private choice
 
@@ -91,10 +91,10 @@ def points(
         for epsilon in epsilons or [None]:
             budget = [] if epsilon is None else [f"--privacy.record.epsilon={epsilon}"]
             shared = (f"--run.seed={seed}", *words, *budget)
-            setting = configuration.load(file, shared)
+            setting = config_files.load(file, shared)
             for method in methods:
                 own = words_of(method, setting)
-                config = configuration.load(file, (*shared, *own))
+                config = config_files.load(file, (*shared, *own))
                 found.append(Point(method, setting, own, config))
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.clustered_dp.grid import METHODS
 from fedjax_dp.evaluation.fairness import over_seeds
-from fedjax_dp.experiment.settings import differences
+from fedjax_dp.experiment.reading.config_diff import differences
 
 HERE = pathlib.Path(__file__).parent
 METRICS = ("acc_all", "acc_maj", "acc_min", "min_acc", "acc_disparity", "F_acc", "F_loss")

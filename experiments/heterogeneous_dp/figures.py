@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.config import Config
-from fedjax_dp.experiment.folder import CONFIG_FILE
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.folder import CONFIG_FILE
+from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io import noise_plots, plots
 from fedjax_dp.io.logbook import read_metrics
-from fedjax_dp.privacy import budgets, noise_levels
+from fedjax_dp.privacy.accounting import budgets
+from fedjax_dp.privacy.reports import noise_levels
 
 # The setting of figures 3.2 and 3.3; its model has 28,938 parameters, the paper prints 28,939.
 N, ROUNDS, DELTA, CLIP, RATE, PARAMETERS = 2400, 200, 1e-4, 3.0, 0.01, 28_938
@@ -53,7 +54,7 @@ def weights_of_run(folder: pathlib.Path) -> tuple[str, dict[str, np.ndarray]]:
     Returns:
       What ran, and for each method the weights of the clients.
     """
-    config = configuration.load(folder / CONFIG_FILE)
+    config = config_files.load(folder / CONFIG_FILE)
     if config.algorithm.name != "robust_hdp":
         raise SystemExit(f"{folder} must be a run of robust_hdp, got {config.algorithm.name}")
     if config.training.num_steps is not None:

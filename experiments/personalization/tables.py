@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.sweep import Study
-from fedjax_dp.experiment.sweep import points
+from fedjax_dp.experiment.studies.sweep import points
 from fedjax_dp.io import drawing, plots
 
 HERE = pathlib.Path(__file__).parent

@@ -16,8 +16,8 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, bound_of

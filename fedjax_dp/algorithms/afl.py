@@ -6,8 +6,8 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.agnostic import Told, agnostic_mean
 

@@ -11,7 +11,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
 from fedjax_dp.clients.selection import Choice
-from fedjax_dp.core import checks, ranges, signatures
+from fedjax_dp.core import argument_checks, checks, ranges
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
@@ -370,7 +370,7 @@ class FederatedAlgorithm(NamedTuple):
             rule = f"be the {num_clients} clients of the data for {self.name}"
             is_same = self.num_clients == num_clients
             checks.require(is_same, "num_clients", rule, self.num_clients)
-        signatures.check_fields(hyper, "hyper.")
+        argument_checks.check_fields(hyper, "hyper.")
         hyper.local.validate(num_clients)
         ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
         self.check_numbers(hyper.algorithm, "hyper.algorithm.")

@@ -13,8 +13,8 @@ from fedjax_dp.clients.regularizers import blur
 from fedjax_dp.clients.sparsification import Score, declared_sparsification, sparsify
 from fedjax_dp.clients.transforms import UpdateTransform, declared
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Bound, Decay, NonNegative
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Aggregator, bound_of

@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models.base import Model
 

@@ -16,9 +16,9 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import towards
 from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import checks, ranges, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Amount, NonNegative, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 

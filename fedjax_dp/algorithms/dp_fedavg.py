@@ -4,7 +4,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 

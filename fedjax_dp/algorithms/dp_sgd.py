@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.models.base import Model
 
 

@@ -21,11 +21,11 @@ from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.regularizers import drawn_back, proximal
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import checks, masks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Decay, NonNegative, Probability, ProperFraction
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model

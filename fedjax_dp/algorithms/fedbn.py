@@ -7,9 +7,9 @@ from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm, of_trainings
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Amount, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import BATCH_NORM, Home, Where

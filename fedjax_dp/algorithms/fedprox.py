@@ -6,8 +6,8 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import NonNegative, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 

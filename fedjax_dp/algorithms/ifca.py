@@ -10,8 +10,8 @@ from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgori
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import ModelChoice, mean_per_model

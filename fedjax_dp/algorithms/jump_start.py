@@ -13,10 +13,10 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.pruning import Scope, pruned_share
 from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import masks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Count, Decay, NonNegative, Probability, ProperFraction
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import BATCH_NORM, Where

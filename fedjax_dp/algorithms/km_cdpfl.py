@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, of_training
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Stack, Stacked, stateless

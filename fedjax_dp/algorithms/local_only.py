@@ -10,7 +10,7 @@ from fedjax_dp.algorithms.base import (
     of_training,
 )
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import uniform_mean

@@ -16,10 +16,10 @@ from fedjax_dp.clients.base import ClientData, LocalTrainer, PublicClient
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import masks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Decay, ProperFraction
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import Where

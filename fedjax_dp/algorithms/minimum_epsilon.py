@@ -7,8 +7,8 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 

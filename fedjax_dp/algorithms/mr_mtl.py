@@ -15,8 +15,8 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import distance_to, towards
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import scaled_sum

@@ -10,8 +10,8 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.objectives import Extension, check_margin, proportional
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 

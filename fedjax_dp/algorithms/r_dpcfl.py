@@ -26,11 +26,11 @@ from fedjax_dp.clients.whole_batches import (
     gaussian_copies,
 )
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import Choices
 from fedjax_dp.core.ranges import Count, Index, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim

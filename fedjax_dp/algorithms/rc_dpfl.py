@@ -6,8 +6,8 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 
 

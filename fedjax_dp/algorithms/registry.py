@@ -18,9 +18,9 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.clients.whole_batches import check_copies
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.registry import Registry
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 

@@ -9,8 +9,8 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import noise_aware_mean
 from fedjax_dp.server.robust_pca import blocks_of

@@ -19,9 +19,9 @@ from fedjax_dp.clients.gradients import mean_gradient
 from fedjax_dp.clients.regularizers import shift
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, Summed

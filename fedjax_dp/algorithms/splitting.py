@@ -27,6 +27,7 @@ from fedjax_dp.clients.quadratic import Quadratic, factorise, proximal_move, unr
 from fedjax_dp.clients.regularizers import towards, watched
 from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import (
     LARGEST,
@@ -37,7 +38,6 @@ from fedjax_dp.core.ranges import (
     Positive,
     fits_float32,
 )
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, weighted_mean

@@ -7,8 +7,8 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 

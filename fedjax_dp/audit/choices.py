@@ -13,11 +13,11 @@ from fedjax_dp.audit.extremes import extreme_records
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import flat, nested
 from fedjax_dp.engine.cohort import Examples
-from fedjax_dp.privacy.selection import BoundedRangeDpEvent
+from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
 # How sure every limit on a frequency is; there are some hundreds of them.
 _CONFIDENCE = 1 - 1e-6

@@ -18,12 +18,12 @@ from fedjax_dp.audit.canaries import (
     read_mark,
 )
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.accounting import require_public_sizes
+from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.engine.federation import examples_of, federation, update_structure
 from fedjax_dp.server.masking import unmasked
 

@@ -17,7 +17,7 @@ from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import flat, nested
-from fedjax_dp.privacy.clipping import clip_by_global_norm, clip_by_l1_norm
+from fedjax_dp.privacy.mechanisms.clipping import clip_by_global_norm, clip_by_l1_norm
 
 # What rounding may add to a bound (docs/privacy.md, "Clipping in floating point").
 MARGIN = 1e-3

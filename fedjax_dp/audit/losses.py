@@ -11,11 +11,11 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, Planted, read_mark
 from fedjax_dp.audit.records import models_in, released, watch_records
 from fedjax_dp.core import checks, masks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.accounting import require_public_sizes
+from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import ModelChoice
 

@@ -13,9 +13,12 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.privacy.distributed import DistributedDiscreteGaussianDpEvent, SkellamDpEvent
 from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier
-from fedjax_dp.privacy.scalar_noise import EntrywiseDpEvent
+from fedjax_dp.privacy.mechanisms.distributed import (
+    DistributedDiscreteGaussianDpEvent,
+    SkellamDpEvent,
+)
+from fedjax_dp.privacy.mechanisms.scalar_noise import EntrywiseDpEvent
 
 # Sums and norms are float32: this share of a bound is rounding and no leak.
 ROUNDING = 1e-4

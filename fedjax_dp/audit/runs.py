@@ -12,18 +12,18 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper
 from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
-from fedjax_dp.engine.accounting import PrivacyAccounting
-from fedjax_dp.engine.compile import simulation
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
+from fedjax_dp.engine.execution.compile import simulation
+from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.execution.layout import ExecutionConfig
 from fedjax_dp.engine.federation import Federation, examples_of
-from fedjax_dp.engine.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.privacy import auditing
-from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.auditing import LowerBound
+from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import flatten
+from fedjax_dp.privacy.reports import auditing
+from fedjax_dp.privacy.reports.auditing import LowerBound
 
 # What a thousand runs can tell apart shows at a large δ; the ledger's claim holds at every δ.
 _LARGE_DELTA = 0.1
@@ -55,7 +55,7 @@ class AuditResult(NamedTuple):
 
     Attributes:
       unit: whose privacy was attacked, "client" or "record".
-      method: "one_run", "threshold" or "gaussian", see `fedjax_dp.privacy.auditing`.
+      method: "one_run", "threshold" or "gaussian", see `fedjax_dp.privacy.reports.auditing`.
       dp_delta: δ of both bounds.
       epsilon_lower: what the attack proves.
       epsilon_claimed: what the ledger says of the canary that was exposed most.

@@ -24,13 +24,13 @@ from fedjax_dp.audit.noise import (
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.federation import population_of, update_structure
-from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.server.base import Aggregator, RoundKey, Stacked

@@ -12,11 +12,11 @@ from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, STRENGTH, Planted, flat, read_mark
 from fedjax_dp.audit.records import draw_trained, watch_records
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.accounting import require_public_sizes
+from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.models.base import Model
 
 # How far a parameter moved is asked at these distances and at their negatives, and at 0: whatever

@@ -10,9 +10,9 @@ from fedjax_dp.cli.options import Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import rounded_down, rounded_up
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.audits import AuditReport, audit_experiment
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.studies.audits import AuditReport, audit_experiment
 
 app = application()
 
@@ -60,7 +60,7 @@ def command(
     The exit status is 1 where more was proven than claimed, or a step does not hold what it states.
     `--section.key VALUE` overrides a key of FILE, as `fedjax-dp run` has it.
     """
-    config = configuration.load(file, context.args)
+    config = config_files.load(file, context.args)
     if canaries is not None:
         checks.whole("--canaries", canaries)
     checks.whole("--runs", runs)

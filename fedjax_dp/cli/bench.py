@@ -7,9 +7,9 @@ import typer
 from fedjax_dp.cli.options import answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.devices import offer_devices
-from fedjax_dp.experiment.timing import measure, settings
-from fedjax_dp.experiment.workloads import WORKLOADS
+from fedjax_dp.experiment.assembly.devices import offer_devices
+from fedjax_dp.experiment.studies.timing import measure, settings
+from fedjax_dp.experiment.studies.workloads import WORKLOADS
 
 app = application()
 

@@ -8,7 +8,7 @@ import typer
 
 from fedjax_dp.cli.options import ConfiguredData, answering, application
 from fedjax_dp.cli.output import Answer, Output
-from fedjax_dp.experiment.loading import evaluate_run, load_run, other_data
+from fedjax_dp.experiment.running.loading import evaluate_run, load_run, other_data
 
 app = application()
 

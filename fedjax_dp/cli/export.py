@@ -8,7 +8,7 @@ import typer
 from fedjax_dp.cli.options import answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.loading import load_run
+from fedjax_dp.experiment.running.loading import load_run
 from fedjax_dp.io.params import FORMATS, write_params
 
 app = application()

@@ -182,7 +182,7 @@ class Configured(Once):
         options |= {name for each in self.get_params(ctx) for name in each.secondary_opts}
         line = taken_apart(args, options)
         if line.unfinished and not ctx.resilient_parsing:
-            from fedjax_dp.experiment.reading import require_key
+            from fedjax_dp.experiment.reading.config_files import require_key
 
             [key, *_] = line.unfinished
             require_key(key.removeprefix("--"))
@@ -203,7 +203,7 @@ class Configured(Once):
         found = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("--"):
             return found
-        from fedjax_dp.experiment.reading import all_keys
+        from fedjax_dp.experiment.reading.config_files import all_keys
 
         item = type(super().shell_complete(ctx, "--help")[0])
         keys = (f"--{key}" for key in all_keys() if key.startswith(self.keys))

@@ -10,7 +10,7 @@ import typer
 from fedjax_dp.cli.options import ConfiguredData, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.loading import load_run, other_data, predict
+from fedjax_dp.experiment.running.loading import load_run, other_data, predict
 
 app = application()
 

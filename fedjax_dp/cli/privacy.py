@@ -12,9 +12,9 @@ from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.io import plots
-from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.calibration import calibrate_poisson
-from fedjax_dp.privacy.poisson import bound_of_poisson
+from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.accounting.poisson import bound_of_poisson
 
 app = application("Accounting: ε, calibration, reports, comparisons.")
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.core.ranges import Count, NonNegative
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
 

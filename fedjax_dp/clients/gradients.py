@@ -11,13 +11,13 @@ from chex import PRNGKey
 from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.clients.micro_batches import size_for
 from fedjax_dp.core import checks, sums, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.per_example import per_example
-from fedjax_dp.privacy import mechanisms
-from fedjax_dp.privacy.clipping import SMALLEST_FACTOR
-from fedjax_dp.privacy.mechanisms import Mechanism
+from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy.mechanisms.clipping import SMALLEST_FACTOR
+from fedjax_dp.privacy.mechanisms.mechanism import Mechanism
 
 
 class GradientSum(NamedTuple):

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, masks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import DecayNumbers
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import ranges, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Bound, NonNegative
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
 

@@ -11,12 +11,17 @@ from dp_accounting import ComposedDpEvent, DpEvent
 
 from fedjax_dp.clients.base import ClientData, PublicClient
 from fedjax_dp.core import checks, sums
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive, PositiveNumbers
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordEvent
-from fedjax_dp.privacy.selection import score_units, select, selection_event, summed_scores
+from fedjax_dp.privacy.mechanisms.selection import (
+    score_units,
+    select,
+    selection_event,
+    summed_scores,
+)
 
 SCORES = ("accuracy", "loss")
 # The numbers of a private choice.

@@ -20,14 +20,14 @@ from fedjax_dp.clients.base import (
     PublicClient,
     TrainingMetrics,
 )
+from fedjax_dp.clients.noise_safety import check_noised
 from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
-from fedjax_dp.clients.untrained import check_noised
 from fedjax_dp.clients.whole_batches import WholeBatches
 from fedjax_dp.core import checks, masks, sums, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import Form
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim

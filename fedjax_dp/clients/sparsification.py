@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.clients.transforms import UpdateTransform, mask_of_largest
 from fedjax_dp.core import trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.ranges import Decay
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 

@@ -11,10 +11,10 @@ from chex import PRNGKey
 
 from fedjax_dp.clients.base import ClientData, LocalConfig, PublicClient
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Form
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.privacy import clipping, noise
+from fedjax_dp.privacy.mechanisms import clipping, noise
 
 
 class UpdateContext(NamedTuple):

@@ -11,9 +11,9 @@ from chex import PRNGKey
 
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.ranges import Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 
 # `(example, key) -> example` of the same shapes, one record alone.

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks, files, signatures
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core import argument_checks, checks, files
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.data import arrays as array_checks
 from fedjax_dp.data.arrays import example_array
 from fedjax_dp.data.tables import column_of
@@ -53,7 +53,7 @@ class FederatedData:
         """Checks that offsets, arrays and names agree."""
         if isinstance(self.offsets, list):
             object.__setattr__(self, "offsets", np.asarray(self.offsets))
-        signatures.check_fields(self)
+        argument_checks.check_fields(self)
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)
         arrays = {
             name: example_array(f"examples[{name!r}]", array)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Index, NonNegative, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.partition import by_owner
 from fedjax_dp.data.sizes import Seed, even_sizes, power_law_sizes
 

@@ -8,7 +8,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.data.sampling import Draw, Sampler
 
 

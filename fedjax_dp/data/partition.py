@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import arrays
 from fedjax_dp.data.sizes import Seed, check_pool, even_sizes, power_law_sizes
 

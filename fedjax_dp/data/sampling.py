@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data import sparse
 
 # A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import ndimage
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.data.sizes import Seed
 
 # Ten colours, red, green and blue in [0, 1], far apart from one another.

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 
 Seed = np.random.Generator | int
 

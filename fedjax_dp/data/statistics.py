@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.federated import FederatedData
 
 

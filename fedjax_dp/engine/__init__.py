@@ -1,16 +1,16 @@
 """The engine: a federation as a value, and what compiles, lays out and accounts its rounds."""
 
-from fedjax_dp.engine.accounting import PrivacyAccounting
-from fedjax_dp.engine.anderson import anderson
-from fedjax_dp.engine.calibration import calibrate, run_event
+from fedjax_dp.engine.accounts.calibration import calibrate, run_event
+from fedjax_dp.engine.accounts.communication import Communication, communication
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.communication import Communication, communication
-from fedjax_dp.engine.compile import Simulation, compile_federation, simulation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
+from fedjax_dp.engine.execution.compile import Simulation, compile_federation, simulation
+from fedjax_dp.engine.execution.layout import ExecutionConfig, Layout
 from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
-from fedjax_dp.engine.layout import ExecutionConfig, Layout
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, told
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.wrappers.anderson import anderson
 
 __all__ = [
     "Cohort",

@@ -13,16 +13,16 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.clients.base import ClientData, LocalTrainer
 from fedjax_dp.core import checks, masks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.arrays import require_same_rows
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.engine.cohort import Examples, typed
-from fedjax_dp.engine.compile import Simulation
+from fedjax_dp.engine.execution.client_store import Neighbours, Rows
+from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation, examples_of
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.rows import Neighbours, Rows
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model

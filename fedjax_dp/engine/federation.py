@@ -11,18 +11,18 @@ from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper, SharedModel
 from fedjax_dp.clients.base import ClientData
-from fedjax_dp.core import checks, signatures
+from fedjax_dp.core import argument_checks, checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
-from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.reads import run_client
+from fedjax_dp.engine.execution.client_store import row_of
+from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
+from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import SimulationState, play_round
-from fedjax_dp.engine.rows import row_of
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.base import Stacked
 
@@ -176,7 +176,7 @@ def federation(
         participation without a valid analysis, or an aggregator whose noise would move what
         training leaves alone.
     """
-    signatures.check_fields(layout, "layout.")
+    argument_checks.check_fields(layout, "layout.")
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = len(population.sizes)
     checks.require(

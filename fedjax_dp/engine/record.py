@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 
 
 class Fate(enum.IntEnum):

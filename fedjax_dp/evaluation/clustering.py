@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 
 
 def _counts(assigned: ArrayLike, true: ArrayLike) -> np.ndarray:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.models.base import Model

@@ -5,7 +5,7 @@ import scipy.special
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 
 
 @checked

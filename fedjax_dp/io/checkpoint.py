@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.execution.client_store import Rows
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.rows import Rows
 from fedjax_dp.io.digests import damage, digest_of, write_digests
 from fedjax_dp.io.disk import require_space
 

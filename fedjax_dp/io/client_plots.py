@@ -10,8 +10,8 @@ from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
 from matplotlib.figure import Figure
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.evaluation.intervals import wilson_interval
 from fedjax_dp.io import drawing

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Index
-from fedjax_dp.core.signatures import checked
 
 
 class Logbook:

@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.io.logbook import write_json, write_text
-from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.statement import in_words, statement
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.reports.statement import in_words, statement
 
 # What a mark of a file means.
 _WORDS = {

@@ -10,7 +10,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import adapters, kinds, lowering
 from fedjax_dp.models.kinds import Where

@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Decay
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 

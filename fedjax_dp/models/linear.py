@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.losses import half_squared_error, targets_of

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 
 Batch = Mapping[str, Any]
 LossFn = Callable[[Any, Batch], jax.Array]

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
 from fedjax_dp.models.lenet import lenet5

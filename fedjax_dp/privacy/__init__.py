@@ -1,31 +1,29 @@
 """Clipping, noise, mechanisms, and the accounting of what they cost."""
 
-from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, make_adaptive_clipping
-from fedjax_dp.privacy.amplification import sampled_event
-from fedjax_dp.privacy.budgets import (
+from fedjax_dp.privacy.accounting.amplification import sampled_event
+from fedjax_dp.privacy.accounting.budgets import (
     draw_budgets,
     published_batch_sizes,
     published_budgets,
 )
-from fedjax_dp.privacy.calibration import (
+from fedjax_dp.privacy.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_poisson,
     max_poisson_steps,
 )
-from fedjax_dp.privacy.clipping import (
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.accounting.poisson import epsilon_of_poisson
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import (
     Clipping,
-    Sensitivity,
     clip_by_global_norm,
     clip_by_l1_norm,
     clip_entries,
     clip_per_layer,
     make_clipping,
-    noise_stddev,
-    sensitivity_of_sum,
 )
-from fedjax_dp.privacy.correlated_noise import BandedNoise, banded_noise
-from fedjax_dp.privacy.distributed import (
+from fedjax_dp.privacy.mechanisms.correlated_noise import BandedNoise, banded_noise
+from fedjax_dp.privacy.mechanisms.distributed import (
     DiscreteMechanism,
     DistributedDiscreteGaussianDpEvent,
     Plan,
@@ -35,15 +33,29 @@ from fedjax_dp.privacy.distributed import (
     make_central_plan,
     make_plan,
 )
-from fedjax_dp.privacy.mechanisms import (
+from fedjax_dp.privacy.mechanisms.mechanism import (
     Mechanism,
     bounded_laplace,
     gaussian,
     laplace,
     staircase,
 )
-from fedjax_dp.privacy.noise import add_gaussian, add_laplace
-from fedjax_dp.privacy.noise_levels import (
+from fedjax_dp.privacy.mechanisms.noise import add_gaussian, add_laplace
+from fedjax_dp.privacy.mechanisms.scalar_noise import (
+    BoundedLaplaceDpEvent,
+    PureDpEvent,
+    StaircaseDpEvent,
+    add_bounded_laplace,
+    add_staircase,
+)
+from fedjax_dp.privacy.mechanisms.selection import (
+    BoundedRangeDpEvent,
+    score_units,
+    select,
+    selection_event,
+    summed_scores,
+)
+from fedjax_dp.privacy.reports.noise_levels import (
     aggregate_variance,
     clipped_gradient_variance,
     inverse_variance_weights,
@@ -53,21 +65,7 @@ from fedjax_dp.privacy.noise_levels import (
     unclipped_gradient_variance,
     update_variance,
 )
-from fedjax_dp.privacy.poisson import epsilon_of_poisson
-from fedjax_dp.privacy.scalar_noise import (
-    BoundedLaplaceDpEvent,
-    PureDpEvent,
-    StaircaseDpEvent,
-    add_bounded_laplace,
-    add_staircase,
-)
-from fedjax_dp.privacy.selection import (
-    BoundedRangeDpEvent,
-    score_units,
-    select,
-    selection_event,
-    summed_scores,
-)
+from fedjax_dp.privacy.sensitivities import Sensitivity, noise_stddev, sensitivity_of_sum
 
 __all__ = [
     "AdaptiveClipping",

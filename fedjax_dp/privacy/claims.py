@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dp_accounting import DpEvent
 
-from fedjax_dp.privacy.clipping import Sensitivity
+from fedjax_dp.privacy.sensitivities import Sensitivity
 
 # `(size, numbers) -> DpEvent` of what one record of a client of that size pays.
 RecordEvent: TypeAlias = Callable[[int, Any], DpEvent]

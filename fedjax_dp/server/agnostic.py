@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, ranges, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stack, Stacked, stateless
 from fedjax_dp.server.mean import ModelChoice

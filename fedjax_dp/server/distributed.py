@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from scipy import stats
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Coded
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.privacy import distributed
 from fedjax_dp.privacy.claims import ClientClaim
-from fedjax_dp.privacy.clipping import sensitivity_of_sum
+from fedjax_dp.privacy.mechanisms import distributed
+from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
 from fedjax_dp.server.base import Summed, stateless
 
 # How often a Poisson cohort may have more clients than the noise has shares; such a round is lost.

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.signatures import checked
 
 _MAX_ITERATIONS = 50
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, ranges, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Summed, stateless
 

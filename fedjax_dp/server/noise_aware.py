@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.server.base import Stack, Stacked, Summed, stateless
 from fedjax_dp.server.robust_pca import check_options, estimate_noise
 

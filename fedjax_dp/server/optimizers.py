@@ -6,7 +6,7 @@ import jax
 import optax
 
 from fedjax_dp.core import trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.masking import masked, unmasked
 

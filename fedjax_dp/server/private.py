@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import ranges, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.messages import Coded
 from fedjax_dp.core.ranges import HalfFraction, NonNegative, Positive
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.privacy import mechanisms
-from fedjax_dp.privacy.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
-from fedjax_dp.privacy.calibration import rounded_up
+from fedjax_dp.privacy.accounting.calibration import rounded_up
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
-from fedjax_dp.privacy.clipping import LatticeNorm
-from fedjax_dp.privacy.distributed import make_central_plan
-from fedjax_dp.privacy.mechanisms import Mechanism, StaircaseMultiplier
+from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
+from fedjax_dp.privacy.mechanisms.clipping import LatticeNorm
+from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
+from fedjax_dp.privacy.mechanisms.mechanism import Mechanism, StaircaseMultiplier
 from fedjax_dp.server.base import Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
 

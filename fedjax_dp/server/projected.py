@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.server.base import Stack, Stacked, stateless
 
 _EXACT = jax.lax.Precision.HIGHEST

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 
 MODES = ("fixed", "inexact")

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import checks, masks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.masks import Sparse
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.server.base import Summed, stateless
 
 

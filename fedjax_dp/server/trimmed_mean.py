@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from annotated_types import Ge, Lt
 
 from fedjax_dp.core import ranges, trees
-from fedjax_dp.core.signatures import checked
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.server.base import Stack, Stacked, stateless
 
 # In [0, 0.5): something is left between the two ends.

@@ -29,12 +29,12 @@ from fedjax_dp.engine import (
     SimulationState,
     simulation,
 )
-from fedjax_dp.engine.calibration import calibrate, run_event
+from fedjax_dp.engine.accounts.calibration import calibrate, run_event
 from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import flatten
-from fedjax_dp.privacy.selection import BoundedRangeDpEvent, selection_event
+from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent, selection_event
 
 pytestmark = pytest.mark.xdist_group("runs of clustered methods")
 

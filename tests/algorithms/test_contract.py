@@ -29,7 +29,7 @@ from fedjax_dp.engine import Cohort, Fate, Federation, federation, simulation
 from fedjax_dp.engine import examples_of as all_examples
 from fedjax_dp.engine.federation import population_of
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy import draws
+from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.server import RoundKey, gaussian_mean, uniform_mean, weighted_mean
 
 FEDERATED = [name for name in CASES if not CASES[name].is_pooled]
@@ -480,7 +480,7 @@ def test_no_key_feeds_two_draws(monkeypatch):
     state, cohort = bound.init(jax.random.key(0)), everybody(3)
     examples = jax.device_put(all_examples(data))
     used = {"normal": [], "bits": []}
-    for kind, module in (("normal", draws), ("bits", jax.random)):
+    for kind, module in (("normal", random_bits), ("bits", jax.random)):
         original = getattr(module, kind)
 
         def recorded(key, *arguments, kind=kind, original=original, **options):

@@ -34,9 +34,9 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import simulation, told
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
-from fedjax_dp.privacy.correlated_noise import banded_noise
-from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import Stacked, gaussian_mean, private
 from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean

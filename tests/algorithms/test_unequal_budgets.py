@@ -8,10 +8,11 @@ import pytest
 from marks import later, telling
 
 from fedjax_dp.engine import PrivacyAccounting, told
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.values import ConfigError
-from fedjax_dp.privacy import budgets, noise_levels
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.privacy.accounting import budgets
+from fedjax_dp.privacy.reports import noise_levels
 
 METHODS = (
     "record_dp_fedavg",
@@ -38,7 +39,7 @@ class Run:
     """Two rounds of a method: the experiment, the rounds' info, and ε by client."""
 
     def __init__(self, *words):
-        config = configuration.load(None, (*DIGITS, *words))
+        config = config_files.load(None, (*DIGITS, *words))
         self.experiment = assemble(config)
         simulation, key = self.experiment.simulation, jax.random.key(config.run.seed)
         state = simulation.init(key)
@@ -137,7 +138,7 @@ def test_robust_hdp_reads_no_declaration():
         ValueError, match=r"no option algorithm\.options\.declared_epsilon of robust_hdp"
     ):
         assemble(
-            configuration.load(
+            config_files.load(
                 None,
                 (
                     *DIGITS,
@@ -172,7 +173,7 @@ def test_robust_hdp_reports_what_it_found():
 
 def mistakes():
     def given(*words):
-        return lambda: assemble(configuration.load(None, (*DIGITS, *words)))
+        return lambda: assemble(config_files.load(None, (*DIGITS, *words)))
 
     one = "--algorithm.options.declared_epsilon=[1.0]"
     return [
@@ -206,10 +207,10 @@ def test_mistakes_are_named(call, message):
 
 
 def test_named_lists_stay_names_in_a_run_folder():
-    config = configuration.load(None, DIGITS)
-    assert 'epsilon = "Dist2"' in configuration.to_toml(config)
+    config = config_files.load(None, DIGITS)
+    assert 'epsilon = "Dist2"' in config_files.to_toml(config)
     with pytest.raises(ConfigError):
-        configuration.load(None, ("--privacy.record.epsilon=Dist",))
+        config_files.load(None, ("--privacy.record.epsilon=Dist",))
 
 
 # On real data: the paper's network, budgets and batch sizes; one round of the run of 200.
@@ -234,7 +235,7 @@ LEARNING_RATE = 0.01
 @functools.cache
 def paper_round(data_dir):
     words = (f"--data.data_dir={data_dir}", f"--training.learning_rate={LEARNING_RATE}")
-    experiment = assemble(configuration.load(None, (*PAPER, *words)))
+    experiment = assemble(config_files.load(None, (*PAPER, *words)))
     simulation, key = experiment.simulation, jax.random.key(0)
     _, record, info = simulation.run(simulation.init(key), key, 1)
     return experiment, {name: value[0] for name, value in told(record, info).items()}
@@ -277,11 +278,11 @@ def test_micro_batches_follow_the_batch_sizes():
 
 
 def test_configurations_are_not_changed_by_naming_no_list():
-    from fedjax_dp.experiment.budgets import with_named_lists
+    from fedjax_dp.experiment.components.budgets import with_named_lists
 
-    config = configuration.load(None)
+    config = config_files.load(None)
     assert with_named_lists(config) is config
-    named = with_named_lists(configuration.load(None, DIGITS))
+    named = with_named_lists(config_files.load(None, DIGITS))
     assert named.privacy.record.epsilon == EPSILON.tolist()
     assert named.training.batch_size == budgets.published_batch_sizes(20).tolist()
-    assert named.run == configuration.load(None, DIGITS).run
+    assert named.run == config_files.load(None, DIGITS).run

@@ -24,7 +24,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import PrivacyAccounting, simulation, told
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import UnclaimedNoise
 from fedjax_dp.server import RoundKey, by_realised_count, gaussian_mean, laplace_mean, uniform_mean
 

@@ -10,7 +10,7 @@ from marks import telling
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.clients import selection
 from fedjax_dp.clients.selection import exact_choice, make_choice
-from fedjax_dp.privacy.selection import select
+from fedjax_dp.privacy.mechanisms.selection import select
 
 EPSILON = 2.0
 NUMBERS = {"selection_epsilon": EPSILON, "loss_bound": 1.5}

@@ -16,7 +16,7 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models import registry
-from fedjax_dp.privacy.distributed import discrete_mechanism, make_plan
+from fedjax_dp.privacy.mechanisms.distributed import discrete_mechanism, make_plan
 from fedjax_dp.server.distributed import discrete_mean
 
 pytestmark = pytest.mark.xdist_group("audited losses")

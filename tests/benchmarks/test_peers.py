@@ -8,7 +8,7 @@ import reference
 import report
 from compare import LINEUP, hardware_class
 
-from fedjax_dp.experiment.workloads import WORKLOADS
+from fedjax_dp.experiment.studies.workloads import WORKLOADS
 
 
 def small(**changes):

@@ -13,7 +13,7 @@ from run_folders import NOT_PRIVATE, SMALL
 
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.data import datasets
-from fedjax_dp.experiment import keys
+from fedjax_dp.experiment.reading import keys
 
 
 def test_list_tells_what_is_here_and_how_to_get_the_rest(fedjax_dp, tmp_path):

@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from fedjax_dp.cli import main
-from fedjax_dp.experiment import keys
-from fedjax_dp.experiment import run as running
-from fedjax_dp.experiment.run import Outcome
+from fedjax_dp.experiment.reading import keys
+from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.io.disk import DiskFull
 
 PRIVACY = ("--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "5", "--delta", "1e-5")

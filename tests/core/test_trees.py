@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.core import trees
-from fedjax_dp.privacy import clipping
+from fedjax_dp.privacy.mechanisms import clipping
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

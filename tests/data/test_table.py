@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from fedjax_dp.data import datasets
-from fedjax_dp.experiment import reading
-from fedjax_dp.experiment.population import build_population
+from fedjax_dp.experiment.assembly.population import build_population
+from fedjax_dp.experiment.reading import config_files
 
 CSV = """\
 hospital,age,job,smokes,ill
@@ -334,18 +334,20 @@ def test_a_configuration_makes_clients_with_the_names_of_the_table(write):
         "data.options.scaling": "range",
         "data.options.ranges": "{ age = [0, 30] }",
     }
-    config = reading.load(None, [f"--{key}={value}" for key, value in words.items()])
+    config = config_files.load(None, [f"--{key}={value}" for key, value in words.items()])
     population = build_population(config.data, config.run.seed)
     assert population.train.client_names == ("north", "south")
     assert population.train.sizes.tolist() == [16, 8] and population.client_test is not None
     assert population.exact_statistics == (
         "which values occur in 'ill', since no categories were declared",
     )
-    with pytest.raises(reading.ConfigError, match="must hold 'path'"):
-        reading.load(None, ["--data.name=table"])
+    with pytest.raises(config_files.ConfigError, match="must hold 'path'"):
+        config_files.load(None, ["--data.name=table"])
     words["data.options.ranges"] = "{ age = 30 }"
-    with pytest.raises(reading.ConfigError, match="be a table, each value a list, each entry a f"):
-        reading.load(None, [f"--{key}={value}" for key, value in words.items()])
+    with pytest.raises(
+        config_files.ConfigError, match="be a table, each value a list, each entry a f"
+    ):
+        config_files.load(None, [f"--{key}={value}" for key, value in words.items()])
 
 
 def test_truth_values_have_a_range_by_nature(write):

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from cases import CASES, KEY, ROUNDS
 
-from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.engine.execution.layout import ExecutionConfig
 from fedjax_dp.engine.record import joined
-from fedjax_dp.engine.rows import Rows
 
 
 def held(state) -> list[int]:

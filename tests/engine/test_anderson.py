@@ -16,13 +16,8 @@ from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import (
-    ExecutionConfig,
-    PrivacyAccounting,
-    anderson,
-    compile_federation,
-    federation,
-)
+from fedjax_dp.engine import ExecutionConfig, PrivacyAccounting, compile_federation, federation
+from fedjax_dp.engine.wrappers import anderson
 from fedjax_dp.models.linear import least_squares
 
 KEY = jax.random.key(0)

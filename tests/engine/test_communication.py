@@ -19,11 +19,12 @@ from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import ENCODINGS
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import ExecutionConfig, Fate, anderson, federation, population_of, simulation
-from fedjax_dp.engine.communication import communication, meter_of
+from fedjax_dp.engine import ExecutionConfig, Fate, federation, population_of, simulation
+from fedjax_dp.engine.accounts.communication import communication, meter_of
 from fedjax_dp.engine.record import MessageCounts, RoundInfo, RoundRecord
-from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
-from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.engine.wrappers import anderson
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server.base import Stacked, Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.masking import gradient_mask

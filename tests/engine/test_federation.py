@@ -34,10 +34,10 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Fate, Layout, PrivacyAccounting, compile_federation, federation
 from fedjax_dp.engine.cohort import _shared_out, draw_cohort
+from fedjax_dp.engine.execution.host_steps import after_host_step
 from fedjax_dp.engine.federation import examples_of, population_of
-from fedjax_dp.engine.host_steps import after_host_step
 from fedjax_dp.engine.record import compact, joined
-from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import Summed, discrete_mean
 from fedjax_dp.server.base import stateless
 

@@ -40,7 +40,7 @@ from fedjax_dp.data import participants
 from fedjax_dp.engine import Examples, simulation
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.privacy.claims import RecordClaim
-from fedjax_dp.privacy.selection import BoundedRangeDpEvent
+from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
 KEY = jax.random.key(0)
 CHOICE = {"selection_epsilon": 0.3, "loss_bound": 5.0}

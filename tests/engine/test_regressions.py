@@ -9,7 +9,7 @@ import pytest
 from marks import telling
 
 import fedjax_dp as fdp
-from fedjax_dp.privacy.distributed import make_plan
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import discrete_mean
 
 KEY = jax.random.key(0)

@@ -15,10 +15,12 @@ from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.row_file import FILE
-from fedjax_dp.engine import ExecutionConfig, blocks, communication, evaluator, simulation
-from fedjax_dp.engine.host_steps import Table
+from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
+from fedjax_dp.engine.accounts import communication
+from fedjax_dp.engine.execution import round_loop
+from fedjax_dp.engine.execution.client_store import Rows, kept_in
+from fedjax_dp.engine.execution.host_steps import Table
 from fedjax_dp.engine.record import Fate
-from fedjax_dp.engine.rows import Rows, kept_in
 from fedjax_dp.io import Checkpoints
 
 KEY = jax.random.key(3)
@@ -213,14 +215,14 @@ def many_clients(placement, folder=None):
 @pytest.mark.parametrize("placement", ["host", "disk"])
 def test_only_rows_of_those_who_may_be_drawn_come_to_the_device(placement, tmp_path, monkeypatch):
     """Slots follow the clients that are expected, and a larger cohort is whole nevertheless."""
-    widths, narrow = [], blocks.narrowed
+    widths, narrow = [], round_loop.narrowed
 
     def told(*arguments):
         found = narrow(*arguments)
         widths.append((len(found.ids), int(np.sum(np.asarray(found.fate) != Fate.EMPTY))))
         return found
 
-    monkeypatch.setattr(blocks, "narrowed", told)
+    monkeypatch.setattr(round_loop, "narrowed", told)
     expected, record = ran(many_clients("device"), rounds=(90, 30))
     found, other = ran(many_clients(placement, tmp_path), rounds=(90, 30))
     assert_same(in_memory(found), in_memory(expected))

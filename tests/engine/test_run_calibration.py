@@ -8,9 +8,9 @@ from dp_accounting import rdp
 from fedjax_dp.algorithms import dp_sgd
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.data import sampling
-from fedjax_dp.engine import calibration
+from fedjax_dp.engine.accounts import calibration
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.calibration import rounded_up
+from fedjax_dp.privacy.accounting.calibration import rounded_up
 
 SIZES = np.array([40, 7, 0, 100, 40])
 ROUNDS, BATCH, DELTA = 6, 8.0, 1e-5

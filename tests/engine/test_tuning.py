@@ -7,7 +7,8 @@ import jax
 import pytest
 from marks import telling
 
-from fedjax_dp.engine import ExecutionConfig, tuning
+from fedjax_dp.engine import ExecutionConfig
+from fedjax_dp.engine.execution import tuning
 
 
 @pytest.fixture(autouse=True)

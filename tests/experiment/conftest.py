@@ -11,7 +11,7 @@ import pytest
 from run_folders import assemble_once, execute
 
 from fedjax_dp.core import keys
-from fedjax_dp.experiment import run as running
+from fedjax_dp.experiment.running import run as running
 from fedjax_dp.io import plots
 
 

@@ -7,8 +7,8 @@ from dp_accounting import rdp
 from marks import telling
 from run_folders import SMALL, assemble_once
 
-from fedjax_dp.experiment.reading import load
-from fedjax_dp.privacy.distributed import choose_bits
+from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.privacy.mechanisms.distributed import choose_bits
 
 ROUNDS = 5
 

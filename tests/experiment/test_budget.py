@@ -9,8 +9,8 @@ from run_folders import SMALL, assert_same_run, execute, metrics, read_json
 from typer.testing import CliRunner
 
 from fedjax_dp.cli import privacy
-from fedjax_dp.experiment.assemble import population_of
-from fedjax_dp.experiment.reading import load
+from fedjax_dp.experiment.assembly.assemble import population_of
+from fedjax_dp.experiment.reading.config_files import load
 from fedjax_dp.io.logbook import Logbook
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"

@@ -5,11 +5,11 @@ import pytest
 from marks import telling
 from run_folders import SMALL, execute, metrics, read_json
 
-from fedjax_dp.experiment import timing
-from fedjax_dp.experiment.assemble import population_of
-from fedjax_dp.experiment.reading import load
-from fedjax_dp.experiment.validate import validate
-from fedjax_dp.experiment.workloads import WORKLOADS, prepare
+from fedjax_dp.experiment.assembly.assemble import population_of
+from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.reading.validate import validate
+from fedjax_dp.experiment.studies import timing
+from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 POISSON = ("--participation.sampler=poisson", "--participation.cohort_size=2")

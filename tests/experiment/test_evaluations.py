@@ -5,9 +5,9 @@ import pytest
 from marks import telling
 from run_folders import DRAWN, SMALL, Killed, execute, kill_after, metrics, read_json, saved_arrays
 
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.loading import load_run
-from fedjax_dp.experiment.reading import load
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.running.loading import load_run
 
 BOTH = ("--evaluation.personal=after_local", "--evaluation.training=true", "--run.metrics=['f1']")
 

@@ -9,8 +9,9 @@ import pytest
 from marks import later
 
 import fedjax_dp as fdp
-from fedjax_dp.experiment import start
-from fedjax_dp.experiment.config import (
+from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
+from fedjax_dp.experiment.running import run_folder
+from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     ClientLevel,
     Config,
@@ -19,7 +20,6 @@ from fedjax_dp.experiment.config import (
     LaplaceLevel,
     RecordLevel,
 )
-from fedjax_dp.experiment.mechanism import Setting, client_aggregator
 from fedjax_dp.server.base import RoundKey
 
 KINDS = typing.get_args(typing.get_args(ClientLevel)[0])
@@ -57,7 +57,7 @@ def may_be_extended(**levels):
         }
     )
     try:
-        start._require_extensible(config, 4)
+        run_folder._require_extensible(config, 4)
     except ValueError as refused:
         assert "run.rounds must be 4" in str(refused)
         return False

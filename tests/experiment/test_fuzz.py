@@ -7,10 +7,9 @@ import re
 import pytest
 from marks import telling
 
-from fedjax_dp.experiment import keys
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.reading import all_keys
-from fedjax_dp.experiment.values import ConfigError
+from fedjax_dp.experiment.reading import config_files, keys
+from fedjax_dp.experiment.reading.config_files import all_keys
+from fedjax_dp.experiment.schema.constraints import ConfigError
 
 # What a key needs beside it, so that it is looked at at all.
 BESIDE = {
@@ -148,7 +147,7 @@ def test_what_is_said_of_every_key_is_what_is_enforced():
         for word, value in WORDS.items():
             beside = [BESIDE[key]] if key in BESIDE else []
             try:
-                configuration.load(None, [*beside, f"--{key}={word}"])
+                config_files.load(None, [*beside, f"--{key}={word}"])
                 is_let_in = True
             except ConfigError as error:
                 is_let_in = False
@@ -167,6 +166,6 @@ def test_every_key_is_looked_at():
 
 def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no configuration file"):
-        configuration.load(tmp_path / "nowhere.toml")
+        config_files.load(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match=r"\(a folder\)"):
-        configuration.load(tmp_path)
+        config_files.load(tmp_path)

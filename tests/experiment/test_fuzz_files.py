@@ -28,7 +28,7 @@ from fedjax_dp.cli.main import main
 from fedjax_dp.data import FederatedData, datasets
 from fedjax_dp.data.datasets import adult, cifar, heart_disease
 from fedjax_dp.data.datasets.tabular import Numeric
-from fedjax_dp.experiment.sweep import Point, collect
+from fedjax_dp.experiment.studies.sweep import Point, collect
 from fedjax_dp.io.params import read_params, write_params
 
 SEED = 18

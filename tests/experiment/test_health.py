@@ -13,12 +13,12 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.engine import simulation
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.config import TrainingSection
-from fedjax_dp.experiment.devices import more_than_cores
-from fedjax_dp.experiment.health import Health, never_reached, without_learning
-from fedjax_dp.experiment.population import _check_labels
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.assembly.devices import more_than_cores
+from fedjax_dp.experiment.assembly.population import _check_labels
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
+from fedjax_dp.experiment.schema.config import TrainingSection
 from fedjax_dp.io import plots
 from fedjax_dp.models import Model
 from fedjax_dp.server import gaussian_mean
@@ -137,9 +137,9 @@ def test_what_cannot_be_meant_is_refused_before_any_work(tmp_path, words, messag
 def test_with_no_privacy_at_all_its_settings_may_stay():
     """A baseline is one override away."""
     words = ("--privacy.record.epsilon=2", *NOT_PRIVATE, *SMALL)
-    config = configuration.load(None, words)
+    config = config_files.load(None, words)
     assert assemble(config).budget == {}
-    text = configuration.to_toml(config)
+    text = config_files.to_toml(config)
     assert "[privacy.record]" in text and "[privacy.client]" not in text
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_ends_within_its_first_stage_is_reported():
         "--algorithm.options.jump_rounds=5",
         "--data.client_validation_share=0.2",
     )
-    algorithm = assemble(configuration.load(None, words)).simulation.algorithm
+    algorithm = assemble(config_files.load(None, words)).simulation.algorithm
     assert "run.rounds is 4, and jump_start goes on to its next stage after round 5" in (
         never_reached(algorithm, 4)
     )

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 
 from fedjax_dp.cli.main import main
 from fedjax_dp.core import checks, files
-from fedjax_dp.experiment import population
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.budgets import with_named_lists
-from fedjax_dp.experiment.by_name import listed, with_client_numbers
-from fedjax_dp.experiment.reading import all_keys
-from fedjax_dp.experiment.validate import validate
-from fedjax_dp.experiment.values import ConfigError
+from fedjax_dp.experiment.assembly import population
+from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.numbers_by_client import listed, with_client_numbers
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading.config_files import all_keys
+from fedjax_dp.experiment.reading.validate import validate
+from fedjax_dp.experiment.schema.constraints import ConfigError
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def checked(*words):
-    config = with_client_numbers(configuration.load(None, list(words)))
+    config = with_client_numbers(config_files.load(None, list(words)))
     validate(listed(with_named_lists(config), None))
 
 
@@ -124,7 +124,7 @@ def test_a_whole_number_may_be_written_with_an_exponent_everywhere(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("[run]\nrounds = 1e3\n[model]\nname = 'mlp'\noptions = {hidden_sizes = [1e2]}")
     words = ["--training.batch_size=1e3", "--training.micro_batch_size=1e2"]
-    config = configuration.load(path, words)
+    config = config_files.load(path, words)
     numbers = (config.run.rounds, *config.model.options["hidden_sizes"])
     numbers += (config.training.micro_batch_size,)
     assert numbers == (1000, 100, 100) and {type(n) for n in numbers} == {int}
@@ -149,13 +149,13 @@ def test_a_mistake_in_a_file_is_named_with_the_file(tmp_path, content, message):
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"mine\.toml.*{message}"):
-        configuration.load(path)
+        config_files.load(path)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xef\xbb\xbf[run]\r\nrounds = 3\r\n")
-    assert configuration.load(path).run.rounds == 3
+    assert config_files.load(path).run.rounds == 3
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_paths_that_nothing_can_lie_at_are_named(bad_paths):
             with pytest.raises(ValueError, match=r"^--here must be a path that can be opened, got"):
                 require(path, "--here")
         with pytest.raises(ConfigError, match="the configuration file must be a path that can be"):
-            configuration.load(path)
+            config_files.load(path)
 
 
 def test_a_file_or_a_folder_of_another_kind_is_named(tmp_path, monkeypatch):
@@ -257,15 +257,15 @@ def nested(pairs):
 def read_or_refused(path, words, origins, keys=()):
     """Reads a configuration, which survives a file then; or is refused with origin and key."""
     try:
-        config = configuration.load(path, words)
+        config = config_files.load(path, words)
     except ConfigError as error:
         text = str(error)
         assert any(text.startswith(origin) for origin in origins) and "\n" not in text, text
         assert not keys or any(key.split(".")[0] in text for key in keys), text
         return
     again = path.with_name("again.toml")
-    again.write_text(configuration.to_toml(config), encoding="utf-8")
-    assert configuration.load(again) == config
+    again.write_text(config_files.to_toml(config), encoding="utf-8")
+    assert config_files.load(again) == config
 
 
 @QUICK

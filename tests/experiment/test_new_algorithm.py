@@ -9,10 +9,10 @@ from fedjax_dp.algorithms import fedavg
 from fedjax_dp.algorithms.registry import ALGORITHMS, Entry
 from fedjax_dp.cli import main
 from fedjax_dp.core.ranges import NonNegative
-from fedjax_dp.experiment import sweep
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.reading import load, to_toml
-from fedjax_dp.experiment.values import ConfigError
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading.config_files import load, to_toml
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.studies import sweep
 
 seen = []
 

@@ -22,12 +22,12 @@ from safetensors.numpy import load_file
 
 from fedjax_dp.cli import main
 from fedjax_dp.core.registry import imported
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment import sweep
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.experiment.audits import audit_experiment
-from fedjax_dp.experiment.loading import evaluate_run, load_run
-from fedjax_dp.experiment.values import ConfigError
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.loading import evaluate_run, load_run
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.studies import sweep
+from fedjax_dp.experiment.studies.audits import audit_experiment
 from fedjax_dp.io import plots
 from fedjax_dp.io.params import read_params, write_params
 
@@ -101,7 +101,7 @@ def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exporte
     np.testing.assert_array_equal(
         elsewhere["params/Dense_0/kernel"], np.asarray(run.params["params"]["Dense_0"]["kernel"])
     )
-    again = configuration.load(None, [*words, f"--model.pretrained={tmp_path / 'out.safetensors'}"])
+    again = config_files.load(None, [*words, f"--model.pretrained={tmp_path / 'out.safetensors'}"])
     experiment = assemble(again)
     start = experiment.simulation.federation.shared(experiment.simulation.init(jax.random.key(0)))
     jax.tree.map(np.testing.assert_array_equal, start, run.params)
@@ -111,7 +111,7 @@ def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exporte
 def test_a_model_of_several_inputs_is_audited(words):
     record = ("--algorithm.name=dp_sgd", "--privacy.unit=record")
     plain = [w for w in words if not w.startswith(("--algorithm.name", "--privacy.unit"))]
-    experiment = assemble(configuration.load(None, [*plain, *record]))
+    experiment = assemble(config_files.load(None, [*plain, *record]))
     report = audit_experiment(experiment, num_canaries=8, num_runs=1, num_rounds=2)
     assert not report.is_violated and report.steps["record"]
 
@@ -145,7 +145,7 @@ def test_an_own_algorithm_of_own_parts_is_audited():
     """Callbacks and metrics see evaluations, which an attack has none of."""
     own = (f"--algorithm.name={PARTS}:algorithm", f"--run.callbacks={{'{PARTS}:watching'={{}}}}")
     words = (*own, f"--run.metrics=['{PARTS}:first_class']", "--run.rounds=2")
-    experiment = assemble(configuration.load(None, [*SMALL, *words]))
+    experiment = assemble(config_files.load(None, [*SMALL, *words]))
     report = audit_experiment(experiment, num_canaries=8, num_rounds=2)
     assert not report.is_violated and [b.unit for b in report.bounds] == ["record"]
 
@@ -173,7 +173,7 @@ def test_parameters_are_written_by_name(tmp_path, form):
 
 
 def test_pretrained_parameters_must_fit(tmp_path):
-    model = assemble(configuration.load(None, [*SMALL, *NOT_PRIVATE])).model
+    model = assemble(config_files.load(None, [*SMALL, *NOT_PRIVATE])).model
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     [(name, kernel)] = [(n, x) for n, x in shapes["params"]["Dense_0"].items() if x.ndim == 2]
     good = np.full(kernel.shape, 3.0)
@@ -195,7 +195,7 @@ PLAIN = (*SMALL, *NOT_PRIVATE, "--data.client_test_share=0")
 
 
 def assembled(*words):
-    return assemble(configuration.load(None, (*PLAIN, *words)))
+    return assemble(config_files.load(None, (*PLAIN, *words)))
 
 
 def test_an_own_algorithm_takes_its_options():
@@ -287,7 +287,7 @@ def test_a_callback_that_watches_ends_nothing(tmp_path):
     ("losses", "stop"), [([3, 2, 1, 1, 1], 5), ([3, 2, 2.5, 1, 2, 3], 6), ([3, 2, 1], None)]
 )
 def test_early_stopping_waits_for_something_better(losses, stop):
-    from fedjax_dp.experiment.callbacks import Look, early_stopping
+    from fedjax_dp.experiment.components.callbacks import Look, early_stopping
 
     callback = early_stopping(patience=2)
     rows = [{"round": i + 1, "test_loss": loss} for i, loss in enumerate(losses)]
@@ -321,7 +321,7 @@ def test_early_stopping_waits_for_something_better(losses, stop):
 )
 def test_what_cannot_be_a_part_is_refused_with_its_place(word, message):
     with pytest.raises(ConfigError, match=message) as error:
-        configuration.load(None, [word])
+        config_files.load(None, [word])
     assert str(error.value).startswith("command line: ")
 
 
@@ -329,7 +329,7 @@ def test_a_module_is_found_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "mine_for_a_test.py").write_text(PARTS.read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    config = configuration.load(None, ["--algorithm.name=mine_for_a_test:algorithm", *PLAIN[:3]])
+    config = config_files.load(None, ["--algorithm.name=mine_for_a_test:algorithm", *PLAIN[:3]])
     assert config.algorithm.name == "mine_for_a_test:algorithm"
 
 

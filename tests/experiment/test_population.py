@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedjax_dp.data.datasets import Dataset
-from fedjax_dp.experiment import population
-from fedjax_dp.experiment.config import DataSection
-from fedjax_dp.experiment.partitions import Partition
+from fedjax_dp.experiment.assembly import population
+from fedjax_dp.experiment.components.partitions import Partition
+from fedjax_dp.experiment.schema.config import DataSection
 
 NUM = 6
 

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from fedjax_dp.experiment import analysis, config
-from fedjax_dp.experiment.assemble import assemble
-from fedjax_dp.privacy.accounting import UnsupportedEvent
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading import analysis
+from fedjax_dp.experiment.schema import config
+from fedjax_dp.privacy.accounting.ledger import UnsupportedEvent
 
 SIZES = np.array([40, 7, 0, 100])
 PARTICIPATION = [

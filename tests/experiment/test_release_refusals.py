@@ -9,13 +9,14 @@ from run_folders import SMALL, assemble_once
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.statistics import Sharing
-from fedjax_dp.experiment import by_name, population, results
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment import validate as validation
-from fedjax_dp.experiment.config import DataSection
-from fedjax_dp.experiment.environment import environment
-from fedjax_dp.experiment.partitions import Partition, Spread
-from fedjax_dp.experiment.release import (
+from fedjax_dp.experiment.assembly import population
+from fedjax_dp.experiment.components import numbers_by_client
+from fedjax_dp.experiment.components.partitions import Partition, Spread
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading import validate as validation
+from fedjax_dp.experiment.running import results
+from fedjax_dp.experiment.running.environment import environment
+from fedjax_dp.experiment.running.release import (
     marks_of,
     public_config,
     public_facts,
@@ -23,10 +24,11 @@ from fedjax_dp.experiment.release import (
     require_publishable,
     without_model,
 )
-from fedjax_dp.experiment.start import accounting_of, fresh, restored
+from fedjax_dp.experiment.running.run_folder import accounting_of, fresh, restored
+from fedjax_dp.experiment.schema.config import DataSection
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.io.statement import write_statement
-from fedjax_dp.privacy.statement import statement
+from fedjax_dp.privacy.reports.statement import statement
 
 pytestmark = pytest.mark.xdist_group("resume")
 
@@ -38,7 +40,7 @@ HOSPITALS = ("north", "south", "west")
 
 
 def built(*words):
-    return assemble_once(configuration.load(None, (*SMALL, *NOISE, *words)))
+    return assemble_once(config_files.load(None, (*SMALL, *NOISE, *words)))
 
 
 def charged(experiment):
@@ -94,18 +96,18 @@ def test_no_file_marked_as_public_or_covered_holds_the_root_of_the_noise(tmp_pat
 def test_a_file_of_numbers_never_replaces_what_the_configuration_sets(tmp_path, word):
     file = tmp_path / "numbers.csv"
     file.write_text("client,privacy.record.epsilon\na,50\nb,50\n")
-    config = configuration.load(None, (f"--data.client_numbers={file}", word))
+    config = config_files.load(None, (f"--data.client_numbers={file}", word))
     message = r"privacy\.record\.epsilon must be left out, since a column of .* fills it, got"
     with pytest.raises(ValueError, match=message):
-        by_name.with_client_numbers(config)
-    filled = by_name.with_client_numbers(
-        configuration.load(None, (f"--data.client_numbers={file}",))
+        numbers_by_client.with_client_numbers(config)
+    filled = numbers_by_client.with_client_numbers(
+        config_files.load(None, (f"--data.client_numbers={file}",))
     )
     assert filled.privacy.record.epsilon == {"a": 50.0, "b": 50.0}
     # A run folder no longer names the file, and is read again as it stands.
     saved = tmp_path / "config.toml"
-    saved.write_text(configuration.to_toml(filled))
-    again = by_name.with_client_numbers(configuration.load(saved))
+    saved.write_text(config_files.to_toml(filled))
+    again = numbers_by_client.with_client_numbers(config_files.load(saved))
     assert again.privacy.record.epsilon == {"a": 50.0, "b": 50.0}
 
 
@@ -142,7 +144,7 @@ def test_the_epsilon_of_a_release_is_that_of_a_record_as_a_whole(shared):
 
 def test_records_that_were_taken_for_public_inputs_are_in_no_release():
     ae_dpfl = ("--privacy.unit=client", "--algorithm.name=ae_dpfl", "--data.public_examples=5")
-    config = configuration.load(None, (*SMALL, *ae_dpfl, *RELEASED))
+    config = config_files.load(None, (*SMALL, *ae_dpfl, *RELEASED))
     message = r"data\.public_examples must be 0 where run\.release is 'private': .* without noise"
     with pytest.raises(ValueError, match=message):
         validation.validate(config)
@@ -172,7 +174,7 @@ def test_a_release_names_no_client_and_no_place_of_a_file(tmp_path):
     cache = experiment.config.execution.model_copy(update={"compilation_cache": "../someone"})
     changes = {"data": section, "model": own, "execution": cache}
     experiment = experiment._replace(config=experiment.config.model_copy(update=changes))
-    assert "north = 4" in configuration.to_toml(experiment.written)
+    assert "north = 4" in config_files.to_toml(experiment.written)
     text = public_config(experiment)
     for secret in (*HOSPITALS[:1], "west", "/home", "../", "wards/", "data_dir"):
         assert secret not in text

@@ -33,11 +33,11 @@ from run_folders import (
 )
 
 from fedjax_dp.cli import main
-from fedjax_dp.experiment import assemble
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.folder import locked
-from fedjax_dp.experiment.loading import load_run
-from fedjax_dp.experiment.start import _require_same, restored
+from fedjax_dp.experiment.assembly import assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.folder import locked
+from fedjax_dp.experiment.running.loading import load_run
+from fedjax_dp.experiment.running.run_folder import _require_same, restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.disk import DiskFull, full_disk_named
@@ -303,7 +303,7 @@ def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypa
     assert read_json(folder, "summary.json")["num_parameters"] == 8 * 10 + 10
     # The base is that of the start of the run, whoever asks for it.
     models = [
-        assemble.assemble(configuration.load(f / "config.toml")).model for f in (whole, folder)
+        assemble.assemble(config_files.load(f / "config.toml")).model for f in (whole, folder)
     ]
     bases = [m.full_params(m.init(jax.random.key(0)))["params"]["Dense_0"] for m in models]
     jax.tree.map(np.testing.assert_array_equal, *bases)
@@ -359,8 +359,8 @@ def test_a_run_that_never_reached_a_checkpoint_starts_again(uninterrupted, tmp_p
 
 def test_another_configuration_in_the_folder_is_refused(finished):
     path = finished / "config.toml"
-    config = configuration.load(path, ["--run.seed=1"])
-    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    config = config_files.load(path, ["--run.seed=1"])
+    path.write_text(config_files.to_toml(config), encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
         execute(finished, resume=True)
     assert read_json(finished, "summary.json")["rounds"] == ROUNDS
@@ -377,8 +377,8 @@ def test_another_configuration_in_the_folder_is_refused(finished):
     ],
 )
 def test_a_key_that_came_after_a_run_has_its_default_there(words, key):
-    config = configuration.load(None, words)
-    tables = tomllib.loads(configuration.to_toml(config))
+    config = config_files.load(None, words)
+    tables = tomllib.loads(config_files.to_toml(config))
     *path, last = key.split(".")
     section = functools.reduce(dict.__getitem__, path, tables)
     del section[last]
@@ -387,18 +387,18 @@ def test_a_key_that_came_after_a_run_has_its_default_there(words, key):
 
 @pytest.mark.parametrize("word", ["--run.seed=1", "--privacy.client.num_deviations=9"])
 def test_a_key_that_was_another_is_named(word):
-    config = configuration.load(None, (*DISCRETE, word))
-    saved = configuration.to_toml(configuration.load(None, DISCRETE))
+    config = config_files.load(None, (*DISCRETE, word))
+    saved = config_files.to_toml(config_files.load(None, DISCRETE))
     with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
         _require_same(config, saved)
-    _require_same(config, configuration.to_toml(config))
+    _require_same(config, config_files.to_toml(config))
 
 
 @pytest.mark.slow
 def test_another_model_in_the_folder_is_refused(finished):
     path = finished / "config.toml"
-    config = configuration.load(path, ["--model.name=mlp"])
-    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    config = config_files.load(path, ["--model.name=mlp"])
+    path.write_text(config_files.to_toml(config), encoding="utf-8")
     with pytest.raises(ValueError, match="checkpoint must hold"):
         execute(finished, resume=True)
 
@@ -406,8 +406,8 @@ def test_another_model_in_the_folder_is_refused(finished):
 @pytest.mark.slow
 def test_a_resumed_run_may_execute_in_another_way(finished):
     path = finished / "config.toml"
-    config = configuration.load(path, ["--execution.clients_per_chunk=2"])
-    path.write_text(configuration.to_toml(config), encoding="utf-8")
+    config = config_files.load(path, ["--execution.clients_per_chunk=2"])
+    path.write_text(config_files.to_toml(config), encoding="utf-8")
     assert execute(finished, resume=True)[0] == 0
 
 
@@ -423,7 +423,7 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
         return found._replace(hyper=found.hyper._replace(local=local))
 
     monkeypatch.setattr(assemble, "calibrated", louder)
-    experiment = assemble.assemble(configuration.load(finished / "config.toml"))
+    experiment = assemble.assemble(config_files.load(finished / "config.toml"))
     state, start = restored(experiment, finished, pytest.fail)
     start.checkpoints.close()
     start.lock.release()
@@ -531,7 +531,7 @@ def test_a_full_disk_is_named_before_a_run_has_begun(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedjax_dp.experiment.start.write_text", full)
+    monkeypatch.setattr("fedjax_dp.experiment.running.run_folder.write_text", full)
     with pytest.raises(DiskFull, match="nothing was begun: make room, and try again"):
         execute(tmp_path / "run", *DRAWN)
 

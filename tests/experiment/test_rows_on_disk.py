@@ -10,7 +10,7 @@ from marks import telling
 from run_folders import EVERY, SMALL, Killed, assert_same_run, execute, kill_after, read_json
 
 from fedjax_dp.data import everybody_first, fixed_size, participation, poisson
-from fedjax_dp.experiment.loading import evaluate_run, load_run
+from fedjax_dp.experiment.running.loading import evaluate_run, load_run
 from fedjax_dp.io import plots
 
 pytestmark = [

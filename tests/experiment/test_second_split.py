@@ -6,9 +6,9 @@ import pytest
 from marks import telling
 from run_folders import SMALL
 
-from fedjax_dp.experiment.assemble import assemble, population_of
-from fedjax_dp.experiment.reading import load
-from fedjax_dp.experiment.results import evaluate
+from fedjax_dp.experiment.assembly.assemble import assemble, population_of
+from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.running.results import evaluate
 
 SIZES = "{train_per_class = 5, validation_per_client = 3, test_per_client = 8}"
 FEW = ("--data.partition=few_classes", f"--data.partition_options={SIZES}")

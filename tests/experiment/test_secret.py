@@ -21,8 +21,8 @@ from run_folders import (
 )
 
 from fedjax_dp.core import keys
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.start import first_state, new_root
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.run_folder import first_state, new_root
 
 pytestmark = [
     # With those of `test_resume`, which run the same program.
@@ -95,9 +95,9 @@ def test_a_killed_secret_run_resumes_to_the_same_bits(
         with pytest.raises(Killed):
             execute(folder, *SECRET)
     assert saved_arrays(folder)[0] == rounds_done // 3 * 3
-    other = configuration.load(folder / "config.toml", ["--training.learning_rate=1"])
+    other = config_files.load(folder / "config.toml", ["--training.learning_rate=1"])
     before = (folder / "config.toml").read_text("utf-8")
-    (folder / "config.toml").write_text(configuration.to_toml(other), encoding="utf-8")
+    (folder / "config.toml").write_text(config_files.to_toml(other), encoding="utf-8")
     with pytest.raises(ValueError, match="must be as it was when the run started"):
         execute(folder, resume=True)
     (folder / "config.toml").write_text(before, encoding="utf-8")
@@ -121,8 +121,8 @@ def test_a_secret_run_that_lost_its_root_is_refused(finished, lost):
 def test_a_run_does_not_become_secret_nor_cease_to_be(finished, tmp_path):
     def resumed(secret):
         path = finished / "config.toml"
-        config = configuration.load(path, [f"--run.secret={secret}"])
-        path.write_text(configuration.to_toml(config), encoding="utf-8")
+        config = config_files.load(path, [f"--run.secret={secret}"])
+        path.write_text(config_files.to_toml(config), encoding="utf-8")
         # Without a checkpoint there is no other configuration to compare with.
         for step in (finished / "checkpoint").iterdir():
             if step.is_dir():
@@ -160,7 +160,7 @@ def noise_of(multiplier, *words):
         "--execution.devices=1",
         *words,
     )
-    experiment = assemble_once(configuration.load(None, words))
+    experiment = assemble_once(config_files.load(None, words))
     root = new_root(experiment.config.run)
     state = first_state(experiment)
     hyper = experiment.simulation.hyper

@@ -8,11 +8,11 @@ from run_folders import NOT_PRIVATE, SMALL, execute
 
 from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
-from fedjax_dp.engine import compile as engine
-from fedjax_dp.experiment import assemble, population
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment import validate as validation
-from fedjax_dp.experiment.folder import next_folder
+from fedjax_dp.engine.execution import compile as engine
+from fedjax_dp.experiment.assembly import assemble, population
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading import validate as validation
+from fedjax_dp.experiment.running.folder import next_folder
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
@@ -445,7 +445,7 @@ def test_data_that_are_not_finite_are_refused_before_training(
 def test_every_held_out_example_of_a_client_is_looked_at(tmp_path, monkeypatch, no_training):
     """Wherever in the training part the NaN is, the split may have set it aside."""
     real = datasets.load("digits")
-    config = configuration.load(None, [*SMALL, *NOT_PRIVATE])
+    config = config_files.load(None, [*SMALL, *NOT_PRIVATE])
     held_out = assemble.population_of(config).client_test
     x = np.array(real.train["x"])
     row = int(np.flatnonzero((x == held_out.examples["x"][0]).all(axis=tuple(range(1, x.ndim))))[0])
@@ -484,7 +484,7 @@ def test_a_mistake_ends_in_one_line_and_status_2(
 
 
 def test_resuming_takes_no_other_options(monkeypatch, capsys, tmp_path, no_data):
-    (tmp_path / "config.toml").write_text(configuration.to_toml(configuration.load(None)))
+    (tmp_path / "config.toml").write_text(config_files.to_toml(config_files.load(None)))
     for other in (["--output", "elsewhere"], ["other.toml"]):
         monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", *other, "--resume", str(tmp_path)])
         with pytest.raises(SystemExit) as status:
@@ -557,7 +557,7 @@ MASKED = ("--algorithm.name=dp_fedavg", "--algorithm.aggregator=gradient_mask")
     ],
 )
 def test_masks_behind_noise_that_votes_cannot_share_are_refused(words):
-    config = configuration.load(None, ("--privacy.unit=client", *MASKED, *words))
+    config = config_files.load(None, ("--privacy.unit=client", *MASKED, *words))
     with pytest.raises(ValueError, match=r"privacy\.client\.mechanism must be gaussian, clip"):
         validation.validate(config)
 
@@ -566,7 +566,7 @@ def test_masks_behind_noise_that_votes_cannot_share_are_refused(words):
 @pytest.mark.parametrize("unit", ["none", "record", "client", "both"])
 def test_masks_are_an_option_of_every_algorithm_that_averages(name, unit):
     validation.validate(
-        configuration.load(
+        config_files.load(
             None,
             (
                 f"--privacy.unit={unit}",
@@ -581,4 +581,4 @@ def test_masks_are_an_option_of_every_algorithm_that_averages(name, unit):
 def test_masks_of_what_combines_updates_in_its_own_way_are_refused():
     with pytest.raises(ValueError, match=r"algorithm\.aggregator must be none for ifca"):
         words = ("--privacy.unit=none", *MASKED, "--algorithm.name=ifca")
-        validation.validate(configuration.load(None, (*words, "--algorithm.options.num_models=2")))
+        validation.validate(config_files.load(None, (*words, "--algorithm.options.num_models=2")))

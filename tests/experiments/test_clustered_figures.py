@@ -6,7 +6,7 @@ from marks import telling
 
 from experiments.clustered_dp import figures
 from fedjax_dp.io import plots
-from fedjax_dp.privacy import noise_levels
+from fedjax_dp.privacy.reports import noise_levels
 
 
 def at(first, later):

@@ -8,8 +8,8 @@ import pathlib
 import pytest
 
 from experiments.clustered_dp import grid, study, tables
-from fedjax_dp.experiment import settings
-from fedjax_dp.experiment.values import ConfigError
+from fedjax_dp.experiment.reading import config_diff
+from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.io import plots
 
 HERE = pathlib.Path(study.__file__).parent
@@ -64,7 +64,7 @@ def folder(tmp_path):
     file.write_text(SMALL)
     points = grid.points(file, ["Global"], [4, 2], [0])
     written(path, *(result_of(point, 70.0) for point in points))
-    tables = settings.tables_of(points[0].setting)
+    tables = config_diff.tables_of(points[0].setting)
     training = {"epochs": 1, "learning_rate": 0.1}
     setting = {"data": tables["data"], "model": tables["model"], "training": training}
     written(path, ("reference,seed=0", {"setting": setting, "accuracy": [], "loss": []}))
@@ -132,7 +132,7 @@ def result_of(point, accuracy):
     metrics = dict.fromkeys(tables.METRICS, accuracy)
     return point.name, {
         "method": method, "seed": seed, "epsilon": epsilon, "metrics": metrics,
-        "setting": settings.tables_of(point.setting), "changes": list(point.words),
+        "setting": config_diff.tables_of(point.setting), "changes": list(point.words),
         "epsilon_by_client": [epsilon], "not_covered": None,
     }  # fmt: skip
 

@@ -7,10 +7,10 @@ import pytest
 from drawn import flaws
 
 from experiments.generalization import masking, membership, paper, tables
-from fedjax_dp.experiment.assemble import population_of
-from fedjax_dp.experiment.reading import load
-from fedjax_dp.experiment.run import run
-from fedjax_dp.experiment.sweep import points
+from fedjax_dp.experiment.assembly.assemble import population_of
+from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.running.run import run
+from fedjax_dp.experiment.studies.sweep import points
 from fedjax_dp.io import plots
 
 

@@ -10,11 +10,11 @@ from experiments.heterogeneous_dp import sweep as heterogeneous
 from experiments.splitting import cnn
 from experiments.user_level_dp import figures, mnist_by_writer
 from experiments.user_level_dp import grids as user_level
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment import sweep
-from fedjax_dp.experiment.budgets import with_named_lists
-from fedjax_dp.experiment.validate import validate
-from fedjax_dp.experiment.values import ConfigError
+from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading.validate import validate
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.studies import sweep
 
 HERE = pathlib.Path(__file__).parents[2] / "experiments"
 CONFIGURATIONS = sorted(HERE.glob("*/*.toml"))
@@ -38,7 +38,7 @@ STUDIES = {
 def checked(config):
     validate(with_named_lists(config))
     # What is written down at the start of a run is read again when it is resumed.
-    assert configuration.to_toml(config)
+    assert config_files.to_toml(config)
     return config
 
 
@@ -48,10 +48,10 @@ def test_every_point_of_a_sweep_is_valid(name):
     grid = sweep.points(study, {}, ())
     assert len({point.name for point in grid}) == len(grid) > 0
     assert {study.rows, study.columns} <= set(study.axes)
-    found = [checked(configuration.load(study.file, point.words)) for point in grid]
+    found = [checked(config_files.load(study.file, point.words)) for point in grid]
     # Points that ran the same would fill the table with one number under two names.
     if "falsified" not in name and "tune" not in name:
-        assert len({configuration.to_toml(config) for config in found}) == len(found)
+        assert len({config_files.to_toml(config) for config in found}) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_every_point_of_a_sweep_is_valid(name):
 def test_every_point_of_the_clustered_grid_is_valid(file):
     grid = clustered.points(file, list(clustered.METHODS), clustered.PAPER_EPSILONS, [0, 1, 2])
     assert len({point.name for point in grid}) == len(grid) == 9 * 5 * 3
-    texts = {configuration.to_toml(checked(point.config)) for point in grid}
+    texts = {config_files.to_toml(checked(point.config)) for point in grid}
     assert len(texts) == len(grid)
 
 
@@ -68,7 +68,7 @@ def test_every_point_of_the_clustered_grid_is_valid(file):
     "file", sorted(HERE.glob("*/*.toml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
 )
 def test_every_configuration_is_valid_as_it_stands(file):
-    checked(configuration.load(file))
+    checked(config_files.load(file))
 
 
 def test_a_word_that_no_configuration_has_would_be_found():
@@ -79,9 +79,9 @@ def test_a_word_that_no_configuration_has_would_be_found():
         ("--training.learning_rat=1",),
     )
     with pytest.raises(ConfigError, match="learning_rat"):
-        configuration.load(study.file, point.words)
+        config_files.load(study.file, point.words)
     with pytest.raises(ValueError, match=r"model\.name must be one of"):
-        checked(configuration.load(study.file, ("--model.name=thesis_cn",)))
+        checked(config_files.load(study.file, ("--model.name=thesis_cn",)))
 
 
 def test_pictures_name_runs_in_words():

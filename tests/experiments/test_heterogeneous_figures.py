@@ -8,11 +8,11 @@ from marks import telling
 from run_folders import execute
 
 from experiments.heterogeneous_dp import figures, sweep
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.budgets import with_named_lists
+from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.io import plots
-from fedjax_dp.privacy import budgets
-from fedjax_dp.privacy.calibration import calibrate_poisson
+from fedjax_dp.privacy.accounting import budgets
+from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
 
 # heterogeneous_dp §8.2: the authors' accountant at N = 2400, E = 200, δ = 1e-4.
 AUTHORS = {
@@ -71,7 +71,7 @@ def run_folders(tmp_path_factory):
 def written(folder, *words):
     """What of a run's folder is read: its configuration, and weights of its first round."""
     folder.mkdir()
-    text = configuration.to_toml(with_named_lists(configuration.load(None, words)))
+    text = config_files.to_toml(with_named_lists(config_files.load(None, words)))
     (folder / "config.toml").write_text(text, encoding="utf-8")
     row = {"round": 1, "weights": [0.05] * 20}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")

@@ -5,8 +5,8 @@ from drawn import flaws
 
 from experiments.personalization import tables
 from experiments.personalization.study import STUDIES
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment.sweep import points
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.studies.sweep import points
 from fedjax_dp.io import plots
 
 
@@ -14,7 +14,7 @@ from fedjax_dp.io import plots
 def test_every_point_of_a_study_is_a_configuration(name):
     study = STUDIES[name]
     for point in points(study, {"seed": ["0"]}, []):
-        config = configuration.load(study.file, point.words)
+        config = config_files.load(study.file, point.words)
         assert config.participation.cohort_size == 5
         assert config.run.seed == 0
 

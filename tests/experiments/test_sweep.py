@@ -6,10 +6,10 @@ import shutil
 import pytest
 from run_folders import SMALL, Killed, kill_after, read_json
 
-from fedjax_dp.experiment import reading as configuration
-from fedjax_dp.experiment import sweep
-from fedjax_dp.experiment.run import Outcome
-from fedjax_dp.experiment.values import ConfigError
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.run import Outcome
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.studies import sweep
 from fedjax_dp.io import plots
 
 FILE = pathlib.Path(__file__).parents[2] / "experiments" / "fedavg" / "mnist.toml"
@@ -31,8 +31,8 @@ def _finish(output, words=()):
     for point in grid:
         folder = output / point.name
         folder.mkdir()
-        config = configuration.load(FILE, ("--run.name=study", *point.words, *words))
-        (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+        config = config_files.load(FILE, ("--run.name=study", *point.words, *words))
+        (folder / "config.toml").write_text(config_files.to_toml(config), encoding="utf-8")
         (folder / "summary.json").write_text("{}", encoding="utf-8")
     return grid
 
@@ -48,9 +48,9 @@ def test_finished_runs_of_the_same_setting_are_left_out(tmp_path, words):
 def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
     grid = _finish(tmp_path)
     (tmp_path / grid[0].name / "summary.json").unlink()
-    other = configuration.load(FILE, ("--run.name=study", *grid[1].words, "--run.rounds=7"))
+    other = config_files.load(FILE, ("--run.name=study", *grid[1].words, "--run.rounds=7"))
     config = tmp_path / grid[1].name / "config.toml"
-    config.write_text(configuration.to_toml(other), encoding="utf-8")
+    config.write_text(config_files.to_toml(other), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"(?s)seed=1.*holds another setting.*run.rounds: 7 and"):
         sweep.run_points(STUDY, grid, tmp_path, lambda line: None)
 
@@ -76,10 +76,10 @@ def test_what_was_started_goes_on_and_never_starts_over(tmp_path, calls, is_secr
     """The first run has written its configuration, and perhaps no checkpoint yet."""
     words = (f"--run.secret={str(is_secret).lower()}",)
     grid = sweep.points(STUDY, {}, words)
-    config = configuration.load(FILE, ("--run.name=study", *grid[0].words))
+    config = config_files.load(FILE, ("--run.name=study", *grid[0].words))
     (tmp_path / grid[0].name).mkdir()
     file = tmp_path / grid[0].name / "config.toml"
-    file.write_text(configuration.to_toml(config), encoding="utf-8")
+    file.write_text(config_files.to_toml(config), encoding="utf-8")
     shown = []
     sweep.run_points(STUDY, grid, tmp_path, shown.append)
     assert calls == {grid[0].name: "resume", grid[1].name: "run"}
@@ -97,7 +97,7 @@ def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     file = tmp_path / "study.toml"
     words = (*SMALL, "--run.rounds=3", "--run.secret=true")
-    file.write_text(configuration.to_toml(configuration.load(None, words)), encoding="utf-8")
+    file.write_text(config_files.to_toml(config_files.load(None, words)), encoding="utf-8")
     study = STUDY._replace(file=file, metrics={"test_accuracy": 100.0})
     grid = sweep.points(study, {"seed": ["0"]}, ())
     output, shown = tmp_path / "out", []

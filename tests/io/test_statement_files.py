@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.io.statement import write_statement
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting.ledger import Ledger
 
 DELTA = {"client": 1e-6, "record": 1e-5}
 FACTS = {"client": {"clip_norm": 0.5}, "record": {"clip_norm_per_unit": np.array([1.0, 2.0, 3.0])}}

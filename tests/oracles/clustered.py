@@ -5,7 +5,7 @@ import numpy as np
 from sklearn.mixture import GaussianMixture
 
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.privacy import draws
+from fedjax_dp.privacy.mechanisms import random_bits
 from oracles import local, logistic
 
 
@@ -21,7 +21,7 @@ def mean_loss(theta, x, y):
 def gumbel(replay, round_index, client, count):
     """The draws of a client's choice."""
     key = fold(replay._client_key(round_index, client), Purpose.SELECTION)
-    return np.asarray(draws.gumbel(key, (count,)), np.float64)
+    return np.asarray(random_bits.gumbel(key, (count,)), np.float64)
 
 
 def public_gumbel(replay, round_index, client, count):

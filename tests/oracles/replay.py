@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.privacy import draws
+from fedjax_dp.privacy.mechanisms import random_bits
 
 
 @functools.partial(jax.jit, static_argnames=("draw", "limit", "capacity"))
@@ -58,7 +58,7 @@ class Replay:
     def _normal(self, key):
         """One standard normal draw for each parameter, leaf after leaf."""
         leaves = [np.zeros(shape) for shape in self.theta_shapes]
-        drawn = draws.like(key, leaves, draws.normal)
+        drawn = random_bits.like(key, leaves, random_bits.normal)
         return np.concatenate([np.asarray(x, np.float64).reshape(-1) for x in drawn])
 
     def record_noise(self, round_index, client, num_steps):

@@ -12,11 +12,15 @@ from dp_accounting import rdp as dpa_rdp
 from marks import later, telling
 
 from fedjax_dp.privacy import events as ev
-from fedjax_dp.privacy import translation
-from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.distributed import SkellamDpEvent
-from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, PureDpEvent, StaircaseDpEvent
-from fedjax_dp.privacy.selection import BoundedRangeDpEvent
+from fedjax_dp.privacy.accounting import dp_accounting_adapter
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.mechanisms.distributed import SkellamDpEvent
+from fedjax_dp.privacy.mechanisms.scalar_noise import (
+    BoundedLaplaceDpEvent,
+    PureDpEvent,
+    StaircaseDpEvent,
+)
+from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
 ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpa.NeighboringRelation.REPLACE_ONE
@@ -248,7 +252,7 @@ def test_a_full_first_batch_composes_with_sampled_rounds():
 
 def test_an_empty_ledger_spent_nothing():
     ledger = Ledger(num_units=3)
-    for accountant in translation.ACCOUNTANTS:
+    for accountant in dp_accounting_adapter.ACCOUNTANTS:
         np.testing.assert_array_equal(ledger.epsilon(1e-5, accountant), np.zeros(3))
         np.testing.assert_array_equal(ledger.delta(1.0, accountant), np.zeros(3))
     np.testing.assert_array_equal(ledger.num_compositions, np.zeros(3))
@@ -317,7 +321,7 @@ def test_combinations_without_an_analysis_are_refused_with_the_nearest(
     event, relation, accountant, nearest
 ):
     with pytest.raises(UnsupportedEvent, match="nearest valid choice") as error:
-        translation.translate(event, relation, accountant)
+        dp_accounting_adapter.translate(event, relation, accountant)
     assert error.value.advice == nearest
     assert str(error.value).endswith(str(nearest))
     assert type(event).__name__ in str(error.value)
@@ -354,17 +358,17 @@ SAMPLED = {
 @pytest.mark.parametrize("sampler", later(SAMPLED, but=["poisson", "truncated"], mark=telling))
 def test_whoever_follows_the_advice_of_a_refusal_is_not_refused(sampler, relation):
     refused = 0
-    for base, accountant in itertools.product(BASES, translation.ACCOUNTANTS):
+    for base, accountant in itertools.product(BASES, dp_accounting_adapter.ACCOUNTANTS):
         for event, _ in ev.flatten(SAMPLED[sampler](base)):
             try:
-                translation.translate(event, relation, accountant)
+                dp_accounting_adapter.translate(event, relation, accountant)
             except UnsupportedEvent as error:
                 refused += 1
                 advice = error.advice
                 assert advice is not None and any(advice), event
-                followed = translation.follow(event, advice)
+                followed = dp_accounting_adapter.follow(event, advice)
                 for part, _ in ev.flatten(followed):
-                    translation.translate(
+                    dp_accounting_adapter.translate(
                         part, advice.relation or relation, advice.accountant or accountant
                     )
                 ledger = Ledger(relation=advice.relation or relation)
@@ -376,7 +380,7 @@ def test_whoever_follows_the_advice_of_a_refusal_is_not_refused(sampler, relatio
 def test_advice_on_several_events_suits_them_all():
     # One of them alone would do with "rdp", the other with "pld".
     fixed = dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0))
-    advice = translation.nearest_choice([poisson(0.1, 1.0), fixed], "replace_one", "rdp")
+    advice = dp_accounting_adapter.nearest_choice([poisson(0.1, 1.0), fixed], "replace_one", "rdp")
     assert advice == ev.Advice(accountant="pld", sampler="poisson")
 
 

@@ -15,8 +15,8 @@ import pytest
 from dp_accounting import pld as dpa_pld
 from marks import later, telling
 
-from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.calibration import calibrate_poisson
+from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
+from fedjax_dp.privacy.accounting.ledger import Ledger
 
 DELTAS = (1e-15, 1e-10, 1e-5, 0.01, 0.5)
 NOISES = (0.01, 0.3, 0.8, 3.0, 100.0, 1e6)

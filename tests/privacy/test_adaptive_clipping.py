@@ -8,8 +8,8 @@ import pytest
 from marks import later, telling
 from scipy import stats
 
-from fedjax_dp.privacy import adaptive_clipping as ac
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.mechanisms import adaptive_clipping as ac
 
 
 def test_the_clip_norm_grows_when_too_many_are_clipped_and_shrinks_when_too_few_are():

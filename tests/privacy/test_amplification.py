@@ -4,8 +4,8 @@ import dp_accounting as dpa
 import pytest
 
 from fedjax_dp.data import sampling
-from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.amplification import sampled_event
+from fedjax_dp.privacy.accounting.amplification import sampled_event
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 
 BASE = dpa.GaussianDpEvent(1.5)
 

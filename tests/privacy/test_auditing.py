@@ -9,7 +9,7 @@ import pytest
 from marks import telling
 from scipy import stats
 
-from fedjax_dp.privacy import auditing
+from fedjax_dp.privacy.reports import auditing
 
 REPETITIONS = 200
 CONFIDENCE = 0.95

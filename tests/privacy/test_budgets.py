@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from fedjax_dp.privacy import budgets
+from fedjax_dp.privacy.accounting import budgets
 
 METHODS = pathlib.Path(__file__).resolve().parents[3] / "shared" / "methods"
 NAMES = tuple(budgets.DISTRIBUTIONS)

@@ -11,9 +11,9 @@ from dp_accounting import pld as dpa_pld
 from dp_accounting import rdp as dpa_rdp
 from marks import telling
 
-from fedjax_dp.privacy import calibration as cal
 from fedjax_dp.privacy import epsilon_of_poisson
-from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.accounting import calibration as cal
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 
 METHODS = pathlib.Path(__file__).resolve().parents[3] / "shared" / "methods"
 CLASSIC = "rdp-classic-64"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from marks import telling
 
-from fedjax_dp.privacy import clipping as c
+from fedjax_dp.privacy.mechanisms import clipping as c
 
 
 def norm64(tree):

@@ -10,8 +10,8 @@ import pytest
 from marks import later, telling
 from scipy import linalg, optimize, stats
 
-from fedjax_dp.privacy import correlated_noise as cn
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.mechanisms import correlated_noise as cn
 
 
 def strategy(coefficients, n):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from fedjax_dp.privacy import curves, rdp
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy.accounting import rdp, renyi
+from fedjax_dp.privacy.accounting.ledger import Ledger
 
 ORDERS = np.array([1.5, 2.0, 2.5, 3.0, 4.0, 7.3, 12.0])
 
@@ -41,7 +41,7 @@ def sampled_laplace(q, scale, alpha):
 @pytest.mark.parametrize("scale", [0.7, 3.0])
 def test_general_bound_covers_sampled_laplace(q, scale):
     base = laplace_curve(scale, np.arange(2.0, 13))
-    bound = curves.poisson_bound(q, base, ORDERS)
+    bound = renyi.poisson_bound(q, base, ORDERS)
     exact = np.array([sampled_laplace(q, scale, alpha) for alpha in ORDERS])
     assert np.all(bound >= exact * (1 - 1e-6))
 
@@ -50,7 +50,7 @@ def test_general_bound_covers_sampled_laplace(q, scale):
 @pytest.mark.parametrize("z", [0.8, 3.0])
 def test_general_bound_covers_the_sampled_gaussian_and_is_exact_at_order_two(q, z):
     whole = np.arange(2.0, 13)
-    bound = curves.poisson_bound(q, whole / (2 * z * z), ORDERS)
+    bound = renyi.poisson_bound(q, whole / (2 * z * z), ORDERS)
     is_whole = np.floor(ORDERS) == ORDERS
     exact = rdp.poisson_gaussian(q, z, ORDERS[is_whole])[0]
     assert np.all(bound[is_whole] >= exact * (1 - 1e-9))
@@ -64,15 +64,15 @@ def test_general_bound_covers_the_sampled_gaussian_and_is_exact_at_order_two(q, 
 
 def test_edges_of_the_general_bound():
     base = np.arange(2.0, 13) / 2
-    np.testing.assert_array_equal(curves.poisson_bound(0.0, base, ORDERS), 0)
-    full = curves.poisson_bound(1.0, base, ORDERS)
+    np.testing.assert_array_equal(renyi.poisson_bound(0.0, base, ORDERS), 0)
+    full = renyi.poisson_bound(1.0, base, ORDERS)
     assert np.all(np.isfinite(full)) and np.all(full >= ORDERS / 2 * (1 - 1e-9))
 
 
 def test_sampled_zcdp_costs_less_than_unsampled_and_never_more():
     for q in (0.01, 0.3, 1.0):
         event = dpa.PoissonSampledDpEvent(q, dpa.ZCDpEvent(0.02))
-        curve = curves.rdp_curves([event])[0]
+        curve = renyi.rdp_curves([event])[0]
         assert np.all(curve <= 0.02 * np.asarray(rdp.DEFAULT_ORDERS) * (1 + 1e-12))
     sampled, full = Ledger(), Ledger()
     sampled.charge(dpa.PoissonSampledDpEvent(0.05, dpa.ZCDpEvent(0.02)), count=10)
@@ -82,11 +82,11 @@ def test_sampled_zcdp_costs_less_than_unsampled_and_never_more():
 
 def test_sampled_composition_adds_before_it_amplifies():
     inside = dpa.ComposedDpEvent([dpa.ZCDpEvent(0.01), dpa.LaplaceDpEvent(4.0)])
-    got = curves.rdp_curves([dpa.PoissonSampledDpEvent(0.1, inside)])[0]
+    got = renyi.rdp_curves([dpa.PoissonSampledDpEvent(0.1, inside)])[0]
     orders = np.asarray(rdp.DEFAULT_ORDERS)
     whole = np.arange(2.0, 1025)
     base = 0.01 * whole + laplace_curve(4.0, whole)
     expected = np.minimum(
-        curves.poisson_bound(0.1, base, orders), 0.01 * orders + laplace_curve(4.0, orders)
+        renyi.poisson_bound(0.1, base, orders), 0.01 * orders + laplace_curve(4.0, orders)
     )
     np.testing.assert_allclose(got, expected, rtol=1e-12)

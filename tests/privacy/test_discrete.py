@@ -11,7 +11,7 @@ import pytest
 from marks import later, telling
 from scipy import special, stats
 
-from fedjax_dp.privacy import discrete
+from fedjax_dp.privacy.mechanisms import discrete
 
 NUM_DRAWS = 1_000_000
 DRAW = jax.jit(discrete.draw, static_argnums=1)

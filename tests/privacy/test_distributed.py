@@ -10,12 +10,12 @@ import pytest
 from marks import later, telling
 from scipy import linalg, special, stats
 
-from fedjax_dp.privacy import distributed as dist
 from fedjax_dp.privacy import events as ev
-from fedjax_dp.privacy import rotation
-from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.amplification import sampled_event
-from fedjax_dp.privacy.calibration import calibrate_noise_multiplier
+from fedjax_dp.privacy.accounting.amplification import sampled_event
+from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.mechanisms import distributed as dist
+from fedjax_dp.privacy.mechanisms import rotation
 
 TREE = {"w": jnp.zeros((20, 9)), "b": jnp.zeros(7)}
 

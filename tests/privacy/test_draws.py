@@ -10,16 +10,16 @@ from jax.extend.random import threefry_2x32
 from marks import later, telling
 from scipy import special, stats
 
-from fedjax_dp.privacy import draws
-from fedjax_dp.privacy import scalar_noise as sn
-from fedjax_dp.privacy.selection import select
+from fedjax_dp.privacy.mechanisms import random_bits
+from fedjax_dp.privacy.mechanisms import scalar_noise as sn
+from fedjax_dp.privacy.mechanisms.selection import select
 
 NUM = 1_000_000
 LAWS = {
-    "normal": (draws.normal, stats.norm),
-    "exponential": (draws.exponential, stats.expon),
-    "laplace": (draws.laplace, stats.laplace),
-    "gumbel": (draws.gumbel, stats.gumbel_r),
+    "normal": (random_bits.normal, stats.norm),
+    "exponential": (random_bits.exponential, stats.expon),
+    "laplace": (random_bits.laplace, stats.laplace),
+    "gumbel": (random_bits.gumbel, stats.gumbel_r),
 }
 
 
@@ -47,14 +47,16 @@ HALF = jnp.full(8, 2**31, jnp.uint32)
 @pytest.mark.parametrize("tail", [1, 2, 1000, 2**31 - 1, 2**31, 2**40, 2**61, 2**62 - 2**37])
 def test_a_normal_number_is_the_quantile_of_its_bits_on_either_side(tail):
     first, second = words_of([tail, tail])
-    low, high = np.asarray(draws.normal_of(first | jnp.array([0, 2**31], jnp.uint32), second, HALF))
+    low, high = np.asarray(
+        random_bits.normal_of(first | jnp.array([0, 2**31], jnp.uint32), second, HALF)
+    )
     assert high == -low
     assert low == pytest.approx(stats.norm.ppf((tail + 0.5) * 2.0**-63), rel=6e-7, abs=3e-10)
 
 
 def test_normal_numbers_are_quantiles_to_rounding_wherever_they_lie():
     tails = np.unique(np.exp(np.linspace(0, np.log(2.0**61.9), 200_000)).astype(np.uint64))
-    found = np.asarray(draws.normal_of(*words_of(tails), HALF), np.float64)
+    found = np.asarray(random_bits.normal_of(*words_of(tails), HALF), np.float64)
     np.testing.assert_allclose(found, stats.norm.ppf((tails + 0.5) * 2.0**-63), rtol=6e-7)
     assert np.all(np.diff(found) >= -2e-7 * np.abs(found[1:]))
 
@@ -62,7 +64,9 @@ def test_normal_numbers_are_quantiles_to_rounding_wherever_they_lie():
 def test_normal_numbers_near_zero_lie_as_close_as_their_bits_allow():
     # A step of 2^-31 in 1 − 2p is one of √(2π)/2 times as much in the quantile.
     steps = np.arange(1000)
-    found = np.asarray(draws.normal_of(*words_of((2**31 - 1 - steps) << 31), HALF), np.float64)
+    found = np.asarray(
+        random_bits.normal_of(*words_of((2**31 - 1 - steps) << 31), HALF), np.float64
+    )
     expected = -(steps + 0.5) * 2.0**-31 * np.sqrt(2 * np.pi) / 2
     np.testing.assert_allclose(found, expected, rtol=3e-7)
 
@@ -76,7 +80,7 @@ def tail_beyond(further):
 def outermost(further):
     """The largest number, with these bits to follow."""
     return float(
-        draws.normal_of(jnp.uint32(2**31), jnp.uint32(1), jnp.asarray(further, jnp.uint32))
+        random_bits.normal_of(jnp.uint32(2**31), jnp.uint32(1), jnp.asarray(further, jnp.uint32))
     )
 
 
@@ -94,7 +98,9 @@ def test_the_outermost_cell_goes_on_with_the_conditional_tail():
 @telling
 def test_law_in_the_outermost_cell_is_that_of_the_normal_tail():
     further = np.random.default_rng(1).integers(0, 2**32, (50_000, 8)).astype(np.uint32)
-    ends = jax.vmap(draws.normal_of, (None, None, 0))(jnp.uint32(2**31), jnp.uint32(0), further)
+    ends = jax.vmap(random_bits.normal_of, (None, None, 0))(
+        jnp.uint32(2**31), jnp.uint32(0), further
+    )
     # Given the cell, the mass beyond a number is uniform over that of the cell.
     shares = np.exp(stats.norm.logsf(np.asarray(ends, np.float64)) + 63 * np.log(2))
     assert stats.kstest(shares, stats.uniform.cdf).pvalue > 1e-3
@@ -104,7 +110,9 @@ def test_law_in_the_outermost_cell_is_that_of_the_normal_tail():
 
 def test_body_and_tail_meet_without_a_gap_and_the_tail_is_monotone():
     last, second_last = words_of([1]), words_of([2])
-    body = [-float(draws.normal_of(*(w[0] for w in words), HALF)) for words in (second_last, last)]
+    body = [
+        -float(random_bits.normal_of(*(w[0] for w in words), HALF)) for words in (second_last, last)
+    ]
     nearest = outermost(np.full(8, 2**32 - 1, np.uint32))
     # The cell begins where half the width of the cell before it ends.
     assert body[0] < body[1] < nearest
@@ -131,8 +139,10 @@ def test_normal_numbers_reach_so_far_that_no_run_is_long_enough_to_see_it():
 
 
 def test_the_mass_beyond_all_draws_of_a_long_run_is_negligible(monkeypatch):
-    monkeypatch.setattr(draws, "_threefry", lambda key, counts, *_: (jnp.zeros_like(counts),) * 2)
-    farthest = abs(float(draws.normal(jax.random.key(0), (2,))[0]))
+    monkeypatch.setattr(
+        random_bits, "_threefry", lambda key, counts, *_: (jnp.zeros_like(counts),) * 2
+    )
+    farthest = abs(float(random_bits.normal(jax.random.key(0), (2,))[0]))
     beyond = 2 * np.exp(special.log_ndtr(-farthest))
     assert 10_000 * 1e9 * beyond * (1 + math.exp(12)) < 1e-10
 
@@ -140,27 +150,27 @@ def test_the_mass_beyond_all_draws_of_a_long_run_is_negligible(monkeypatch):
 @telling
 def test_a_draw_is_the_same_in_and_out_of_jit_vmap_and_loops():
     key, shape = jax.random.key(5), (33, 7)
-    expected = np.asarray(jax.jit(draws.normal, static_argnums=1)(key, shape))
-    np.testing.assert_allclose(draws.normal(key, shape), expected, rtol=3e-7, atol=1e-9)
+    expected = np.asarray(jax.jit(random_bits.normal, static_argnums=1)(key, shape))
+    np.testing.assert_allclose(random_bits.normal(key, shape), expected, rtol=3e-7, atol=1e-9)
     keys = jnp.stack([key, jax.random.key(6)])
-    together = jax.jit(jax.vmap(lambda k: draws.normal(k, shape)))(keys)
+    together = jax.jit(jax.vmap(lambda k: random_bits.normal(k, shape)))(keys)
     np.testing.assert_allclose(together[0], expected, rtol=3e-7, atol=1e-9)
-    looped = jax.lax.map(lambda k: draws.normal(k, shape), keys)
+    looped = jax.lax.map(lambda k: random_bits.normal(k, shape), keys)
     np.testing.assert_allclose(looped, together, rtol=3e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_the_outermost_cell_is_reached_with_keys_of_any_kind(monkeypatch, impl):
     # Only the words of the numbers themselves are zero; those that follow are drawn.
-    drawn = draws.blocks
+    drawn = random_bits.blocks
     monkeypatch.setattr(
-        draws,
+        random_bits,
         "blocks",
         lambda key, shape: (
             (jnp.zeros(shape, jnp.uint32),) * 2 if shape == (3,) else drawn(key, shape)
         ),
     )
-    ends = {float(draws.normal(jax.random.key(i, impl=impl), (3,))[0]) for i in range(4)}
+    ends = {float(random_bits.normal(jax.random.key(i, impl=impl), (3,))[0]) for i in range(4)}
     assert len(ends) == 4 and max(ends) < stats.norm.ppf(2.0**-63) * (1 - 1e-6)
 
 
@@ -170,7 +180,7 @@ def test_words_are_those_of_the_threefry_cipher(size, seed):
     key = jax.random.fold_in(jax.random.key(seed), 5)
     counts = jnp.concatenate([jnp.arange(size), jnp.zeros(size, int)]).astype(jnp.uint32)
     expected = threefry_2x32(jax.random.key_data(key), counts)
-    np.testing.assert_array_equal(jnp.concatenate(draws.blocks(key, (size,))), expected)
+    np.testing.assert_array_equal(jnp.concatenate(random_bits.blocks(key, (size,))), expected)
 
 
 @telling
@@ -178,26 +188,32 @@ def test_draws_for_many_arrays_have_their_shapes_and_nothing_is_drawn_twice():
     # Two large enough to be drawn on their own, of the same shape, and some that share a draw.
     shapes = [(3, 4), (), (301, 501), (0, 2), (5,), (301, 501), (2048, 100)]
     leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    parts = jax.jit(lambda key: draws.like(key, leaves, draws.normal))(jax.random.key(1))
+    parts = jax.jit(lambda key: random_bits.like(key, leaves, random_bits.normal))(
+        jax.random.key(1)
+    )
     assert [part.shape for part in parts] == shapes
     row = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
     assert stats.kstest(row, stats.norm.cdf).pvalue > 1e-3
     assert abs(np.corrcoef(parts[2].reshape(-1), parts[5].reshape(-1))[0, 1]) < 0.01
-    assert draws.like(jax.random.key(1), [], draws.normal) == []
+    assert random_bits.like(jax.random.key(1), [], random_bits.normal) == []
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (0, 5)])
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_bits_have_their_shape_and_depend_on_the_key(shape, impl):
-    first, second = (jnp.stack(draws.blocks(jax.random.key(i, impl=impl), shape)) for i in (0, 1))
+    first, second = (
+        jnp.stack(random_bits.blocks(jax.random.key(i, impl=impl), shape)) for i in (0, 1)
+    )
     assert first.shape == (2, *shape) and first.dtype == jnp.uint32
     assert not first.size or np.any(np.asarray(first) != np.asarray(second))
-    together = jax.vmap(lambda k: draws.blocks(k, shape)[0])(jax.random.split(jax.random.key(0), 2))
+    together = jax.vmap(lambda k: random_bits.blocks(k, shape)[0])(
+        jax.random.split(jax.random.key(0), 2)
+    )
     assert together.shape == (2, *shape)
 
 
 def test_bits_are_balanced_and_no_word_repeats_more_than_by_chance():
-    words = np.concatenate(draws.blocks(jax.random.key(3), (NUM // 2,)))
+    words = np.concatenate(random_bits.blocks(jax.random.key(3), (NUM // 2,)))
     for place in range(32):
         ones = int(((words >> place) & 1).sum())
         assert abs(ones - NUM / 2) < 5 * np.sqrt(NUM) / 2
@@ -230,15 +246,15 @@ def blocks_of(high, low, further=0):
     ],
 )
 def test_an_exponential_number_is_exact_at_both_ends(monkeypatch, high, low, further, expected):
-    monkeypatch.setattr(draws, "blocks", blocks_of(high, low, further))
-    found = draws.exponential(jax.random.key(0), (1,))
+    monkeypatch.setattr(random_bits, "blocks", blocks_of(high, low, further))
+    found = random_bits.exponential(jax.random.key(0), (1,))
     assert float(found[0]) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("epsilon", "dp_delta"), [(1.0, 1e-10), (0.1, 1e-15), (5.0, 1e-12)])
 def test_bounded_laplace_noise_reaches_the_end_of_its_range(monkeypatch, epsilon, dp_delta):
     # Where it ended earlier the delta of what runs would not be the one that is accounted.
-    monkeypatch.setattr(draws, "blocks", blocks_of(0, 0))
+    monkeypatch.setattr(random_bits, "blocks", blocks_of(0, 0))
     monkeypatch.setattr(jax.random, "rademacher", lambda key, shape, dtype: jnp.ones(shape, dtype))
     noised = sn.add_bounded_laplace(jax.random.key(0), jnp.zeros(1), epsilon, dp_delta, 1.0)[0]
     expected = np.log1p(np.expm1(epsilon) / (2 * dp_delta)) / epsilon
@@ -247,6 +263,6 @@ def test_bounded_laplace_noise_reaches_the_end_of_its_range(monkeypatch, epsilon
 
 def test_a_choice_may_fall_on_what_is_twenty_scales_behind(monkeypatch):
     # Ends at 16 scales, as those of a numeric library have them, would rule it out for good.
-    monkeypatch.setattr(draws, "blocks", blocks_of([0, 2**32 - 1], [0, 2**32 - 1]))
+    monkeypatch.setattr(random_bits, "blocks", blocks_of([0, 2**32 - 1], [0, 2**32 - 1]))
     scores = jnp.array([0.0, -10.0])
     assert int(select(jax.random.key(0), scores, 4.0, 1.0)) == 1

@@ -10,8 +10,10 @@ import pytest
 from marks import later, telling
 from scipy import stats
 
-from fedjax_dp.privacy import clipping, mechanisms
-from fedjax_dp.privacy.accounting import Ledger
+from fedjax_dp.privacy import sensitivities
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.mechanisms import clipping
+from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
 
 MAKERS = {"gaussian": mechanisms.gaussian, "laplace": mechanisms.laplace}
 
@@ -119,7 +121,7 @@ def test_an_event_is_never_made_from_traced_numbers():
 def test_noise_behind_no_sensitivity_is_refused():
     for missing in (None, 1.0):
         with pytest.raises(ValueError, match=r"noise needs a stated Sensitivity.*clip every"):
-            clipping.noise_stddev(missing, 1.0)
+            sensitivities.noise_stddev(missing, 1.0)
 
 
 def test_l1_clipping_matches_float64():

@@ -7,7 +7,7 @@ import pytest
 from marks import later, telling
 from scipy import stats
 
-from fedjax_dp.privacy import noise
+from fedjax_dp.privacy.mechanisms import noise
 
 NUM_DRAWS = 1_000_000
 LAWS = {

@@ -14,7 +14,8 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy import budgets, noise_levels
+from fedjax_dp.privacy.accounting import budgets
+from fedjax_dp.privacy.reports import noise_levels
 
 PUBLISHED = (
     pathlib.Path(__file__).resolve().parents[2] / "experiments/heterogeneous_dp/published.csv"

@@ -7,7 +7,7 @@ from dp_accounting import rdp as dpa_rdp
 from marks import telling
 from scipy import integrate, stats
 
-from fedjax_dp.privacy import rdp
+from fedjax_dp.privacy.accounting import rdp
 
 SETTINGS = [(0.01, 1.1), (0.3, 0.6), (0.0005, 4.0), (0.9, 2.0), (0.04, 0.4)]
 

@@ -12,13 +12,17 @@ from scipy import stats
 
 from fedjax_dp.core import ranges, sums
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.experiment.config import StaircaseLevel
-from fedjax_dp.experiment.mechanism import Setting, client_aggregator
+from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
+from fedjax_dp.experiment.schema.config import StaircaseLevel
 from fedjax_dp.privacy import events as ev
-from fedjax_dp.privacy import mechanisms
-from fedjax_dp.privacy import scalar_noise as sn
-from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.clipping import clip_entries, clip_entries_to_lattice, within_exact_sums
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy.mechanisms import scalar_noise as sn
+from fedjax_dp.privacy.mechanisms.clipping import (
+    clip_entries,
+    clip_entries_to_lattice,
+    within_exact_sums,
+)
 from fedjax_dp.server.private import bounded_laplace_mean, staircase_mean
 
 ZEROS, FEWER_ZEROS = jnp.zeros(1_000_000), jnp.zeros(100_000)

@@ -11,9 +11,9 @@ from dp_accounting import pld as dpa_pld
 from marks import telling
 from scipy import special, stats
 
-from fedjax_dp.privacy import selection
-from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.curves import orders_of, rdp_curves
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.accounting.renyi import orders_of, rdp_curves
+from fedjax_dp.privacy.mechanisms import selection
 
 KEYS = jax.random.split(jax.random.key(3), 40_000)
 

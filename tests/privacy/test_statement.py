@@ -9,12 +9,12 @@ import pytest
 from dp_accounting import rdp as dpa_rdp
 
 from fedjax_dp.privacy import events as ev
-from fedjax_dp.privacy import rdp
-from fedjax_dp.privacy import statement as st
-from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.curves import rdp_curves
-from fedjax_dp.privacy.distributed import make_central_plan
-from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.accounting import rdp
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.accounting.renyi import rdp_curves
+from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
+from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.reports import statement as st
 
 
 def poisson(q, z):

@@ -9,12 +9,12 @@ from dp_accounting import pld as dpa_pld
 from dp_accounting import rdp as dpa_rdp
 from scipy import integrate
 
-from fedjax_dp.privacy import clipping
-from fedjax_dp.privacy.accounting import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.calibration import calibrate_poisson
-from fedjax_dp.privacy.distributed import make_plan
-from fedjax_dp.privacy.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
-from fedjax_dp.privacy.selection import selection_event
+from fedjax_dp.privacy import sensitivities
+from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
+from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.mechanisms.selection import selection_event
 
 SPECIAL = dpa.NeighboringRelation.REPLACE_SPECIAL
 
@@ -74,7 +74,7 @@ def test_noise_is_calibrated_and_measured_as_under_add_remove():
         calibrate_poisson(2.0, 1e-5, 0.1, 50, relation=r) for r in ("zero_out", "add_remove")
     )
     assert one == other
-    stated = clipping.sensitivity_of_sum(3.0, "zero_out", max_weight=2.0, denominator=4.0)
+    stated = sensitivities.sensitivity_of_sum(3.0, "zero_out", max_weight=2.0, denominator=4.0)
     assert (stated.l2, stated.contribution, stated.relation) == (1.5, 1.5, "zero_out")
 
 

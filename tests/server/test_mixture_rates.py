@@ -4,7 +4,7 @@ import numpy as np
 from marks import slow
 
 from fedjax_dp.evaluation import is_partition_found
-from fedjax_dp.privacy import noise_levels
+from fedjax_dp.privacy.reports import noise_levels
 from fedjax_dp.server import fit_best_mixture, fit_mixture
 
 TRUE = np.repeat(np.arange(4), (3, 6, 6, 6))

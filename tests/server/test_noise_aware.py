@@ -10,7 +10,7 @@ from marks import telling
 from oracles import noise_aware
 
 from fedjax_dp.algorithms import public_clients
-from fedjax_dp.privacy import budgets
+from fedjax_dp.privacy.accounting import budgets
 from fedjax_dp.server import (
     RoundKey,
     Stack,

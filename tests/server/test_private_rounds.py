@@ -21,10 +21,10 @@ from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.federation import examples_of
 from fedjax_dp.engine.round import play_round
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.accounting import Ledger
-from fedjax_dp.privacy.adaptive_clipping import make_adaptive_clipping
-from fedjax_dp.privacy.correlated_noise import banded_noise
-from fedjax_dp.privacy.distributed import choose_bits, make_central_plan, make_plan
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
+from fedjax_dp.privacy.mechanisms.distributed import choose_bits, make_central_plan, make_plan
 from fedjax_dp.server import (
     RoundKey,
     adaptive_gaussian_mean,

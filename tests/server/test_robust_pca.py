@@ -10,7 +10,8 @@ from marks import telling
 from oracles import noise_aware
 
 from fedjax_dp import server
-from fedjax_dp.privacy import budgets, noise_levels
+from fedjax_dp.privacy.accounting import budgets
+from fedjax_dp.privacy.reports import noise_levels
 
 PARAMETERS, CLIENTS = 4000, 20
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry, is_own
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.datasets import (
     adult,
     cifar,

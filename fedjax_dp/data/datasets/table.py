@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, Decay, Seed, fits_float32
-from fedjax_dp.core.signatures import checked
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.cells import MISSING_VALUES, Column, Table, without_ending
 from fedjax_dp.data.datasets.tabular import Numeric, in_range

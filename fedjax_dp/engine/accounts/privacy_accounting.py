@@ -1,0 +1,373 @@
+"""Tells the ledgers what ran: the bridge from the records of rounds to privacy accounts."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from chex import PRNGKey
+from numpy.typing import ArrayLike
+
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.execution.compile import Simulation
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.record import RoundRecord, digest_of
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.claims import RecordEvent
+from fedjax_dp.privacy.sensitivities import RELATIONS
+
+# A budget that was calibrated to the last bit must not fail on the last bit.
+_SLACK = 1e-9
+
+# What a round of some stage costs: events, and the accounts that pay each.
+_Prices: TypeAlias = list[tuple[Any, np.ndarray]]
+
+
+def require_public_sizes(relation: str, name: str = "relation") -> None:
+    """Requires a relation under which numbers of clients and records may be public.
+
+    A record more changes its client's sampling rate, steps and divisors, and a client more those
+    of the population: adding or removing a unit is not what a simulation's events bound.
+
+    Args:
+      relation: which data are neighbours.
+      name: what an error calls it.
+
+    Raises:
+      ValueError: if it is not one of those.
+    """
+    checks.one_of(name, relation, RELATIONS)
+    rule = (
+        "be 'zero_out' or 'replace_one': rates, steps and divisors are made from the exact numbers "
+        "of clients and records, so that these are public and a unit cannot be missing; what holds "
+        "at the same price is 'zero_out', its contributions replaced by zeros"
+    )
+    checks.require(relation != "add_remove", name, rule, relation)
+
+
+class PrivacyAccounting:
+    """Keeps one ledger for each unit of privacy that a simulation claims.
+
+    What is charged comes from the claims of the parts that ran, and from the records of the rounds:
+    the event of a round of clients from the aggregator's claim and the participation, the event of
+    a client's local training from its trainer's. Sampling of clients never amplifies record-level
+    privacy here: a record pays for every round in which its client took part, or, beside
+    client-level privacy that is amplified by secret cohorts, for every round.
+
+    Attributes:
+      ledgers: by unit, "client" and "record"; empty where nothing is claimed.
+    """
+
+    @checked
+    def __init__(
+        self,
+        federation: Federation | Simulation,
+        relation: str = "zero_out",
+        accountant: str | None = None,
+        hyper: Hyper | None = None,
+    ):
+        """Opens the ledgers of a federation.
+
+        Args:
+          federation: what will run, compiled or not.
+          relation: which data are neighbours, "zero_out" or "replace_one". That a unit is there or
+            not ("add_remove") is never what holds: a simulation takes rates, steps, divisors and
+            weights from the exact numbers of clients and of their records, which are public.
+          accountant: who will be asked for ε, to be refused now and not after rounds ran; any one
+            that has an analysis where it is None.
+          hyper: the numbers that rounds will run with; those of the federation where it is None.
+
+        Raises:
+          ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
+            analysis, or the relation is "add_remove".
+        """
+        require_public_sizes(relation)
+        bound = federation.federation if isinstance(federation, Simulation) else federation
+        self._federation, self._participation = bound, bound.participation
+        self._relation, self._accountant = relation, accountant
+        num_clients = self._participation.num_clients
+        num_units = {"client": 1 if self._charges_everybody else num_clients, "record": num_clients}
+        # By unit and stage, what a round costs: events, and the accounts that pay each.
+        self._events: dict[str, list[_Prices]] = {}
+        self._numbers: Any = None
+        self._digest: Any = None
+        self._read_events(bound.hyper if hyper is None else hyper)
+        self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in self._events}
+
+    def _read_events(self, hyper: Hyper) -> None:
+        """Reads off numbers what a round costs, unless they are those read before."""
+        hyper = jax.tree.map(np.asarray, typed(hyper))
+        # With their structure: a number that takes the place of None changes what is charged.
+        numbers, before = jax.tree.flatten(hyper), self._numbers
+        is_same = before is not None and before[1] == numbers[1]
+        if is_same and all(map(np.array_equal, before[0], numbers[0])):
+            return
+        claims, events = self._federation.claims, dict[str, list[_Prices]]()
+        if claims.client is not None:
+            event = self._participation.event(claims.client.event(hyper.aggregator))
+            num_units = 1 if self._charges_everybody else self._participation.num_clients
+            events["client"] = [[(event, np.arange(num_units))]]
+        if claims.record is not None:
+            sizes = self._federation.population.sizes
+            events["record"] = [_events_by_client(e, sizes, hyper) for e in claims.record.events]
+        for unit, priced in events.items():
+            found = [event for prices in priced for event, _ in prices]
+            _require_analysis(found, unit, self._relation, self._accountant)
+        self._events, self._numbers, self._digest = events, numbers, digest_of(hyper)
+
+    @property
+    def _charges_everybody(self) -> bool:
+        return self._participation.sampler.charges_everybody
+
+    def charge(self, record: RoundRecord, hyper: Hyper | None = None) -> None:
+        """Charges rounds that ran.
+
+        Whoever was drawn is charged, whatever became of it. A round whose aggregate was not
+        released is charged all the same: what clients sent has left them.
+
+        Args:
+          record: as `Simulation.run` returned it, for one or more rounds.
+          hyper: the numbers that these rounds ran with. They must be given where they are others
+            than those that the accounts were opened with, or charged last.
+
+        Raises:
+          ValueError: if what ran has no analysis, or the rounds ran with other numbers than those
+            that would be charged; nothing is charged then.
+        """
+        kept = self._events, self._numbers, self._digest
+        if hyper is not None:
+            self._read_events(hyper)
+        try:
+            self._require_numbers_of(record)
+        except ValueError:
+            self._events, self._numbers, self._digest = kept
+            raise
+        participants, stages = np.asarray(record.clients), np.asarray(record.stage)
+        for unit, ledger in self.ledgers.items():
+            cohorts = None if self._is_everybody_charged(unit) else participants
+            self._charge(unit, ledger, stages, cohorts)
+
+    def _require_numbers_of(self, record: RoundRecord) -> None:
+        """Requires the numbers that rounds ran with to be those that prices are read off."""
+        if record.digest is None:
+            return
+        ran = np.asarray(record.digest).reshape(-1, 2)
+        others = np.flatnonzero(np.any(ran != self._digest, axis=1))
+        rule = (
+            "be the numbers that the rounds ran with, from which their price follows: "
+            "charge(record, hyper) with the hyper that was given to them, one charge for each"
+        )
+        which = others[0] if len(others) else 0
+        found = f"others than those of the round at place {which} of this record"
+        checks.require(not len(others), "hyper", rule, found)
+
+    def _is_everybody_charged(self, unit: str) -> bool:
+        """Tells whether who took part must not be told by the accounts.
+
+        Amplification of client-level privacy rests on cohorts that stay secret. Accounts of records
+        that follow them would publish how often each client was drawn, and a budget of records
+        would stop the run when that told it to.
+        """
+        return self._charges_everybody and (unit == "client" or "client" in self.ledgers)
+
+    def _charge(
+        self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
+    ) -> None:
+        """Charges rounds of these stages to those who took part; to everybody without cohorts."""
+        for stage, prices in _by_stage(self._events[unit], stages):
+            is_charged = np.full(len(stages), True) if stage is None else stages == stage
+            if cohorts is None:
+                times = np.full(ledger.num_units, np.sum(is_charged))
+            else:
+                times = self._times(cohorts[is_charged])
+            for event, accounts in prices:
+                paid = accounts[times[accounts] > 0]
+                # An event that nobody paid for would be an entry without units.
+                if len(paid):
+                    ledger.charge(event, units=paid, count=times[paid])
+
+    def _times(self, participants: np.ndarray) -> np.ndarray:
+        """Counts the rounds of each client, `[num_clients]`; empty slots hold -1."""
+        drawn = participants[participants >= 0].ravel()
+        return np.bincount(drawn, minlength=self._participation.num_clients)
+
+    def affordable_rounds(
+        self,
+        state: SimulationState,
+        key: PRNGKey,
+        num_rounds: int,
+        epsilon: dict[str, float],
+        dp_delta: Mapping[str, ArrayLike],
+        accountant: str,
+        hyper: Hyper | None = None,
+    ) -> int:
+        """Counts the rounds that may still run before any unit's budget is exceeded.
+
+        Where the sampler of clients amplifies, who will be drawn is to stay unknown, so that every
+        unit is taken to take part in every round; where it does not, the cohorts are looked up.
+
+        Args:
+          state: the state before those rounds.
+          key: the root key of the run.
+          num_rounds: how many rounds are wanted, at least 0.
+          epsilon: the budget of each unit, a number or one for each account; units that are not
+            named are not bounded.
+          dp_delta: δ of each unit, a number or one for each account.
+          accountant: as for `Ledger.epsilon`.
+          hyper: the numbers that they will run with; those of the federation where it is None.
+
+        Returns:
+          The number of rounds, from 0 to `num_rounds`.
+        """
+        bounded = [unit for unit in self.ledgers if unit in epsilon]
+        if not bounded or num_rounds == 0:
+            return num_rounds
+        numbers = self._federation.hyper if hyper is None else typed(hyper)
+        kept = self._events, self._numbers, self._digest
+        self._read_events(numbers)
+        try:
+            return self._affordable(
+                bounded, state, key, num_rounds, epsilon, dp_delta, accountant, numbers
+            )
+        finally:
+            # To ask is not to run: what is charged next are still the numbers of before.
+            self._events, self._numbers, self._digest = kept
+
+    def _affordable(
+        self,
+        bounded: list[str],
+        state: SimulationState,
+        key: PRNGKey,
+        num_rounds: int,
+        epsilon: dict[str, float],
+        dp_delta: Mapping[str, ArrayLike],
+        accountant: str,
+        numbers: Hyper,
+    ) -> int:
+        first = int(state.round)
+        cohorts = None if self._charges_everybody else self._cohorts(first, key, num_rounds)
+        rounds = first + np.arange(num_rounds, dtype=np.int32)
+        stages = np.asarray(self._federation.stages(state, numbers, rounds))
+
+        def exceeds(count: int) -> bool:
+            for unit in bounded:
+                after = self.ledgers[unit].copy()
+                drawn = None if cohorts is None else cohorts[:count]
+                self._charge(unit, after, stages[:count], drawn)
+                budget = np.asarray(epsilon[unit], dtype=np.float64) * (1 + _SLACK)
+                if np.any(after.epsilon(dp_delta[unit], accountant) > budget):
+                    return True
+            return False
+
+        if not exceeds(num_rounds):
+            return num_rounds
+        fits, too_many = 0, num_rounds
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
+        return fits
+
+    def _cohorts(self, first: int, key: PRNGKey, num_rounds: int) -> np.ndarray:
+        """Looks up who will be drawn, `[num_rounds, slots]`, -1 in empty slots."""
+        draw_key = fold(key, Purpose.PARTICIPATION)
+        rounds = first + np.arange(num_rounds)
+        draws = jax.vmap(lambda r: self._participation.draw(draw_key, r))(rounds)
+        return np.where(draws.is_real, draws.indices, -1)
+
+    @checked
+    def epsilon(
+        self, dp_delta: Mapping[str, ArrayLike], accountant: str | None = None
+    ) -> dict[str, np.ndarray]:
+        """Computes ε spent so far.
+
+        Args:
+          dp_delta: δ of each unit, a number or one for each account.
+          accountant: as for `Ledger.epsilon`; the one that the accounts were opened with where it
+            is None, "rdp" where they were opened with none.
+
+        Returns:
+          For each unit ε of every account, `[num_units]`.
+        """
+        if accountant is None:
+            accountant = self._accountant or "rdp"
+        return {unit: v.epsilon(dp_delta[unit], accountant) for unit, v in self.ledgers.items()}
+
+    def to_json(self) -> str:
+        """Writes all ledgers as text.
+
+        Returns:
+          JSON, which `restore` reads.
+        """
+        return json.dumps({unit: json.loads(v.to_json()) for unit, v in self.ledgers.items()})
+
+    def restore(self, text: str) -> None:
+        """Takes the accounts of an interrupted run.
+
+        Args:
+          text: what `to_json` wrote.
+
+        Raises:
+          ValueError: if it holds other units than this simulation claims, or accounts of another
+            number or relation.
+        """
+        saved = json.loads(text)
+        checks.require(
+            sorted(saved) == sorted(self.ledgers),
+            "ledgers",
+            f"be those of the units {sorted(self.ledgers)}",
+            sorted(saved),
+        )
+        found = {unit: Ledger.from_json(json.dumps(v)) for unit, v in saved.items()}
+        for unit, ledger in found.items():
+            for fact in ("unit", "relation", "num_units"):
+                own = getattr(self.ledgers[unit], fact)
+                there = getattr(ledger, fact)
+                rule = f"be {own!r} as in this simulation"
+                checks.require(there == own, f"ledgers.{unit}.{fact}", rule, there)
+        self.ledgers = found
+
+
+def _by_stage(priced: list[_Prices], stages: np.ndarray) -> list[tuple[int | None, _Prices]]:
+    """Pairs the stages that occur with their prices; None where all rounds cost the same."""
+    if len(priced) == 1:
+        return [(None, priced[0])]
+    return [(int(stage), priced[stage]) for stage in np.unique(stages)]
+
+
+def _require_analysis(events: list[Any], unit: str, relation: str, accountant: str | None) -> None:
+    asked: set[Any] = set()
+    for event in events:
+        trial = Ledger(unit, relation)
+        trial.charge(event)
+        # Whether there is an analysis depends on the kinds of event, not on their numbers.
+        kind = _kind(event)
+        if accountant is not None and kind not in asked and trial.num_compositions.any():
+            trial.epsilon(0.5, accountant)
+            asked.add(kind)
+
+
+def _kind(event: Any) -> tuple[Any, ...]:
+    inner = [event.event] if hasattr(event, "event") else list(getattr(event, "events", ()))
+    return (type(event), *map(_kind, inner))
+
+
+def _events_by_client(
+    record_event: RecordEvent, sizes: np.ndarray, hyper: Hyper
+) -> list[tuple[Any, np.ndarray]]:
+    """Groups clients that pay the same for a round."""
+    groups: dict[Any, list[int]] = {}
+    events: dict[Any, Any] = {}
+    for client, size in enumerate(sizes):
+        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], hyper.local)
+        facts = (int(size), *(float(x) for x in jax.tree.leaves(row)))
+        if facts not in groups:
+            events[facts] = record_event(int(size), hyper._replace(local=row))
+            groups[facts] = []
+        groups[facts].append(client)
+    return [(events[facts], np.array(clients)) for facts, clients in groups.items()]

@@ -1,0 +1,1 @@
+"""How rounds are executed: compilation, layout, placement, memory. Speed, never results."""

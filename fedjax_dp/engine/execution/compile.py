@@ -1,0 +1,405 @@
+"""Compiles a federation: places what it holds, donates what it may, runs its rounds."""
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.cohort import traced, typed
+from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.execution.layout import AXIS, ExecutionConfig, Layout
+from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
+from fedjax_dp.engine.execution.round_loop import Count, resident_rounds, streamed_rounds
+from fedjax_dp.engine.execution.stream import Slabs
+from fedjax_dp.engine.execution.tuning import Trial, layout_of
+from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
+from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
+from fedjax_dp.engine.round import SimulationState
+
+# A public divisor that is off by more than this is pointed out.
+_DIVISOR_FACTOR = 2.0
+
+
+class Simulation(NamedTuple):
+    """A compiled federation.
+
+    Attributes:
+      init: `(key) -> SimulationState` before the first round.
+      run: `(state, key, num_rounds=1, hyper=None) -> (state, record, info)`; runs that many rounds
+        and takes over what `init` and `run` have given: such a state must not be used again. Arrays
+        of anybody else's are copied. Everything in `record` and `info` is a host array
+        `[num_rounds, ...]`, the record as wide as the largest cohort among them. The key is the
+        root of cohorts, batches and noise, the same in every call; whoever has it can take the
+        noise away, see `secret_key`. `hyper` holds the numbers of these rounds; those of the
+        federation where it is None.
+      compile: `(state, key) -> state` compiles the round by running none; takes over as `run` does.
+      portable: `(state, *, copies=True) -> state` on the host, as one device would hold it; without
+        copies, what clients keep in host memory is that of the state, and rounds write over it.
+      federation: what was compiled.
+      num_traces: `() -> int`, how often the round was traced.
+      layouts: the trials that chose the layout, fastest first; empty where it was not tuned.
+    """
+
+    init: Callable[[PRNGKey], SimulationState]
+    run: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
+    compile: Callable[[SimulationState, PRNGKey], SimulationState]
+    portable: Callable[..., SimulationState]
+    federation: Federation
+    num_traces: Callable[[], int]
+    layouts: tuple[Trial, ...] = ()
+
+    @property
+    def algorithm(self) -> FederatedAlgorithm:
+        """Names what is run."""
+        return self.federation.algorithm
+
+    @property
+    def participation(self) -> Participation:
+        """Tells who joins a round."""
+        return self.federation.participation
+
+    @property
+    def hyper(self) -> Hyper:
+        """Gives the numbers that rounds run with where no others are given."""
+        return self.federation.hyper
+
+    @property
+    def layout(self) -> Layout:
+        """Gives the static choices of the round."""
+        return self.federation.layout
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Counts the examples of each client, `[num_clients]`."""
+        return self.federation.population.sizes
+
+
+@checked
+def simulation(
+    algorithm: FederatedAlgorithm,
+    data: FederatedData,
+    participation: Participation,
+    execution: ExecutionConfig = ExecutionConfig(),
+    *,
+    validation: FederatedData | None = None,
+    wrapper: Callable[[Federation], Federation] | None = None,
+) -> Simulation:
+    """Compiles an algorithm on a population.
+
+    Args:
+      algorithm: the declaration.
+      data: the clients' training examples.
+      participation: who joins a round; bound to as many clients as `data` has.
+      execution: how it is laid out.
+      validation: a second split of the same clients' own data, which they read as
+        `client.validation`.
+      wrapper: what the federation passes through, such as `partial(anderson, memory=2)`.
+
+    Returns:
+      The simulation.
+
+    Raises:
+      ValueError: as `federation`, the wrapper and `compile_federation`.
+    """
+    _require_32_bits()
+    execution.validate()
+    bound = federation(algorithm, population_of(data, validation), participation)
+    _warn_of_divisor(bound)
+    if wrapper is not None:
+        bound = wrapper(bound)
+    return compile_federation(bound, data, execution, validation=validation)
+
+
+@checked
+def compile_federation(
+    federation: Federation,
+    data: FederatedData,
+    execution: ExecutionConfig = ExecutionConfig(),
+    *,
+    validation: FederatedData | None = None,
+) -> Simulation:
+    """Compiles a federation.
+
+    One program does a whole round (draw, gather, train, reduce, noise, step, scatter), and many
+    rounds run inside one call. The number of rounds of a call is traced, so that any number up to
+    `rounds_per_call` runs in the program that is compiled once.
+
+    Args:
+      federation: what is run; its layout is chosen here.
+      data: the clients' training examples.
+      execution: how it is laid out.
+      validation: the second split that the federation was built with, if any.
+
+    Returns:
+      The simulation.
+
+    Raises:
+      ValueError: for a layout that cannot be had, or while JAX is set to 64-bit numbers, for which
+        steps and draws would not be those that are accounted.
+      MemoryError: if a round, or what clients keep, cannot fit, with the estimate.
+    """
+    _require_32_bits()
+    execution.validate()
+    execution = execution.for_cohort(federation.participation.cohort_size)
+    layout, layouts = layout_of(
+        federation,
+        execution,
+        lambda fixed: compile_federation(federation, data, fixed, validation=validation),
+    )
+    laid_out = federation.laid_out(layout)
+    devices = execution.device_list()
+    everywhere: Any = SingleDeviceSharding(devices[0])
+    by_client: Any = everywhere
+    if layout.mesh is not None:
+        everywhere, by_client = (NamedSharding(layout.mesh, spec) for spec in (P(), P(AXIS)))
+    num_clients = len(federation.population.sizes)
+    of_a_client = _bytes_of_a_client(federation)
+    state_bytes = of_a_client * layout.clients_per_device(num_clients)
+    is_resident = execution.is_resident(data, state_bytes)
+    # Where the number drawn is not random, some round may draw everybody.
+    varies = federation.participation.sampler.varies
+    slots = layout.usual_slots(federation.participation)
+    if not varies:
+        slots = layout.slots_per_device(federation.participation, is_owned=True)
+    memory = memory_of(
+        federation,
+        layout,
+        clients=state_bytes if is_resident else of_a_client * slots,
+        examples=_resident_bytes(data, validation) if is_resident else 0,
+    )
+    require_room(memory, layout.num_devices)
+    if not is_resident and execution.placement != "disk":
+        require_host_room(num_clients, of_a_client)
+    count, made = Count(), _Made()
+
+    def placed(state: Any) -> SimulationState:
+        """Gives every leaf the type and place that the program was traced for.
+
+        States from a checkpoint hold host arrays, those of a sweep may hold Python numbers; neither
+        may cost a second trace.
+        """
+        clients = state.clients
+        if clients is not None:
+            _require_same_place(execution.placement, clients)
+        state = jax.tree.map(_typed, state._replace(clients=None))
+        state = jax.device_put(state, everywhere)
+        if clients is None:
+            return state
+        if not is_resident:
+            return state._replace(clients=jax.tree.map(np.asarray, clients))
+        rows = layout.clients_per_device(num_clients) * layout.num_devices
+        clients = jax.tree.map(lambda x: _padded(_typed(x), rows), clients)
+        return state._replace(clients=jax.device_put(clients, by_client))
+
+    def portable(state: Any, *, copies: bool = True) -> SimulationState:
+        if isinstance(state.clients, Rows):
+            return jax.device_get(state)
+
+        def of_clients(x: Any) -> np.ndarray:
+            # A table in host memory is written in place by later rounds, once it has been.
+            is_written = isinstance(x, np.ndarray) and x.flags.writeable
+            part = np.asarray(x)[:num_clients]
+            return part.copy() if copies and is_written else part
+
+        clients = jax.tree.map(of_clients, state.clients)
+        return jax.device_get(state._replace(clients=clients))
+
+    if is_resident:
+        with explained(memory):
+            examples = jax.device_put(examples_of(data, validation), everywhere)
+        rounds_of = resident_rounds(laid_out, examples, execution.rounds_per_call, count)
+    else:
+        _require_streamable(federation, execution.placement)
+        slabs = Slabs(data, federation.participation, everywhere, validation)
+        rounds_of = streamed_rounds(laid_out, slabs, everywhere, by_client, count)
+
+    # Few examples, for rare work: they go to a device when they are asked for.
+    judging = None if validation is None else examples_of(validation)
+    init = _initial(laid_out, everywhere, by_client, is_resident, execution)
+    start = jax.device_put(traced(federation.algorithm, laid_out.hyper), everywhere)
+
+    @explained(memory)
+    def run(state, key, num_rounds=1, hyper=None):
+        _require_32_bits()
+        checks.whole("num_rounds", num_rounds)
+        numbers = start
+        if hyper is not None:
+            federation.check(hyper)
+            numbers = jax.device_put(_same_kind(federation.algorithm, hyper, start), everywhere)
+        state, left = made.or_copies(placed(state)), []
+        done = int(state.round)
+        for block, steps in rounds_and_host_steps(federation.host_steps, done, num_rounds):
+            state, more = rounds_of(state, numbers, key, block)
+            left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
+            for step in steps:
+                after = after_host_step(step, state, numbers, key, num_clients, judging)
+                state = placed(after)
+        records, infos = zip(*left, strict=True)
+        return made.noted(state), joined(records), joined_info(infos)
+
+    @explained(memory)
+    def compile_round(state, key):
+        return made.noted(rounds_of(made.or_copies(placed(state)), start, key, 0)[0])
+
+    return Simulation(
+        init=explained(memory)(lambda key: made.noted(placed(init(key)))),
+        run=run,
+        compile=compile_round,
+        portable=portable,
+        federation=laid_out,
+        num_traces=lambda: count.traces,
+        layouts=layouts,
+    )
+
+
+def _warn_of_divisor(bound: Federation) -> None:
+    """Warns of a public divisor that makes steps longer or shorter than anybody will have meant."""
+    claim, cohort_size = bound.claims.client, bound.participation.cohort_size
+    if claim is None or claim.divisor is None:
+        return
+    factor = cohort_size / float(np.max(claim.divisor(bound.hyper.aggregator)))
+    if not 1 / _DIVISOR_FACTOR <= factor <= _DIVISOR_FACTOR:
+        warnings.warn(
+            f"the public divisor should be near {cohort_size:g}, the clients that a round draws, "
+            f"and is {cohort_size / factor:g}: steps are {factor:.3g} times as long as those of a "
+            "mean",
+            stacklevel=4,
+        )
+
+
+def _initial(
+    federation: Federation,
+    everywhere: Any,
+    by_client: Any,
+    is_resident: bool,
+    execution: ExecutionConfig,
+) -> Callable[[PRNGKey], SimulationState]:
+    """Compiles the state before the first round; no device holds more of it than its part."""
+    clients = federation.algorithm.clients
+    places = SimulationState(everywhere, everywhere, by_client, everywhere)
+    if is_resident or clients is None:
+        return jax.jit(federation.init, out_shardings=places)
+    num_clients = len(federation.population.sizes)
+
+    @jax.jit
+    def of_one(key):
+        state = federation.init(key)
+        return state._replace(clients=clients.init(state.server))
+
+    def init(key):
+        state = of_one(key)
+        if execution.placement == "disk":
+            rows = Rows.untouched(state.clients, num_clients, execution.folder)
+            return state._replace(clients=rows)
+        table = jax.tree.map(
+            lambda x: np.broadcast_to(np.asarray(x), (num_clients, *x.shape)), state.clients
+        )
+        return state._replace(clients=table)
+
+    return init
+
+
+def _bytes_of_a_client(federation: Federation) -> int:
+    """Counts what one client keeps."""
+    clients = federation.algorithm.clients
+    if clients is None:
+        return 0
+    of_one = clients.init
+
+    def own(key):
+        return of_one(federation.algorithm.init(key))
+
+    return trees.num_bytes(jax.eval_shape(own, jax.random.key(0)))
+
+
+class _Made:
+    """Tells the arrays that a simulation has made, which it may donate, from those of others."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, weakref.ref[Any]] = {}
+
+    def noted(self, state: SimulationState) -> SimulationState:
+        """Takes note of a state that is handed out; only the newest is of use to anybody."""
+        leaves = (x for x in jax.tree.leaves(state) if isinstance(x, (jax.Array, np.ndarray)))
+        self._arrays = {id(x): weakref.ref(x) for x in leaves}
+        return state
+
+    def or_copies(self, state: SimulationState) -> SimulationState:
+        """Copies what the simulation has not made."""
+
+        def own(x: Any) -> Any:
+            known = self._arrays.get(id(x))
+            is_own = known is not None and known() is x
+            if isinstance(x, np.ndarray):
+                return x if is_own and x.flags.writeable else np.array(x)
+            return x if is_own or not isinstance(x, jax.Array) else jnp.copy(x)
+
+        return jax.tree.map(own, state)
+
+
+def _require_32_bits() -> None:
+    checks.require(
+        jnp.result_type(float) == jnp.float32,
+        "jax_enable_x64",
+        "be off while a simulation is built and run: rounds are defined in 32-bit numbers",
+        True,
+    )
+
+
+def _require_same_place(placement: str, clients: PyTree) -> None:
+    rule = "be what the state was made for: what clients keep is not moved to or from the disk"
+    checks.require(isinstance(clients, Rows) == (placement == "disk"), "placement", rule, placement)
+
+
+def _require_streamable(federation: Federation, placement: str) -> None:
+    clients = federation.algorithm.clients
+    if clients is not None and clients.finish is not None:
+        checks.require(
+            not clients.finishes_everybody,
+            "placement",
+            f"be 'device' for {federation.algorithm.name}, which changes what every client keeps "
+            "in every round",
+            placement,
+        )
+
+
+def _resident_bytes(*stores: FederatedData | None) -> int:
+    """Counts the bytes of examples on a device, where numbers have at most 32 bits."""
+    arrays = [array for store in stores if store is not None for array in store.examples.values()]
+    return sum(array.size * min(array.dtype.itemsize, 4) for array in arrays)
+
+
+def _same_kind(algorithm: FederatedAlgorithm, hyper: Hyper, built: Hyper) -> Hyper:
+    """Gives numbers the types that a simulation was built with, so that it is not traced again."""
+    mine, own = str(jax.tree.structure(hyper)), str(jax.tree.structure(built))
+    checks.require(mine == own, "hyper", f"hold the numbers {own}", mine)
+
+    def like(x, b):
+        # Without a range nobody has looked whether a number is whole.
+        is_kept = x.dtype == b.dtype or bool(np.any(np.asarray(x) != np.asarray(x).astype(b.dtype)))
+        return x if is_kept else x.astype(b.dtype)
+
+    return jax.tree.map(like, traced(algorithm, typed(hyper)), built)
+
+
+def _typed(x: Any) -> Any:
+    return jnp.asarray(x, jnp.result_type(x))
+
+
+def _padded(x: Any, rows: int) -> Any:
+    missing = rows - len(x)
+    return x if missing <= 0 else jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])

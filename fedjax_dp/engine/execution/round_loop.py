@@ -1,0 +1,172 @@
+"""Blocks of rounds: the loop that is compiled, on resident examples or on streamed cohorts."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.record import RoundInfo, RoundRecord
+from fedjax_dp.engine.round import SimulationState
+
+
+class Block(NamedTuple):
+    """Rounds that ran in one call.
+
+    Attributes:
+      left: the record and the info that they leave, `[room, ...]`, on the device.
+      num_rounds: how many of the first places are filled.
+    """
+
+    left: tuple[RoundRecord, RoundInfo]
+    num_rounds: int
+
+    def on_host(self) -> tuple[RoundRecord, RoundInfo]:
+        """Waits for the rounds, and gives the places that are filled."""
+        record, info = jax.tree.map(lambda x: np.asarray(x)[: self.num_rounds], self.left)
+        return record, info
+
+
+# `(state, hyper, key, num_rounds) -> (state, blocks)`: rounds without work on the host between
+# them; of no rounds, only the program is made.
+Rounds = Callable[[SimulationState, Hyper, PRNGKey, int], tuple[SimulationState, list[Block]]]
+
+
+class Count:
+    """How often the round was traced."""
+
+    traces = 0
+
+
+def resident_rounds(
+    federation: Federation, examples: Examples, rounds_per_call: int, count: Count
+) -> Rounds:
+    """Runs blocks of rounds on examples that are on the device.
+
+    Args:
+      federation: what is run, laid out.
+      examples: of everybody, on the device.
+      rounds_per_call: the longest block.
+      count: where traces are counted.
+
+    Returns:
+      What runs them; it takes over what the clients keep too.
+    """
+    block_of = _blocks_of(federation, rounds_per_call, count)
+
+    def run(state, hyper, key, num_rounds):
+        if num_rounds == 0:
+            return block_of(state, hyper, examples, None, key, np.int32(0))[0], []
+        blocks: list[Block] = []
+        while num_rounds > 0:
+            block = min(num_rounds, rounds_per_call)
+            state, left = block_of(state, hyper, examples, None, key, np.int32(block))
+            blocks.append(Block(left, block))
+            num_rounds -= block
+        return state, blocks
+
+    return run
+
+
+def streamed_rounds(
+    federation: Federation, slabs: Slabs, everywhere: Any, by_client: Any, count: Count
+) -> Rounds:
+    """Runs rounds whose examples, and what clients keep, are brought to the device for each.
+
+    Args:
+      federation: what is run, laid out.
+      slabs: gathers the examples of a cohort.
+      everywhere: the device or sharding of what all clients share.
+      by_client: that of what each client keeps.
+      count: where traces are counted.
+
+    Returns:
+      What runs them.
+    """
+    block_of = _blocks_of(federation, 1, count)
+    draw = jax.jit(lambda round_index, hyper, key: federation.draw(_At(round_index), hyper, key))
+
+    def run(state, hyper, key, num_rounds):
+        with stream_of(state.clients) as kept:
+            kept.require_room(federation.participation, num_rounds)
+            state, blocks = rounds(state, kept, hyper, key, num_rounds)
+        return state._replace(clients=kept.left()), blocks
+
+    def rounds(state, kept, hyper, key, num_rounds):
+        first = int(state.round)
+
+        def cohort_of(i) -> Cohort:
+            drawn = jax.device_get(draw(np.int32(first + i), hyper, key))
+            return narrowed(drawn, federation.layout, federation.participation)
+
+        def play(state, examples, cohort, num_rounds):
+            state = state._replace(clients=jax.device_put(kept.gather(cohort), by_client))
+            here = jax.device_put(cohort, everywhere)
+            return block_of(state, hyper, examples, here, key, np.int32(num_rounds))
+
+        cohort, blocks = cohort_of(0), []
+        examples = slabs.gather(cohort)
+        if num_rounds == 0:
+            state, _ = play(state, examples, cohort, 0)
+        else:
+            following = cohort_of(min(1, num_rounds - 1))
+        for i in range(num_rounds):
+            state, left = play(state, examples, cohort, 1)
+            blocks.append(Block(left, 1))
+            played = cohort
+            # The call above returns before the round is done. Who comes next is known already, so
+            # that the rows are gathered while it computes; the draw after that waits for it.
+            if i + 1 < num_rounds:
+                cohort = following
+                kept.ahead(cohort, under_way=played)
+                examples = slabs.gather(cohort)
+            if i + 2 < num_rounds:
+                following = cohort_of(i + 2)
+            kept.scatter(played, state.clients)
+        return state, blocks
+
+    return run
+
+
+def _blocks_of(federation: Federation, room: int, count: Count) -> Callable[..., Any]:
+    """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`.
+
+    The cohort is drawn in every round where it is None; `left` has room for so many rounds, and the
+    first `num_rounds` places are filled.
+    """
+
+    # The inner jit is traced once, for the shapes of what rounds leave as for the loop.
+    @jax.jit
+    def step(state, hyper, examples, cohort, key):
+        count.traces += 1
+        return federation.step(state, hyper, examples, key, cohort)
+
+    @partial(jax.jit, donate_argnums=0)
+    def block_of(state, hyper, examples, cohort, key, num_rounds):
+        left = jax.tree.map(
+            lambda s: jnp.zeros((room, *s.shape), s.dtype),
+            jax.eval_shape(step, state, hyper, examples, cohort, key)[1:],
+        )
+
+        def body(i: Any, carry: Any) -> tuple[SimulationState, PyTree]:
+            state, left = carry
+            state, *new = step(state, hyper, examples, cohort, key)
+            return state, jax.tree.map(lambda a, n: a.at[i].set(n), left, tuple(new))
+
+        return jax.lax.fori_loop(0, num_rounds, body, (state, left))
+
+    return block_of
+
+
+class _At(NamedTuple):
+    """What a draw reads of a state."""
+
+    round: Any

@@ -1,0 +1,164 @@
+"""Which layout: by a count of operations, or by short trials of several on the work itself."""
+
+import tempfile
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.engine.execution.layout import AXIS, ExecutionConfig, Layout, alone_above
+from fedjax_dp.engine.federation import Federation, is_stacked, one_client
+from fedjax_dp.models.cost import Cost, cost_of
+
+
+class Trial(NamedTuple):
+    """What one layout took.
+
+    Attributes:
+      clients_per_chunk: clients that were computed side by side.
+      seconds: of a round, the better of two, after compilation.
+      compile_seconds: of its compilation.
+    """
+
+    clients_per_chunk: int
+    seconds: float
+    compile_seconds: float
+
+
+_CHOSEN: dict[Hashable, tuple[Trial, ...]] = {}
+
+
+def layout_of(
+    federation: Federation, execution: ExecutionConfig, build: Callable[[ExecutionConfig], Any]
+) -> tuple[Layout, tuple[Trial, ...]]:
+    """Chooses chunk and mesh.
+
+    Args:
+      federation: what is run.
+      execution: what was asked for, its devices settled.
+      build: `(execution) -> Simulation`, for trials.
+
+    Returns:
+      The layout and the trials that chose it, fastest first; none where it was not tuned.
+
+    Raises:
+      ValueError: for a client that takes more steps than can be counted.
+    """
+    devices, participation = execution.device_list(), federation.participation
+    mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+    # Slots may be many more than clients that are expected; a chunk is filled by the latter.
+    expected = max(1, round(participation.cohort_size / len(devices)))
+
+    def cost() -> Cost:
+        run, arguments = one_client(federation.algorithm, federation.population)
+        return cost_of(lambda *a: run(*a).update, *arguments)
+
+    chunk, tried = execution.chunk(cost, expected), tuple[Trial, ...]()
+    if execution.clients_per_chunk == "tuned":
+        with tempfile.TemporaryDirectory() as folder:
+
+            def forced(chunk: int) -> Any:
+                # Rows of trials are nobody's: none are left behind, nor written over.
+                return build(execution._replace(clients_per_chunk=chunk, folder=folder))
+
+            tried = trials(_work(federation, execution), candidates(chunk, expected), forced)
+        chunk = tried[0].clients_per_chunk
+    share = participation.cohort_size / len(federation.population.sizes)
+    above = alone_above(_steps(federation), chunk, share)
+    is_roomy = not is_stacked(federation.algorithm)
+    return Layout(chunk, mesh, is_roomy=is_roomy, alone_above=above), tried
+
+
+def candidates(guess: int, widest: int) -> list[int]:
+    """Lists the chunks that are worth a trial: the guess and its neighbours, eight times apart.
+
+    Args:
+      guess: the chunk that the number of operations suggests.
+      widest: clients of one device; no chunk is wider.
+
+    Returns:
+      Two or three chunks in rising order, one where there is no choice.
+    """
+    return sorted({min(max(chunk, 1), widest) for chunk in (guess // 8, guess, guess * 8)})
+
+
+def trials(
+    key: Hashable,
+    chunks: list[int],
+    build: Callable[[int], Any],
+    clock: Callable[[], float] | None = None,
+) -> tuple[Trial, ...]:
+    """Runs two rounds in every layout, once for all simulations of the same work in this process.
+
+    Args:
+      key: names the work; the same key is not tried again.
+      chunks: the clients per chunk to try.
+      build: `(clients_per_chunk) -> Simulation`.
+      clock: `() -> seconds`; the process's own where it is None.
+
+    Returns:
+      The trials, fastest first.
+
+    Raises:
+      ValueError: if there is nothing to try.
+    """
+    checks.require(len(chunks) > 0, "chunks", "hold a candidate", chunks)
+    if key not in _CHOSEN:
+        tick = clock or time.perf_counter
+        done = [_try(build(chunk), chunk, tick) for chunk in chunks]
+        _CHOSEN[key] = tuple(sorted(done, key=lambda trial: trial.seconds))
+    return _CHOSEN[key]
+
+
+def _try(simulation: Any, chunk: int, tick: Callable[[], float]) -> Trial:
+    run_key = jax.random.key(0)
+    started = tick()
+    state = jax.block_until_ready(simulation.compile(simulation.init(run_key), run_key))
+    compiled = tick()
+    seconds = float("inf")
+    for _ in range(2):
+        before = tick()
+        state, *_ = simulation.run(state, run_key, 1)
+        jax.block_until_ready(state)
+        seconds = min(seconds, tick() - before)
+    return Trial(chunk, seconds, compiled - started)
+
+
+def _steps(federation: Federation) -> np.ndarray:
+    """Counts the local steps of every client."""
+    sizes, local = jnp.asarray(federation.population.sizes), federation.hyper.local
+    one = jax.vmap(lambda i: federation.algorithm.num_steps(sizes[i], local.row(i)))
+    steps = np.asarray(jax.jit(one)(jnp.arange(len(sizes))))
+    # An int32 saturates.
+    rule = "give each client fewer than 2^31 - 1 local steps a round"
+    checks.require(
+        int(steps.max()) < COUNT_LIMIT - 1, "num_epochs or num_steps", rule, int(steps.max())
+    )
+    return steps
+
+
+def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
+    """Names what decides over a layout: shapes, numbers, cohort, devices."""
+    algorithm, participation = federation.algorithm, federation.participation
+    server = jax.eval_shape(algorithm.init, jax.random.key(0))
+    shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(server)]
+    structure = federation.population.structure
+    leaves = zip(trees.paths(structure), jax.tree.leaves(structure), strict=True)
+    examples = [(path, str(x.dtype), x.shape[1:]) for path, x in leaves]
+    numbers = [np.asarray(x).tobytes() for x in jax.tree.leaves(federation.hyper)]
+    return (
+        algorithm.name,
+        str(shapes),
+        str(examples),
+        tuple(numbers),
+        federation.population.sizes.tobytes(),
+        participation.sampler.name,
+        participation.cohort_size,
+        str(execution.device_list()),
+    )

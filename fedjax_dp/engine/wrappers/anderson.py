@@ -1,0 +1,460 @@
+"""Anderson acceleration (type II) of any federation: the next point is a mix of several rounds'."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Iterate, SharedModel
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.mixing import mixing_weights
+from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.federation import Federation
+
+Of = Literal["shared", "clients"]
+NormWeights = Literal["federation", "equal"] | Sequence[NonNegative]
+
+# Numbers of `Hyper.algorithm`, beside those of the algorithm itself.
+_RANGES: dict[str, Any] = {
+    "anderson_ridge": NonNegative,
+    "anderson_damping": Fraction,
+    "anderson_growth": Size,
+}
+
+
+@flax.struct.dataclass
+class Memory:
+    """What is remembered of the last rounds, `places` of them, each overwritten in its turn.
+
+    Attributes:
+      images: the points that rounds came to, each leaf `[places, ...]`.
+      residuals: those that they started from minus these, each leaf `[places, ...]`.
+    """
+
+    images: PyTree
+    residuals: PyTree
+
+
+@flax.struct.dataclass
+class Gram:
+    """Products of residuals, and which of them count.
+
+    Attributes:
+      products: by places, `[places, places]`, float32.
+      num_valid: how many of the newest count; fewer than all after a restart, int32.
+    """
+
+    products: jax.Array
+    num_valid: jax.Array
+
+
+@flax.struct.dataclass
+class Accelerated:
+    """A state of the server with a memory beside it.
+
+    Attributes:
+      inner: the algorithm's own state.
+      gram: products of residuals.
+      memory: of the shared model; None where that of clients is accelerated.
+    """
+
+    inner: PyTree
+    gram: Gram
+    memory: Memory | None
+
+
+@flax.struct.dataclass
+class Remembering:
+    """A state of a client with a memory beside it.
+
+    Attributes:
+      inner: the algorithm's own state.
+      memory: of the client's point.
+    """
+
+    inner: PyTree
+    memory: Memory
+
+
+@checked
+def anderson(
+    federation: Federation,
+    *,
+    memory: Count,
+    of: Of = "shared",
+    first: Count | None = None,
+    ridge: NonNegative = 1e-10,
+    damping: Fraction = 0.0,
+    growth: Size = 1e4,
+    weights: NormWeights | None = None,
+    num_rounds: Count | None = None,
+    is_buffer: Callable[[PyTree], PyTree] | None = None,
+) -> Federation:
+    """Accelerates a federation: after each round its point becomes a mix of what rounds came to.
+
+    A round maps a point u to T(u). With the residuals u − T(u) of the last τ + 1 rounds, weights of
+    sum 1 are found under which their mix is shortest, and the next round starts from the same mix
+    of the T(u). Clients send and receive what they did before; the server, or whoever simulates it,
+    holds 2 (τ + 1) copies of the point.
+
+    Where the solution is not finite, its residual is not shorter, or the newest residual is
+    `growth` times the shortest that is remembered, the round stays plain; in the last case the
+    memory begins anew.
+
+    Guarantee: that of the federation, whose claims are unchanged: the shared model is what rounds
+    release, and the clients' points are refused where an aggregator protects clients, since these
+    are not released.
+
+    Args:
+      federation: what is accelerated; a deterministic round, joined by all, is what it is made for.
+      memory: τ, earlier rounds that are looked at besides the newest, at least 1.
+      of: the server's shared model alone, or the points of all clients as one long vector, which
+        the centralised form of `splitting` keeps.
+      first: rounds that stay plain before it begins, at least τ; τ + 1 where it is None.
+      ridge: strength of the regularisation of the small system over its trace, at least 0.
+      damping: share of the plain round in the mix, in [0, 1]; 1 changes nothing.
+      growth: how much longer a residual may be than the shortest remembered, at least 1.
+      weights: of the clients in the norm of a residual of their points: "federation", those of the
+        mean z̄, or "equal", or `[num_clients]` numbers; "federation" if not given. For
+        `of="clients"` alone.
+      num_rounds: rounds of the run, where it is known, so that a longer memory is refused.
+      is_buffer: marks what is no weight, such as `Model.is_buffer`: statistics of batch norm stay
+        as rounds leave them, and say nothing of residuals. None where there are no buffers.
+
+    Returns:
+      The federation; its info of the server gains `residual`, the length of the newest, and
+      `is_mixed`, whether the round was accelerated. `ridge`, `damping` and `growth` are numbers of
+      `hyper.algorithm`, with `anderson_` before their names.
+
+    Raises:
+      ValueError: for a number out of its range, weights for the shared model, or a federation
+        without such a point, with steps on the host, or whose rounds are not joined by all where
+        clients' points are mixed.
+
+    Source: Malekmohammadi and others 2021, section 2.5, the least-squares problem under
+    "Acceleration"; the weighted norm is that of the product space, beside equation 2.2. Anderson
+    1965.
+    """
+    checks.one_of("of", of, ("shared", "clients"))
+    checks.whole("memory", memory)
+    if num_rounds is not None:
+        checks.require(memory < num_rounds, "memory", f"be below the {num_rounds} rounds", memory)
+    first = memory + 1 if first is None else first
+    checks.require(first >= memory, "first", f"be at least the memory, {memory}", first)
+    numbers = {
+        "anderson_ridge": ridge,
+        "anderson_damping": damping,
+        "anderson_growth": growth,
+    }
+    point = _point_of(federation, of)
+    norm = _norm_weights(federation, point, weights)
+
+    def bound(plain: Federation) -> Federation:
+        return _bound(_Scheme(plain, of, memory + 1, first, point, norm, is_buffer), numbers)
+
+    return bound(federation)._replace(laid_out=lambda layout: bound(federation.laid_out(layout)))
+
+
+def _bound(scheme: "_Scheme", numbers: dict[str, float]) -> Federation:
+    """Gives the federation of a scheme, but for other layouts."""
+    federation, hyper = scheme.federation, scheme.federation.hyper
+    algorithm = _lifted(federation.algorithm, scheme).with_numbers(numbers, _RANGES)
+    added = {name: np.float32(number) for name, number in numbers.items()}
+
+    def check(hyper):
+        algorithm.check(hyper, len(federation.population.sizes))
+        federation.check(hyper)
+
+    def outer(of_inner: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda state, *arguments: of_inner(scheme.inner(state), *arguments)
+
+    shared, with_shared, personal = federation.shared, federation.with_shared, federation.personal
+    return federation._replace(
+        init=scheme.init,
+        step=scheme.step,
+        shared=None if shared is None else outer(shared),
+        with_shared=None
+        if with_shared is None
+        else lambda state, params: scheme.outer(with_shared(scheme.inner(state), params), state),
+        personal=None if personal is None else outer(personal),
+        stages=outer(federation.stages),
+        hyper=hyper._replace(algorithm={**hyper.algorithm, **added}),
+        check=check,
+        algorithm=algorithm,
+    )
+
+
+class _Scheme(NamedTuple):
+    """What is extrapolated, and how long ago is looked at.
+
+    The places of a memory are axis 0 of a shared model, and axis 1 of the clients' points.
+    """
+
+    federation: Federation
+    of: Of
+    places: int
+    first: int
+    point: SharedModel | Iterate
+    weights: np.ndarray | None
+    is_buffer: Callable[[PyTree], PyTree] | None
+
+    @property
+    def axis(self) -> int:
+        """Names the axis of places."""
+        return 0 if self.of == "shared" else 1
+
+    def room(self, point: PyTree) -> Memory:
+        """Makes room for the memory of a point."""
+
+        def zeros(x):
+            shape = (*x.shape[: self.axis], self.places, *x.shape[self.axis :])
+            return jnp.zeros(shape, trees.at_least_float32(x).dtype)
+
+        return Memory(*(jax.tree.map(lambda x: zeros(jnp.asarray(x)), point) for _ in range(2)))
+
+    def no_products(self) -> Gram:
+        """Gives the products of an empty memory."""
+        return Gram(jnp.zeros((self.places, self.places)), jnp.int32(0))
+
+    def init(self, key: Any) -> Any:
+        """Makes the state before the first round."""
+        state = self.federation.init(key)
+        memory = self.room(self.point_in(state))
+        return self.joined(state, memory, self.no_products())
+
+    def point_in(self, state: Any) -> PyTree:
+        """Reads what is extrapolated."""
+        return self.point.read(state.server if self.of == "shared" else state.clients)
+
+    def with_point(self, state: Any, point: PyTree) -> Any:
+        """Puts another in its place."""
+        if self.of == "shared":
+            return state._replace(server=self.point.write(state.server, point))
+        return state._replace(clients=self.point.write(state.clients, point))
+
+    def inner(self, state: Any) -> Any:
+        """Takes the state of the federation out of one with a memory."""
+        clients = state.clients
+        if self.of == "clients" and clients is not None:
+            clients = clients.inner
+        return state._replace(server=state.server.inner, clients=clients)
+
+    def joined(self, inner: Any, memory: Memory, gram: Gram) -> Any:
+        """Puts a memory beside the state of the federation."""
+        if self.of == "shared":
+            return inner._replace(server=Accelerated(inner.server, gram, memory))
+        return inner._replace(
+            server=Accelerated(inner.server, gram, None),
+            clients=Remembering(inner.clients, memory),
+        )
+
+    def memory_in(self, state: Any) -> Memory:
+        """Reads the memory."""
+        return state.server.memory if self.of == "shared" else state.clients.memory
+
+    def outer(self, inner: Any, state: Any) -> Any:
+        """Puts the memory of a state beside another state of the federation."""
+        return self.joined(inner, self.memory_in(state), state.server.gram)
+
+    def step(self, state, hyper, examples, key, cohort=None):
+        """Plays a round and mixes what it came to with what earlier ones did."""
+        before = self.inner(state)
+        after, record, info = self.federation.step(before, hyper, examples, key, cohort)
+        start, image = self.point_in(before), self.point_in(after)
+        place = before.round % self.places
+        memory, gram = self._remembered(state, start, image, place)
+        numbers = hyper.algorithm
+        squares = jnp.diagonal(gram.products)
+        counts = (place - jnp.arange(self.places)) % self.places < gram.num_valid
+        shortest = jnp.min(jnp.where(counts, squares, jnp.inf))
+        is_wild = squares[place] > numbers["anderson_growth"] ** 2 * shortest
+        found = mixing_weights(
+            gram.products, counts, place, numbers["anderson_ridge"], numbers["anderson_damping"]
+        )
+        is_shorter = found @ gram.products @ found <= squares[place]
+        mixed = self.for_buffers(self._mixed(memory.images, image, found), image)
+        is_mixed = (before.round >= self.first) & is_shorter & ~is_wild & trees.is_finite(mixed)
+        point = trees.where(is_mixed, mixed, image)
+        gram = gram.replace(num_valid=jnp.where(is_wild, 1, gram.num_valid))
+        told = {
+            "residual": jnp.sqrt(jnp.maximum(squares[place], 0)),
+            "is_mixed": is_mixed.astype(jnp.float32),
+        }
+        info = info._replace(server={**info.server, **told})
+        return self.joined(self.with_point(after, point), memory, gram), record, info
+
+    def for_buffers(self, point: PyTree, other: PyTree) -> PyTree:
+        """Takes the buffers of another point."""
+        if self.is_buffer is None:
+            return point
+        return jax.tree.map(
+            lambda flag, x, y: y if flag else x, self.is_buffer(point), point, other
+        )
+
+    def _remembered(self, state: Any, start: PyTree, image: PyTree, place: Any) -> Any:
+        """Writes a round into its place, and its products with all others."""
+        at = (slice(None), place) if self.axis else (place,)
+
+        def written(all_rounds, one):
+            return jax.tree.map(lambda a, x: a.at[at].set(x.astype(a.dtype)), all_rounds, one)
+
+        memory, gram = self.memory_in(state), state.server.gram
+        widened = [jax.tree.map(trees.at_least_float32, x) for x in (start, image)]
+        residual = trees.subtract(*widened)
+        residual = self.for_buffers(residual, trees.zeros_like(residual))
+        images, residuals = written(memory.images, image), written(memory.residuals, residual)
+        row = sum(
+            jax.tree.leaves(jax.tree.map(self._products, residuals, residual)),
+            start=jnp.zeros(self.places),
+        )
+        products = gram.products.at[place, :].set(row).at[:, place].set(row)
+        num_valid = jnp.minimum(gram.num_valid + 1, self.places)
+        return Memory(images, residuals), Gram(products, num_valid)
+
+    def _products(self, all_rounds: jax.Array, one: jax.Array) -> jax.Array:
+        """Multiplies one leaf of all residuals with that of the newest, `[places]`."""
+        if self.axis == 0:
+            # A matrix product would take ten times as long here; axis by axis little is rounded.
+            products = all_rounds * one
+            while products.ndim > 1:
+                products = jnp.sum(products, axis=-1)
+            return products
+        rows = len(one)
+        assert self.weights is not None
+        # Padding up to a multiple of the devices has no weight.
+        weights = jnp.zeros(rows).at[: len(self.weights)].set(self.weights)
+        weighted = weights[:, None] * one.reshape(rows, -1)
+        flat = all_rounds.reshape(rows, self.places, -1)
+        exact = jax.lax.Precision.HIGHEST
+        return jnp.einsum("ikp,ip->k", flat, weighted, precision=exact)
+
+    def _mixed(self, images: PyTree, newest: PyTree, found: jax.Array) -> PyTree:
+        """Mixes images; weights of sum 1 go to differences, which lose less to rounding."""
+
+        def of_leaf(all_rounds, one):
+            def moved(k, so_far):
+                image = jax.lax.dynamic_index_in_dim(all_rounds, k, self.axis, keepdims=False)
+                return so_far + found[k] * (image - one)
+
+            start = jnp.zeros(one.shape, jnp.result_type(all_rounds, one, found))
+            return (one + jax.lax.fori_loop(0, self.places, moved, start)).astype(one.dtype)
+
+        return jax.tree.map(of_leaf, images, newest)
+
+
+def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
+    """Finds what is extrapolated, or says why it cannot be."""
+    algorithm, participation = federation.algorithm, federation.participation
+    name, num_clients = algorithm.name, len(federation.population.sizes)
+    rule = f"have no steps on the host between rounds, as {name} has"
+    checks.require(not federation.host_steps, "federation", rule, len(federation.host_steps))
+    own = None if algorithm.clients is None else algorithm.clients.iterate
+    is_full = participation.min_drawn >= num_clients
+    if of == "shared":
+        rule = f"be 'clients' for {name}, whose rounds start from what is kept for them"
+        checks.require(own is None, "of", rule, of)
+        rule = f"be of an algorithm with one model for everybody, which {name} is not"
+        checks.require(algorithm.shared is not None, "federation", rule, name)
+        assert algorithm.shared is not None
+        rule = f"start its rounds from its model, and that of {name} is an average of many"
+        checks.require(algorithm.shared.is_start, "federation", rule, "is_averaged=True")
+        if not is_full:
+            warnings.warn(
+                f"acceleration is a heuristic where {participation.sampler.name} draws a part of "
+                "the clients: residuals of different cohorts are compared",
+                stacklevel=4,
+            )
+        return algorithm.shared
+    rule = f"be 'shared' for {name}, which keeps no points of clients that a round maps on"
+    checks.require(own is not None, "of", rule, of)
+    rule = "be 'shared' where an aggregator protects clients: their points are not released"
+    checks.require(federation.claims.client is None, "of", rule, of)
+    rule = "draw all clients in every round where their points are mixed; everybody() does"
+    checks.require(is_full, "participation", rule, participation.sampler.name)
+    assert own is not None
+    return own
+
+
+def _norm_weights(
+    federation: Federation, point: SharedModel | Iterate, weights: NormWeights | None
+) -> np.ndarray | None:
+    """Gives the clients' weights in the norm, `[num_clients]` of sum 1; None for a shared model."""
+    if isinstance(point, SharedModel):
+        rule = "be left out for of='shared', which has one point"
+        checks.require(weights is None, "weights", rule, weights)
+        return None
+    sizes = np.asarray(federation.population.sizes)
+    by_name = {"federation": point.weigh(sizes), "equal": np.ones(len(sizes))}
+    if weights is None or isinstance(weights, str):
+        weights = by_name[weights or "federation"]
+    found = np.asarray(weights, np.float64)
+    rule = f"be one number of at least 0 for each of the {len(sizes)} clients, not all 0"
+    fits = found.shape == sizes.shape and bool(np.all(found >= 0)) and found.sum() > 0
+    checks.require(fits, "weights", rule, weights)
+    return (found / found.sum()).astype(np.float32)
+
+
+def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorithm:
+    """Declares the same algorithm on states with a memory, for whoever reads the declaration."""
+
+    def with_memory(server):
+        memory = scheme.room(scheme.point.read(server)) if scheme.of == "shared" else None
+        return Accelerated(server, scheme.no_products(), memory)
+
+    def of_server(function):
+        return lambda server, *arguments: function(server.inner, *arguments)
+
+    def server_step(server, aggregate, hyper, round, key):
+        inner, told = algorithm.server_step(server.inner, aggregate, hyper, round, key)
+        return server.replace(inner=inner), told
+
+    lifted = algorithm._replace(
+        init=lambda key: with_memory(algorithm.init(key)),
+        broadcast=of_server(algorithm.broadcast),
+        server_step=server_step,
+        stage_of=of_server(algorithm.stage_of),
+    )
+    shared, personal, clients = algorithm.shared, algorithm.personal, algorithm.clients
+    if shared is not None:
+        view = SharedModel(
+            of_server(shared.read),
+            lambda server, params: server.replace(inner=shared.write(server.inner, params)),
+            is_whole=shared.is_whole,
+        )
+        lifted = lifted._replace(shared=view)
+    if personal is not None:
+        lifted = lifted._replace(personal=of_server(personal))
+    if clients is None:
+        return lifted
+    if scheme.of == "shared":
+        finish = None if clients.finish is None else of_server(clients.finish)
+        return lifted._replace(
+            clients=clients._replace(init=of_server(clients.init), finish=finish)
+        )
+
+    def first_state(server):
+        own = clients.init(server.inner)
+        point = jax.tree.map(lambda x: jnp.asarray(x)[None], scheme.point.read(own))
+        memory = jax.tree.map(lambda x: x[0], scheme.room(point))
+        return Remembering(own, memory)
+
+    def client(message, own, client, hyper, key):
+        output = algorithm.client(message, own.inner, client, hyper, key)
+        return output._replace(state=own.replace(inner=output.state))
+
+    def finished(server, aggregate, own, hyper):
+        if clients.finish is None:
+            return own
+        return own.replace(inner=clients.finish(server.inner, aggregate, own.inner, hyper))
+
+    # All points move in every round, whatever becomes of the rest.
+    known = clients.known
+    of_inner = None if known is None else lambda own: known(own.inner)
+    kept = ClientState(first_state, finished, True, known=of_inner)
+    return lifted._replace(client=client, clients=kept)

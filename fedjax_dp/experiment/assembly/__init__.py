@@ -1,0 +1,1 @@
+"""From a configuration to data, model, algorithm and simulation."""

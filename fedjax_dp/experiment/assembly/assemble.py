@@ -1,0 +1,244 @@
+"""Builds the parts of an experiment from its configuration, checking all of it before any work."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import checks, trees
+from fedjax_dp.engine.evaluation import Evaluator, evaluator
+from fedjax_dp.engine.execution.compile import Simulation, simulation
+from fedjax_dp.engine.execution.layout import ExecutionConfig
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.wrappers.anderson import anderson
+from fedjax_dp.evaluation.metrics import METRICS, Metric
+from fedjax_dp.experiment.assembly.build import (
+    build_algorithm,
+    build_model,
+    build_problem,
+    build_trainer,
+    calibrated,
+    record_level,
+)
+from fedjax_dp.experiment.assembly.devices import offer_devices
+from fedjax_dp.experiment.assembly.population import Population, build_population
+from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.mechanism import Setting, structure_of
+from fedjax_dp.experiment.components.numbers_by_client import (
+    listed,
+    named,
+    names_of,
+    with_client_numbers,
+)
+from fedjax_dp.experiment.components.participation import participation_of
+from fedjax_dp.experiment.reading.analysis import Asked, require_analysis
+from fedjax_dp.experiment.reading.validate import check_clients, known_clients, validate
+from fedjax_dp.experiment.schema.config import (
+    AccelerationSection,
+    Config,
+    EvaluationSection,
+    ExecutionSection,
+    RunSection,
+)
+from fedjax_dp.models.base import Model
+
+
+class Experiment(NamedTuple):
+    """All parts of an experiment, ready to run.
+
+    Attributes:
+      config: what was asked for, with one number for each client in the clients' order.
+      population: the data of the clients.
+      model: what is trained.
+      simulation: the compiled rounds.
+      evaluator: the compiled evaluations.
+      client_clip_norm: bound on one client's update, or None where clients are not protected.
+      dp_delta: δ by unit; of records, one number or one for each client.
+      budget: ε by unit that must not be exceeded.
+      num_parameters: size of what is trained and sent.
+    """
+
+    config: Config
+    population: Population
+    model: Model
+    simulation: Simulation
+    evaluator: Evaluator
+    client_clip_norm: Any
+    dp_delta: dict[str, float | list[float]]
+    budget: dict[str, Any]
+    num_parameters: int
+
+    @property
+    def written(self) -> Config:
+        """The configuration as a run folder keeps it: numbers by client under their names."""
+        return named(self.config, self.population.train)
+
+
+def assemble(config: Config) -> Experiment:
+    """Builds an experiment.
+
+    Here alone the configuration is taken apart: each section makes its part.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The experiment; nothing has been compiled or trained.
+
+    Raises:
+      ValueError: for any choice that does not exist, does not fit the data, or claims a privacy
+        that it would not have.
+    """
+    config = with_named_lists(with_client_numbers(config))
+    validate(listed(config, None))
+    offer_devices(config.execution.devices)
+    execution = execution_of(config.execution, config.run)
+    population = population_of(config)
+    config = listed(config, names_of(population.train))
+    train, privacy = population.train, config.privacy
+    _require_client_test(config.evaluation, population)
+    if known_clients(config) is None:
+        check_clients(config, train.num_clients)
+    require_analysis(Asked(privacy, config.participation, config.training), train.sizes)
+    model = build_model(config.model, population, config.run.seed)
+    participation = participation_of(config.participation, train.num_clients)
+    trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
+    setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
+    problem = build_problem(config.algorithm, privacy, setting, population)
+    algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
+    if "record" in privacy.units and privacy.record.noise_multiplier is None:
+        algorithm = calibrated(
+            config.algorithm.name, algorithm, privacy.record, setting, train.sizes
+        )
+    wrapper = acceleration_of(config.acceleration, config.run, model)
+    compiled = simulation(
+        algorithm,
+        train,
+        participation,
+        execution,
+        validation=population.validation,
+        wrapper=wrapper,
+    )
+    share = config.data.client_test_share
+    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
+    evaluations = _evaluator(
+        compiled, model, population, share, metrics, config.evaluation, trainer
+    )
+    levels = {u: getattr(privacy, u) for u in privacy.units}
+    return Experiment(
+        config=config.model_copy(update={"execution": _settled(config.execution, compiled)}),
+        population=population,
+        model=model,
+        simulation=compiled,
+        evaluator=evaluations,
+        client_clip_norm=privacy.client.clip_norm if "client" in levels else None,
+        dp_delta={u: level.dp_delta for u, level in levels.items()},
+        budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
+        num_parameters=trees.num_parameters(setting.structure),
+    )
+
+
+def population_of(config: Config) -> Population:
+    """Gives the data that an experiment trains on and is judged by.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The population; its clients are put together where the algorithm does so.
+
+    Raises:
+      ValueError: as `build_population`.
+    """
+    population = build_population(config.data, config.run.seed)
+    is_pooled = algorithms.ALGORITHMS[config.algorithm.name].pools_clients
+    return population.pooled() if is_pooled else population
+
+
+def acceleration_of(
+    section: AccelerationSection, run: RunSection, model: Model
+) -> Callable[[Federation], Federation] | None:
+    """Gives what accelerates the rounds.
+
+    Args:
+      section: what was asked for.
+      run: how many rounds there are, which bounds the memory.
+      model: what is trained, whose buffers are left alone.
+
+    Returns:
+      The wrapper of a federation; None for plain rounds.
+    """
+    if section.memory is None:
+        return None
+    is_buffer = model.is_buffer if model.buffer_keys else None
+    return partial(anderson, num_rounds=run.rounds, is_buffer=is_buffer, **section.model_dump())
+
+
+def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
+    """Makes the layout of rounds.
+
+    Args:
+      section: what was asked for.
+      run: how often a run is looked at, which bounds how many rounds are one call.
+
+    Returns:
+      The layout, checked.
+
+    Raises:
+      ValueError: for a layout that does not exist.
+    """
+    stops = min(run.evaluate_every, run.checkpoint_every)
+    execution = ExecutionConfig(
+        clients_per_chunk=section.clients_per_chunk,
+        devices=section.devices,
+        placement=section.placement,
+        rounds_per_call=min(stops, run.rounds),
+    )
+    execution.validate()
+    return execution
+
+
+def _require_client_test(section: EvaluationSection, population: Population) -> None:
+    checks.require(
+        section.personal == "received" or population.client_test is not None,
+        "evaluation.personal",
+        "be 'received' where clients hold no test data, as with data.client_test_share = 0",
+        section.personal,
+    )
+
+
+def _evaluator(
+    compiled: Simulation,
+    model: Model,
+    population: Population,
+    client_test_share: float,
+    metrics: Mapping[str, Metric],
+    section: EvaluationSection,
+    trainer: LocalTrainer,
+) -> Evaluator:
+    name, has_server_model = compiled.algorithm.name, compiled.federation.shared is not None
+    checks.require(
+        has_server_model or population.client_test is not None,
+        "data.client_test_share",
+        f"be above 0 for {name}, which has no server model that the test set could judge",
+        client_test_share,
+    )
+    return evaluator(
+        compiled,
+        model,
+        population.train,
+        whole=population.test,
+        clients=population.client_test,
+        metrics=metrics,
+        trainer=trainer if section.personal == "after_local" else None,
+        on_training=section.training,
+    )
+
+
+def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:
+    """Writes down the layout that was found, so that a run is resumed in the same one."""
+    found: dict[str, Any] = {"devices": compiled.layout.num_devices}
+    if section.clients_per_chunk == "tuned":
+        found["clients_per_chunk"] = compiled.layout.chunk
+    return section.model_copy(update=found)

@@ -1,0 +1,207 @@
+"""Builds model, local training and algorithm of an experiment, each from its own section."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.registry import Problem
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.data.federated import example_structure
+from fedjax_dp.engine.accounts.calibration import calibrate
+from fedjax_dp.engine.federation import init_key
+from fedjax_dp.experiment.assembly.population import Population
+from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
+from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
+from fedjax_dp.experiment.components.participation import batches_of
+from fedjax_dp.experiment.schema.config import (
+    AlgorithmSection,
+    ModelSection,
+    PrivacySection,
+    RecordLevel,
+    TrainingSection,
+)
+from fedjax_dp.experiment.schema.constraints import check_one_for_each
+from fedjax_dp.io.params import read_params
+from fedjax_dp.models import registry as models
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.registry import AGGREGATORS, AROUND
+
+
+def build_model(section: ModelSection, population: Population, seed: int) -> Model:
+    """Builds the model of an experiment.
+
+    Args:
+      section: the model.
+      population: the data of the clients.
+      seed: root of the initial parameters.
+
+    Returns:
+      The model of what is trained; what is frozen has the values that the run would start with.
+
+    Raises:
+      ValueError: for patterns that freeze nothing or all, or pretrained parameters that do not fit.
+    """
+    example = example_structure(population.train)
+    model = models.build(section.name, example, population.num_classes, **section.options)
+    if section.pretrained is not None:
+        model = model.with_params(read_params(section.pretrained))
+    if not section.frozen:
+        return model
+    start = jax.jit(model.init)(init_key(jax.random.key(seed)))
+    return model.freeze(section.frozen, start)
+
+
+def record_level(privacy: PrivacySection) -> RecordLevel | None:
+    """Gives the mechanism on records, where records are protected.
+
+    Args:
+      privacy: what is protected.
+
+    Returns:
+      The section, or None.
+    """
+    return privacy.record if "record" in privacy.units else None
+
+
+def build_trainer(
+    section: TrainingSection, level: RecordLevel | None, model: Model, sizes: np.ndarray
+) -> LocalTrainer:
+    """Builds the local training of an experiment.
+
+    Args:
+      section: local training.
+      level: the mechanism on records; None where they are not protected.
+      model: what is trained.
+      sizes: examples of each client, `[num_clients]`.
+
+    Returns:
+      The trainer; its noise multiplier is 1 where it is still to be calibrated.
+
+    Raises:
+      ValueError: for numbers that are not one for each client.
+    """
+    numbers = LocalConfig(
+        learning_rate=_numbers(section.learning_rate),
+        batch_size=_numbers(section.batch_size),
+        num_epochs=_numbers(section.num_epochs),
+        num_steps=_numbers(section.num_steps),
+        optimizer=optimizer_numbers(section.optimizer_options),
+    )
+    common: dict[str, Any] = {
+        "optimizer": local_optimizer(section.optimizer, section.optimizer_options),
+        "sampler": batches_of(section, is_private=level is not None),
+        "micro_batch_size": section.micro_batch_size,
+    }
+    if level is None:
+        return local_trainer(model, numbers, **common)
+    for budget in ("epsilon", "dp_delta"):
+        check_one_for_each(f"privacy.record.{budget}", getattr(level, budget), len(sizes))
+    noise = 1.0 if level.noise_multiplier is None else level.noise_multiplier
+    numbers = numbers._replace(
+        clip_norm=_numbers(level.clip_norm), noise_multiplier=_numbers(noise)
+    )
+    numbers.validate(len(sizes))
+    return dp_sgd_trainer(model, numbers, per_layer=level.per_layer, **common)
+
+
+def _numbers(value: Any) -> Any:
+    return np.asarray(value, dtype=np.float32) if value is not None else None
+
+
+def build_problem(
+    section: AlgorithmSection, privacy: PrivacySection, setting: Setting, population: Population
+) -> Problem:
+    """Gathers the facts that algorithms can be given.
+
+    Args:
+      section: the algorithm, and how updates are combined where clients are not protected.
+      privacy: what is protected.
+      setting: participation, model and length of the run.
+      population: the data of the clients.
+
+    Returns:
+      The facts; the private mean is calibrated.
+
+    Raises:
+      ValueError: as `client_aggregator`.
+    """
+    num_clients, units = setting.participation.num_clients, privacy.units
+    epsilon = privacy.record.epsilon if "record" in units else None
+    declared = None
+    if epsilon is not None:
+        declared = np.broadcast_to(np.asarray(epsilon, dtype=np.float64), num_clients)
+    mechanism = client_aggregator(privacy.client, setting) if "client" in units else None
+    aggregator: Aggregator | None = mechanism
+    if section.aggregator is not None:
+        options = dict(section.aggregator_options)
+        if section.aggregator in AROUND:
+            options[AROUND[section.aggregator]] = mechanism
+        aggregator = AGGREGATORS[section.aggregator](**options)
+    return Problem(
+        num_clients=num_clients,
+        num_rounds=setting.num_rounds,
+        aggregator=aggregator,
+        declared_epsilon=declared,
+        public_x=population.public_x,
+    )
+
+
+def build_algorithm(
+    section: AlgorithmSection, unit: str, model: Model, trainer: LocalTrainer, problem: Problem
+) -> FederatedAlgorithm:
+    """Builds the algorithm of an experiment.
+
+    Args:
+      section: the algorithm.
+      unit: what is protected.
+      model: what is trained.
+      trainer: local training.
+      problem: the facts that algorithms can be given.
+
+    Returns:
+      The algorithm.
+
+    Raises:
+      ValueError: as `algorithms.registry.build`.
+    """
+    return algorithms.build(
+        section.name, model, trainer, problem, unit=unit, options=section.options
+    )
+
+
+def calibrated(
+    name: str,
+    algorithm: FederatedAlgorithm,
+    level: RecordLevel,
+    setting: Setting,
+    sizes: np.ndarray,
+) -> FederatedAlgorithm:
+    """Gives each client the noise multiplier that its own budget asks for.
+
+    Args:
+      name: the algorithm's name in a configuration.
+      algorithm: the algorithm.
+      level: the mechanism on records, with budgets.
+      setting: participation and length of the run, accountant and relation.
+      sizes: examples of each client, `[num_clients]`.
+
+    Returns:
+      The algorithm with these multipliers.
+
+    Raises:
+      ValueError: for a budget that no noise reaches.
+    """
+    budgets = algorithms.ALGORITHMS[name].budgets
+    target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), np.shape(sizes))
+    target = target if budgets is None else budgets(target)
+    # Rounds of several stages come by their number: a client may be drawn in the dearest.
+    is_uniform = algorithm.record is not None and len(algorithm.record.events) == 1
+    rounds = setting.charged if is_uniform else setting.num_rounds
+    deltas = np.asarray(level.dp_delta, dtype=np.float64)
+    hyper = calibrate(algorithm, sizes, target, deltas, rounds, **setting.promise)
+    return algorithm._replace(hyper=hyper)

@@ -1,0 +1,248 @@
+"""From a named data set to the clients' training and held-out data."""
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.algorithms.centralized import pool
+from fedjax_dp.core import checks
+from fedjax_dp.data import arrays, datasets, partition, statistics
+from fedjax_dp.data.federated import FederatedData, flat
+from fedjax_dp.experiment.components.partitions import PARTITIONS, Facts, Spread
+from fedjax_dp.experiment.schema.config import DataSection
+from fedjax_dp.models.losses import IGNORE_LABEL
+
+# Purposes of the draws from a seed; those of partitions are 0 and 2.
+_SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
+# How many clients a note names.
+_SHOWN = 5
+
+
+class Population(NamedTuple):
+    """The data of an experiment.
+
+    Attributes:
+      train: training examples by client.
+      client_test: held-out examples of each client, or None.
+      test: the data set's own test part as one client, or None.
+      public_x: public inputs without labels, `[queries, ...]`, or None.
+      num_classes: number of classes or tokens.
+      has_class_labels: whether `y` holds the class of each example.
+      validation: examples of each client that its rounds may look at beside the training ones, or
+        None.
+      exact_statistics: exact figures of the training part that entered every example, in words.
+      notes: what of the data a user may not have meant, in words.
+      sharing: training records that lie with several clients.
+    """
+
+    train: FederatedData
+    client_test: FederatedData | None
+    test: FederatedData | None
+    public_x: np.ndarray | None
+    num_classes: int
+    has_class_labels: bool
+    validation: FederatedData | None = None
+    exact_statistics: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    sharing: statistics.Sharing = statistics.Sharing()
+
+    def statistics(self) -> statistics.PartitionStatistics:
+        """Describes how examples are spread over clients.
+
+        Returns:
+          Figures that can be printed and drawn.
+        """
+        label = "y" if self.has_class_labels else None
+        described = statistics.describe_data(self.train, label)
+        return dataclasses.replace(described, num_shared=self.sharing.num_shared)
+
+    def pooled(self) -> "Population":
+        """Puts the training data of all clients together.
+
+        Returns:
+          A population of one client, with nothing held out for it.
+        """
+        return self._replace(train=pool(self.train), client_test=None, validation=None, notes=())
+
+
+def build_population(section: DataSection, seed: int) -> Population:
+    """Loads a data set and spreads it over clients.
+
+    Args:
+      section: which data, and how they are spread.
+      seed: root of the draws.
+
+    Returns:
+      The population, on the host.
+
+    Raises:
+      ValueError: for a partition that does not fit the data, labels that no class has, or data that
+        are not finite.
+    """
+    data = datasets.load(section.name, section.data_dir, **section.options)
+    _check_labels(data)
+    data, public_x = _hold_out_public(data, section.public_examples, seed)
+    is_labelled = data.task == "classification" and data.train["y"].ndim == 1
+    entry = PARTITIONS[section.partition]
+    made = entry.make(Facts(data, section.num_clients, seed), section.partition_options)
+    if not entry.changes_examples:
+        made = _checked_rows(made, len(data.train["y"]))
+    else:
+        made = _checked_spread(section.partition, made, len(data.train["y"]))
+    num_made = made.train.num_clients if entry.changes_examples else len(made)
+    rule = f"make the {section.num_clients} clients that data.num_clients asks for"
+    fits = not entry.counts_clients or num_made == section.num_clients
+    checks.require(fits, f"the partition {section.partition}", rule, num_made)
+    test: FederatedData | None = None
+    validation: FederatedData | None = None
+    sharing = statistics.Sharing()
+    client_test: FederatedData | None
+    if isinstance(made, Spread):
+        train, validation, client_test = made.train, made.validation, made.client_test
+        sharing = statistics.sharing_of(made.rows)
+    else:
+        names: tuple[str, ...] = ()
+        if not entry.counts_clients:
+            names = tuple(str(i) for i in np.unique(np.asarray(data.train_clients)))
+        train, client_test = _split(data, made, names, section.client_test_share, seed)
+        if len(data.test["y"]):
+            test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
+    if section.client_validation_share > 0:
+        rule = f"be 0 for {section.partition}, which makes a validation part itself"
+        share = section.client_validation_share
+        checks.require(validation is None, "data.client_validation_share", rule, share)
+        train, validation = _validated(train, share, seed)
+    if section.check_finite:
+        for part in (train, client_test, test, validation):
+            if part is not None:
+                part.check_finite()
+    return Population(
+        train,
+        client_test,
+        test,
+        public_x,
+        data.num_classes,
+        is_labelled,
+        validation,
+        data.exact_statistics,
+        _notes(data, train),
+        sharing,
+    )
+
+
+def _notes(data: datasets.Dataset, train: FederatedData) -> tuple[str, ...]:
+    """Says in words what of the data a user may not have meant."""
+    found = []
+    empty = np.flatnonzero(train.sizes == 0)
+    if len(empty):
+        names = train.client_names or [str(i) for i in range(train.num_clients)]
+        some = ", ".join(names[i] for i in empty[:_SHOWN]) + ", …" * (len(empty) > _SHOWN)
+        found.append(
+            f"{len(empty)} of {train.num_clients} clients have no training examples and train "
+            f"nothing: {some}"
+        )
+    if not len(data.test["y"]):
+        found.append(
+            f"the test part of {data.name} is empty: what is called test accuracy is measured on "
+            "the examples that data.client_test_share holds out at each client"
+        )
+    return tuple(found)
+
+
+def _checked_rows(clients: Any, size: int) -> list[np.ndarray]:
+    """Requires of a partition that each example goes to one client, once."""
+    rows = arrays.rows_of_clients("rows of the partition", clients, size)
+    arrays.require_disjoint("the partition", rows)
+    return rows
+
+
+def _checked_spread(name: str, made: Any, size: int) -> Spread:
+    """Requires of a partition that changes examples to say whose records they are made of."""
+    what = f"the partition {name}"
+    rule = "give a Spread, which names the rows of the pool whose records each client has"
+    checks.require(isinstance(made, Spread), what, rule, type(made).__name__)
+    rows = arrays.rows_of_clients(f"rows of {what}", made.rows, size)
+    sizes = made.train.sizes
+    checks.require(
+        len(rows) == len(sizes), f"rows of {what}", f"name {len(sizes)} clients", len(rows)
+    )
+    for i, own in enumerate(rows):
+        # One record that enters several examples of a client would pay for one of them.
+        rule = f"hold one row for each of the {sizes[i]} training examples of the client, each once"
+        place = f"rows of {what}[{i}]"
+        checks.require(len(own) == sizes[i], place, rule, f"{len(own)} rows")
+        again = np.flatnonzero(np.diff(np.sort(own)) == 0)
+        if len(again):
+            checks.require(False, place, rule, f"row {np.sort(own)[again[0]]} twice")
+    return made
+
+
+def _check_labels(data: datasets.Dataset) -> None:
+    """Requires labels that are classes, or the mark of what is no target."""
+    if data.task == "regression":
+        return
+    for part, examples in (("train", data.train), ("test", data.test)):
+        labels = np.asarray(examples["y"])
+        rule = f"be whole numbers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
+        what = f"the labels of {data.name}, {part} part,"
+        checks.require(labels.dtype.kind in "iu", what, rule, labels.dtype)
+        wrong = np.flatnonzero((labels < IGNORE_LABEL) | (labels >= data.num_classes))
+        if len(wrong):
+            row = int(wrong[0] // max(1, labels[0].size))
+            value = int(labels.ravel()[wrong[0]])
+            checks.require(False, what, rule, f"{value} in row {row}, {len(wrong)} such in all")
+        rule = "not all be marked as no targets"
+        checks.require(not labels.size or bool(np.any(labels >= 0)), what, rule, IGNORE_LABEL)
+
+
+def _hold_out_public(
+    data: datasets.Dataset, count: int, seed: int
+) -> tuple[datasets.Dataset, np.ndarray | None]:
+    """Takes random training examples out of the pool and drops their labels."""
+    if count == 0:
+        return data, None
+    size = len(data.train["y"])
+    rule = f"be below {size}, the number of training examples"
+    checks.require(count < size, "data.public_examples", rule, count)
+    order = np.random.default_rng([seed, _PUBLIC]).permutation(size)
+    kept = np.sort(order[count:])
+    train = {name: np.asarray(array)[kept] for name, array in flat(data.train).items()}
+    clients = None if data.train_clients is None else np.asarray(data.train_clients)[kept]
+    rest = dataclasses.replace(data, train=train, train_clients=clients)
+    inputs = jax.tree.map(lambda x: np.asarray(x)[order[:count]], data.train["x"])
+    return rest, inputs
+
+
+def _split(
+    data: datasets.Dataset,
+    clients: list[np.ndarray],
+    names: tuple[str, ...],
+    share: float,
+    seed: int,
+) -> tuple[FederatedData, FederatedData | None]:
+    """Sets a share of each client's examples aside for testing."""
+    if share == 0:
+        return FederatedData.from_indices(data.train, clients, names), None
+    rng = np.random.default_rng([seed, _SPLIT])
+    train_rows, test_rows = partition.split_clients(clients, rng, test_fraction=share)
+    return (
+        FederatedData.from_indices(data.train, train_rows, names),
+        FederatedData.from_indices(data.train, test_rows, names),
+    )
+
+
+def _validated(
+    train: FederatedData, share: float, seed: int
+) -> tuple[FederatedData, FederatedData]:
+    """Sets a share of each client's training examples aside for what its rounds decide."""
+    rows = [np.arange(a, b) for a, b in itertools.pairwise(train.offsets)]
+    rng = np.random.default_rng([seed, _VALIDATION])
+    kept, apart = partition.split_clients(rows, rng, test_fraction=share)
+    parts = (
+        FederatedData.from_indices(train.examples, each, train.client_names)
+        for each in (kept, apart)
+    )
+    return next(parts), next(parts)

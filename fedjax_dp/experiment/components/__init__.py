@@ -1,0 +1,1 @@
+"""The components that a configuration names, and the options of each."""

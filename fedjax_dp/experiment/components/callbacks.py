@@ -1,0 +1,111 @@
+"""What is called between blocks of rounds: to stop early, to evaluate more, to log elsewhere."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Count, NonNegative
+from fedjax_dp.core.registry import Registry
+from fedjax_dp.engine.round import SimulationState
+
+if TYPE_CHECKING:
+    from fedjax_dp.experiment.assembly.assemble import Experiment
+
+
+class Look(NamedTuple):
+    """What a callback sees after an evaluation.
+
+    Attributes:
+      rows: metrics of all rounds so far, as `metrics.jsonl` holds them; the last one is evaluated.
+      state: the state.
+      experiment: what runs.
+      folder: the run folder.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    state: SimulationState
+    experiment: "Experiment"
+    folder: pathlib.Path
+
+
+class Callback(NamedTuple):
+    """Something that is called after each evaluation.
+
+    A run that is resumed calls it again for the rounds that are run again: whatever it decides
+    should follow from `Look.rows` alone, so that a resumed run decides alike.
+
+    Attributes:
+      call: `(look) -> bool | None`; true stops the run.
+      is_private: whether what it decides follows from released models and public facts alone. If it
+        does not, and stops a run, the statement says that ε does not cover when the run ended.
+    """
+
+    call: Callable[[Look], bool | None]
+    is_private: bool = False
+
+
+def early_stopping(
+    *,
+    metric: str = "test_loss",
+    goal: Literal["smaller", "larger"] = "smaller",
+    patience: Count = 5,
+    min_change: NonNegative = 0.0,
+) -> Callback:
+    """Stops a run whose metric has not become better for some evaluations.
+
+    Args:
+      metric: a name in `metrics.jsonl`.
+      goal: whether "smaller" or "larger" is better.
+      patience: evaluations without a better value, at least 1.
+      min_change: what a better value is better by, at least 0.
+
+    Returns:
+      The callback. It is not private: held-out data are read exactly.
+    """
+
+    def call(look: Look) -> bool:
+        values = [row[metric] for row in look.rows if row.get(metric) is not None]
+        known = sorted(name for name, value in look.rows[-1].items() if np.isscalar(value))
+        checks.require(bool(values), "metric of early_stopping", f"be one of {known}", metric)
+        signed = np.array(values, dtype=float) * (1 if goal == "smaller" else -1)
+        best, waited = np.inf, 0
+        for value in signed:
+            is_better = value < best - min_change
+            best, waited = (value, 0) if is_better else (best, waited + 1)
+        return waited >= patience
+
+    return Callback(call)
+
+
+def _adopted(own: Any) -> Callable[..., Callback]:
+    """Adopts a user's own: a `Callback`, or a function of its options that gives one."""
+    if isinstance(own, Callback):
+        return lambda: own
+    checks.require(callable(own), "callback", "be a Callback, or a function that gives one", own)
+    return own
+
+
+CALLBACKS: Registry[Callable[..., Callback]] = Registry(
+    {"early_stopping": early_stopping}, _adopted
+)
+
+
+def callbacks_of(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Callback]:
+    """Makes the callbacks that a configuration names.
+
+    Args:
+      chosen: options by name.
+
+    Returns:
+      The callbacks by name.
+
+    Raises:
+      ValueError: for what is no callback.
+    """
+    made = {name: CALLBACKS[name](**options) for name, options in chosen.items()}
+    for name, callback in made.items():
+        checks.require(isinstance(callback, Callback), f"what {name} gives", "be a Callback", name)
+    return made

@@ -1,0 +1,175 @@
+"""The parts that a configuration names, and the options of each."""
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.core import checks
+from fedjax_dp.core.registry import is_own
+from fedjax_dp.data import datasets
+from fedjax_dp.evaluation.metrics import METRICS
+from fedjax_dp.experiment.components.callbacks import CALLBACKS
+from fedjax_dp.experiment.components.optimizers import OPTIMIZERS
+from fedjax_dp.experiment.components.partitions import PARTITIONS
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment.schema.constraints import ConfigError, Section
+from fedjax_dp.experiment.schema.options import options_model, read_options
+from fedjax_dp.models import registry as models
+from fedjax_dp.server.registry import AGGREGATORS, AROUND
+
+
+class Choice(NamedTuple):
+    """A key that names a part.
+
+    Attributes:
+      options: the key of the part's options.
+      names: what there is, and whatever can be imported.
+      model: `(name) -> options of that part`.
+    """
+
+    options: str
+    names: Collection[str]
+    model: Callable[[str], type[Section]]
+
+
+def _data(name: str) -> type[Section]:
+    return options_model(name, datasets.loader(name), given=("data_dir",))
+
+
+def _partition(name: str) -> type[Section]:
+    entry = PARTITIONS[name]
+    return options_model(name, entry.factory, given=entry.given, defaults=entry.defaults)
+
+
+def _model(name: str) -> type[Section]:
+    return options_model(name, models.FACTORIES[name], given=models.GIVEN)
+
+
+def _algorithm(name: str) -> type[Section]:
+    entry = algorithms.ALGORITHMS[name]
+    given = ("model", "trainer", *entry.given, *entry.for_code)
+    return options_model(name, entry.factory, given=given, kinds=entry.stand_in)
+
+
+def _aggregator(name: str) -> type[Section]:
+    given = (AROUND[name],) if name in AROUND else ()
+    return options_model(name, AGGREGATORS[name], given=given)
+
+
+def _optimizer(name: str) -> type[Section]:
+    return options_model(name, OPTIMIZERS[name], given=("learning_rate",))
+
+
+def _callback(name: str) -> type[Section]:
+    return options_model(name, CALLBACKS[name])
+
+
+CHOICES = {
+    "data.name": Choice("data.options", datasets.LOADERS, functools.cache(_data)),
+    "data.partition": Choice("data.partition_options", PARTITIONS, functools.cache(_partition)),
+    "model.name": Choice("model.options", models.FACTORIES, functools.cache(_model)),
+    "algorithm.name": Choice(
+        "algorithm.options", algorithms.ALGORITHMS, functools.cache(_algorithm)
+    ),
+    "algorithm.aggregator": Choice(
+        "algorithm.aggregator_options", AGGREGATORS, functools.cache(_aggregator)
+    ),
+    "training.optimizer": Choice(
+        "training.optimizer_options", OPTIMIZERS, functools.cache(_optimizer)
+    ),
+}
+
+
+_CALLBACK = Choice("run.callbacks", CALLBACKS, functools.cache(_callback))
+
+
+def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Lists the tables of options that belong to a part which an override replaces.
+
+    Args:
+      tables: the sections of a file.
+      changes: the sections of the overrides.
+
+    Returns:
+      Dotted keys of options, of those parts that the overrides name and the file does not.
+    """
+    found = []
+    for key, choice in CHOICES.items():
+        section, _, name = key.partition(".")
+        new, old = (each.get(section, {}) for each in (changes, tables))
+        if name in new:
+            default = getattr(getattr(Config(), section), name)
+            names = (
+                each.get(name, default) if isinstance(each, Mapping) else None
+                for each in (new, old)
+            )
+            before, after = (None if each == "none" else each for each in names)
+            if before != after:
+                found.append(choice.options)
+    return found
+
+
+def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
+    """Checks that the parts which a configuration names exist, and reads their options.
+
+    Args:
+      config: the configuration.
+      origin: `(dotted key) -> text`, where a value came from.
+
+    Returns:
+      The configuration, the word "none" as None in its tables of options.
+
+    Raises:
+      ConfigError: naming where it came from, the key, the rule, the value and the nearest choice.
+    """
+    for key, choice in CHOICES.items():
+        name, options = (_at(config, k) for k in (key, choice.options))
+        if name is None:
+            if options:
+                rule = f"{choice.options} must be empty where no {key} is given, got {options!r}"
+                raise ConfigError(f"{origin(choice.options)}: {rule}")
+            continue
+        model = _model_of(choice, key, name, origin)
+        ready = read_options(model, name, choice.options, options, origin)
+        section, _, table = choice.options.partition(".")
+        changed = getattr(config, section).model_copy(update={table: ready})
+        config = config.model_copy(update={section: changed})
+    names = [name.rpartition(":")[2] for name in config.run.metrics]
+    if len(set(names)) < len(names):
+        rule = f"run.metrics must name each figure once, got {config.run.metrics!r}"
+        raise ConfigError(f"{origin('run.metrics')}: {rule}")
+    for name in config.run.metrics:
+        _require_known("run.metrics", name, METRICS, origin)
+    callbacks = {}
+    for name, options in config.run.callbacks.items():
+        key = f"run.callbacks.{name}"
+        model = _model_of(_CALLBACK, "run.callbacks", name, origin)
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{origin(key)}: {key} must be a table of options, got {options!r}")
+        callbacks[name] = read_options(model, name, key, options, origin)
+    return config.model_copy(update={"run": config.run.model_copy(update={"callbacks": callbacks})})
+
+
+def _require_known(
+    key: str, name: str, names: Collection[str], origin: Callable[[str], str]
+) -> None:
+    try:
+        checks.one_of(key, name, names)
+    except ValueError as error:
+        raise ConfigError(f"{origin(key)}: {error}") from None
+
+
+def _model_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]) -> type[Section]:
+    _require_known(key, name, choice.names, origin)
+    try:
+        return choice.model(name)
+    except (TypeError, NameError) as error:
+        if not is_own(name):
+            raise
+        raise ConfigError(f"{origin(key)}: {key} = {name!r}: {error}") from None
+
+
+def _at(config: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)

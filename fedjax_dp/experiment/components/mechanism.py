@@ -1,0 +1,238 @@
+"""The mechanism on clients' updates that a configuration asks for, calibrated to its budget."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import numpy as np
+
+from fedjax_dp.core import trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.participants import Participation
+from fedjax_dp.experiment.components.participation import charged_rounds
+from fedjax_dp.experiment.schema.config import (
+    BoundedLaplaceLevel,
+    CentralDiscreteLevel,
+    ClientLevel,
+    CorrelatedGaussianLevel,
+    DiscreteGaussianLevel,
+    GaussianLevel,
+    LaplaceLevel,
+    StaircaseLevel,
+)
+from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier, rounded_up
+from fedjax_dp.privacy.claims import ClientClaim
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
+from fedjax_dp.privacy.mechanisms.distributed import choose_bits, make_plan
+from fedjax_dp.privacy.mechanisms.mechanism import (
+    LARGEST_STAIRCASE_MULTIPLIER,
+    SMALLEST_STAIRCASE_MULTIPLIER,
+)
+from fedjax_dp.server.base import Summed
+from fedjax_dp.server.correlated import correlated_gaussian_mean
+from fedjax_dp.server.distributed import discrete_mean, num_shares
+from fedjax_dp.server.private import (
+    adaptive_gaussian_mean,
+    bounded_laplace_mean,
+    by_realised_count,
+    central_discrete_mean,
+    gaussian_mean,
+    laplace_mean,
+    staircase_mean,
+)
+
+Build = Callable[[float], Summed]
+
+
+class Setting(NamedTuple):
+    """What a mechanism on updates depends on beside its own numbers.
+
+    Attributes:
+      participation: who joins a round.
+      structure: shapes of the parameters.
+      num_rounds: rounds of the run.
+      promise: accountant and relation.
+    """
+
+    participation: Participation
+    structure: PyTree
+    num_rounds: int
+    promise: dict[str, str]
+
+    @property
+    def cohort(self) -> float:
+        """Gives the public divisor."""
+        return self.participation.cohort_size
+
+    @property
+    def charged(self) -> int:
+        """Counts the rounds that a client pays for."""
+        return charged_rounds(self.num_rounds, self.participation)
+
+
+def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
+    """Builds the private aggregator of an experiment.
+
+    Args:
+      level: the mechanism on updates.
+      setting: what it depends on.
+
+    Returns:
+      The aggregator, with the noise multiplier that was given or one that spends the budget.
+
+    Raises:
+      ValueError: for a combination that has no valid analysis, or a budget that no noise reaches.
+    """
+    build = _builder(level, setting)
+    if level.noise_multiplier is None:
+        return build(_calibrated(level, build, setting))
+    mean = build(level.noise_multiplier)
+    return by_realised_count(mean) if level.is_realised else mean
+
+
+def with_share_of_noise(level: ClientLevel, setting: Setting, share: float) -> ClientLevel:
+    """Gives the mechanism a share of the noise that it should have, for audits of that.
+
+    Args:
+      level: the mechanism on updates.
+      setting: what it depends on.
+      share: of the noise multiplier, above 0.
+
+    Returns:
+      The mechanism, with a noise multiplier in the place of a budget.
+
+    Raises:
+      ValueError: as `client_aggregator`.
+    """
+    noise = level.noise_multiplier
+    if noise is None:
+        noise = _calibrated(level, _builder(level, setting), setting)
+    return level.model_copy(update={"noise_multiplier": share * noise, "epsilon": None})
+
+
+def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
+    # A search looks beyond what can be drawn; the smallest multiplier costs less than is allowed.
+    least, most = 0.0, math.inf
+    if isinstance(level, StaircaseLevel):
+        least, most = SMALLEST_STAIRCASE_MULTIPLIER, LARGEST_STAIRCASE_MULTIPLIER
+
+    def run_of(noise_multiplier: float) -> Any:
+        mean = build(np.clip(noise_multiplier, least, most).item())
+        assert isinstance(mean.claim, ClientClaim)
+        event = setting.participation.event(mean.claim.event(mean.numbers))
+        return dp_accounting.SelfComposedDpEvent(event, setting.charged)
+
+    assert level.epsilon is not None
+    found = calibrate_noise_multiplier(run_of, level.epsilon, level.dp_delta, **setting.promise)
+    return float(np.clip(rounded_up(found), least, most))
+
+
+def _builder(level: ClientLevel, setting: Setting) -> Build:
+    """Gives the mechanism as a function of its noise multiplier."""
+    structure, cohort, clip_norm = setting.structure, setting.cohort, level.clip_norm
+    match level:
+        case GaussianLevel(adaptive_clipping=True):
+            return _adaptive(level, cohort)
+        case GaussianLevel():
+            return lambda z: gaussian_mean(clip_norm, z, cohort, per_layer=level.per_layer)
+        case LaplaceLevel():
+            return lambda z: laplace_mean(clip_norm, z, cohort)
+        case StaircaseLevel():
+            return lambda z: staircase_mean(structure, clip_norm, z, cohort)
+        case BoundedLaplaceLevel():
+            return _bounded_laplace(level, setting)
+        case DiscreteGaussianLevel():
+            return _discrete(level, setting)
+        case CentralDiscreteLevel():
+            return lambda z: central_discrete_mean(structure, clip_norm, z, cohort)
+        case CorrelatedGaussianLevel():
+            return _correlated(level, setting)
+
+
+def _adaptive(level: GaussianLevel, cohort: float) -> Build:
+    def build(z: float) -> Summed:
+        # The paper's choice for large cohorts; in small ones the count gets as much noise as
+        # leaves the updates three quarters of what the round may cost.
+        rule = make_adaptive_clipping(
+            cohort,
+            initial_clip_norm=level.clip_norm,
+            target_quantile=level.target_quantile,
+            count_stddev=max(cohort / 20, z),
+        )
+        return adaptive_gaussian_mean(rule, z, per_layer=level.per_layer)
+
+    return build
+
+
+def _bounded_laplace(level: BoundedLaplaceLevel, setting: Setting) -> Build:
+    # Half of δ goes into what is cut off, in equal parts; the other half is left for ε.
+    parts = 2 * trees.num_parameters(setting.structure) * setting.charged
+    is_exchanged = setting.promise["relation"] == "replace_one"
+
+    def build(z: float) -> Summed:
+        group = 1 + math.exp(min(1 / z, 700.0)) if is_exchanged and z > 0 else 1.0
+        entry_delta = max(level.dp_delta / parts / group, float(np.finfo(np.float32).tiny))
+        return bounded_laplace_mean(
+            setting.structure, level.clip_norm, z, setting.cohort, entry_delta
+        )
+
+    return build
+
+
+def _discrete(level: DiscreteGaussianLevel, setting: Setting) -> Build:
+    structure, participation = setting.structure, setting.participation
+    size, varies = trees.num_parameters(structure), participation.sampler.varies
+    # A share from each client; the lattice has room for as many contributions.
+    cohort = setting.cohort
+    count = num_shares(participation.num_clients, cohort) if varies else int(cohort)
+    bits = level.bits
+    if bits == "auto":
+        # Before the noise is known, that of an ordinary run.
+        usual = level.noise_multiplier or 1.0
+        bits = choose_bits(
+            size,
+            level.clip_norm,
+            usual,
+            num_clients=count,
+            num_deviations=level.num_deviations,
+        )
+
+    def build(z: float) -> Summed:
+        plan = make_plan(
+            size,
+            level.clip_norm,
+            z,
+            num_clients=count,
+            bits=bits,
+            num_deviations=level.num_deviations,
+        )
+        return discrete_mean(structure, plan, cohort if varies else count, varies=varies)
+
+    return build
+
+
+def _correlated(level: CorrelatedGaussianLevel, setting: Setting) -> Build:
+    separation = max(level.bands, setting.participation.separation)
+    noise = banded_noise(setting.num_rounds, level.bands, min_separation=separation)
+    return lambda z: correlated_gaussian_mean(
+        noise,
+        level.clip_norm,
+        z,
+        setting.cohort,
+        per_layer=level.per_layer,
+    )
+
+
+def structure_of(model: Any) -> PyTree:
+    """Gives the shapes of a model's parameters.
+
+    Args:
+      model: the model.
+
+    Returns:
+      A tree of `jax.ShapeDtypeStruct`.
+    """
+    return jax.eval_shape(model.init, jax.random.key(0))

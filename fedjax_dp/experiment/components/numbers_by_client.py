@@ -1,0 +1,206 @@
+"""Numbers by client: as tables of names, from a file too, and as lists in the clients' order."""
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment.schema.constraints import annotation_of, refusal, require_float32
+
+# The keys that hold one number for all clients, or one for each.
+KEYS = (
+    "training.learning_rate",
+    "training.batch_size",
+    "training.num_epochs",
+    "training.num_steps",
+    "privacy.record.clip_norm",
+    "privacy.record.noise_multiplier",
+    "privacy.record.epsilon",
+    "privacy.record.dp_delta",
+)
+_NAME = "client"
+
+
+def names_of(data: FederatedData) -> tuple[str, ...]:
+    """Names the clients of a store.
+
+    Args:
+      data: the store.
+
+    Returns:
+      Their names; their places, from "0", where they have none.
+    """
+    return data.client_names or tuple(map(str, range(data.num_clients)))
+
+
+def with_client_numbers(config: Config) -> Config:
+    """Reads the file of numbers by client that a configuration names.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The configuration with a table in the place of each key that the file fills, and without the
+      file; itself where it names none.
+
+    Raises:
+      ValueError: naming file, line, column, rule and value, if the file is none or fills a key that
+        the configuration sets.
+    """
+    file = config.data.client_numbers
+    if file is None:
+        return config
+    files.require_file(file, "data.client_numbers")
+    for key, column in _columns(file).items():
+        *path, name = key.split(".")
+        section: Any = config
+        for part in path:
+            section = getattr(section, part)
+        rule = f"be left out, since a column of {file} fills it"
+        checks.require(name not in section.model_fields_set, key, rule, getattr(section, name))
+        _require_kind(key, annotation_of(type(section).model_fields[name]), column)
+        config = _replaced(config, path, name, column)
+    return _replaced(config, ["data"], "client_numbers", None)
+
+
+class _Column(dict[str, float]):
+    """Numbers by client as a file has them, and the line of each."""
+
+    def __init__(self, file: str):
+        super().__init__()
+        self.file, self.line_of = file, dict[str, int]()
+
+    def place(self, name: str) -> str:
+        """Names the line of a client."""
+        return files.at_line(self.file, self.line_of[name])
+
+
+def _require_kind(key: str, kind: Any, column: _Column) -> None:
+    """Requires each number of a column to be of its key's kind, and of a size for float32."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+    for name, number in column.items():
+        try:
+            adapter.validate_python({name: number}, strict=True)
+        except ValidationError:
+            raise refusal(column.place(name), key, kind, {name: number}) from None
+        require_float32(column.place(name), key, number)
+
+
+def listed(config: Config, names: Sequence[str] | None) -> Config:
+    """Puts lists in the place of tables by name.
+
+    Args:
+      config: the configuration.
+      names: the clients in their order; None before they are known, where the numbers keep the
+        order of the table.
+
+    Returns:
+      The configuration; itself where it holds no table.
+
+    Raises:
+      ValueError: if a table lacks a client or names one that there is not.
+    """
+
+    def ordered(key: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return list(value.values()) if names is None else _in_order(key, value, names)
+
+    return _changed(config, ordered)
+
+
+def named(config: Config, data: FederatedData) -> Config:
+    """Puts tables by name in the place of lists, for people to read.
+
+    Args:
+      config: the configuration.
+      data: the clients' examples.
+
+    Returns:
+      The configuration; itself where the clients have no names, or two have the same.
+    """
+    names = data.client_names
+    if not names or len(set(names)) < len(names):
+        return config
+
+    def as_table(key: str, value: Any) -> Any:
+        fits = isinstance(value, list) and len(value) == len(names)
+        return dict(zip(names, value, strict=True)) if fits else value
+
+    return _changed(config, as_table)
+
+
+def _changed(config: Config, change: Callable[[str, Any], Any]) -> Config:
+    for key in KEYS:
+        *path, name = key.split(".")
+        section: Any = config
+        for part in path:
+            section = getattr(section, part)
+        before = getattr(section, name)
+        after = change(key, before)
+        if after is not before:
+            config = _replaced(config, path, name, after)
+    return config
+
+
+def _replaced(section: Any, path: Sequence[str], name: str, value: Any) -> Any:
+    if not path:
+        return section.model_copy(update={name: value})
+    inner = _replaced(getattr(section, path[0]), path[1:], name, value)
+    return section.model_copy(update={path[0]: inner})
+
+
+def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    unknown = [name for name in table if name not in set(names)]
+    if unknown:
+        hint = checks.nearest(unknown[0], list(names))
+        place, rule = key, "name clients of the data"
+        if isinstance(table, _Column):
+            place, rule = table.place(unknown[0]), "name a client of the data"
+        checks.require(False, place, rule + (f", such as {hint!r}" if hint else ""), unknown[0])
+    lacking = [name for name in names if name not in table]
+    rule = f"name each of the {len(names)} clients"
+    found = f"{len(table)} names, without {lacking[0]!r}" if lacking else ""
+    place = f"{table.file}, column {key}," if isinstance(table, _Column) else key
+    checks.require(not lacking, place, rule, found)
+    return [table[name] for name in names]
+
+
+def _columns(file: str) -> dict[str, _Column]:
+    """Reads a file: by key, numbers by client."""
+    lines = list(files.lines(files.read_text(file)))
+    checks.require(len(lines) > 1, file, "hold a line of column names and one for each client", "")
+    header = [cell.strip() for cell in next(csv.reader([lines[0][1]]))]
+    place = files.at_line(file, lines[0][0])
+    checks.require(header[0] == _NAME, place, f"begin with the column {_NAME!r}", header[0])
+    rule = f"name a key beside {_NAME!r}, such as {KEYS[0]}"
+    checks.require(len(header) > 1, place, rule, header)
+    for key in header[1:]:
+        checks.one_of(f"a column of {place}", key, KEYS)
+    is_single = len(set(header)) == len(header)
+    checks.require(is_single, place, "name each column once", header)
+    found = {key: _Column(file) for key in header[1:]}
+    seen: set[str] = set()
+    for number, line in lines[1:]:
+        place = files.at_line(file, number)
+        name, *cells = [cell.strip() for cell in next(csv.reader([line]))]
+        checks.require(name not in seen, place, "name a client that no line before names", name)
+        fits = len(cells) == len(found)
+        checks.require(fits, place, f"have {len(header)} cells", len(cells) + 1)
+        seen.add(name)
+        for (key, column), cell in zip(found.items(), cells, strict=True):
+            column[name] = _number(f"{place}, column {key}", cell)
+            column.line_of[name] = number
+    return found
+
+
+def _number(place: str, cell: str) -> float:
+    with files.reading(place, "hold a number", ValueError):
+        number = float(cell)
+    checks.require(math.isfinite(number), place, "hold a finite number", cell)
+    return number

@@ -1,0 +1,93 @@
+"""Who joins a round, and how batches are drawn, as a configuration names it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.experiment.schema.config import (
+    CyclicCohort,
+    FixedSizeCohort,
+    FullParticipation,
+    MinSeparatedCohort,
+    ParticipationSection,
+    PoissonCohort,
+    TrainingSection,
+)
+
+_BATCHES: Mapping[str, Callable[[], sampling.Sampler]] = {
+    "shuffled": sampling.shuffled,
+    "shuffled_whole": partial(sampling.shuffled, only_whole=True),
+    "poisson": sampling.poisson,
+    "fixed_size": sampling.fixed_size,
+    "everybody": sampling.everybody,
+}
+
+
+def participation_of(section: ParticipationSection, num_clients: int) -> participants.Participation:
+    """Builds who joins a round.
+
+    Args:
+      section: how a cohort is drawn.
+      num_clients: the population.
+
+    Returns:
+      The participation.
+
+    Raises:
+      ValueError: as `participants.participation`, naming the key.
+    """
+    try:
+        return _participation_of(section, num_clients)
+    except ValueError as error:
+        raise ValueError(f"participation.{error}") from None
+
+
+def _participation_of(
+    section: ParticipationSection, num_clients: int
+) -> participants.Participation:
+    match section:
+        case FullParticipation():
+            return participants.participation(sampling.everybody(), num_clients)
+        case PoissonCohort():
+            sampler = sampling.poisson(section.capacity)
+        case FixedSizeCohort():
+            sampler = sampling.fixed_size()
+            if section.everybody_first > 0:
+                sampler = sampling.everybody_first(section.everybody_first, sampler)
+        case CyclicCohort():
+            sampler = sampling.cyclic()
+        case MinSeparatedCohort():
+            sampler = sampling.min_separated(section.separation)
+    return participants.participation(sampler, num_clients, section.cohort_size)
+
+
+def batches_of(section: TrainingSection, *, is_private: bool) -> sampling.Sampler:
+    """Builds how a client's batches are drawn.
+
+    Args:
+      section: local training.
+      is_private: whether records are protected, which asks for Poisson sampling where nothing else
+        is said.
+
+    Returns:
+      The sampler.
+    """
+    name = section.sampler
+    if name == "auto":
+        name = "poisson" if is_private else "shuffled"
+    return _BATCHES[name]()
+
+
+def charged_rounds(num_rounds: int, participation: participants.Participation) -> int:
+    """Counts the rounds that the client which takes part most often pays for.
+
+    Args:
+      num_rounds: rounds of the run.
+      participation: who joins a round.
+
+    Returns:
+      All rounds, or fewer where turns are fixed.
+    """
+    if participation.sampler.charges_everybody:
+        return num_rounds
+    return -(-num_rounds // participation.separation)

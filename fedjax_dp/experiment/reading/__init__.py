@@ -1,0 +1,1 @@
+"""Reads configurations, compares them, and checks them before any work."""

@@ -1,0 +1,175 @@
+"""Whether samplers, mechanisms, relation and accountant of an experiment go together."""
+
+import contextlib
+import itertools
+import typing
+from typing import Any, NamedTuple
+
+import dp_accounting
+import numpy as np
+
+from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.experiment.components.participation import batches_of, participation_of
+from fedjax_dp.experiment.schema.config import (
+    ClientLevel,
+    CorrelatedGaussianLevel,
+    ParticipationSection,
+    PrivacySection,
+    TrainingSection,
+)
+from fedjax_dp.experiment.schema.constraints import Section, check_one_for_each
+from fedjax_dp.privacy.accounting import dp_accounting_adapter
+from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
+from fedjax_dp.privacy.mechanisms.distributed import DistributedDiscreteGaussianDpEvent
+from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+
+# What each mechanism is to an accountant; whether there is an analysis depends on no number of it.
+_EVENTS: dict[str, DpEvent] = {
+    "gaussian": dp_accounting.GaussianDpEvent(1.0),
+    "correlated_gaussian": dp_accounting.GaussianDpEvent(1.0),
+    "laplace": dp_accounting.LaplaceDpEvent(1.0),
+    "staircase": StaircaseDpEvent(1.0, 1),
+    "bounded_laplace": BoundedLaplaceDpEvent(1.0, 1, 1e-9),
+    "discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
+    "central_discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
+}
+_DRAWN = ("poisson", "fixed_size", "shuffled", "shuffled_whole")
+
+
+class Asked(NamedTuple):
+    """What of a configuration an accountant has to do with.
+
+    Attributes:
+      privacy: units, mechanisms, relation and accountant.
+      participation: how cohorts are drawn.
+      training: how batches are drawn.
+    """
+
+    privacy: PrivacySection
+    participation: ParticipationSection
+    training: TrainingSection
+
+
+def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
+    """Requires that all units of privacy have an analysis by the accountant that is asked.
+
+    Args:
+      asked: the sections in question.
+      sizes: examples of each client, `[num_clients]`.
+
+    Raises:
+      UnsupportedEvent: holding the reason, and what to change so that nothing is refused.
+    """
+    check_one_for_each("training.batch_size", asked.training.batch_size, len(sizes))
+    try:
+        _tell(asked, sizes)
+    except ValueError as error:
+        reason = str(error).split("; nearest valid choice")[0].split("; the nearest valid")[0]
+        raise UnsupportedEvent(reason, _nearest(asked, sizes)) from None
+
+
+def require_possible_analysis(asked: Asked, num_clients: int) -> None:
+    """Requires an analysis for clients of some size, before their sizes are known.
+
+    Args:
+      asked: the sections in question.
+      num_clients: how many clients there are.
+
+    Raises:
+      UnsupportedEvent: as `require_analysis`, where it would raise one for any sizes.
+    """
+    try:
+        require_analysis(asked, np.full(num_clients, COUNT_LIMIT))
+    except UnsupportedEvent as error:
+        # A batch that holds all of a client is not sampled, and may have an analysis.
+        with contextlib.suppress(UnsupportedEvent):
+            require_analysis(asked, np.ones(num_clients, np.int64))
+            return
+        raise error from None
+
+
+def follow(asked: Asked, advice: Advice) -> Asked:
+    """Changes sections as advised.
+
+    Args:
+      asked: the sections.
+      advice: what to change. Another sampler takes the place of those that draw by chance.
+
+    Returns:
+      The sections with these changes.
+    """
+    privacy, participation, training = asked
+    changes: dict[str, Any] = {"accountant": advice.accountant, "relation": advice.relation}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if advice.mechanism is not None:
+        changes["client"] = _switched(privacy.client, ClientLevel, "mechanism", advice.mechanism)
+    if advice.sampler is not None:
+        if participation.sampler in _DRAWN:
+            participation = _switched(
+                participation, ParticipationSection, "sampler", advice.sampler
+            )
+        if training.sampler in _DRAWN:
+            training = training.model_copy(update={"sampler": advice.sampler})
+    return Asked(privacy.model_copy(update=changes), participation, training)
+
+
+def _switched(section: Section, union: Any, tag: str, word: str) -> Any:
+    """Gives the section of another word, with all that both of them have."""
+    kinds = typing.get_args(typing.get_args(union)[0])
+    (kind,) = (k for k in kinds if k.model_fields[tag].default == word)
+    if isinstance(section, kind):
+        # Followed advice is the plain form of a sampler: truncation has no further analysis.
+        kept = {k: v for k, v in section if k != "capacity"}
+    else:
+        kept = {k: v for k, v in section if k in kind.model_fields and k != tag}
+    return kind(**kept)
+
+
+def _tell(asked: Asked, sizes: np.ndarray) -> None:
+    """Tells the accountant the kinds of event of a run, which it may refuse."""
+    privacy = asked.privacy
+    events: list[DpEvent] = []
+    if "client" in privacy.units and not privacy.client.is_realised:
+        base = _EVENTS[privacy.client.mechanism]
+        events.append(participation_of(asked.participation, len(sizes)).event(base))
+    if "record" in privacy.units:
+        batches = np.broadcast_to(np.asarray(asked.training.batch_size, float), sizes.shape)
+        sampler, gaussian = batches_of(asked.training, is_private=True), _EVENTS["gaussian"]
+        for size, batch in sorted(set(zip(sizes.tolist(), batches.tolist(), strict=True))):
+            if size > 0:
+                events.append(sampler.event(gaussian, size, batch))
+    for event in events:
+        dp_accounting_adapter.translate(event, privacy.relation, privacy.accountant)
+
+
+def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
+    """Searches for the smallest change that nothing is refused behind."""
+    found: list[Advice] = []
+    privacy = asked.privacy
+    for values in itertools.product(*dp_accounting_adapter.CHOICES.values()):
+        mechanism, sampler, relation, accountant = values
+        if relation == "add_remove":
+            # No run claims it.
+            continue
+        choice = Advice(
+            None if accountant == privacy.accountant else accountant,
+            None if relation == privacy.relation else relation,
+            sampler,
+            mechanism,
+        )
+        followed = follow(asked, choice)
+        try:
+            _tell(followed, sizes)
+        except ValueError:
+            continue
+        if _keeps_distance(followed, len(sizes)):
+            found.append(choice)
+    return min(found, key=dp_accounting_adapter.distance, default=None)
+
+
+def _keeps_distance(asked: Asked, num_clients: int) -> bool:
+    """Tells whether participations are as far apart as correlated noise needs."""
+    client = asked.privacy.client
+    if "client" not in asked.privacy.units or not isinstance(client, CorrelatedGaussianLevel):
+        return True
+    return participation_of(asked.participation, num_clients).separation >= client.bands

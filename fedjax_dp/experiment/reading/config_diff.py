@@ -1,0 +1,96 @@
+"""Comparing the settings of experiments."""
+
+import pathlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedjax_dp.experiment.components.numbers_by_client import KEYS
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment.schema.constraints import ConfigError
+
+
+def tables_of(config: Config) -> dict[str, Any]:
+    """Gives a configuration as what JSON can hold, without the place of the data.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      Its tables.
+    """
+    tables = tomllib.loads(config_files.to_toml(config))
+    tables["data"].pop("data_dir", None)
+    return tables
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Lists the values of a configuration that decide what a run finds, by dotted name.
+
+    How it executes, how bytes are counted, and what is evaluated, is left out.
+
+    Args:
+      tables: a configuration, or a part of it.
+      prefix: dotted name of the part, with its dot.
+
+    Returns:
+      The values.
+    """
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        key = f"{prefix}{name}"
+        if key in ("execution", "communication", "evaluation", "training.micro_batch_size"):
+            continue
+        if isinstance(value, Mapping) and not key.endswith("options") and key not in KEYS:
+            found |= flat(value, f"{key}.")
+        else:
+            found[key] = value
+    return found
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], besides: Sequence[str] = ()
+) -> list[str]:
+    """Lists where two configurations differ.
+
+    Args:
+      one: tables of the first.
+      other: tables of the second.
+      besides: dotted names that may differ.
+
+    Returns:
+      Lines for people.
+    """
+    a, b = flat(one), flat(other)
+    return [
+        f"{key}: {a.get(key)!r} and {b.get(key)!r}"
+        for key in sorted(a.keys() | b.keys())
+        if key not in besides and not _alike(a.get(key), b.get(key))
+    ]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """A table by name holds what a list in the clients' order does."""
+    if isinstance(one, Mapping) != isinstance(other, Mapping):
+        one, other = (list(x.values()) if isinstance(x, Mapping) else x for x in (one, other))
+    return one == other
+
+
+def require_same(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses a file or folder that holds the results of another setting.
+
+    Args:
+      path: the file or folder.
+      found: tables of what it holds.
+      wanted: tables of what is asked for.
+
+    Raises:
+      ConfigError: naming every difference.
+    """
+    lines = differences(found, wanted)
+    if lines:
+        raise ConfigError(
+            f"{path} holds another setting; give another --output. There and here:\n"
+            + "\n".join(lines)
+        )

@@ -1,0 +1,416 @@
+"""Reads a configuration from a file and a command line; errors name the mistake and its place."""
+
+import functools
+import pathlib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
+from fedjax_dp.experiment.schema.config import Config, Options
+from fedjax_dp.experiment.schema.constraints import (
+    ConfigError,
+    Section,
+    annotation_of,
+    as_asked,
+    bare,
+    kinds_of,
+    may_be_none,
+    refusal,
+    require_float32,
+)
+
+_COMMAND_LINE = "command line"
+# Options of the command itself, which a misspelt key may have meant.
+_COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
+# How much of a value an error shows.
+_SHOWN = 200
+ROOT = FieldInfo(annotation=Config)
+
+
+def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration: defaults, then a TOML file, then overrides.
+
+    Args:
+      path: a TOML file; the defaults alone where it is None.
+      overrides: words of a command line, `--section.key value` or `--section.key=value`. A table
+        given as a whole, such as `--model.options={}`, replaces that of the file; where another
+        part is named, the file's options of the old one are dropped.
+
+    Returns:
+      The configuration; every value is of its kind and in its range, every named part exists, and
+      its options are such as it takes.
+
+    Raises:
+      ConfigError: naming file or command line, key, rule, value and the nearest valid one; for a
+        table that overrides give as a whole and in parts too.
+    """
+    tables = {} if path is None else _read(path)
+    return _made(tables, "defaults" if path is None else str(path), _pairs(overrides))
+
+
+def from_toml(text: str, where: str) -> Config:
+    """Reads a configuration from the text of a file.
+
+    Args:
+      text: TOML, such as `to_toml` writes; keys that it lacks have their defaults.
+      where: the file, for errors.
+
+    Returns:
+      The configuration, checked as `load` does.
+
+    Raises:
+      ValueError: naming file, key, rule and value.
+    """
+    return _made(files.parse_toml(text, where), where, [])
+
+
+def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -> Config:
+    """Makes a configuration of the tables of a file and of overrides."""
+    _require_whole_or_parts([key for key, _ in pairs])
+    changes: dict[str, Any] = {}
+    for key, text in pairs:
+        _put(changes, key, text)
+
+    def origin(key: str) -> str:
+        return _COMMAND_LINE if any(_is_within(key, given) for given, _ in pairs) else file
+
+    replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
+    tables = functools.reduce(_without, replaced, tables)
+    merged = _prepared(ROOT, _merged(tables, changes), (), origin)
+    try:
+        config = Config.model_validate(merged)
+    except ValidationError as error:
+        raise _first(error, merged, origin) from None
+    _require_float32(config, "", origin)
+    return read_parts(config, origin)
+
+
+def _read(path: str | pathlib.Path) -> dict[str, Any]:
+    """Reads the tables of a configuration file."""
+    try:
+        kind = files.kind_of(path, "the configuration file")
+        if kind == "missing":
+            raise ConfigError(f"there is no configuration file {str(path)!r}")
+        if kind != "other":
+            # A pipe, as a shell makes one of `<(command)`, is read like a file.
+            files.require_file(path, "the configuration file")
+        return files.parse_toml(files.read_text(path), path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _is_within(key: str, given: str) -> bool:
+    return f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}.")
+
+
+def to_toml(config: Config) -> str:
+    """Writes a configuration with every value that has one.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      TOML text that `load` reads back to an equal configuration.
+    """
+    tables, privacy = _tables(config), config.privacy
+    for unit in {"record", "client"} - set(privacy.units):
+        # Of a mechanism that does not run only what was said is repeated.
+        if unit not in privacy.model_fields_set:
+            del tables["privacy"][unit]
+    if not config.acceleration.model_fields_set:
+        del tables["acceleration"]
+    return tomli_w.dumps(tables)
+
+
+def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
+    """Lists the sections that a field may hold.
+
+    Args:
+      field: a field of a configuration.
+
+    Returns:
+      One for a section, several where a key of it tells which, none for a value.
+    """
+    kinds = kinds_of(field.annotation)
+    return tuple(k for k in kinds if isinstance(k, type) and issubclass(k, Section))
+
+
+def default_section(field: FieldInfo) -> type[Section]:
+    """Gives the section that a field holds where nothing tells which.
+
+    Args:
+      field: a field of a configuration that holds a section.
+
+    Returns:
+      The section.
+    """
+    made = field.default_factory
+    return made if isinstance(made, type) else sections_of(field)[0]
+
+
+def tag_of(section: type[Section], field: FieldInfo) -> str:
+    """Gives the word by which a section is chosen.
+
+    Args:
+      section: one of several.
+      field: the field that may hold them.
+
+    Returns:
+      The word.
+    """
+    return section.model_fields[str(field.discriminator)].default
+
+
+def _tables(section: Section) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            tables[name] = _tables(value)
+        elif isinstance(value, Mapping):
+            tables[name] = {k: "none" if v is None else v for k, v in value.items()}
+        elif value is not None:
+            tables[name] = value
+        elif field.get_default(call_default_factory=True) is not None:
+            # TOML has no null: a value that was taken away is written as the word.
+            tables[name] = "none"
+    return tables
+
+
+def _without(tables: dict[str, Any], key: str) -> dict[str, Any]:
+    """Leaves out what a dotted key names, if it is there."""
+    name, _, rest = key.partition(".")
+    value = tables.get(name)
+    if rest:
+        return {**tables, name: _without(value, rest)} if isinstance(value, dict) else tables
+    return {k: v for k, v in tables.items() if k != name}
+
+
+def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(tables)
+    for name, value in changes.items():
+        old = merged.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            is_file = word.endswith(".toml") or bool(pairs)
+            hint = "; a configuration file comes before all options" if is_file else ""
+            raise ConfigError(f"expected --section.key, got {word!r}{hint}")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{key} needs a value")
+            text = rest.pop(0)
+        pairs.append((key, text))
+    return pairs
+
+
+def _require_whole_or_parts(keys: Sequence[str]) -> None:
+    """Refuses a table that is given both as a whole and in parts, one of which would be lost."""
+    for key in keys:
+        parts = [f"--{each}" for each in keys if each.startswith(f"{key}.")]
+        if parts:
+            raise ConfigError(
+                f"{_COMMAND_LINE}: {key} must be given as a whole or in parts, got --{key} and "
+                + ", ".join(parts)
+            )
+
+
+def _put(changes: dict[str, Any], key: str, text: str) -> None:
+    """Puts an override into its table, once its key is known to exist."""
+    fields = _fields_at(key)
+    if fields and all(map(sections_of, fields)):
+        raise ConfigError(f"{_COMMAND_LINE}: {key} is a section, not a key")
+    *path, last = key.split(".")
+    table = changes
+    for part in path:
+        table = table.setdefault(part, {})
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    except (RecursionError, ValueError):
+        rule = "hold no brackets nested hundreds deep, and no number of thousands of digits"
+        shown = checks.shown(text, _SHOWN)
+        raise ConfigError(f"{_COMMAND_LINE}: {key} must {rule}, got {shown}") from None
+    # A name such as 2024-05-01 is a text where a text belongs, quoted or not.
+    is_text = any(str in map(bare, kinds_of(field.annotation)) for field in fields)
+    table[last] = text if is_text and not isinstance(value, str) else value
+
+
+def _fields_at(key: str) -> list[FieldInfo]:
+    """Lists what a dotted key may name, one field for each section that has it.
+
+    Empty within a table of options, whose keys depend on what is chosen.
+    """
+    fields = [ROOT]
+    for part in key.split("."):
+        if all(field.annotation == Options for field in fields):
+            return []
+        fields = [
+            section.model_fields[part]
+            for field in fields
+            for section in sections_of(field)
+            if part in section.model_fields
+        ]
+        if not fields:
+            raise _unknown(key, _COMMAND_LINE)
+    return fields
+
+
+def require_key(key: str) -> None:
+    """Requires that a word of a command line names a key.
+
+    Args:
+      key: a dotted name.
+
+    Raises:
+      ConfigError: naming the nearest key there is.
+    """
+    _fields_at(key)
+
+
+def all_keys(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:
+    """Lists the dotted names of all keys that hold a value, whatever is chosen.
+
+    Args:
+      field: what to start from.
+      prefix: its dotted name, with its dot.
+
+    Returns:
+      The keys, in the order of the sections.
+    """
+    found: dict[str, None] = {}
+    for section in sections_of(field):
+        for name, inner in section.model_fields.items():
+            if sections_of(inner):
+                found |= dict.fromkeys(all_keys(inner, f"{prefix}{name}."))
+            else:
+                found[f"{prefix}{name}"] = None
+    return list(found)
+
+
+def _all_sections(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:
+    found = []
+    for section in sections_of(field):
+        for name, inner in section.model_fields.items():
+            if sections_of(inner):
+                found += [f"{prefix}{name}", *_all_sections(inner, f"{prefix}{name}.")]
+            elif inner.annotation == Options:
+                found.append(f"{prefix}{name}")
+    return found
+
+
+def _quoted(name: str, key: str, origin: str) -> ConfigError:
+    """A name with a dot in it can only come of quotes."""
+    return ConfigError(
+        f"{origin}: the quotes make {name!r} one name, dots included; write {key} without quotes, "
+        "or its last part below the header of its section"
+    )
+
+
+def _unknown(key: str, origin: str, *, is_section: bool = False) -> ConfigError:
+    noun = "section" if is_section else "key"
+    known = _all_sections() if is_section else all_keys()
+    if origin == _COMMAND_LINE:
+        known += _COMMAND_OPTIONS
+    return ConfigError(
+        f"{origin}: there is no {noun} {key!r}; did you mean {checks.nearest(key, known)!r}?"
+    )
+
+
+def _prepared(
+    field: FieldInfo, table: Any, path: tuple[str, ...], origin: Callable[[str], str]
+) -> dict[str, Any]:
+    """Readies a section's table for validation: known keys alone, the word "none" as None."""
+    here = ".".join(path)
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{origin(here)}: {here} must be a section, got {table!r}")
+    section = _chosen(field, table, here, origin)
+    known = section.model_fields
+    ready: dict[str, Any] = {}
+    if field.discriminator is not None:
+        ready[str(field.discriminator)] = tag_of(section, field)
+    for name, value in table.items():
+        inner, key = (*path, name), ".".join((*path, name))
+        if name not in known:
+            others = [s for s in sections_of(field) if name in s.model_fields]
+            if "." in name:
+                raise _quoted(name, key, origin(key))
+            if not others:
+                raise _unknown(key, origin(key), is_section=isinstance(value, Mapping))
+            if value is not None and value != "none":
+                words = ", ".join(tag_of(other, field) for other in others)
+                raise ConfigError(
+                    f"{origin(key)}: {key} must be left out under the {field.discriminator} "
+                    f"{tag_of(section, field)}, got {value!r}; it belongs to {words}"
+                )
+        elif sections_of(known[name]):
+            ready[name] = _prepared(known[name], value, inner, origin)
+        elif value == "none" and may_be_none(known[name].annotation):
+            ready[name] = None
+        else:
+            ready[name] = as_asked(known[name].annotation, value)
+    return ready
+
+
+def _require_float32(section: Section, prefix: str, origin: Callable[[str], str]) -> None:
+    """Requires all numbers to be of a size that float32 has; options are read with their part."""
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{prefix}{name}"
+        if isinstance(value, Section):
+            _require_float32(value, f"{key}.", origin)
+        elif field.annotation != Options:
+            require_float32(origin(key), key, value)
+
+
+def _chosen(
+    field: FieldInfo, table: Mapping[str, Any], here: str, origin: Callable[[str], str]
+) -> type[Section]:
+    """Tells which of several sections a table is."""
+    tag = field.discriminator
+    if tag is None:
+        return sections_of(field)[0]
+    if tag not in table:
+        return default_section(field)
+    choices = {tag_of(section, field): section for section in sections_of(field)}
+    word, key = table[str(tag)], f"{here}.{tag}"
+    if not isinstance(word, str) or word not in choices:
+        hint = checks.nearest(word, choices) if isinstance(word, str) else None
+        words = ", ".join(map(repr, choices))
+        raise ConfigError(
+            f"{origin(key)}: {key} must be one of {words}, got {word!r}"
+            + (f"; did you mean {hint!r}?" if hint else "")
+        )
+    return choices[word]
+
+
+def _first(
+    error: ValidationError, tables: Mapping[str, Any], origin: Callable[[str], str]
+) -> ConfigError:
+    """Names the first value that is not of its kind."""
+    field, value = ROOT, tables
+    path: list[str] = []
+    for part in error.errors()[0]["loc"]:
+        if not sections_of(field):
+            break
+        if part in value:
+            section = _chosen(field, value, ".".join(path), origin)
+            field, value = section.model_fields[str(part)], value[str(part)]
+            path.append(str(part))
+    key = ".".join(path)
+    return refusal(origin(key), key, annotation_of(field), value)

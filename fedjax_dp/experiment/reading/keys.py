@@ -1,0 +1,83 @@
+"""Lists every key of a configuration, and the options of every part that one can name."""
+
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from fedjax_dp.core import checks
+from fedjax_dp.experiment.components.catalogue import CHOICES
+from fedjax_dp.experiment.reading.config_files import ROOT, default_section, sections_of, tag_of
+from fedjax_dp.experiment.schema.constraints import ConfigError, Section, annotation_of, rule_of
+
+Row = tuple[str, str, str, str]
+
+
+def describe() -> list[Row]:
+    """Lists every key.
+
+    Returns:
+      For each key its dotted name, what it may be, its default as text, and what it means.
+    """
+    return _rows(ROOT, "")
+
+
+def describe_choice(word: str) -> list[Row]:
+    """Lists the options of a part.
+
+    Args:
+      word: `key=name`, such as "algorithm.name=fedprox".
+
+    Returns:
+      As `describe`, for the options that this part takes.
+
+    Raises:
+      ConfigError: if the key names no part, or there is no such part.
+    """
+    key, _, name = word.partition("=")
+    if key not in CHOICES:
+        hint = checks.nearest(key, CHOICES)
+        raise ConfigError(
+            f"--keys must be followed by nothing or by one of {', '.join(CHOICES)} with =NAME, got "
+            f"{word!r}; did you mean {hint!r}?"
+        )
+    choice = CHOICES[key]
+    checks.one_of(key, name, choice.names)
+    fields = choice.model(name).model_fields
+    return [_row(f"{choice.options}.{option}", field) for option, field in fields.items()]
+
+
+def _rows(field: FieldInfo, prefix: str) -> list[Row]:
+    sections = sections_of(field)
+    rows: dict[str, list[Row]] = {}
+    owners: dict[str, list[type[Section]]] = {}
+    first = default_section(field)
+    for section in (first, *(s for s in sections if s is not first)):
+        for name, inner in section.model_fields.items():
+            key = f"{prefix}{name}"
+            owners.setdefault(key, []).append(section)
+            if key not in rows:
+                nested = bool(sections_of(inner))
+                rows[key] = _rows(inner, f"{key}.") if nested else [_row(key, inner)]
+    if field.discriminator is not None:
+        words = ", ".join(repr(tag_of(section, field)) for section in sections)
+        key = f"{prefix}{field.discriminator}"
+        [(_, _, default, about)] = rows[key]
+        rows[key] = [(key, f"one of {words}", default, about)]
+        for key, having in owners.items():
+            if len(having) < len(sections):
+                only = ", ".join(tag_of(section, field) for section in having)
+                rows[key] = [(*row[:3], f"{row[3]}; if {only}") for row in rows[key]]
+    return [row for found in rows.values() for row in found]
+
+
+def _row(key: str, field: FieldInfo) -> Row:
+    default = (
+        "needed" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+    )
+    return key, rule_of(annotation_of(field)), default, field.description or ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)

@@ -1,0 +1,278 @@
+"""Checks of an experiment that need no data: what does not go together."""
+
+import os
+
+import numpy as np
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.registry import Entry
+from fedjax_dp.clients.transforms import declared
+from fedjax_dp.core import checks, files
+from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
+from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
+from fedjax_dp.experiment.components.catalogue import read_parts
+from fedjax_dp.experiment.components.participation import batches_of, participation_of
+from fedjax_dp.experiment.components.partitions import PARTITIONS
+from fedjax_dp.experiment.reading.analysis import Asked, require_possible_analysis
+from fedjax_dp.experiment.schema.config import (
+    AccelerationSection,
+    AlgorithmSection,
+    ClientLevel,
+    Config,
+    DataSection,
+    GaussianLevel,
+    LaplaceLevel,
+    PrivacySection,
+    RecordLevel,
+    RunSection,
+    TrainingSection,
+)
+from fedjax_dp.experiment.schema.constraints import check_one_for_each
+from fedjax_dp.server.registry import AROUND
+
+# Options of algorithms that may be a list with one entry for each client.
+_BY_CLIENT = ("declared_epsilon", "clusters")
+
+
+def validate(config: Config) -> None:
+    """Checks all that can be known before any data are read.
+
+    Args:
+      config: the configuration, named lists resolved.
+
+    Raises:
+      ValueError: naming the key, the rule, the value and the nearest valid one.
+    """
+    read_parts(config, lambda key: "configuration")
+    name, privacy = config.algorithm.name, config.privacy
+    entry = algorithms.ALGORITHMS[name]
+    _check_public_examples(name, entry, config.data.public_examples)
+    _check_unit(name, entry, privacy)
+    _check_scaling(config.data, privacy)
+    _check_release(config)
+    _check_inactive(privacy)
+    _check_acceleration(config.acceleration, config.run)
+    _check_aggregator(config.algorithm, entry, privacy)
+    options = algorithms.options_of(name) | config.algorithm.options
+    entry.check_options(options, "algorithm.options.")
+    if config.algorithm.aggregator is not None and "aggregator" in entry.given:
+        rule = "be false beside an algorithm.aggregator, which weighs in its own way"
+        is_weighted = options.get("is_weighted", False)
+        checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
+    _check_steps(name, entry.steps(options), config.training)
+    _check_batches(config.training, is_private="record" in privacy.units)
+    _check_paths(config)
+    transforms = entry.transforms(options)
+    declared("algorithm.options", transforms, is_private="record" in privacy.units)
+    require_public_sizes(privacy.relation, "privacy.relation")
+    if "record" in privacy.units:
+        _check_budget(privacy.record, "privacy.record")
+    if "client" in privacy.units:
+        _check_client(privacy.client, name, entry)
+    if (num_clients := known_clients(config)) is not None:
+        check_clients(config, num_clients)
+
+
+def check_clients(config: Config, num_clients: int) -> None:
+    """Checks all that can be known once the clients are counted.
+
+    Args:
+      config: the configuration, named lists resolved.
+      num_clients: how many clients train; 1 where they are put together.
+
+    Raises:
+      ValueError: naming the key, the rule, the value and the nearest valid one.
+    """
+    privacy, options = config.privacy, config.algorithm.options
+    for key in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
+        check_one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
+    if "record" in privacy.units:
+        for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
+            check_one_for_each(f"privacy.record.{key}", getattr(privacy.record, key), num_clients)
+    check_one_for_each("acceleration.weights", config.acceleration.weights, num_clients)
+    for key in _BY_CLIENT:
+        check_one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
+    num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
+    checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
+    participation_of(config.participation, num_clients)
+    require_possible_analysis(Asked(privacy, config.participation, config.training), num_clients)
+
+
+def known_clients(config: Config) -> int | None:
+    """Counts the clients that train.
+
+    Args:
+      config: the configuration.
+
+    Returns:
+      The number, or None where it follows from the data alone.
+    """
+    if algorithms.ALGORITHMS[config.algorithm.name].pools_clients:
+        return 1
+    data, partition = config.data, PARTITIONS[config.data.partition]
+    if partition.counts_clients:
+        return data.num_clients
+    count = partition.num_clients_of
+    return None if count is None else count(data.partition_options)
+
+
+def _check_public_examples(name: str, entry: Entry, count: int) -> None:
+    asks = entry.asks_public_inputs
+    wanted, asked = ("at least 1", "public inputs") if asks else ("0", "no public inputs")
+    rule = f"be {wanted} for {name}, which asks about {asked}"
+    checks.require((count > 0) == asks, "data.public_examples", rule, count)
+
+
+def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
+    what = f"be {' or '.join(entry.units)} for the algorithm {name}"
+    rule = ", ".join(filter(None, (what, entry.reason)))
+    checks.require(privacy.unit in entry.units, "privacy.unit", rule, privacy.unit)
+    if entry.budgets is not None:
+        noise = privacy.record.noise_multiplier
+        rule = f"be none for {name}, which calibrates the noise itself"
+        checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
+
+
+def _check_scaling(data: DataSection, privacy: PrivacySection) -> None:
+    """Refuses exact scaling of private data that was not asked for by its name."""
+    usual = datasets.options(data.name).get("scaling")
+    if not privacy.units or "scaling" in data.options or usual not in EXACT_SCALINGS:
+        return
+    rule = (
+        "be given under privacy: 'range' scales by public ranges and learns nothing from the data, "
+        f"{usual!r} scales by exact means and deviations, which no ε covers and the statement names"
+    )
+    checks.require(False, "data.options.scaling", rule, None)
+
+
+def _check_release(config: Config) -> None:
+    """Refuses to promise a folder for publication where nothing protects what would be in it."""
+    section, privacy, name = config.run, config.privacy, "run.release"
+    if section.release is None:
+        return
+    rule = "be left out where privacy.unit is none: no ε covers anything"
+    checks.require(bool(privacy.units), name, rule, section.release)
+    rule = (
+        "be true where run.release is 'private': the seed is in the configuration, and the noise "
+        "that is drawn from it could be taken away"
+    )
+    checks.require(section.secret, "run.secret", rule, section.secret)
+    for unit in privacy.units:
+        noise = getattr(privacy, unit).noise_multiplier
+        is_noised = noise is None or bool(np.all(np.asarray(noise) > 0))
+        rule = "be above 0 where run.release is 'private'"
+        checks.require(is_noised, f"privacy.{unit}.noise_multiplier", rule, noise)
+    scaling = config.data.options.get("scaling")
+    rule = "be 0 where run.release is 'private': these training records are read without noise"
+    count = config.data.public_examples
+    checks.require(count == 0, "data.public_examples", rule, count)
+    rule = "be 'range' where run.release is 'private': no ε covers exact means and deviations"
+    checks.require(scaling not in EXACT_SCALINGS, "data.options.scaling", rule, scaling)
+
+
+def _check_inactive(privacy: PrivacySection) -> None:
+    """Refuses settings of a mechanism that does not run beside one that does."""
+    for unit in ("record", "client"):
+        if privacy.units and unit not in privacy.units and unit in privacy.model_fields_set:
+            given = getattr(privacy, unit)
+            fields = sorted(given.model_fields_set) or ["mechanism"]
+            rule = f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit}"
+            key = f"privacy.{unit}.{fields[0]}"
+            raise ValueError(f"{key} must {rule}, got {getattr(given, fields[0])!r}")
+
+
+def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
+    if section.memory is not None:
+        rule = f"be below the {run.rounds} rounds"
+        checks.require(section.memory < run.rounds, "acceleration.memory", rule, section.memory)
+        first = section.first
+        rule = f"be at least acceleration.memory = {section.memory}"
+        fits = first is None or first >= section.memory
+        checks.require(fits, "acceleration.first", rule, first)
+        rule = "be left out for acceleration.of = 'shared', which has one point"
+        fits = section.weights is None or section.of == "clients"
+        checks.require(fits, "acceleration.weights", rule, section.weights)
+        return
+    for name in sorted(section.model_fields_set - {"memory"}):
+        rule = "be left out without an acceleration.memory"
+        raise ValueError(f"acceleration.{name} must {rule}, got {getattr(section, name)!r}")
+
+
+def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:
+    is_around = section.aggregator in AROUND
+    is_client = "client" in privacy.units and not is_around
+    if is_client:
+        rule = "be none where clients are protected, whose mechanism combines their updates"
+    else:
+        rule = f"be none for {section.name}, which combines updates in a way of its own"
+    is_open = entry.takes_aggregator and not is_client
+    fits = section.aggregator is None or is_open
+    checks.require(fits, "algorithm.aggregator", rule, section.aggregator)
+    if is_around and "client" in privacy.units:
+        level = privacy.client
+        fits = isinstance(level, GaussianLevel) and not level.per_layer and not level.is_realised
+        rule = (
+            f"be gaussian, clip updates whole and divide by what is expected for "
+            f"{section.aggregator}, whose votes share the bound of the update"
+        )
+        checks.require(fits, "privacy.client.mechanism", rule, level.mechanism)
+
+
+def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
+    if steps == "any":
+        return
+    rule = f"be sgd for {name}, which reads gradients off updates"
+    checks.require(section.optimizer == "sgd", "training.optimizer", rule, section.optimizer)
+    options = section.optimizer_options
+    rule = f"be empty for {name}, which reads gradients off updates of plain steps"
+    checks.require(not options, "training.optimizer_options", rule, options)
+    moves = steps == "plain" or bool(np.all(np.asarray(section.learning_rate) > 0))
+    rule = f"be above 0 for {name}, which divides by it"
+    checks.require(moves, "training.learning_rate", rule, section.learning_rate)
+
+
+def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
+    """Requires whole numbers where so many examples or steps are drawn."""
+    sampler = batches_of(section, is_private=is_private)
+    for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
+        value = getattr(section, name)
+        is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
+        rule = f"be whole under the sampler {sampler.name!r}"
+        checks.require(is_whole, f"training.{name}", rule, value)
+
+
+def _check_paths(config: Config) -> None:
+    """Requires files that can be read, and folders where folders can be."""
+    if config.data.data_dir is not None:
+        files.require_folder(os.path.expanduser(config.data.data_dir), "data.data_dir")
+    if config.model.pretrained is not None:
+        files.require_file(config.model.pretrained, "model.pretrained")
+    cache = config.execution.compilation_cache
+    if cache not in (None, "auto"):
+        files.require_folder(os.path.expanduser(cache), "execution.compilation_cache")
+
+
+def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:
+    noise, epsilon = level.noise_multiplier, level.epsilon
+    is_given = noise is not None or epsilon is not None
+    checks.require(is_given, key, "give an epsilon to calibrate to, or a noise_multiplier", None)
+    if noise is not None:
+        is_noised = bool(np.all(np.asarray(noise) > 0))
+        rule = f"be above 0 to keep the budget {key}.epsilon; without noise set that to none"
+        checks.require(is_noised or epsilon is None, f"{key}.noise_multiplier", rule, noise)
+
+
+def _check_client(level: ClientLevel, name: str, entry: Entry) -> None:
+    key = "privacy.client"
+    _check_budget(level, key)
+    fits_votes = isinstance(level, GaussianLevel | LaplaceLevel)
+    rule = f"be gaussian or laplace for {name}, whose updates are no models"
+    checks.require(entry.sends_model or fits_votes, f"{key}.mechanism", rule, level.mechanism)
+    is_claimed = level.epsilon is not None or level.noise_multiplier is None
+    rule = (
+        "be expected under a budget; dividing by the realised number of clients claims no privacy, "
+        f"and needs {key}.epsilon=none and a {key}.noise_multiplier"
+    )
+    fits = not (level.is_realised and is_claimed)
+    checks.require(fits, f"{key}.denominator", rule, "realised")

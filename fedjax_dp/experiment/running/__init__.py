@@ -1,0 +1,1 @@
+"""Runs experiments: run folders, checkpoints, results, releases."""

@@ -1,0 +1,205 @@
+"""What a run has left, as values: its experiment, its state, its ledgers, its model."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core import checks, masks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData, flat, nested
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
+from fedjax_dp.engine.evaluation import evaluator
+from fedjax_dp.engine.execution.client_store import kept_in
+from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.evaluation.metrics import METRICS
+from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
+from fedjax_dp.experiment.assembly.population import Population, build_population
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.folder import CHECKPOINT_FOLDER, CLIENTS_FOLDER, CONFIG_FILE
+from fedjax_dp.experiment.running.results import evaluate
+from fedjax_dp.experiment.running.run_folder import accounting_of, first_state
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.logbook import read_metrics
+from fedjax_dp.models.base import Model
+
+_BLOCK = 512
+
+
+class Run(NamedTuple):
+    """A run as its folder holds it.
+
+    Attributes:
+      folder: the run folder.
+      experiment: what ran: configuration, data, model, simulation.
+      state: the state of the newest intact checkpoint.
+      hyper: the numbers that it ran with.
+      accounting: the ledgers of all rounds up to that state.
+      metrics: one dict for each of these rounds.
+    """
+
+    folder: pathlib.Path
+    experiment: Experiment
+    state: SimulationState
+    hyper: Hyper
+    accounting: PrivacyAccounting
+    metrics: list[dict[str, Any]]
+
+    @property
+    def config(self) -> Config:
+        """Gives the configuration."""
+        return self.experiment.config
+
+    @property
+    def model(self) -> Model:
+        """Gives the model; what is frozen is held by it."""
+        return self.experiment.model
+
+    @property
+    def params(self) -> PyTree:
+        """Gives the trained parameters of the shared model; raises where there is none."""
+        shared = self.experiment.simulation.federation.shared
+        name = self.config.algorithm.name
+        checks.require(shared is not None, "algorithm.name", "have a shared model", name)
+        assert shared is not None
+        return shared(self.state)
+
+    def params_of(self, client: int) -> PyTree:
+        """Gives the parameters that one client would use.
+
+        Args:
+          client: the client's index.
+
+        Returns:
+          Its own parameters, or the shared ones where clients have none of their own.
+
+        Raises:
+          ValueError: if there is no such client.
+        """
+        train = self.experiment.population.train
+        is_there = 0 <= client < train.num_clients
+        checks.require(is_there, "client", f"lie in [0, {train.num_clients})", client)
+        personal = self.experiment.simulation.federation.personal
+        if personal is None:
+            return self.params
+        return masks.parted(personal(self.state, examples_of(train).client(client)))[0]
+
+
+def load_run(folder: str | pathlib.Path) -> Run:
+    """Reads a run, finished or not, without touching its folder.
+
+    Args:
+      folder: the run folder.
+
+    Returns:
+      The run.
+
+    Raises:
+      ValueError: if the folder holds no run, its data are not here, or no checkpoint is intact.
+    """
+    folder = pathlib.Path(folder)
+    found = (folder / CONFIG_FILE).is_file()
+    checks.require(found, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
+    kept = folder / CHECKPOINT_FOLDER
+    checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
+    experiment = assemble(config_files.load(folder / CONFIG_FILE))
+    checkpoints = Checkpoints(kept, is_read_only=True)
+    first = kept_in(first_state(experiment), folder / CLIENTS_FOLDER)
+    like = experiment.simulation.portable(first)
+    step, damaged = checkpoints.newest_intact(like)
+    checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)
+    state, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
+    checkpoints.close()
+    accounting = accounting_of(experiment, hyper)
+    accounting.restore(extra["ledgers"])
+    rows = [row for row in read_metrics(folder) if row["round"] <= int(state.round)]
+    return Run(folder, experiment, state, hyper, accounting, rows)
+
+
+def other_data(run: Run, words: Sequence[str]) -> Population | None:
+    """Builds other data than those that a run was trained on.
+
+    Args:
+      run: the run.
+      words: overrides of the data section, as words of a command line.
+
+    Returns:
+      The data; None where no word is given.
+
+    Raises:
+      ValueError: for a word of another section, or data that the model cannot read.
+    """
+    if not words:
+        return None
+    config = config_files.load(run.folder / CONFIG_FILE, words)
+    for name in Config.model_fields:
+        same = name == "data" or getattr(config, name) == getattr(run.config, name)
+        same |= name in ("execution", "communication")
+        checks.require(same, "overrides", "change [data] alone", list(words))
+    found = build_population(config.data, config.run.seed)
+    ours, theirs = (shapes_of(p.train) for p in (run.experiment.population, found))
+    checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
+    return found
+
+
+def shapes_of(data: FederatedData) -> dict[str, list[int]]:
+    """Tells the shapes of one example.
+
+    Args:
+      data: the store.
+
+    Returns:
+      The shape of each array, without the axis of examples.
+    """
+    return {name: list(array.shape[1:]) for name, array in data.examples.items()}
+
+
+def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
+    """Evaluates a run's model on held-out data.
+
+    Args:
+      run: the run.
+      other: data to evaluate the shared model on, as it is; those held out of the run's own, as
+        its `[evaluation]` has it, where it is None.
+
+    Returns:
+      Losses, accuracies, metrics and figures of fairness, by name. None of them is private.
+    """
+    if other is None:
+        return evaluate(run.experiment.evaluator, run.state, run.hyper, run.config.run.seed)
+    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in run.config.run.metrics}
+    shared = run.experiment.simulation.federation._replace(personal=None)
+    made = evaluator(
+        shared,
+        run.model,
+        other.train,
+        whole=other.test,
+        clients=other.client_test or other.train,
+        metrics=metrics,
+    )
+    return evaluate(made, run.state, run.hyper, run.config.run.seed)
+
+
+def predict(model: Model, params: PyTree, data: FederatedData) -> Any:
+    """Computes the outputs for all examples of a store.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      data: the examples.
+
+    Returns:
+      Outputs, `[num_examples, ...]`, on the host.
+    """
+    of_block: Callable[..., Any] = jax.jit(model.predict)
+    inputs = nested(flat(data.examples))["x"]
+    parts = []
+    for first in range(0, data.num_examples, _BLOCK):
+        block = jax.tree.map(lambda a, first=first: np.asarray(a[first : first + _BLOCK]), inputs)
+        parts.append(jax.tree.map(np.asarray, of_block(params, block)))
+    return jax.tree.map(lambda *each: np.concatenate(each), *parts)

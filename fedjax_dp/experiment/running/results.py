@@ -1,0 +1,351 @@
+"""What a run leaves behind: its summary, its privacy statement, its pictures."""
+
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core.versions import PACKAGE, libraries
+from fedjax_dp.data.statistics import PartitionStatistics
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
+from fedjax_dp.engine.evaluation import Evaluator
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.evaluation.fairness import summarize
+from fedjax_dp.experiment.assembly.assemble import Experiment
+from fedjax_dp.experiment.running.folder import CHECKPOINT_FOLDER, RELEASE_FOLDER
+from fedjax_dp.experiment.running.release import (
+    PARTITION_COUNTS,
+    exact_keys,
+    marks_of,
+    read_exactly,
+    write_release,
+)
+from fedjax_dp.experiment.running.run_folder import Start
+from fedjax_dp.experiment.schema.config import DiscreteGaussianLevel, GaussianLevel
+from fedjax_dp.io import client_plots, plots
+from fedjax_dp.io.checkpoint import ROOT_FILE
+from fedjax_dp.io.logbook import read_metrics, write_json, write_text
+from fedjax_dp.io.statement import write_statement
+
+# The libraries that a privacy statement names.
+_STATED = (PACKAGE, "jax", "dp-accounting")
+
+
+def evaluate(
+    evaluator: Evaluator, state: SimulationState, hyper: Hyper, seed: int
+) -> dict[str, Any]:
+    """Computes what held-out data, and training data if asked for, say of a state.
+
+    Args:
+      evaluator: the compiled evaluations.
+      state: the state.
+      hyper: the numbers of the run.
+      seed: of what an evaluation draws, which no ε covers: never the secret root of a run.
+
+    Returns:
+      Losses, accuracies and figures of fairness by name. `test_accuracy` and its like are of the
+      models that clients use; where these are their own, `shared_test_accuracy` and its like are of
+      the server's, if it is one that can be used. Names that end in `_after_local` are of clients'
+      models after one more round of local training; `training_set_accuracy` and its like are of the
+      models that clients use on what they train on.
+    """
+    row: dict[str, Any] = {}
+    if evaluator.clients is not None:
+        by_client = evaluator.clients(state)
+        row |= {"client_test_loss": by_client.loss, "client_test_accuracy": by_client.accuracy}
+        row |= summarize(by_client)
+        row["clients_without_test_data"] = int(np.sum(by_client.client_sizes == 0))
+        row["test_accuracy"] = by_client.accuracy
+        row["test_loss"] = by_client.loss
+        row |= {f"client_test_{name}": value for name, value in by_client.metrics.items()}
+        row |= {f"test_{name}": value for name, value in by_client.metrics.items()}
+    if evaluator.whole is not None:
+        whole, of = evaluator.whole(state), "shared_test" if evaluator.is_personal else "test"
+        row |= {f"{of}_loss": whole.loss, f"{of}_accuracy": whole.accuracy}
+        row |= {f"{of}_{name}": value for name, value in whole.metrics.items()}
+    if evaluator.after_local is not None:
+        after = evaluator.after_local(state, hyper, jax.random.key(seed))
+        found = {"client_test_loss": after.loss, "client_test_accuracy": after.accuracy}
+        found |= summarize(after)
+        found |= {f"client_test_{name}": value for name, value in after.metrics.items()}
+        row |= {f"{name}_after_local": value for name, value in found.items()}
+    if evaluator.training is not None:
+        seen = evaluator.training(state)
+        row |= {"training_set_loss": seen.loss, "training_set_accuracy": seen.accuracy}
+        row |= {f"training_set_{name}": value for name, value in seen.metrics.items()}
+    return row
+
+
+def write_results(
+    experiment: Experiment,
+    state: SimulationState,
+    start: Start,
+    timing: dict[str, float],
+    warnings: Sequence[str],
+    stopped_by: str | None = None,
+    also_not_private: Sequence[str] = (),
+    *,
+    is_finished: bool = True,
+) -> dict[str, Any]:
+    """Writes summary, statement and pictures of a run into its folder.
+
+    Args:
+      experiment: what ran.
+      state: the last state.
+      start: where it began, with the ledgers of all rounds since.
+      timing: seconds by name.
+      warnings: what was not as it should be.
+      stopped_by: the callback that ended the run early, or None.
+      also_not_private: what else no ε covers, in words.
+      is_finished: whether it has ended by its configuration or its budget; only then is a folder
+        for publication written, where that is asked for.
+
+    Returns:
+      The summary.
+    """
+    folder, accounting = start.folder, start.accounting
+    section = experiment.config.run
+    rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
+    summary = _summary(experiment, state, start.hyper, accounting, rows) | timing
+    summary |= {"communication": start.traffic.summary()}
+    summary |= {"stopped_by": stopped_by, "warnings": list(warnings)}
+    _draw(experiment, state, rows, folder / "plots")
+    write_text(folder / "partition.txt", partition_text(experiment.population.statistics()))
+    facts = facts_of(experiment, start.hyper, also_not_private)
+    marks = marks_of(folder, is_secret=section.secret)
+    releases = section.release is not None and is_finished
+    if releases:
+        marks[RELEASE_FOLDER] = "covered"
+    stated = (accounting.ledgers, experiment.dp_delta, accountant, facts, marks)
+    claims = write_statement(folder, *stated)
+    summary |= _of_shared_records(claims)
+    summary["not_private"] = exact_keys(summary, is_length_public=not also_not_private)
+    # JSON has no infinity, and null would read as if nothing were claimed.
+    infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
+    # Last of all: where it is, a run is over.
+    if releases:
+        write_release(experiment, state, accounting, folder, summary | infinite, facts)
+    write_json(folder / "summary.json", summary | infinite)
+    return summary
+
+
+def _of_shared_records(claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Repeats what is claimed for records that lie with several clients."""
+    found = [claim["shared_records"] for claim in claims if "shared_records" in claim]
+    return {f"{k}_of_shared_record": each[k] for each in found for k in ("epsilon", "dp_delta")}
+
+
+def _summary(
+    experiment: Experiment,
+    state: SimulationState,
+    hyper: Hyper,
+    accounting: PrivacyAccounting,
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+    spent = accounting.epsilon(experiment.dp_delta, experiment.config.privacy.accountant)
+    deltas = [float(delta) for unit in spent for delta in np.ravel(experiment.dp_delta[unit])]
+    evaluated = evaluate(experiment.evaluator, state, hyper, experiment.config.run.seed)
+    algorithm = experiment.simulation.algorithm
+    summary = {
+        "name": experiment.config.title,
+        "algorithm": algorithm.name,
+        **evaluated,
+        "epsilon": max((float(np.max(each)) for each in spent.values()), default=None),
+        "dp_delta": max(deltas, default=None),
+        "dp_delta_smallest": min(deltas, default=None),
+        **{f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()},
+        "rounds": int(state.round),
+        "num_clients": experiment.population.train.num_clients,
+        "num_parameters": experiment.num_parameters,
+        "padding_share": float(np.mean([row["padding_share"] for row in rows])) if rows else None,
+        "clients_per_chunk": experiment.simulation.layout.chunk,
+        **_of_updates(rows),
+        **_of_last(rows),
+    }
+    is_own = has_personal_models(experiment)
+    summary["test_accuracy_of"] = whose_models(experiment.evaluator.is_personal, is_own)
+    if spent:
+        has_shared = experiment.simulation.federation.shared is not None
+        summary["covered_models"] = covered_models(
+            experiment.evaluator.is_personal, is_own, has_shared, spent
+        )
+    if algorithm.claims.not_covered is not None:
+        summary["not_covered"] = algorithm.claims.not_covered
+    return summary
+
+
+def whose_models(is_personal: bool, is_own: bool) -> str:
+    """Says which models `test_accuracy` is of.
+
+    Args:
+      is_personal: whether each client uses a model that is not simply the shared one.
+      is_own: whether a part of that model is client state.
+
+    Returns:
+      The words.
+    """
+    if is_own:
+        return "the clients' own models"
+    return "the models that clients choose" if is_personal else "the shared model"
+
+
+def covered_models(
+    is_personal: bool, is_own: bool, has_shared: bool, units: Collection[str]
+) -> str:
+    """Says which models ε covers, and which not.
+
+    Args:
+      is_personal: whether each client uses a model that is not simply the shared one.
+      is_own: whether a part of that model is client state.
+      has_shared: whether there is a model for the whole population.
+      units: the units that are protected.
+
+    Returns:
+      The words.
+    """
+    if not is_own:
+        return "all models of the server" if is_personal else "the shared model"
+    shared = "the shared model" if has_shared else "what the server holds of the models"
+    if "client" not in units:
+        return ("the shared model and " if has_shared else "") + "the clients' own models"
+    covered = f"{shared}, and not the clients' own models"
+    return covered + (", which the ε of records alone covers" if "record" in units else "")
+
+
+def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
+    """Averages accuracy over the last evaluations, since a single one may swing."""
+    values = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
+    return {"test_accuracy_last_ten": float(np.mean(values[-count:]))} if values else {}
+
+
+def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Averages over rounds what was measured of the updates and of the noise on their mean.
+
+    A figure that was not finite stands as None in the log, and is left out.
+    """
+    found = {
+        "update_norm_median": [row.get("update_norm_quantiles", [None] * 3)[2] for row in rows]
+    }
+    for name in ("clipped_client_share", "noise_stddev", "bits_per_parameter"):
+        found[name] = [row.get(name) for row in rows]
+    known = {name: [v for v in values if v is not None] for name, values in found.items()}
+    return {name: float(np.mean(values)) for name, values in known.items() if values}
+
+
+def _draw(
+    experiment: Experiment,
+    state: SimulationState,
+    rows: list[dict[str, Any]],
+    folder: pathlib.Path,
+) -> None:
+    title = f"{experiment.config.title}: {experiment.simulation.algorithm.name}"
+    plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
+    plots.save(plots.accuracy_by_megabytes(rows, title), folder / "accuracy_megabytes.png")
+    if any("update_norm_quantiles" in row for row in rows):
+        clip_norm = experiment.client_clip_norm
+        figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)
+        plots.save(figure, folder / "update_norms.png")
+    if experiment.evaluator.clients is not None:
+        found = experiment.evaluator.clients(state)
+        if np.isfinite(found.client_accuracy).any():
+            train = experiment.population.train
+            figure = client_plots.client_accuracies(
+                found.client_accuracy,
+                train.sizes,
+                found.client_sizes,
+                title,
+                names=train.client_names,
+            )
+            plots.save(figure, folder / "client_accuracy.png")
+    figure = client_plots.labels_by_client(experiment.population.statistics())
+    plots.save(figure, folder / "partition.png")
+
+
+def partition_text(statistics: PartitionStatistics) -> str:
+    """Describes a partition, and its clients where they have names.
+
+    Args:
+      statistics: of the partition.
+
+    Returns:
+      The lines of `partition.txt`.
+    """
+    note = "These figures are exact: no ε covers them."
+    parts = (str(statistics), note, statistics.by_client())
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def has_personal_models(experiment: Experiment) -> bool:
+    """Reports whether a part of the model that a client uses is client state.
+
+    Args:
+      experiment: the experiment.
+
+    Returns:
+      False for those who only choose among the server's models.
+    """
+    algorithm = experiment.simulation.algorithm
+    clients = algorithm.clients
+    if clients is None or algorithm.personal is None:
+        return False
+    own = jax.eval_shape(lambda key: clients.init(algorithm.init(key)), jax.random.key(0))
+    # A choice among the server's models is none.
+    return any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(own))
+
+
+def facts_of(
+    experiment: Experiment, hyper: Hyper, also_not_private: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Reads off the numbers what ran, whatever calibration would give today.
+
+    Args:
+      experiment: what ran.
+      hyper: the numbers that it ran with.
+      also_not_private: what no ε covers beside what is read off the data, in words.
+
+    Returns:
+      By unit, what a statement says beside the ledger.
+    """
+    num_clients = experiment.population.train.num_clients
+
+    def by_client(value: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), num_clients)
+
+    level = experiment.config.privacy.client
+    is_adaptive = isinstance(level, GaussianLevel) and level.adaptive_clipping
+    name = "initial_clip_norm" if is_adaptive else "clip_norm"
+    common: dict[str, Any] = {
+        "noise_root": "seed",
+        "seed": experiment.config.run.seed,
+        "versions": {n: v for n, v in libraries().items() if n in _STATED},
+        "also_not_private": [
+            PARTITION_COUNTS,
+            *read_exactly(experiment),
+            *also_not_private,
+        ],
+        "has_personal_models": has_personal_models(experiment),
+        "client_names": list(experiment.population.train.client_names),
+    }
+    if experiment.config.run.secret:
+        file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
+        common |= {"noise_root": "secret", "noise_root_file": file}
+    facts = {"client": {name: experiment.client_clip_norm} | common, "record": common}
+    if isinstance(level, DiscreteGaussianLevel):
+        # Every client adds its share of the noise; no server sees a single contribution.
+        facts["client"]["trust"] = "secure_aggregation"
+    if hyper.local.clip_norm is not None:
+        facts["record"] = (
+            common
+            | experiment.population.sharing._asdict()
+            | {
+                "not_covered": experiment.simulation.algorithm.claims.not_covered,
+                "clip_norm_per_unit": by_client(hyper.local.clip_norm),
+                "noise_multiplier_per_unit": by_client(hyper.local.noise_multiplier),
+                "batch_size_per_unit": by_client(hyper.local.batch_size),
+            }
+        )
+    return facts

@@ -1,0 +1,406 @@
+"""Runs an experiment: blocks of rounds, evaluations, checkpoints, a folder that can be resumed."""
+
+import _thread
+import pathlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from fedjax_dp.engine.record import RoundInfo, RoundRecord, told
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
+from fedjax_dp.experiment.assembly.devices import more_than_cores
+from fedjax_dp.experiment.components.callbacks import Callback, Look, callbacks_of
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.environment import environment, keep_programs
+from fedjax_dp.experiment.running.folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
+from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
+from fedjax_dp.experiment.running.release import require_publishable, without_model
+from fedjax_dp.experiment.running.results import evaluate, write_results
+from fedjax_dp.experiment.running.run_folder import Start, fresh, restored
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.io.disk import full_disk_named
+from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
+
+# What a terminal, and what a scheduler sends to end a run.
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+# Signals within so many seconds are one: some send theirs to a process and to its group.
+_TOGETHER = 1.0
+# Seconds that an interrupted run has to end by itself.
+_PATIENCE = 2.0
+# What ends a run before its last round, beside the names of callbacks.
+_INTERRUPTED, _OVER_BUDGET = "an interruption", "the budget"
+
+
+class Watcher(Protocol):
+    """Whoever wants to see how far a run is."""
+
+    def phase(self, name: str) -> None:
+        """Is told what is being done now, in a few words."""
+
+    def done(self, rounds: int, row: Mapping[str, Any]) -> None:
+        """Is told how many rounds are done, and the newest metrics."""
+
+    def warn(self, text: str) -> None:
+        """Is told of something that is not as it should be."""
+
+    def end(self) -> None:
+        """Is told that the run is to end now and cannot: by a thread, while a round goes on."""
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def phase(self, name: str) -> None:
+        """Ignores a phase."""
+
+    def done(self, rounds: int, row: Mapping[str, Any]) -> None:
+        """Ignores rounds."""
+
+    def warn(self, text: str) -> None:
+        """Ignores warnings; the summary has them."""
+
+    def end(self) -> None:
+        """Leaves the process alone, which is another's."""
+
+
+class Outcome(NamedTuple):
+    """What became of a run.
+
+    Attributes:
+      folder: the run folder.
+      summary: what `summary.json` holds.
+      is_interrupted: whether it was asked to stop before its last round.
+      is_over_budget: whether one more round would have exceeded the budget.
+      is_futile: whether no round brought any client's work into the model.
+      stopped_by: the callback that ended the run early, or None.
+    """
+
+    folder: pathlib.Path
+    summary: dict[str, Any]
+    is_interrupted: bool
+    is_over_budget: bool
+    is_futile: bool
+    stopped_by: str | None = None
+
+
+def run(
+    config: Config,
+    folder: pathlib.Path | None = None,
+    watcher: Watcher | None = None,
+    callbacks: Mapping[str, Callback] = {},
+) -> Outcome:
+    """Runs an experiment to its end, its budget or an interruption, and writes its folder.
+
+    Args:
+      config: the experiment.
+      folder: the run folder; the next free one under `runs/` where it is None.
+      watcher: is told how far the run is.
+      callbacks: what is called after each evaluation, by name, beside those of the configuration.
+
+    Returns:
+      What became of it.
+
+    Raises:
+      ValueError: for what `assemble` refuses, or a privacy that cannot be accounted.
+    """
+    require_place(folder, config.title)
+    return _run(
+        config,
+        lambda experiment, warn: fresh(experiment, folder),
+        watcher or Nobody(),
+        callbacks,
+    )
+
+
+def resume(
+    folder: pathlib.Path,
+    watcher: Watcher | None = None,
+    callbacks: Mapping[str, Callback] = {},
+    words: Sequence[str] = (),
+) -> Outcome:
+    """Goes on with an interrupted run from its newest checkpoint, to the bits of one that was not.
+
+    Args:
+      folder: the run folder.
+      watcher: is told how far the run is.
+      callbacks: as for `run`; those that it was started with.
+      words: overrides as words of a command line, of how it executes, and of the number of rounds:
+        a run may go on for longer than was planned.
+
+    Returns:
+      What became of it.
+
+    Raises:
+      ValueError: as `run`, or for a folder whose configuration is another than when it started.
+    """
+    config = config_files.load(folder / CONFIG_FILE, words)
+    return _run(
+        config,
+        lambda experiment, warn: restored(experiment, folder, warn),
+        watcher or Nobody(),
+        callbacks,
+    )
+
+
+def _run(
+    config: Config,
+    begin: Callable[[Experiment, Callable[[str], None]], tuple[SimulationState, Start]],
+    watcher: Watcher,
+    callbacks: Mapping[str, Callback],
+) -> Outcome:
+    started = time.perf_counter()
+    keep_programs(config.execution.compilation_cache)
+    watcher.phase("reading data and calibrating noise")
+    experiment = assemble(config)
+    callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
+    require_publishable(experiment, callbacks)
+    health = Health(watcher.warn, experiment.simulation.layout.chunk)
+    for note in (*experiment.population.notes, *without_learning(config.training)):
+        health.warn(note)
+    for epsilon in experiment.budget.values():
+        health.note_epsilon(epsilon)
+    if text := more_than_cores(config.execution.devices):
+        health.warn(text)
+    if text := without_model(experiment):
+        health.warn(text)
+    if text := never_reached(experiment.simulation.algorithm, config.run.rounds):
+        health.warn(text)
+    with full_disk_named():
+        state, start = begin(experiment, health.warn)
+    try:
+        with full_disk_named(start.folder), _interruptions(watcher) as is_interrupted:
+            return _from(
+                experiment, state, start, callbacks, health, watcher, started, is_interrupted
+            )
+    finally:
+        start.lock.release()
+
+
+def _from(
+    experiment: Experiment,
+    state: SimulationState,
+    start: Start,
+    callbacks: Mapping[str, Callback],
+    health: Health,
+    watcher: Watcher,
+    started: float,
+    is_interrupted: Callable[[], bool],
+) -> Outcome:
+    section = experiment.config.run
+    logbook = Logbook(start.folder, from_round=int(state.round))
+    write_json(start.folder / ENVIRONMENT_FILE, environment())
+    health.note(read_metrics(start.folder))
+
+    watcher.phase("compiling")
+    compiling = time.perf_counter()
+    state = jax.block_until_ready(experiment.simulation.compile(state, start.key))
+    timing = {"seconds_compiling": time.perf_counter() - compiling}
+    text = config_files.to_toml(experiment.written)
+
+    def seconds() -> float:
+        return start.seconds + time.perf_counter() - started
+
+    def save(state: SimulationState) -> None:
+        extra = {
+            "ledgers": start.accounting.to_json(),
+            "traffic": start.traffic.to_json(),
+            "seconds": seconds(),
+            "config": text,
+        }
+        # It is on the disk before the next round writes over what clients keep.
+        at_hand = experiment.simulation.portable(state, copies=False)
+        start.checkpoints.save(at_hand, start.hyper, extra)
+
+    if section.secret:
+        # From round 0 on, so that no two configurations ever share a root.
+        save(state)
+    state, end = _rounds(
+        experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
+    )
+    save(state)
+    logbook.close()
+    start.checkpoints.close()
+    watcher.phase("evaluating and drawing")
+    timing = {"seconds": seconds(), **timing}
+    stopped_by = end if end in callbacks else None
+    not_covered = []
+    if end == _INTERRUPTED:
+        not_covered = ["after how many rounds the run was interrupted"]
+    if stopped_by is not None and not callbacks[stopped_by].is_private:
+        not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
+    summary = write_results(
+        experiment,
+        state,
+        start,
+        timing,
+        health.warnings,
+        stopped_by,
+        not_covered,
+        is_finished=end != _INTERRUPTED,
+    )
+    return Outcome(
+        start.folder,
+        summary,
+        is_interrupted=end == _INTERRUPTED,
+        is_over_budget=end == _OVER_BUDGET,
+        is_futile=health.is_futile,
+        stopped_by=stopped_by,
+    )
+
+
+def _rounds(
+    experiment: Experiment,
+    state: SimulationState,
+    start: Start,
+    logbook: Logbook,
+    callbacks: Mapping[str, Callback],
+    health: Health,
+    watcher: Watcher,
+    save: Callable[[SimulationState], None],
+    is_interrupted: Callable[[], bool],
+) -> tuple[SimulationState, str]:
+    """Runs blocks of rounds up to the next look; gives the state, and what ended the run."""
+    section = experiment.config.run
+    history = read_metrics(start.folder) if callbacks else []
+    done, total = int(state.round), section.rounds
+
+    def affordable() -> int:
+        return start.accounting.affordable_rounds(
+            state,
+            start.key,
+            total - done,
+            experiment.budget,
+            experiment.dp_delta,
+            experiment.config.privacy.accountant,
+            start.hyper,
+        )
+
+    def stopping(state: SimulationState) -> str | None:
+        look = Look(list(history), state, experiment, start.folder)
+        return next((name for name, each in callbacks.items() if each.call(look)), None)
+
+    # Asked again only where it is used up: if not everybody was drawn, there is more.
+    allowed = affordable()
+    watcher.done(done, {})
+    # Whatever ended the run before ends it again.
+    if history and done % section.evaluate_every == 0 and (name := stopping(state)):
+        return state, name
+    while done < total and not is_interrupted():
+        if allowed == 0:
+            return state, _OVER_BUDGET
+        stops = (section.evaluate_every, section.checkpoint_every)
+        block = min(allowed, *(every - done % every for every in stops))
+        state, record, info = experiment.simulation.run(state, start.key, block, start.hyper)
+        rows = _rows(experiment, start, record, info, done)
+        done, allowed = done + block, allowed - block
+        if allowed == 0:
+            allowed = affordable()
+        if allowed == 0 or done % section.evaluate_every == 0:
+            rows[-1] |= evaluate(experiment.evaluator, state, start.hyper, section.seed)
+        health.note(rows)
+        for row in rows:
+            logbook.write(row)
+        watcher.done(done, rows[-1])
+        history += [to_json(row) for row in rows] if callbacks else []
+        if done % section.checkpoint_every == 0:
+            save(state)
+        if done % section.evaluate_every == 0 and (name := stopping(state)):
+            return state, name
+    return state, _INTERRUPTED if done < total else ""
+
+
+def _rows(
+    experiment: Experiment,
+    start: Start,
+    record: RoundRecord,
+    info: RoundInfo,
+    done: int,
+) -> list[dict[str, Any]]:
+    """Charges each round to the ledgers and turns its info into a row of metrics."""
+    rows, accountant = [], experiment.config.privacy.accountant
+    shown, sent = told(record, info), start.traffic.count(record, info)
+    for i in range(len(record.stage)):
+        start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
+        # PLD takes seconds for each distinct history: it is asked once a checkpoint.
+        is_asked = accountant != "pld" or (
+            (done + i + 1) % experiment.config.run.checkpoint_every == 0
+        )
+        spent = start.accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
+        row = {name: value[i] for name, value in shown.items()}
+        if "record" not in experiment.config.privacy.units:
+            # Without a bound on examples' gradients there is none to exceed.
+            row.pop("clipped_example_share", None)
+        if "num_clipped" in row:
+            joined = max(int(row["num_participants"]), 1)
+            row["clipped_client_share"] = float(row["num_clipped"]) / joined
+        row |= sent[i]
+        for unit, each in spent.items():
+            row[f"epsilon_{unit}"] = float(np.max(each))
+            if np.min(each) < np.max(each):
+                row[f"epsilon_{unit}_smallest"] = float(np.min(each))
+        rows.append({"round": done + i + 1} | row)
+    return rows
+
+
+@contextmanager
+def _interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the rounds under way.
+
+    The second is a KeyboardInterrupt, and where a compiled round does not let Python raise it, a
+    thread that listens too tells the watcher, whose process it is, to end.
+    """
+    is_asked = is_urgent = False
+    left = threading.Event()
+
+    def note(signum: int, frame: Any) -> None:
+        nonlocal is_asked
+        is_asked = True
+        if is_urgent:
+            raise KeyboardInterrupt
+
+    def listen(signals: socket.socket) -> None:
+        nonlocal is_urgent
+        first = None
+        for byte in iter(lambda: signals.recv(1), b""):
+            if byte[0] not in _STOPS:
+                continue
+            if first is None:
+                first = time.monotonic()
+                watcher.phase("stopping after the rounds under way; once more stops at once")
+            elif time.monotonic() > first + _TOGETHER:
+                break
+        if left.is_set():
+            return
+        is_urgent = True
+        _thread.interrupt_main()
+        if not left.wait(_PATIENCE):
+            watcher.end()
+
+    try:
+        before = {number: signal.signal(number, note) for number in _STOPS}
+    except ValueError:  # Not the main thread: nobody presses Ctrl-C here.
+        yield lambda: False
+        return
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    woken = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=listen, args=(heard,), daemon=True)
+    listener.start()
+    try:
+        yield lambda: is_asked
+    finally:
+        left.set()
+        signal.set_wakeup_fd(woken)
+        told.close()
+        listener.join()
+        heard.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)

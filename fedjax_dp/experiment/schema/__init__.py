@@ -1,0 +1,1 @@
+"""The configuration of an experiment: keys, types, ranges, defaults, options."""

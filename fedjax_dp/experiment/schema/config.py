@@ -1,0 +1,431 @@
+"""The configuration of an experiment: kind, range, default and meaning of every key."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge, Le, Lt, MinLen
+from pydantic import Field, StringConstraints
+
+from fedjax_dp.core.messages import Encoding
+from fedjax_dp.core.ranges import (
+    Amount,
+    Count,
+    Decay,
+    Fraction,
+    Index,
+    NonNegative,
+    Positive,
+    ProperFraction,
+    Size,
+)
+from fedjax_dp.experiment.schema.constraints import Section
+
+# Published lists with one number for each of 20, 40 or 60 clients, see `privacy.budgets`.
+NamedBudgets = Literal[
+    "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
+]
+NamedBatchSizes = Literal["heterogeneous"]
+Batches = Literal["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "everybody"]
+_T = TypeVar("_T")
+# One number for all clients, or one for each: a list by position, a table by name.
+Each = Annotated[list[_T], MinLen(1)]
+ByName = Annotated[dict[str, _T], MinLen(1)]
+Positives = Positive | Each[Positive] | ByName[Positive]
+NonNegatives = NonNegative | Each[NonNegative] | ByName[NonNegative]
+Amounts = Amount | Each[Amount] | ByName[Amount]
+# Names a folder too, and never leads out of its own.
+Name = Annotated[str, StringConstraints(pattern=r"^\w[\w .,=+-]*$")]
+Options = dict[str, Any]
+
+
+def _setting(default: Any, about: str) -> Any:
+    return Field(default, description=about)
+
+
+def _table(about: str) -> Any:
+    return Field(default_factory=dict, description=about)
+
+
+class RunSection(Section):
+    """How long a run is, and how often it is evaluated and kept."""
+
+    name: Name | None = _setting(
+        None, "name of the run, for titles and its folder; that of the data if not given"
+    )
+    # A key holds 32 bits of its seed: beyond them two seeds would share all noise.
+    seed: Annotated[int, Ge(0), Lt(2**32)] = _setting(
+        0, "root of all random draws, of the partition too"
+    )
+    secret: bool = _setting(
+        False, "draw cohorts, batches and noise from a root that only the checkpoint holds"
+    )
+    release: Literal["private"] | None = _setting(
+        None,
+        "private: write what may be published into the folder release of the run folder, without "
+        "any exact figure; needs run.secret",
+    )
+    rounds: Count = _setting(30, "number of rounds")
+    evaluate_every: Count = _setting(1, "rounds between two evaluations")
+    checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
+    metrics: list[str] = Field(
+        default_factory=list,
+        description="figures beside loss and accuracy: perplexity, f1, mcc, calibration_error, or "
+        "one's own as package.module:name",
+    )
+    callbacks: Options = _table(
+        "what is called at evaluations, by name, with its options: early_stopping, or one's own as "
+        "package.module:name"
+    )
+
+
+class DataSection(Section):
+    """Which examples, and how they are spread over clients."""
+
+    name: str = _setting("digits", "a data set, see `fedjax-dp data list`")
+    data_dir: str | None = _setting(None, "folder of data files; else FEDJAX_DP_DATA, else a cache")
+    options: Options = _table("options of the data set's loader; `run --keys data.name=NAME`")
+    partition: str = _setting("label_and_quantity_skew", "how examples are spread over clients")
+    num_clients: Count = _setting(10, "number of clients; natural clients come with the data")
+    partition_options: Options = _table(
+        "options of the partition; `run --keys data.partition=NAME`"
+    )
+    client_test_share: Decay = _setting(0.2, "share of each client's examples held out for it")
+    client_validation_share: Decay = _setting(
+        0.0,
+        "share of what each client has left for training that is set aside for what it decides in "
+        "its rounds, such as when to prune",
+    )
+    client_numbers: str | None = _setting(
+        None,
+        "CSV file of numbers by client: its first column, client, has their names, the others are "
+        "called as the keys that they fill, such as privacy.record.epsilon",
+    )
+    public_examples: Index = _setting(
+        0, "examples taken out of the pool, without labels, for algorithms that ask about them"
+    )
+    check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
+
+
+class ModelSection(Section):
+    """What is trained."""
+
+    name: str = _setting("logistic_regression", "a model of the zoo")
+    options: Options = _table("options of the model; `run --keys model.name=NAME`")
+    pretrained: str | None = _setting(
+        None, "file that parameters start from, .safetensors or .npz with paths such as params/w"
+    )
+    frozen: list[str] = Field(
+        default_factory=list,
+        description="paths or patterns, such as params/Conv_0/*, of parameters that stay as they "
+        "start",
+    )
+
+
+class AlgorithmSection(Section):
+    """How the parts are put together."""
+
+    name: str = _setting("dp_sgd", "an algorithm")
+    options: Options = _table("options of the algorithm; `run --keys algorithm.name=NAME`")
+    aggregator: str | None = _setting(
+        None, "how updates are combined; the algorithm's own, or clients' mechanism, if not given"
+    )
+    aggregator_options: Options = _table(
+        "options of the aggregator; `run --keys algorithm.aggregator=NAME`"
+    )
+
+
+class AccelerationSection(Section):
+    """Anderson acceleration: a round starts from a mix of what earlier ones came to."""
+
+    memory: Count | None = _setting(
+        None, "earlier rounds that are looked at; no acceleration if not given"
+    )
+    of: Literal["shared", "clients"] = _setting(
+        "shared", "what is mixed: the server's model, or the points of all clients"
+    )
+    weights: Literal["federation", "equal"] | Each[NonNegative] | None = _setting(
+        None,
+        "of clients in the norm of their points: those of the mean (federation, if not given), "
+        "equal, or a list with one a client; for of = clients alone",
+    )
+    first: Index | None = _setting(
+        None, "rounds that stay plain before it begins; memory + 1 if not given"
+    )
+    ridge: NonNegative = _setting(1e-10, "regularisation of the small system, over its trace")
+    damping: Fraction = _setting(0.0, "share of the plain round in the mix")
+    growth: Size = _setting(
+        1e4, "how many times the shortest residual remembered a longer one starts anew"
+    )
+
+
+class TrainingSection(Section):
+    """Local training at the clients; numbers may be one for all, a list, or a table by name."""
+
+    optimizer: str = _setting("sgd", "an Optax optimiser that takes a learning rate")
+    optimizer_options: Options = _table(
+        "options of the optimiser; `run --keys training.optimizer=NAME`"
+    )
+    learning_rate: NonNegatives = _setting(2.0, "step size")
+    batch_size: Size | Each[Size] | ByName[Size] | NamedBatchSizes = _setting(
+        64.0, "examples a step, expected ones under Poisson sampling; or a published list"
+    )
+    num_epochs: Amounts = _setting(1.0, "passes over the client's data in a round")
+    num_steps: Amounts | None = _setting(None, "local steps in a round, instead of epochs")
+    sampler: Batches = _setting(
+        "auto",
+        "how batches are drawn; auto is poisson under record-level privacy, else shuffled; "
+        "shuffled_whole leaves out a last one that is not whole",
+    )
+    micro_batch_size: Count | None = _setting(None, "examples computed at once; bounds memory")
+
+
+class FullParticipation(Section):
+    """All clients join every round."""
+
+    sampler: Literal["everybody"] = _setting("everybody", "how a cohort is drawn")
+
+
+class _Cohort(Section):
+    cohort_size: Positive | None = _setting(
+        None, "(expected) clients a round; everybody if not given"
+    )
+
+
+class PoissonCohort(_Cohort):
+    """Every client joins by a coin of its own."""
+
+    sampler: Literal["poisson"] = _setting("poisson", "how a cohort is drawn")
+    capacity: Count | None = _setting(None, "slots of a cohort; larger draws are truncated")
+
+
+class FixedSizeCohort(_Cohort):
+    """So many clients join, drawn without replacement."""
+
+    sampler: Literal["fixed_size"] = _setting("fixed_size", "how a cohort is drawn")
+    everybody_first: Index = _setting(
+        0, "rounds that all clients join before that, such as those of jump_start's first stage"
+    )
+
+
+class CyclicCohort(_Cohort):
+    """Clients take turns."""
+
+    sampler: Literal["cyclic"] = _setting("cyclic", "how a cohort is drawn")
+
+
+class MinSeparatedCohort(_Cohort):
+    """Clients join at random, but never soon after they did."""
+
+    sampler: Literal["min_separated"] = _setting("min_separated", "how a cohort is drawn")
+    separation: Count = _setting(1, "rounds between two draws of a client")
+
+
+ParticipationSection = Annotated[
+    FullParticipation | PoissonCohort | FixedSizeCohort | CyclicCohort | MinSeparatedCohort,
+    Field(discriminator="sampler"),
+]
+
+
+class RecordLevel(Section):
+    """The mechanism on records; a noise multiplier, or an ε to calibrate it to."""
+
+    clip_norm: Positives = _setting(1.0, "bound on the L2 norm of one record's gradient")
+    noise_multiplier: NonNegatives | None = _setting(
+        None, "noise standard deviation over the bound"
+    )
+    epsilon: Positives | NamedBudgets | None = _setting(
+        8.0, "ε at the end of the run, and its budget; or a published list"
+    )
+    dp_delta: ProperFraction | Each[ProperFraction] | ByName[ProperFraction] = _setting(
+        1e-5, "δ, one for all clients or one for each"
+    )
+    per_layer: bool = _setting(False, "clip layer by layer")
+
+
+class _ClientLevel(Section):
+    """The mechanism on clients' updates; a noise multiplier, or an ε to calibrate it to."""
+
+    clip_norm: Positive = _setting(1.0, "bound on the norm of one client's update")
+    noise_multiplier: NonNegative | None = _setting(None, "noise standard deviation over the bound")
+    epsilon: Positive | None = _setting(8.0, "ε at the end of the run, and its budget")
+    dp_delta: ProperFraction = _setting(1e-5, "δ")
+
+    @property
+    def is_realised(self) -> bool:
+        """Tells whether the sum is divided by who came, behind which nothing is claimed."""
+        return False
+
+
+class _DividedLevel(_ClientLevel):
+    denominator: Literal["expected", "realised"] = _setting(
+        "expected", "what the noised sum is divided by; realised claims no privacy"
+    )
+
+    @property
+    def is_realised(self) -> bool:
+        """Tells whether the sum is divided by who came, behind which nothing is claimed."""
+        return self.denominator == "realised"
+
+
+_ABOUT = "the noise; discrete noise is added by the clients, in shares, unless central"
+
+
+class GaussianLevel(_DividedLevel):
+    """Gaussian noise on the sum."""
+
+    mechanism: Literal["gaussian"] = _setting("gaussian", _ABOUT)
+    per_layer: bool = _setting(False, "clip layer by layer")
+    adaptive_clipping: bool = _setting(False, "let the bound follow a private quantile of norms")
+    target_quantile: Fraction = _setting(0.5, "share of updates to leave unclipped, if adaptive")
+
+
+class LaplaceLevel(_DividedLevel):
+    """Laplace noise on the sum."""
+
+    mechanism: Literal["laplace"] = _setting("laplace", _ABOUT)
+
+
+class StaircaseLevel(_DividedLevel):
+    """Staircase noise on the sum."""
+
+    mechanism: Literal["staircase"] = _setting("staircase", _ABOUT)
+
+
+class BoundedLaplaceLevel(_DividedLevel):
+    """Laplace noise on the sum, cut off."""
+
+    mechanism: Literal["bounded_laplace"] = _setting("bounded_laplace", _ABOUT)
+
+
+class DiscreteGaussianLevel(_ClientLevel):
+    """Discrete Gaussian noise in shares of the clients, under secure aggregation."""
+
+    mechanism: Literal["discrete_gaussian"] = _setting("discrete_gaussian", _ABOUT)
+    bits: Annotated[int, Ge(2), Le(32)] | Literal["auto"] = _setting(
+        16, "bits that a client sends for each parameter; auto takes what costs 1 %"
+    )
+    num_deviations: Positive = _setting(
+        4.0, "standard deviations of the sum that bits hold; what is beyond them wraps around"
+    )
+
+
+class CentralDiscreteLevel(_ClientLevel):
+    """Discrete Gaussian noise that the server adds."""
+
+    mechanism: Literal["central_discrete_gaussian"] = _setting("central_discrete_gaussian", _ABOUT)
+
+
+class CorrelatedGaussianLevel(_DividedLevel):
+    """Gaussian noise that is tied together over rounds."""
+
+    mechanism: Literal["correlated_gaussian"] = _setting("correlated_gaussian", _ABOUT)
+    per_layer: bool = _setting(False, "clip layer by layer")
+    bands: Count = _setting(1, "rounds whose noise is tied together")
+
+
+ClientLevel = Annotated[
+    GaussianLevel
+    | LaplaceLevel
+    | StaircaseLevel
+    | BoundedLaplaceLevel
+    | DiscreteGaussianLevel
+    | CentralDiscreteLevel
+    | CorrelatedGaussianLevel,
+    Field(discriminator="mechanism"),
+]
+
+
+class PrivacySection(Section):
+    """What is protected, and how it is accounted."""
+
+    unit: Literal["none", "record", "client", "both"] = _setting("record", "unit of privacy")
+    relation: Literal["zero_out", "add_remove", "replace_one"] = _setting(
+        "zero_out", "neighbouring data; add_remove is refused, since sizes are public"
+    )
+    accountant: Literal["rdp", "pld", "rdp-classic-64"] = _setting("rdp", "how ε is computed")
+    record: RecordLevel = Field(default_factory=RecordLevel, description="record-level mechanism")
+    client: ClientLevel = Field(default_factory=GaussianLevel, description="client-level mechanism")
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Lists the units that are protected."""
+        return {"none": (), "both": ("client", "record")}.get(self.unit, (self.unit,))
+
+    @property
+    def promise(self) -> dict[str, str]:
+        """Gives what every ε is computed under: the accountant and the relation."""
+        return {"accountant": self.accountant, "relation": self.relation}
+
+
+class ExecutionSection(Section):
+    """Speed and memory; never results."""
+
+    clients_per_chunk: Count | Literal["auto", "tuned"] = _setting(
+        "auto", "clients computed side by side"
+    )
+    devices: Count | Literal["auto"] = _setting(
+        "auto", "devices that share a cohort; a CPU's cores"
+    )
+    placement: Literal["auto", "device", "host", "disk"] = _setting(
+        "auto",
+        "where examples are kept, and what clients keep; disk: the latter in a file of the run "
+        "folder, where those who never took part take no room",
+    )
+    compilation_cache: str | None = _setting(
+        "auto", "folder that keeps compiled programs; auto is the user's cache"
+    )
+
+
+class CommunicationSection(Section):
+    """How bytes are counted; never what is trained."""
+
+    encoding: Encoding = _setting(
+        "smallest",
+        "how arrays are sent of which a mask keeps a part: dense, bitmap, index, the smallest of "
+        "these, or values, which leaves out which entries they are; all else is sent as it is",
+    )
+
+
+class EvaluationSection(Section):
+    """What is evaluated, exactly and for the experimenter; never what is trained."""
+
+    personal: Literal["received", "after_local"] = _setting(
+        "received",
+        "the model of each client: as the client receives it, or also after one more round of "
+        "local training, of which nothing is kept",
+    )
+    training: bool = _setting(False, "evaluate on the clients' training data too")
+
+
+class Config(Section):
+    """An experiment.
+
+    Attributes:
+      run: how long a run is.
+      data: which examples, and how they are spread.
+      model: what is trained.
+      algorithm: how the parts are put together.
+      acceleration: of the rounds.
+      training: local training.
+      participation: who joins a round.
+      privacy: what is protected.
+      execution: speed and memory.
+      communication: how bytes are counted.
+      evaluation: what is evaluated.
+    """
+
+    run: RunSection = Field(default_factory=RunSection)
+    data: DataSection = Field(default_factory=DataSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    acceleration: AccelerationSection = Field(default_factory=AccelerationSection)
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    participation: ParticipationSection = Field(default_factory=FullParticipation)
+    privacy: PrivacySection = Field(default_factory=PrivacySection)
+    execution: ExecutionSection = Field(default_factory=ExecutionSection)
+    communication: CommunicationSection = Field(default_factory=CommunicationSection)
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+
+    @property
+    def title(self) -> str:
+        """Names the run, by its data where it has no name of its own."""
+        return self.run.name or self.data.name.rpartition(":")[2]

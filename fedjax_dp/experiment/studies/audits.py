@@ -1,0 +1,276 @@
+"""Attacks an experiment and puts what that proves beside what is claimed."""
+
+import tempfile
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.audit.canaries import Planted
+from fedjax_dp.audit.choices import check_choice
+from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.floats import check_norms
+from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.losses import plant_losses
+from fedjax_dp.audit.membership import (
+    MembershipResult,
+    attack_features,
+    attack_model,
+    membership_attack,
+)
+from fedjax_dp.audit.noise import StepCheck
+from fedjax_dp.audit.records import plant_records
+from fedjax_dp.audit.runs import AuditResult, audit, run_audit
+from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
+from fedjax_dp.audit.votes import plant_votes
+from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.core import checks, masks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Positive
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.execution.client_store import kept_in
+from fedjax_dp.engine.execution.layout import ExecutionConfig
+from fedjax_dp.engine.federation import examples_of, federation
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.experiment.assembly.assemble import Experiment
+from fedjax_dp.experiment.assembly.build import (
+    build_algorithm,
+    build_problem,
+    build_trainer,
+    record_level,
+)
+from fedjax_dp.experiment.components.mechanism import Setting, structure_of, with_share_of_noise
+from fedjax_dp.models.base import Model
+
+# Canaries of a run where nobody says how many.
+_CANARIES = 100
+# Records of a batch on which gradients are compared.
+_BATCH = 4
+# Clients whose own models are attacked, where the server has none.
+_MOST_CLIENTS = 20
+
+
+class AuditReport(NamedTuple):
+    """What the attacks on an experiment found.
+
+    Attributes:
+      bounds: proven lower bounds beside the claims.
+      steps: comparisons on neighbouring data, by unit of privacy.
+      membership: the attack on what the model puts out; None where it was not asked for, or there
+        is nothing to attack.
+    """
+
+    bounds: list[AuditResult]
+    steps: dict[str, list[StepCheck]]
+    membership: MembershipResult | None
+
+    @property
+    def is_violated(self) -> bool:
+        """Tells whether more was proven than claimed, or a step does not hold what it states."""
+        steps = any(check.is_violated for each in self.steps.values() for check in each)
+        return steps or any(bound.is_violated for bound in self.bounds)
+
+
+@checked
+def audit_experiment(
+    experiment: Experiment,
+    *,
+    num_canaries: int | None = None,
+    num_runs: int = 1,
+    num_rounds: int | None = None,
+    confidence: float = 0.95,
+    has_membership: bool = True,
+    records: Literal["made", "mislabelled"] = "made",
+    noise_share: Positive = 1.0,
+) -> AuditReport:
+    """Attacks an experiment at every unit of privacy that it claims.
+
+    Args:
+      experiment: what is attacked.
+      num_canaries: canaries of a run, at least 1 and at most the model's parameters, each of which
+        carries one; where None, 100, or as many as there are parameters.
+      num_runs: runs; one audits all canaries, many audit one canary too.
+      num_rounds: rounds of a run; those of the experiment where None.
+      confidence: how sure the lower bounds of a unit are together, in (0, 1).
+      has_membership: train once more and attack the model's outputs.
+      records: what canary records are: "made" ones whose gradient is one entry, or "mislabelled"
+        copies of records, which are learned by the model's own loss.
+      noise_share: of the noise that is claimed, how much the attacked runs have, above 0; below 1
+        it shows what an audit of so many runs can find, and nothing but canaries is tried.
+
+    Returns:
+      Bounds, comparisons and the attack.
+
+    Raises:
+      ValueError: for numbers out of range, or an experiment that cannot be attacked.
+    """
+    config, most = experiment.config, experiment.num_parameters
+    if num_canaries is None:
+        num_canaries = min(_CANARIES, most)
+    checks.whole("num_canaries", num_canaries)
+    rule = f"be at most {most}, the model's parameters, each of which carries one"
+    checks.require(num_canaries <= most, "num_canaries", rule, num_canaries)
+    num_rounds = config.run.rounds if num_rounds is None else num_rounds
+    bounds: list[AuditResult] = []
+    steps: dict[str, list[StepCheck]] = {}
+    key = jax.random.key(config.run.seed)
+    is_whole = noise_share == 1
+    norms = check_norms(config.run.seed) if config.privacy.units and is_whole else []
+    execution = ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk, devices=None)
+    for place, unit in enumerate(config.privacy.units):
+        unit_key = jax.random.fold_in(key, place)
+        planted, running = _plant(experiment, unit, num_canaries, records), None
+        if is_whole:
+            steps[unit] = _check_steps(experiment, unit, planted, unit_key) + norms
+        else:
+            running = _quieter(experiment, unit, planted, num_canaries, noise_share)
+        seen = run_audit(
+            planted,
+            unit_key,
+            num_runs=num_runs,
+            num_rounds=num_rounds,
+            execution=execution,
+            running=running,
+        )
+        bounds += audit(
+            seen,
+            # Where clients chose their own, the δ at which most can be proven.
+            float(np.max(experiment.dp_delta[unit])),
+            accountant=config.privacy.accountant,
+            confidence=confidence,
+        )
+    attack = _attack(experiment, key, num_rounds) if has_membership and is_whole else None
+    return AuditReport(bounds, steps, attack)
+
+
+def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
+    """Builds the experiment's algorithm for another model, and other public inputs if given."""
+    config, participation = experiment.config, experiment.simulation.participation
+    population, privacy = experiment.population, config.privacy
+
+    def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
+        level = record_level(privacy)
+        trainer = build_trainer(config.training, level, model, population.train.sizes)
+        setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
+        asked = population if public_x is None else population._replace(public_x=public_x)
+        problem = build_problem(config.algorithm, privacy, setting, asked)
+        algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
+        # The noise that was calibrated for the experiment is what is audited.
+        return algorithm._replace(hyper=experiment.simulation.hyper)
+
+    return make
+
+
+def _plant(experiment: Experiment, unit: str, count: int, records: str) -> Planted:
+    """Plants canaries."""
+    config, train = experiment.config, experiment.population.train
+    participation = experiment.simulation.participation
+    rng = np.random.default_rng([config.run.seed, 7])
+    relation = config.privacy.relation
+    if unit == "client":
+        algorithm = experiment.simulation.algorithm
+        return plant_clients(algorithm, train, participation, count, rng, relation=relation)
+    make, model = _maker(experiment), experiment.model
+    asks_public_inputs = algorithms.ALGORITHMS[config.algorithm.name].asks_public_inputs
+    if records == "mislabelled":
+        rule = f"be 'made' for {config.algorithm.name}, whose clients send votes"
+        checks.require(not asks_public_inputs, "records", rule, records)
+        return plant_losses(make, model, train, participation, count, rng, relation=relation)
+    if not asks_public_inputs:
+        return plant_records(make, model, train, participation, count, rng, relation=relation)
+    num_rounds = config.run.rounds
+    return plant_votes(make, model, train, participation, count, num_rounds, rng, relation=relation)
+
+
+def _quieter(
+    experiment: Experiment, unit: str, planted: Planted, count: int, share: float
+) -> FederatedAlgorithm:
+    """Gives what is attacked a share of its noise, on the side of a unit."""
+    config, hyper = experiment.config, planted.algorithm.hyper
+    if unit == "record":
+        local = hyper.local._replace(
+            noise_multiplier=np.float32(share) * np.asarray(hyper.local.noise_multiplier)
+        )
+        own = dict(hyper.algorithm)
+        if experiment.simulation.algorithm.choice is not None and "selection_epsilon" in own:
+            own["selection_epsilon"] = own["selection_epsilon"] / share
+        return planted.algorithm._replace(hyper=hyper._replace(local=local, algorithm=own))
+    simulation, population = experiment.simulation, experiment.population
+    promise, structure = config.privacy.promise, structure_of(experiment.model)
+    setting = Setting(simulation.participation, structure, config.run.rounds, promise)
+    level = with_share_of_noise(config.privacy.client, setting, share)
+    privacy = config.privacy.model_copy(update={"client": level})
+    trainer = build_trainer(
+        config.training, record_level(privacy), experiment.model, population.train.sizes
+    )
+    problem = build_problem(config.algorithm, privacy, setting, population)
+    algorithm = build_algorithm(config.algorithm, privacy.unit, experiment.model, trainer, problem)
+    hyper = simulation.hyper._replace(aggregator=algorithm.hyper.aggregator)
+    rng = np.random.default_rng([config.run.seed, 7])
+    again = plant_clients(
+        algorithm._replace(hyper=hyper),
+        population.train,
+        simulation.participation,
+        count,
+        rng,
+        relation=config.privacy.relation,
+    )
+    return again.algorithm
+
+
+def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) -> list[StepCheck]:
+    """Runs the grey-box checks of a unit."""
+    config, train = experiment.config, experiment.population.train
+    simulation = experiment.simulation
+    if unit == "client":
+        state = simulation.init(key)
+        return check_cohort(simulation.algorithm, train, state, key)
+    owner = int(np.argmax(train.sizes))
+    batch = jax.tree.map(lambda array: array[:_BATCH], train.client(owner))
+    row = jax.tree.map(np.asarray, simulation.hyper.local.row(owner))
+    rule = clipped(experiment.model, per_layer=config.privacy.record.per_layer)
+    results = []
+    if len(jax.tree.leaves(batch)[0]) > 1:
+        results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
+        models = jax.vmap(experiment.model.init)(jax.random.split(key, 2))
+        choice, numbers = simulation.algorithm.choice, simulation.hyper.algorithm
+        results += check_choice(choice, numbers, models, batch, key)
+    is_sgd = config.training.optimizer == "sgd" and not config.training.optimizer_options
+    if is_sgd:
+        watched = federation(planted.algorithm, planted.data, planted.participation)
+        results += check_client(planted, jax.jit(watched.init)(key), key)
+    return results
+
+
+def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResult | None:
+    """Trains as the experiment would, and attacks the server's model, or the clients' own."""
+    simulation, population = experiment.simulation, experiment.population
+    others, shared = population.client_test or population.test, simulation.federation.shared
+    if others is None or (shared is None and population.client_test is None):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        state = kept_in(simulation.init(key), folder)
+        return _attacked(experiment, simulation.run(state, key, num_rounds)[0], others)
+
+
+def _attacked(
+    experiment: Experiment, state: SimulationState, others: FederatedData
+) -> MembershipResult | None:
+    """Attacks what training came to."""
+    simulation, train = experiment.simulation, experiment.population.train
+    shared, model = simulation.federation.shared, experiment.model
+    rng = np.random.default_rng([experiment.config.run.seed, 8])
+    if shared is not None:
+        return attack_model(model, shared(state), train.examples, others.examples, rng)
+    personal, held = simulation.federation.personal, examples_of(train)
+    assert personal is not None
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    (clients,) = np.nonzero((train.sizes > 0) & (others.sizes > 0))
+    for i in clients[:_MOST_CLIENTS]:
+        params, _ = masks.parted(personal(state, held.client(int(i))))
+        for side, data in zip(sides, (train, others), strict=True):
+            side.append(attack_features(model, params, data.client(int(i))))
+    return membership_attack(np.concatenate(sides[0]), np.concatenate(sides[1]), rng)

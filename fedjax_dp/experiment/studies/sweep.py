@@ -1,0 +1,202 @@
+"""Runs a grid of experiments and goes on where it stopped.
+
+A study names a configuration file and its axes; each point of the grid is one ordinary run folder.
+"""
+
+import itertools
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
+from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.running.folder import CONFIG_FILE
+
+Axes = Mapping[str, Mapping[str, Sequence[str]]]
+
+
+class Study(NamedTuple):
+    """A grid of experiments and the table that it fills.
+
+    Attributes:
+      name: the study's name.
+      file: the configuration that all points start from.
+      axes: for each axis its values, and for each value the overrides that stand for it, as words
+        of a command line; the axis "seed" is averaged over.
+      rows: the axis whose values are the rows of the table.
+      columns: the axis whose values are its columns.
+      metrics: what is read from each run's summary, and the factor for the table.
+      published: `(metric, values by axis) -> number` of the paper, or None.
+      skip: `(values by axis) -> bool`, whether a point of the grid is left out.
+    """
+
+    name: str
+    file: pathlib.Path
+    axes: Axes
+    rows: str
+    columns: str
+    metrics: Mapping[str, float]
+    published: Callable[[str, Mapping[str, str]], float | None] = lambda metric, values: None
+    skip: Callable[[Mapping[str, str]], bool] = lambda values: False
+
+
+class Point(NamedTuple):
+    """One experiment of a grid.
+
+    Attributes:
+      values: its value on each axis.
+      words: the overrides that make it.
+    """
+
+    values: dict[str, str]
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Names the point, and its run folder."""
+        return ",".join(f"{axis}={value}" for axis, value in self.values.items())
+
+
+def points(study: Study, only: Mapping[str, Sequence[str]], words: Sequence[str]) -> list[Point]:
+    """Lists the points of a grid.
+
+    Args:
+      study: the grid.
+      only: names of values by axis, where not all are wanted.
+      words: overrides for every point, as words of a command line.
+
+    Returns:
+      The points, the last axis fastest.
+
+    Raises:
+      ValueError: for an axis or a value that the study does not have.
+    """
+    chosen: dict[str, list[str]] = {}
+    for axis, values in study.axes.items():
+        names = list(only.get(axis, values))
+        unknown = [name for name in names if name not in values]
+        if unknown:
+            raise ValueError(f"{axis} must be of {list(values)}, got {unknown}")
+        chosen[axis] = names
+    strange = set(only) - set(study.axes)
+    if strange:
+        raise ValueError(f"an axis must be of {list(study.axes)}, got {sorted(strange)}")
+    found = []
+    for combination in itertools.product(*chosen.values()):
+        point = dict(zip(chosen, combination, strict=True))
+        if not study.skip(point):
+            made = [word for axis, name in point.items() for word in study.axes[axis][name]]
+            found.append(Point(point, (*made, *words)))
+    return found
+
+
+def run_points(
+    study: Study,
+    grid: Sequence[Point],
+    output: pathlib.Path,
+    tell: Callable[[str], None],
+    seconds: float = float("inf"),
+) -> None:
+    """Runs every point that has no summary yet.
+
+    Args:
+      study: the grid.
+      grid: the points that are wanted.
+      output: the folder of run folders.
+      tell: is told of every point.
+      seconds: no point is started later than this after the call.
+
+    Raises:
+      ConfigError: before anything runs, if a folder holds a run under another setting.
+      KeyboardInterrupt: if a run was interrupted.
+    """
+    started = time.perf_counter()
+    loaded = [
+        config_files.load(study.file, (f"--run.name={study.name}", *point.words)) for point in grid
+    ]
+    for point, config in zip(grid, loaded, strict=True):
+        file = output / point.name / CONFIG_FILE
+        if file.is_file():
+            require_same(file, tables_of(config_files.load(file)), tables_of(config))
+    for number, (point, config) in enumerate(zip(grid, loaded, strict=True), 1):
+        folder, label = output / point.name, f"[{number}/{len(grid)}] {point.name}"
+        if (folder / "summary.json").is_file():
+            tell(f"{label}: done before")
+            continue
+        if time.perf_counter() - started > seconds:
+            tell(f"{label}: left for another time")
+            continue
+        # A run never starts over: where a secret one has lost its root, going on is refused.
+        resume = (folder / CONFIG_FILE).is_file()
+        begun = time.perf_counter()
+        outcome = running.resume(folder) if resume else running.run(config, folder)
+        if outcome.is_interrupted:
+            raise KeyboardInterrupt
+        summary = outcome.summary
+        shown = ", ".join(f"{m} {summary[m]:.4f}" for m in study.metrics if summary.get(m))
+        tell(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
+        for text in summary.get("warnings", ()):
+            tell(f"{label}: warning: {text}")
+        # Programs of one point are of no use to the next, and there may be hundreds.
+        jax.clear_caches()
+
+
+def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the summaries of the points that have run.
+
+    Args:
+      grid: points.
+      output: the folder of run folders.
+
+    Returns:
+      For each summary its entries, and the point's value on each axis.
+    """
+    rows = []
+    for point in grid:
+        file = output / point.name / "summary.json"
+        if file.is_file():
+            # An axis keeps its name for what a summary may call otherwise, such as the algorithm.
+            row = files.parse_json(files.read_text(file), file)
+            checks.require(isinstance(row, dict), str(file), "hold an object", row)
+            rows.append(row | point.values)
+    return rows
+
+
+def averaged(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Averages over seeds: mean, standard deviation, number, and the published figure beside.
+
+    Args:
+      study: the grid.
+      rows: what `collect` gave.
+
+    Returns:
+      An entry for each metric and each point but for its seed.
+    """
+    axes = [axis for axis in study.axes if axis != "seed"]
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[axis] for axis in axes), []).append(row)
+    found: list[dict[str, Any]] = []
+    for names, members in groups.items():
+        values = dict(zip(axes, names, strict=True))
+        for metric, factor in study.metrics.items():
+            numbers = [factor * m[metric] for m in members if m.get(metric) is not None]
+            if numbers:
+                spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+                found.append(
+                    values
+                    | {
+                        "metric": metric,
+                        "mean": float(np.mean(numbers)),
+                        "std": spread,
+                        "seeds": len(numbers),
+                        "published": study.published(metric, values),
+                    }
+                )
+    return found

@@ -1,0 +1,176 @@
+"""Seconds per round of a workload, against the machine's own limit."""
+
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks
+from fedjax_dp.engine.execution.compile import Simulation, simulation
+from fedjax_dp.engine.execution.layout import ExecutionConfig
+from fedjax_dp.engine.record import told
+from fedjax_dp.experiment.studies.workloads import WORKLOADS, Workload, prepare
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.cost import training_cost
+
+_GEMM_SIZE = 2048
+SCALES = ("clients", "cohort", "chunk", "devices", "model")
+
+
+def gemm_peak(seconds: float = 1.0) -> float:
+    """Measures what the device reaches on a large single-precision matrix product.
+
+    Args:
+      seconds: how long to measure.
+
+    Returns:
+      GFLOP/s, the best of the repetitions.
+    """
+    a = jnp.ones((_GEMM_SIZE, _GEMM_SIZE), jnp.float32)
+    multiply = jax.jit(lambda a, b: jnp.dot(a, b, precision="float32"))
+    multiply(a, a).block_until_ready()
+    best, started = 0.0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        before = time.perf_counter()
+        multiply(a, a).block_until_ready()
+        best = max(best, 2 * _GEMM_SIZE**3 / (time.perf_counter() - before) / 1e9)
+    return best
+
+
+class _Case:
+    """A compiled workload that can be timed round by round."""
+
+    def __init__(self, workload: Workload, execution: ExecutionConfig):
+        parts = prepare(workload)
+        self.model: Model = parts.model
+        self.workload = workload
+        self.simulation: Simulation = simulation(
+            parts.algorithm,
+            parts.data,
+            parts.participation,
+            execution,
+            validation=parts.validation,
+            wrapper=parts.wrapper,
+        )
+        self._key = jax.random.key(0)
+        state = self.simulation.init(self._key)
+        started = time.perf_counter()
+        self._state = jax.block_until_ready(self.simulation.compile(state, self._key))
+        self.compile_seconds = time.perf_counter() - started
+        self.info: dict[str, Any] = {}
+
+    def time_round(self) -> float:
+        started = time.perf_counter()
+        self._state, record, info = self.simulation.run(self._state, self._key, 1)
+        jax.block_until_ready(self._state)
+        elapsed = time.perf_counter() - started
+        self.info = told(record, info)
+        return elapsed
+
+
+def measure(
+    name: str, execution: ExecutionConfig, num_rounds: int, **changes: Any
+) -> dict[str, Any]:
+    """Times a workload, beside the same work without privacy, or by FedAvg, where there is such.
+
+    Args:
+      name: a key of `WORKLOADS`.
+      execution: how rounds are laid out.
+      num_rounds: rounds that are timed, after one that is not.
+      **changes: fields of the workload to replace, such as `num_clients`.
+
+    Returns:
+      The figures by name; rounds of both workloads alternate, so that their ratio holds on a
+      machine whose speed drifts.
+    """
+    checks.one_of("NAME", name, WORKLOADS)
+    checks.whole("--rounds", num_rounds)
+    workload = WORKLOADS[name]._replace(**changes)
+    cases = [_Case(workload, execution)]
+    if workload.base is not None:
+        cases.append(_Case(WORKLOADS[workload.base]._replace(**changes), execution))
+    times: list[list[float]] = [[] for _ in cases]
+    peaks = []
+    for i in range(num_rounds + 1):
+        for case, seconds in zip(cases, times, strict=True):
+            elapsed = case.time_round()
+            if i > 0:
+                seconds.append(elapsed)
+        peaks.append(gemm_peak(0.2))
+    case, median = cases[0], statistics.median(times[0])
+    info, examples = case.info, float(case.info["num_examples"][0])
+    cost = training_cost(case.model, workload.shape, workload.batch_size)
+    rate, peak = examples / median / 1e9, statistics.median(peaks)
+    achieved = cost.direct_operations * rate
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return {
+        "name": name,
+        "about": workload.about,
+        "seconds_per_round": median,
+        "seconds_per_round_min": min(times[0]),
+        "seconds_per_round_max": max(times[0]),
+        "clients_per_second": float(info["num_participants"][0]) / median,
+        "examples_per_second": examples / median,
+        "gflops": achieved,
+        "gemm_peak_gflops": peak,
+        "gemm_peak_share": achieved / peak,
+        "multiplied_share": cost.operations * rate / peak,
+        "padding_share": float(info["padding_share"][0]),
+        "compile_seconds": case.compile_seconds,
+        "peak_rss_mb": _peak_rss_mb(),
+        "peak_device_mb": stats.get("peak_bytes_in_use", 0) / 2**20 or None,
+        "dp_overhead": median / statistics.median(times[1]) if len(cases) > 1 else None,
+        "layouts": [trial._asdict() for trial in case.simulation.layouts],
+        "clients_per_chunk": case.simulation.layout.chunk,
+        "devices": case.simulation.layout.num_devices,
+        "backend": jax.default_backend(),
+        "jax": jax.__version__,
+        "rounds": num_rounds,
+    }
+
+
+def _peak_rss_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def settings(
+    name: str, layout: int | str, devices: int | str, scale: str | None
+) -> list[tuple[ExecutionConfig, dict[str, Any]]]:
+    """Lists what a benchmark measures.
+
+    Args:
+      name: a key of `WORKLOADS`.
+      layout: clients in a chunk, at least 1, "auto" or "tuned".
+      devices: how many share a cohort, at least 1, or "auto".
+      scale: one of `SCALES` for a curve, or None for one point.
+
+    Returns:
+      For each point how it executes, and what it changes in the workload.
+
+    Raises:
+      ValueError: for a scale that does not exist.
+    """
+    execution = ExecutionConfig(clients_per_chunk=layout, devices=devices, rounds_per_call=1)
+    if scale is None:
+        return [(execution, {})]
+    checks.one_of("--scale", scale, SCALES)
+    if scale == "clients":
+        return [(execution, {"num_clients": n}) for n in (50, 200, 800, 2000)]
+    if scale == "cohort":
+        # The population stays, so that memory that grows would be the cohort's.
+        most = WORKLOADS[name].num_clients
+        return [(execution, {"cohort": n}) for n in (50, 200, 800, 2000) if n <= most]
+    if scale == "chunk":
+        chunks = (1, 2, 4, 8, 16, 32)
+        return [(execution._replace(clients_per_chunk=chunk), {}) for chunk in chunks]
+    if scale == "devices":
+        counts = [n for n in (1, 2, 4, 8) if n <= jax.device_count()]
+        return [(execution._replace(devices=n), {}) for n in counts]
+    flat = len(WORKLOADS[name].shape) == 1
+    models = ("logistic_regression", "mlp") if flat else ("thesis_cnn", "emnist_cnn", "resnet18")
+    return [(execution, {"model": model, "model_options": {}}) for model in models]

@@ -1,0 +1,266 @@
+"""The workloads that benchmarks run: synthetic data of real shapes, fixed seeds."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, dp_sgd, fedavg
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.core import checks
+from fedjax_dp.core.ranges import Seed
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.data.federated import FederatedData, example_structure
+from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.wrappers.anderson import anderson
+from fedjax_dp.models import registry
+from fedjax_dp.models.base import Model
+from fedjax_dp.server.masking import gradient_mask
+from fedjax_dp.server.mean import uniform_mean
+from fedjax_dp.server.private import gaussian_mean
+
+# Validation examples of a client, where it has some.
+_VALIDATION = 25
+
+
+class Workload(NamedTuple):
+    """One benchmark.
+
+    Attributes:
+      about: what it is, in a line.
+      shape: of one example.
+      num_classes: of its labels.
+      model: name in the zoo.
+      model_options: options of the model.
+      num_clients: the population.
+      examples_per_client: the same for all.
+      cohort: clients a round, all of them where None.
+      batch_size: examples a step.
+      num_steps: local steps a round; one epoch where None.
+      clip_norm: bound on a delta or on a gradient; None without privacy.
+      unit: "none", "client" or "record".
+      base: the same work without privacy, or by FedAvg, against which the overhead is measured.
+      algorithm: its name, where it is not FedAvg; without privacy alone.
+      options: of the algorithm.
+      is_validated: whether clients have a second split of 25 examples.
+      is_masked: whether FedAvg's steps are masked by agreement.
+      memory: τ of Anderson acceleration; None without.
+    """
+
+    about: str
+    shape: tuple[int, ...]
+    num_classes: int
+    model: str
+    num_clients: int
+    examples_per_client: int
+    batch_size: int
+    model_options: Mapping[str, Any] = {}
+    cohort: int | None = None
+    num_steps: int | None = None
+    clip_norm: float | None = None
+    unit: str = "none"
+    base: str | None = None
+    algorithm: str = "fedavg"
+    options: Mapping[str, Any] = {}
+    is_validated: bool = False
+    is_masked: bool = False
+    memory: int | None = None
+
+
+def _with_privacy(base: Workload, name: str, unit: str, clip_norm: float) -> Workload:
+    about = f"{base.about}; {unit}-level privacy, clip {clip_norm:g}, noise multiplier 1"
+    return base._replace(about=about, unit=unit, clip_norm=clip_norm, base=name)
+
+
+_W1 = Workload(
+    "EMNIST CNN, 50 clients of 100, batch 20, one epoch",
+    (28, 28, 1), 62, "emnist_cnn", 50, 100, 20,
+)  # fmt: skip
+_W2 = Workload(
+    "the same CNN on 32x32x3, 50 clients of 50, batch 10, one epoch",
+    (32, 32, 3), 10, "emnist_cnn", 50, 50, 10,
+)  # fmt: skip
+_W3 = Workload(
+    "thesis CNN, 21 clients of 2,000, batches of 64, 32 steps",
+    (28, 28, 1), 10, "thesis_cnn", 21, 2000, 64, num_steps=32,
+)  # fmt: skip
+_W4 = Workload(
+    "logistic regression 784 to 10, 10,000 clients of 20, one step",
+    (784,), 10, "logistic_regression", 10_000, 20, 20, num_steps=1,
+)  # fmt: skip
+_W5 = Workload(
+    "ResNet-18 with group norm on 32x32x3, 2 clients of 16, one step",
+    (32, 32, 3), 10, "resnet18", 2, 16, 16, {"stem": "cifar"}, num_steps=1,
+)  # fmt: skip
+_CIFAR = Workload(
+    "CIFAR-10 recipe: CNN on 32x32x3, 1,000 users of 50, cohorts of 50, batch 10; for a GPU",
+    (32, 32, 3), 10, "emnist_cnn", 1000, 50, 10, cohort=50,
+)  # fmt: skip
+_FEMNIST = Workload(
+    "EMNIST CNN, 3,400 clients of 200, cohorts of 100, batch 20; for a GPU",
+    (28, 28, 1), 62, "emnist_cnn", 3400, 200, 20, cohort=100,
+)  # fmt: skip
+_RESNET = Workload(
+    "ResNet-18 with group norm, 20 clients of 2,500, batches of 64; for a GPU",
+    (32, 32, 3), 10, "resnet18", 20, 2500, 64, {"stem": "cifar"},
+)  # fmt: skip
+
+_USERS = Workload(
+    "thesis CNN, 2,000 users of 20, Poisson cohorts of 200, one step; client-level privacy",
+    (28, 28, 1), 10, "thesis_cnn", 2000, 20, 20, cohort=200,
+)  # fmt: skip
+
+WORKLOADS: Mapping[str, Workload] = {
+    "W1": _W1,
+    "W1dp": _with_privacy(_W1, "W1", "client", 0.1),
+    "W2": _W2,
+    "W2dp": _with_privacy(_W2, "W2", "client", 0.4),
+    "W3": _with_privacy(_W3, "W3nodp", "record", 3.0),
+    "W3nodp": _W3,
+    "W4": _W4,
+    "W4dp": _with_privacy(_W4, "W4", "client", 0.1),
+    "W5": _with_privacy(_W5, "W5nodp", "record", 1.0),
+    "W5nodp": _W5,
+    "W1gma": _W1._replace(about=f"{_W1.about}; steps masked", is_masked=True, base="W1"),
+    "W4gma": _W4._replace(about=f"{_W4.about}; steps masked", is_masked=True, base="W4"),
+    "W1propfair": _W1._replace(about=f"{_W1.about}; PropFair", algorithm="propfair", base="W1"),
+    "W1term": _W1._replace(about=f"{_W1.about}; TERM", algorithm="term", base="W1"),
+    "W1q_ffl": _W1._replace(about=f"{_W1.about}; q-FFL", algorithm="q_ffl", base="W1"),
+    "W1afl": _W1._replace(about=f"{_W1.about}; AFL", algorithm="afl", base="W1"),
+    "W4fedpi": _W4._replace(about=f"{_W4.about}; FedPi", algorithm="fedpi", base="W4"),
+    "W4fedsplit": _W4._replace(about=f"{_W4.about}; FedSplit", algorithm="fedsplit", base="W4"),
+    "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),
+    "W1fedbn": _W1._replace(
+        about=f"{_W1.about}; FedBN of a head at home",
+        algorithm="fedbn",
+        options={"home": "params/Dense_1"},
+        base="W1",
+    ),
+    "W1ditto": _W1._replace(about=f"{_W1.about}; Ditto", algorithm="ditto", base="W1"),
+    "W1fed_ltn": _W1._replace(
+        about=f"{_W1.about}; FedLTN, of labels that nobody learns enough to prune",
+        algorithm="fed_ltn",
+        is_validated=True,
+        base="W1",
+    ),
+    "W1fed_ltn_prunes": _W1._replace(
+        about=f"{_W1.about}; FedLTN where every client prunes in every round, and trains again",
+        algorithm="fed_ltn",
+        options={"accuracy_threshold": 1e-6, "prune_rate": 0.01},
+        is_validated=True,
+        base="W1",
+    ),
+    "users": _USERS._replace(unit="client", clip_norm=0.3),
+    "cifar10": _CIFAR,
+    "cifar10dp": _with_privacy(_CIFAR, "cifar10", "client", 0.4),
+    "femnist": _FEMNIST,
+    "femnistdp": _with_privacy(_FEMNIST, "femnist", "client", 0.1),
+    "resnet18dp": _with_privacy(_RESNET, "resnet18", "record", 1.0),
+    "resnet18": _RESNET,
+}
+
+
+class Prepared(NamedTuple):
+    """A workload's parts.
+
+    Attributes:
+      data: the synthetic population.
+      model: what is trained.
+      algorithm: the declaration.
+      participation: who joins a round.
+      wrapper: what the federation of these passes through; None where it stays as it is.
+      validation: a second split of the population's data, or None.
+    """
+
+    data: FederatedData
+    model: Model
+    algorithm: FederatedAlgorithm
+    participation: Participation
+    wrapper: Callable[[Federation], Federation] | None = None
+    validation: FederatedData | None = None
+
+
+def synthetic_data(workload: Workload, seed: Seed = 0) -> FederatedData:
+    """Draws a workload's examples: uniform inputs, uniform labels.
+
+    Args:
+      workload: the workload.
+      seed: of the draws.
+
+    Returns:
+      The population.
+    """
+    rng = np.random.default_rng(seed)
+    count = workload.num_clients * workload.examples_per_client
+    x = rng.random((count, *workload.shape), dtype=np.float32)
+    y = rng.integers(0, workload.num_classes, count, dtype=np.int32)
+    offsets = np.arange(workload.num_clients + 1) * workload.examples_per_client
+    return FederatedData({"x": x, "y": y}, offsets)
+
+
+def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
+    """Builds a workload's parts.
+
+    Args:
+      workload: the workload.
+      learning_rate: of local SGD.
+
+    Returns:
+      The parts; batches have exactly `batch_size` examples, as the peers' have.
+    """
+    checks.positive("learning_rate", learning_rate)
+    data = synthetic_data(workload)
+    model = registry.build(
+        workload.model, example_structure(data), workload.num_classes, **workload.model_options
+    )
+    config = LocalConfig(
+        learning_rate=learning_rate, batch_size=workload.batch_size, num_steps=workload.num_steps
+    )
+    cohort = workload.cohort or workload.num_clients
+    whole = workload.batch_size >= workload.examples_per_client
+    batches: Callable[[], sampling.Sampler] = sampling.everybody if whole else sampling.fixed_size
+    build: FederatedAlgorithm
+    if workload.unit == "record":
+        config = config._replace(clip_norm=workload.clip_norm, noise_multiplier=1.0)
+        build = dp_sgd(
+            model,
+            dp_sgd_trainer(model, config, sampler=batches()),
+            aggregator=uniform_mean(),
+        )
+    else:
+        is_epoch = workload.num_steps is None
+        sampler = sampling.shuffled() if is_epoch and not whole else batches()
+        trainer = local_trainer(model, config, sampler=sampler)
+        if workload.unit == "client":
+            assert workload.clip_norm is not None
+            build = dp_fedavg(
+                model,
+                trainer,
+                aggregator=gaussian_mean(
+                    clip_norm=workload.clip_norm, noise_multiplier=1.0, expected_cohort_size=cohort
+                ),
+            )
+        elif workload.algorithm == "fedavg":
+            mean = uniform_mean()
+            build = fedavg(
+                model, trainer, aggregator=gradient_mask(mean) if workload.is_masked else mean
+            )
+        else:
+            facts = algorithms.Problem(num_clients=workload.num_clients)
+            build = algorithms.build(
+                workload.algorithm, model, trainer, facts, options=workload.options
+            )
+    everybody = workload.cohort is None
+    sampler = sampling.everybody() if everybody else sampling.fixed_size()
+    if workload.unit == "client" and not everybody:
+        sampler = sampling.poisson()
+    participation = participants.participation(sampler, workload.num_clients, cohort)
+    memory = workload.memory
+    wrapper = None if memory is None else partial(anderson, memory=memory)
+    second = None
+    if workload.is_validated:
+        second = synthetic_data(workload._replace(examples_per_client=_VALIDATION), seed=1)
+    return Prepared(data, model, build, participation, wrapper, second)

@@ -1,0 +1,1 @@
+"""What mechanisms cost: ledgers, Rényi curves, privacy loss distributions, calibration."""

@@ -1,0 +1,253 @@
+"""Noise multipliers from budgets, and the steps that both allow."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.privacy.accounting import noise_search, poisson
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.events import DpEvent
+from fedjax_dp.privacy.sensitivities import RELATIONS
+
+
+@checked
+def calibrate_noise_multiplier(
+    make_event: Callable[[float], DpEvent],
+    epsilon: float,
+    dp_delta: float,
+    *,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+) -> float:
+    """Finds the smallest noise multiplier whose composition stays within a budget.
+
+    Guarantee: ε of the returned multiplier is at most `epsilon`; a multiplier smaller by 1e-6 of
+    itself exceeds it, as that accountant counts.
+
+    Args:
+      make_event: `(noise_multiplier) → event` of the whole run; ε must fall with the multiplier.
+      epsilon: the budget, above 0.
+      dp_delta: δ in (0, 1).
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one"; the multiplier is the standard deviation over the
+        largest contribution under either.
+
+    Returns:
+      The noise multiplier, at least 2^-10.
+
+    Raises:
+      UnsupportedEvent: if the composition has no valid analysis.
+      ValueError: if an argument is not valid, or no noise reaches the budget.
+    """
+    _check_budget(epsilon, dp_delta)
+
+    def spent(noise_multiplier: float) -> np.ndarray:
+        ledger = Ledger(relation=relation)
+        ledger.charge(make_event(noise_multiplier))
+        return ledger.epsilon(dp_delta, accountant)
+
+    return _smallest(spent, epsilon, dp_delta, accountant)
+
+
+def rounded_up(noise_multiplier: ArrayLike) -> np.ndarray:
+    """Gives the next float32, so that the noise that runs is never below what was calibrated.
+
+    Args:
+      noise_multiplier: a number or an array of them.
+
+    Returns:
+      The same shape, float32.
+    """
+    # A Python number would be compared as float32, and never be found larger.
+    exact = np.asarray(noise_multiplier, dtype=np.float64)
+    rounded = exact.astype(np.float32)
+    return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
+
+
+@checked
+def calibrate_poisson(
+    epsilon: ArrayLike,
+    dp_delta: ArrayLike,
+    sampling_rate: ArrayLike,
+    num_steps: ArrayLike,
+    *,
+    rho: ArrayLike = 0.0,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+) -> np.ndarray:
+    """Finds the noise multiplier of every client of Poisson-sampled Gaussian training.
+
+    Clients with the same numbers share the work, all others are searched side by side, and
+    calls with the same numbers are remembered.
+
+    Guarantee: ε of each returned multiplier is at most the client's budget.
+
+    Args:
+      epsilon: budgets, above 0; a scalar or `[clients]`.
+      dp_delta: δ in (0, 1); a scalar or `[clients]`.
+      sampling_rate: as for `epsilon_of_poisson`.
+      num_steps: as for `epsilon_of_poisson`.
+      rho: as for `epsilon_of_poisson`.
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one".
+
+    Returns:
+      `[clients]`, or a scalar array where all arguments are scalars.
+
+    Raises:
+      UnsupportedEvent: if the combination has no valid analysis.
+      ValueError: if an argument is not valid, or no noise reaches a budget.
+    """
+    _check_budget(epsilon, dp_delta)
+    checks.one_of("relation", relation, RELATIONS)
+    rows, shape = poisson.rows_of(epsilon, dp_delta, rho, sampling_rate, num_steps, accountant)
+    unique, for_everybody = poisson.distinct(rows, shape)
+    return for_everybody(_calibrated(tuple(map(tuple, unique.tolist())), accountant, relation))
+
+
+@checked
+def max_poisson_steps(
+    epsilon: ArrayLike,
+    dp_delta: ArrayLike,
+    sampling_rate: ArrayLike,
+    noise_multiplier: ArrayLike,
+    *,
+    accountant: str = "rdp",
+    relation: str = "add_remove",
+    limit: int = 10**7,
+) -> np.ndarray:
+    """Counts the steps that a budget allows.
+
+    Multiplied by `sampling_rate` and rounded down they are epochs.
+
+    Args:
+      epsilon: budgets, above 0; a scalar or `[clients]`.
+      dp_delta: δ in (0, 1); a scalar or `[clients]`.
+      sampling_rate: in (0, 1]; a scalar or `[clients]`.
+      noise_multiplier: above 0; a scalar or `[clients]`.
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      relation: "add_remove" or "replace_one".
+      limit: the largest answer that is looked for.
+
+    Returns:
+      int64, `[clients]`, or a scalar array where all arguments are scalars.
+
+    Raises:
+      UnsupportedEvent: if the combination has no valid analysis.
+      ValueError: if an argument is not valid.
+    """
+    _check_budget(epsilon, dp_delta)
+    checks.probability("sampling_rate", sampling_rate)
+    checks.positive("noise_multiplier", noise_multiplier)
+    columns = np.broadcast_arrays(epsilon, dp_delta, sampling_rate, noise_multiplier)
+    rows = np.stack([np.asarray(c, float).ravel() for c in columns], axis=1)
+    unique, for_everybody = poisson.distinct(rows, columns[0].shape)
+    steps = [
+        Ledger(relation=relation).max_rounds(
+            poisson.step_event(rate, z), budget, delta, accountant=accountant, limit=limit
+        )
+        for budget, delta, rate, z in unique.tolist()
+    ]
+    return for_everybody(np.asarray(steps, np.int64))
+
+
+def _check_budget(epsilon: ArrayLike, dp_delta: ArrayLike) -> None:
+    checks.positive("epsilon", epsilon)
+    poisson.require_delta(dp_delta)
+
+
+def _smallest(
+    spent: Callable[[float], np.ndarray],
+    epsilon: float,
+    dp_delta: float,
+    accountant: str,
+    start: float = 0.0,
+    step: float = 1.0,
+) -> float:
+    """Finds the smallest multiplier that keeps a budget, from a guess at its logarithm."""
+
+    @functools.cache
+    def excess(log_multiplier: float) -> float:
+        return noise_search.log_ratio(spent(math.exp(log_multiplier)), epsilon).item()
+
+    found = noise_search.root(excess, start, step)
+    if found is None:
+        log_spent = excess(math.log(noise_search.LARGEST))
+        raise ValueError(_unreachable(epsilon, dp_delta, accountant, log_spent))
+    return math.exp(found)
+
+
+def _unreachable(epsilon: float, dp_delta: float, accountant: str, log_spent: float) -> str:
+    if accountant == "rdp-classic-64":
+        hint = "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
+    elif log_spent < noise_search.BOUND:
+        hint = "what does not depend on the noise multiplier spends it already"
+    else:
+        hint = (
+            "however much noise there is, no epsilon holds: what does not depend on the noise "
+            "multiplier spends it already without any noise, or with a chance above dp_delta"
+        )
+    return f"epsilon must be reachable, got {epsilon!r} at dp_delta {dp_delta!r}: {hint}"
+
+
+@functools.lru_cache(maxsize=256)
+def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: str) -> np.ndarray:
+    """Noise multipliers of rows that begin with the budget."""
+    table = np.asarray(rows)
+    if accountant == "pld" or relation == "replace_one":
+        return np.array([_calibrated_alone(row, accountant, relation) for row in table])
+    budget = table[:, 0]
+
+    def excess(which: np.ndarray, log_multiplier: np.ndarray) -> np.ndarray:
+        asked = table[which].copy()
+        asked[:, 0] = np.exp(log_multiplier)
+        spent = poisson.bounds(asked, accountant, relation).value
+        return noise_search.log_ratio(spent, budget[which])
+
+    found = noise_search.roots(excess, len(rows))
+    (lost,) = np.nonzero(np.isnan(found))
+    if lost.size:
+        log_spent = excess(lost[:1], np.array([math.log(noise_search.LARGEST)])).item()
+        epsilon, dp_delta = rows[lost[0]][:2]
+        raise ValueError(_unreachable(epsilon, dp_delta, accountant, log_spent))
+    return np.exp(found)
+
+
+def _calibrated_alone(row: np.ndarray, accountant: str, relation: str) -> float:
+    """The noise multiplier of one row, from where a Gaussian of as much variance would be."""
+    budget, dp_delta = float(row[0]), float(row[1])
+    rates, steps = np.split(row[3:], 2)
+
+    def spent(noise_multiplier: float) -> np.ndarray:
+        return poisson.bound_alone(row, noise_multiplier, accountant, relation).value
+
+    start = _first_guess(budget, dp_delta, rates, steps, relation)
+    return _smallest(spent, budget, dp_delta, accountant, start, 0.1)
+
+
+def _first_guess(
+    budget: float, dp_delta: float, rates: np.ndarray, steps: np.ndarray, relation: str
+) -> float:
+    """Guesses the logarithm of a multiplier by the central limit of many steps.
+
+    Source: Bu, Dong, Long, Su 2020: μ² is the sum of q²·(e^(1/z²) − 1).
+    """
+    price = -2 * math.log(dp_delta)
+    mu = math.sqrt(price + 2 * budget) - math.sqrt(price)
+
+    def excess(log_multiplier: float) -> float:
+        lift = min(math.exp(-2 * log_multiplier), 600.0)
+        shifts = np.where(rates < 1, rates**2 * math.expm1(lift), lift)
+        total = float(steps @ shifts) * (4 if relation == "replace_one" else 1)
+        return math.log(max(total, 1e-300)) - 2 * math.log(mu)
+
+    low, high = math.log(noise_search.SMALLEST), math.log(noise_search.LARGEST)
+    if excess(low) <= 0 or excess(high) > 0:
+        return 0.0
+    return float(optimize.brentq(excess, low, high, xtol=1e-3))

@@ -1,0 +1,317 @@
+"""What an accountant is told for a neighbouring relation, or why it is told nothing."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attr
+import dp_accounting as dpa
+from dp_accounting import dp_event as standard
+from dp_accounting.dp_event import DpEvent
+
+from fedjax_dp.core import checks
+from fedjax_dp.privacy.events import (
+    Advice,
+    CurveDpEvent,
+    UnsupportedEvent,
+    effective_noise_multiplier,
+    flatten,
+)
+from fedjax_dp.privacy.sensitivities import RELATIONS
+
+ACCOUNTANTS = ("rdp", "pld", "rdp-classic-64")
+
+
+def accountant_name(accountant: str) -> str:
+    """Checks the name of an accountant.
+
+    Args:
+      accountant: "rdp", "pld" or "rdp-classic-64".
+
+    Returns:
+      The name.
+
+    Raises:
+      ValueError: if it is not known.
+    """
+    checks.one_of("accountant", accountant, ACCOUNTANTS)
+    return accountant
+
+
+class _Refusal(Exception):
+    """Why a rule has no analysis; what to do instead is searched for."""
+
+
+def _refuse(reason: str) -> None:
+    raise _Refusal(reason)
+
+
+def translate(event: DpEvent, relation: str, accountant: str) -> DpEvent:
+    """Writes a part of a composition as dp-accounting must be told it for a relation.
+
+    Noise multipliers come in as standard deviation over the largest contribution of one unit.
+    Replacing a unit moves a sum twice that far; the PLD accountant of dp-accounting knows it,
+    its RDP accountant does not and is given half the multiplier. Zeroing a unit out moves a sum as
+    removing it does, and none of the samplers that are accounted for add/remove reads more of a
+    unit than its place.
+
+    Args:
+      event: a part as `flatten` returns it.
+      relation: "add_remove", "zero_out" or "replace_one".
+      accountant: "rdp", "pld" or "rdp-classic-64".
+
+    Returns:
+      The event to compose.
+
+    Raises:
+      UnsupportedEvent: if there is no valid analysis; the message holds the reason and the
+        nearest valid choice.
+    """
+    checks.one_of("relation", relation, RELATIONS)
+    accountant_name(accountant)
+    try:
+        return _told(event, relation, accountant)
+    except _Refusal as refusal:
+        raise UnsupportedEvent(
+            f"{type(event).__name__} under relation {relation!r} has no valid analysis by "
+            f"accountant {accountant!r}: {refusal}",
+            nearest_choice([event], relation, accountant),
+        ) from None
+
+
+def _told(event: DpEvent, relation: str, accountant: str) -> DpEvent:
+    """Applies the rule of an event, or refuses."""
+    if isinstance(event, dpa.NonPrivateDpEvent | dpa.NoOpDpEvent):
+        return event
+    family = "pld" if accountant == "pld" else "rdp"
+    rule = _RULES[family].get(type(event))
+    if isinstance(event, CurveDpEvent):
+        rule = _same if family == "rdp" or event.has_loss_masses else _rdp_only
+    if rule is None:
+        _refuse(_NO_RULE.get(type(event), _UNKNOWN)[family])
+    return rule(event, relation, accountant)  # type: ignore[misc]
+
+
+def nearest_choice(
+    events: Sequence[DpEvent], relation: str, accountant: str | None = None
+) -> Advice | None:
+    """Searches for the smallest change after which all events have an analysis together.
+
+    Fewer changes come first, and of as many those that leave alone what runs: the accountant, then
+    the relation, the sampler, the mechanism.
+
+    Args:
+      events: any events.
+      relation: "add_remove" or "replace_one".
+      accountant: who was asked; None where any accountant will do.
+
+    Returns:
+      What to change, which `follow` puts into the events; None where no change helps.
+    """
+    parts = [part for event in events for part, _ in flatten(event)]
+    asked = Advice(accountant, relation)
+    found: list[Advice] = []
+    for mechanism, sampler, other, who in itertools.product(*CHOICES.values()):
+        values = (who, other, sampler, mechanism)
+        choice = Advice(*(None if v == a else v for v, a in zip(values, asked, strict=True)))
+        if all(_is_told(follow(part, choice), str(other), str(who)) for part in parts):
+            found.append(choice)
+    return min(found, key=distance, default=None)
+
+
+def distance(choice: Advice) -> tuple[int, ...]:
+    """Orders advice: by how much is changed, and then by what, the accountant first.
+
+    Args:
+      choice: the advice.
+
+    Returns:
+      A key to sort by; the nearest comes first.
+    """
+    is_changed = [int(value is not None) for value in choice]
+    return sum(is_changed), *reversed(is_changed)
+
+
+def follow(event: DpEvent, advice: Advice) -> DpEvent:
+    """Puts another sampler or mechanism in the place of an event's own.
+
+    Args:
+      event: a part as `flatten` returns it.
+      advice: what to change.
+
+    Returns:
+      The event of the same run with these changes, noise multipliers of 1 in new mechanisms.
+    """
+    inner = getattr(event, "event", None)
+    base = event if inner is None else inner
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent) or advice.mechanism is not None:
+        base = dpa.GaussianDpEvent(1.0)
+    rate = _rate(event)
+    if rate is not None and advice.sampler is not None:
+        return dpa.PoissonSampledDpEvent(rate, base)
+    if advice.mechanism is None:
+        return event
+    is_sampled = inner is not None and rate is not None
+    return attr.evolve(event, event=base) if is_sampled else base
+
+
+def _rate(event: Any) -> float | None:
+    """The chance of a unit to be drawn, where there is one."""
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent | dpa.SampledWithReplacementDpEvent):
+        return float(event.sample_size / event.source_dataset_size)
+    found = getattr(event, "sampling_probability", None)
+    return None if found is None else float(found)
+
+
+def _is_told(event: DpEvent, relation: str, accountant: str) -> bool:
+    try:
+        return all(_told(part, relation, accountant) is not None for part, _ in flatten(event))
+    except (_Refusal, UnsupportedEvent):
+        return False
+
+
+def _same(event: DpEvent, relation: str, accountant: str) -> DpEvent:
+    return event
+
+
+def _rdp_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
+    reason = "only a Rényi curve is known, and it fixes no privacy loss distribution"
+    _refuse(reason)
+    return event
+
+
+def _half_multiplier(event: Any, relation: str, accountant: str) -> DpEvent:
+    if event.noise_multiplier == 0:
+        return dpa.NonPrivateDpEvent()
+    if relation != "replace_one":
+        return event
+    return attr.evolve(event, noise_multiplier=event.noise_multiplier / 2)
+
+
+def _add_remove_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
+    if relation == "replace_one":
+        _refuse("its privacy loss distribution is known for add/remove and zeroing out only")
+    return event
+
+
+def _randomized_response(event: DpEvent, relation: str, accountant: str) -> DpEvent:
+    if relation != "replace_one":
+        reason = "one who answers cannot be absent"
+        _refuse(reason)
+    return event
+
+
+def _poisson_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
+    if relation == "replace_one":
+        reason = "the Rényi analysis of Poisson sampling holds for add/remove and zeroing out"
+        _refuse(reason)
+    z = effective_noise_multiplier(event.event)
+    if z is not None:
+        return dpa.PoissonSampledDpEvent(event.sampling_probability, dpa.GaussianDpEvent(z))
+    for part, _ in flatten(event.event):
+        _told(part, relation, accountant)
+    return event
+
+
+def _poisson_pld(event: Any, relation: str, accountant: str) -> DpEvent:
+    z = effective_noise_multiplier(event.event)
+    if z is not None:
+        return dpa.PoissonSampledDpEvent(event.sampling_probability, dpa.GaussianDpEvent(z))
+    if not flatten(event.event):
+        return dpa.NoOpDpEvent()
+    if not isinstance(event.event, dpa.LaplaceDpEvent):
+        reason = "what is sampled is neither Gaussian nor Laplace"
+        _refuse(reason)
+    return _add_remove_only(event, relation, accountant)
+
+
+def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
+    if relation != "replace_one":
+        _refuse(
+            "its analysis is for a unit that is exchanged for any other, which covers one that is "
+            "zeroed out, at twice the distance"
+        )
+    z = effective_noise_multiplier(event.event)
+    if z is None:
+        reason = "its analysis is known for Gaussian noise only"
+        _refuse(reason)
+    if z == 0:
+        return dpa.NonPrivateDpEvent()
+    return attr.evolve(event, event=dpa.GaussianDpEvent(z / 2))  # type: ignore[operator]
+
+
+def _repeat_and_select(event: Any, relation: str, accountant: str) -> DpEvent:
+    if any(isinstance(part, CurveDpEvent) for part, _ in flatten(event.event)):
+        reason = "what is repeated brings a curve that dp-accounting does not know"
+        _refuse(reason)
+    parts = [
+        dpa.SelfComposedDpEvent(_told(part, relation, accountant), count)
+        for part, count in flatten(event.event)
+    ]
+    return attr.evolve(event, event=dpa.ComposedDpEvent(parts))
+
+
+_RULES: dict[str, dict[type, Callable[[Any, str, str], DpEvent]]] = {
+    "rdp": {
+        dpa.GaussianDpEvent: _half_multiplier,
+        dpa.LaplaceDpEvent: _half_multiplier,
+        dpa.ZCDpEvent: _same,
+        dpa.PoissonSampledDpEvent: _poisson_rdp,
+        dpa.SampledWithoutReplacementDpEvent: _fixed_size_rdp,
+        dpa.RandomizedResponseDpEvent: _randomized_response,
+        standard.RepeatAndSelectDpEvent: _repeat_and_select,
+    },
+    "pld": {
+        dpa.GaussianDpEvent: _same,
+        dpa.LaplaceDpEvent: _add_remove_only,
+        standard.DiscreteLaplaceDpEvent: _add_remove_only,
+        standard.MixtureOfGaussiansDpEvent: _add_remove_only,
+        dpa.PoissonSampledDpEvent: _poisson_pld,
+        dpa.TruncatedSubsampledGaussianDpEvent: _same,
+    },
+}
+
+_NEEDS_PLD = {"rdp": "its Rényi curve is not known"}
+_NEEDS_RDP = {"pld": "only a Rényi curve is known, and it fixes no distribution"}
+_UNKNOWN = {family: "the accountant does not know it" for family in ("rdp", "pld")}
+_NO_RULE: dict[type, dict[str, str]] = {
+    dpa.TruncatedSubsampledGaussianDpEvent: _NEEDS_PLD,
+    standard.DiscreteLaplaceDpEvent: _NEEDS_PLD,
+    standard.MixtureOfGaussiansDpEvent: _NEEDS_PLD,
+    dpa.ZCDpEvent: _NEEDS_RDP,
+    dpa.SampledWithoutReplacementDpEvent: _NEEDS_RDP,
+    standard.RepeatAndSelectDpEvent: _NEEDS_RDP,
+    # dp-accounting 0.6 composes it once under PLD, however often it ran.
+    dpa.RandomizedResponseDpEvent: {"pld": "repetitions would not be counted"},
+}
+# What advice may be made of; the first of each is no change.
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "mechanism": (None, "gaussian"),
+    "sampler": (None, "poisson"),
+    "relation": RELATIONS,
+    "accountant": ("rdp", "pld"),
+}
+
+
+def require_some_accountant(event: DpEvent, relation: str) -> None:
+    """Requires that at least one accountant can analyse a part under a relation.
+
+    Args:
+      event: a part as `flatten` returns it.
+      relation: "add_remove", "zero_out" or "replace_one".
+
+    Raises:
+      UnsupportedEvent: holding the reasons of all accountants.
+    """
+    reasons = []
+    for accountant in ("rdp", "pld"):
+        try:
+            _told(event, relation, accountant)
+            return
+        except _Refusal as refusal:
+            reasons.append(f"by {accountant!r} {refusal}")
+    raise UnsupportedEvent(
+        f"{type(event).__name__} under relation {relation!r} has no valid analysis by any "
+        f"accountant: {'; '.join(reasons)}",
+        nearest_choice([event], relation),
+    )

@@ -1,0 +1,508 @@
+"""The ledger: what really ran, per unit of privacy, and what it cost."""
+
+import json
+from typing import Any, NamedTuple
+
+import dp_accounting as dpa
+import numpy as np
+import scipy.sparse
+from numpy.typing import ArrayLike
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy.accounting import pld, rdp
+from fedjax_dp.privacy.accounting.dp_accounting_adapter import (
+    accountant_name,
+    require_some_accountant,
+    translate,
+)
+from fedjax_dp.privacy.accounting.renyi import orders_of, rdp_curves
+from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
+from fedjax_dp.privacy.sensitivities import RELATIONS
+
+__all__ = ["Ledger", "UnsupportedEvent"]
+
+UNITS = ("client", "record")
+_FORMAT = 1
+# A budget that was calibrated to the last bit must not fail on the last bit.
+_SLACK = 1e-9
+
+
+class Bound(NamedTuple):
+    """What a history costs, and by whom.
+
+    Attributes:
+      value: ε or δ, never below the exact one.
+      accountant: who gave it, text; where "pld" was asked and "rdp" had less to state, "rdp".
+    """
+
+    value: np.ndarray
+    accountant: np.ndarray
+
+
+class Ledger:
+    """Composes the events of what ran, for every unit of privacy on its own.
+
+    Noise multipliers are standard deviations over the largest contribution of one unit (the
+    sensitivity, unless a unit is replaced), whatever the relation; the ledger takes replace-one's
+    factor 2 into account. Events that carry a zCDP cost are taken as stated for the ledger's
+    relation.
+
+    Guarantee: ε and δ hold for the composition of all that was charged, adaptively chosen, under
+    the ledger's relation, provided that what was charged is what ran. Two-level privacy is two
+    ledgers side by side.
+
+    Attributes:
+      unit: whose data are protected: "client" (all data of a client) or "record" (one record of
+        one client).
+      relation: "add_remove", "zero_out" or "replace_one".
+      num_units: how many units keep their own account: 1 for a population of clients that are
+        all treated alike, the number of clients for record-level training.
+    """
+
+    def __init__(self, unit: str = "client", relation: str = "add_remove", num_units: int = 1):
+        """Opens an empty ledger.
+
+        Args:
+          unit: "client" or "record".
+          relation: "add_remove", "zero_out" or "replace_one".
+          num_units: number of accounts, at least 1.
+
+        Raises:
+          ValueError: if an argument is not valid.
+        """
+        checks.one_of("unit", unit, UNITS)
+        checks.one_of("relation", relation, RELATIONS)
+        checks.whole("num_units", num_units)
+        self.unit = unit
+        self.relation = relation
+        self.num_units = int(num_units)
+        self._parts: dict[str, DpEvent] = {}
+        # Arrays are replaced, never written to, so that copies may share them.
+        self._counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._curves: dict[tuple[str, str], np.ndarray] = {}
+        self._table: scipy.sparse.csr_array | None = None
+
+    def copy(self) -> "Ledger":
+        """Takes a snapshot that later charges do not reach; it costs no more than a dictionary."""
+        other = Ledger(self.unit, self.relation, self.num_units)
+        other._parts = dict(self._parts)
+        other._counts = dict(self._counts)
+        other._curves = self._curves
+        return other
+
+    @checked
+    def charge(
+        self, event: DpEvent, *, units: ArrayLike | None = None, count: ArrayLike = 1
+    ) -> None:
+        """Enters what ran.
+
+        Args:
+          event: what one run is to the accountant; compositions are taken apart.
+          units: `[charged]` indices of the units that took part, or None for all. A unit that
+            a sampler may have drawn took part, whether it was drawn or not.
+          count: how often it ran: an integer of at least 0, or one for each of `units`.
+
+        Raises:
+          UnsupportedEvent: if no accountant has a valid analysis under the ledger's relation.
+          ValueError: if an argument is not valid.
+        """
+        parts = ev.flatten(event)
+        self._table = None
+        for part, _ in parts:
+            if ev.key_of(part) not in self._parts:
+                require_some_accountant(part, self.relation)
+        index, repeats = self._charged(units, count)
+        if not index.size:
+            return
+        for part, times in parts:
+            key = ev.key_of(part)
+            self._parts[key] = part
+            self._counts[key] = _merged(self._counts.get(key), index, repeats * times)
+
+    def _charged(self, units: ArrayLike | None, count: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        index = np.arange(self.num_units) if units is None else np.atleast_1d(np.asarray(units))
+        if index.size == 0:
+            index = index.astype(np.int64)
+        is_index = index.dtype.kind in "iu" and index.ndim == 1
+        rule = f"hold indices from 0 to {self.num_units - 1}"
+        inside = is_index and bool(np.all((index >= 0) & (index < self.num_units)))
+        checks.require(inside, "units", rule, units)
+        repeats = np.asarray(count)
+        is_count = repeats.dtype.kind in "iu" and bool(np.all(repeats >= 0))
+        checks.require(is_count, "count", "hold integers of at least 0", count)
+        fits = repeats.shape in ((), index.shape)
+        checks.require(fits, "count", f"be a scalar or have shape {index.shape}", repeats.shape)
+        repeats = np.broadcast_to(repeats, index.shape).astype(np.int64)
+        return index.astype(np.int64)[repeats > 0], repeats[repeats > 0]
+
+    @property
+    def num_compositions(self) -> np.ndarray:
+        """How many events each unit was charged for, `[num_units]`, int64."""
+        total = np.zeros(self.num_units, np.int64)
+        for index, counts in self._counts.values():
+            total[index] += counts
+        return total
+
+    @checked
+    def events(self, unit: int = 0) -> DpEvent:
+        """Writes one unit's whole history as an event, for anybody to recompute.
+
+        Args:
+          unit: the unit's index.
+
+        Returns:
+          The composition, noise multipliers as they were charged (see the class).
+
+        Raises:
+          ValueError: if there is no such unit.
+        """
+        checks.require(0 <= unit < self.num_units, "unit", f"be below {self.num_units}", unit)
+        return dpa.ComposedDpEvent(
+            [
+                dpa.SelfComposedDpEvent(self._parts[key], int(counts[index == unit][0]))
+                for key, (index, counts) in self._counts.items()
+                if unit in index
+            ]
+        )
+
+    def histories(self) -> list[tuple[np.ndarray, DpEvent]]:
+        """Groups the units by what they were charged for.
+
+        Returns:
+          For each distinct history the indices of its units and its event, as `events` writes it.
+        """
+        _, labels = self._histories()
+        groups = [np.flatnonzero(labels == i) for i in range(labels.max() + 1)]
+        return [(units, self.events(int(units[0]))) for units in groups]
+
+    @checked
+    def epsilon(self, dp_delta: ArrayLike, accountant: str = "rdp") -> np.ndarray:
+        """Computes ε of every unit at its δ.
+
+        Args:
+          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
+          accountant: "rdp", "pld" (tighter, some hundredths of a second for each distinct history
+            and δ; where its lattice cannot resolve a history, the better of it and "rdp"), or
+            "rdp-classic-64" (orders up to 64 and the conversion of older papers).
+
+        Returns:
+          `[num_units]`, float64; 0 for units without a charge. `bound` tells by whom.
+
+        Raises:
+          UnsupportedEvent: if a charged event has no valid analysis by this accountant.
+          ValueError: if an argument is not valid.
+        """
+        return self.bound(dp_delta, accountant).value
+
+    @checked
+    def bound(self, dp_delta: ArrayLike, accountant: str = "rdp") -> Bound:
+        """Computes ε of every unit at its δ, and says who gave it.
+
+        Args:
+          dp_delta: as for `epsilon`.
+          accountant: as for `epsilon`.
+
+        Returns:
+          ε and the accountant's name, `[num_units]` each.
+
+        Raises:
+          UnsupportedEvent: if a charged event has no valid analysis by this accountant.
+          ValueError: if an argument is not valid.
+        """
+        return self._answer("epsilon", self._deltas(dp_delta), accountant)
+
+    def _deltas(self, dp_delta: ArrayLike) -> np.ndarray:
+        """One δ for each unit, `[num_units]`."""
+        delta = np.asarray(dp_delta, float)
+        rule = f"be one number or have one for each of the {self.num_units} units"
+        checks.require(delta.shape in ((), (self.num_units,)), "dp_delta", rule, dp_delta)
+        inside = bool(np.all((delta >= 0) & (delta < 1)))
+        checks.require(inside, "dp_delta", "lie in [0, 1)", dp_delta)
+        return np.broadcast_to(delta, (self.num_units,))
+
+    @checked
+    def delta(self, epsilon: float, accountant: str = "rdp") -> np.ndarray:
+        """Computes δ of every unit at one ε.
+
+        Args:
+          epsilon: ε, at least 0.
+          accountant: as for `epsilon`.
+
+        Returns:
+          `[num_units]`, float64; 0 for units without a charge.
+
+        Raises:
+          UnsupportedEvent: if a charged event has no valid analysis by this accountant.
+          ValueError: if an argument is not valid.
+        """
+        checks.non_negative("epsilon", epsilon)
+        at = np.full(self.num_units, epsilon, float)
+        return self._answer("delta", at, accountant).value
+
+    def _answer(self, question: str, at: np.ndarray, accountant: str) -> Bound:
+        """Answers what is asked of every unit at its ε or δ, `[num_units]`."""
+        accountant_name(accountant)
+        history, labels = self._histories()
+        # Units that share a history and what they are asked at share the answer.
+        asked, labels = np.unique(np.stack([labels, at], axis=1), axis=0, return_inverse=True)
+        history, at, labels = history[asked[:, 0].astype(int)], asked[:, 1], labels.reshape(-1)
+        names = np.full(at.size, accountant, dtype=object)
+        if accountant == "pld":
+            found = [self._by_losses(question, *each) for each in zip(at, history, strict=True)]
+            answers = np.array([answer.value for answer in found])
+            for i, answer in enumerate(found):
+                other = np.inf if answer.is_tight else self._other(question, at[i], history[[i]])
+                if other < answers[i]:
+                    answers[i], names[i] = other, "rdp"
+        else:
+            answers = self._by_curves(question, at, history, accountant)
+        is_charged = np.diff(history.indptr) > 0
+        return Bound(np.where(is_charged, answers, 0.0)[labels], names[labels].astype(str))
+
+    def _by_curves(
+        self, question: str, at: np.ndarray, history: scipy.sparse.csr_array, accountant: str
+    ) -> np.ndarray:
+        """Answers by Rényi curves, `[histories]`; of parts that did not run none is needed."""
+        parts, orders = list(self._parts[k] for k in self._counts), orders_of(accountant)
+        ran = np.unique(history.indices)
+        counts = history[:, ran].astype(float)
+        curves = counts @ self._all_curves(accountant, ran)
+        slack = counts @ np.array([ev.slack_of(parts[i], self.relation) for i in ran])
+        is_classic = accountant == "rdp-classic-64"
+        # Adding up rounds once a part, and once when it is multiplied.
+        curves = curves * (1 + 2 * (ran.size + 1) * rdp.EPS)
+        if question == "epsilon":
+            # Of the δ that is asked for, what the curves do not cover is spent already.
+            left = np.maximum(at - slack, 0.0)
+            answers = rdp.to_epsilon(curves, orders, left, is_classic=is_classic)
+            return np.where(at < slack, np.inf, answers)
+        answers = rdp.to_delta(curves, orders, at, is_classic=is_classic)
+        return np.minimum(answers + slack, 1.0)
+
+    def _by_losses(self, question: str, at: float, row: Any) -> pld.Answer:
+        """Answers one history by privacy loss distributions."""
+        parts = list(self._parts[k] for k in self._counts)
+        told = [
+            (translate(parts[i], self.relation, "pld"), int(count))
+            for i, count in zip(row.indices, row.data, strict=True)
+        ]
+        ask = pld.epsilon if question == "epsilon" else pld.delta
+        return ask(told, self.relation, float(at))
+
+    def _other(self, question: str, at: float, history: scipy.sparse.csr_array) -> float:
+        """Answers one history by Rényi curves; inf where they have no analysis of it."""
+        try:
+            return float(self._by_curves(question, np.array([at]), history, "rdp")[0])
+        except UnsupportedEvent:
+            return np.inf
+
+    def _by_unit(self) -> scipy.sparse.csr_array:
+        """Counts of every part, `[num_units, parts]`."""
+        if self._table is None:
+            units = [index for index, _ in self._counts.values()]
+            counts = [count for _, count in self._counts.values()]
+            parts = [np.full(index.size, i) for i, index in enumerate(units)]
+            none = np.zeros(0, np.int64)
+            place = (np.concatenate([none, *units]), np.concatenate([none, *parts]))
+            self._table = scipy.sparse.csr_array(
+                (np.concatenate([none, *counts]), place),
+                shape=(self.num_units, max(len(units), 1)),
+            )
+            self._table.sort_indices()
+        return self._table
+
+    def _histories(self) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+        """Counts of every part, `[histories, parts]`, and the history of each unit."""
+        table = self._by_unit()
+        seen: dict[tuple[bytes, bytes], int] = {}
+        labels = np.empty(self.num_units, np.int64)
+        firsts: list[int] = []
+        for unit in range(self.num_units):
+            row = slice(table.indptr[unit], table.indptr[unit + 1])
+            signature = (table.indices[row].tobytes(), table.data[row].tobytes())
+            if signature not in seen:
+                seen[signature] = len(firsts)
+                firsts.append(unit)
+            labels[unit] = seen[signature]
+        return table[firsts], labels
+
+    def _restricted(self, units: np.ndarray) -> "Ledger":
+        """The accounts of some units alone, in their order."""
+        keys, rows = list(self._counts), self._by_unit()[units].tocsc()
+        other = Ledger(self.unit, self.relation, units.size)
+        other._curves = self._curves
+        for part in np.flatnonzero(np.diff(rows.indptr)):
+            column = slice(rows.indptr[part], rows.indptr[part + 1])
+            order = np.argsort(rows.indices[column])
+            other._parts[keys[part]] = self._parts[keys[part]]
+            other._counts[keys[part]] = (
+                rows.indices[column][order].astype(np.int64),
+                rows.data[column][order].astype(np.int64),
+            )
+        return other
+
+    def _all_curves(self, accountant: str, which: np.ndarray) -> np.ndarray:
+        """The curves of some parts, `[which, orders]`."""
+        keys = list(self._counts)
+        wanted = [keys[i] for i in which]
+        missing = [k for k in wanted if (accountant, k) not in self._curves]
+        found = rdp_curves([self._parts[k] for k in missing], self.relation, accountant)
+        for key, curve in zip(missing, found, strict=True):
+            self._curves[accountant, key] = curve
+        if not wanted:
+            return np.zeros((0, len(orders_of(accountant))))
+        return np.stack([self._curves[accountant, k] for k in wanted])
+
+    @checked
+    def would_exceed(
+        self,
+        event: DpEvent,
+        epsilon: ArrayLike,
+        dp_delta: ArrayLike,
+        *,
+        units: ArrayLike | None = None,
+        count: int = 1,
+        accountant: str = "rdp",
+    ) -> bool:
+        """Tells whether a charge would take one of its units past a budget.
+
+        Args:
+          event: what is about to run.
+          epsilon: the largest ε allowed, a scalar or `[num_units]`, at least 0, or inf, kept to
+            1e-9 of itself.
+          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
+          units: as for `charge`.
+          count: how often it would run for each of them, at least 0.
+          accountant: as for `epsilon`.
+
+        Returns:
+          Whether any charged unit's ε would exceed its budget.
+        """
+        concerned = self._concerned(units, epsilon, dp_delta)
+        return self._exceeds(concerned, event, count, accountant)
+
+    def _concerned(
+        self, units: ArrayLike | None, epsilon: ArrayLike, dp_delta: ArrayLike
+    ) -> tuple["Ledger", np.ndarray, np.ndarray] | None:
+        """The accounts, ε and δ of those whom a charge concerns; None where nobody."""
+        index, _ = self._charged(units, 1)
+        index = np.unique(index)
+        budget = np.asarray(epsilon, float)
+        checks.require(bool(np.all(budget >= 0)), "epsilon", "be at least 0", epsilon)
+        budget = np.broadcast_to(budget, (self.num_units,))
+        deltas = self._deltas(dp_delta)
+        return (self._restricted(index), budget[index], deltas[index]) if index.size else None
+
+    @staticmethod
+    def _exceeds(
+        concerned: tuple["Ledger", np.ndarray, np.ndarray] | None,
+        event: DpEvent,
+        count: int,
+        accountant: str,
+    ) -> bool:
+        if concerned is None:
+            return False
+        before, budget, dp_delta = concerned
+        after = before.copy()
+        after.charge(event, count=count)
+        return bool(np.any(after.epsilon(dp_delta, accountant) > budget * (1 + _SLACK)))
+
+    @checked
+    def max_rounds(
+        self,
+        event: DpEvent,
+        epsilon: ArrayLike,
+        dp_delta: ArrayLike,
+        *,
+        units: ArrayLike | None = None,
+        accountant: str = "rdp",
+        limit: int = 10**7,
+    ) -> int:
+        """Finds how often an event may still run within a budget.
+
+        Args:
+          event: what one round is to the accountant.
+          epsilon: the largest ε allowed, a scalar or `[num_units]`.
+          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
+          units: as for `charge`.
+          accountant: as for `epsilon`.
+          limit: the largest answer that is looked for, at least 1.
+
+        Returns:
+          The number of rounds, from 0 to `limit`.
+        """
+        checks.whole("limit", limit, is_sized=False)
+
+        concerned = self._concerned(units, epsilon, dp_delta)
+
+        def exceeds(count: int) -> bool:
+            return self._exceeds(concerned, event, count, accountant)
+
+        fits, too_many = 0, 1
+        while not exceeds(too_many):
+            if too_many == limit:
+                return limit
+            fits, too_many = too_many, min(2 * too_many, limit)
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
+        return fits
+
+    def to_json(self) -> str:
+        """Writes the whole ledger as text, from which `from_json` restores an equal one."""
+        entries = []
+        for key, (index, counts) in self._counts.items():
+            entry: dict[str, Any] = {"event": ev.to_dict(self._parts[key])}
+            if index.size == self.num_units and np.all(counts == counts[0]):
+                entry["count"] = int(counts[0])
+            else:
+                entry["units"] = index.tolist()
+                entry["count"] = counts.tolist()
+            entries.append(entry)
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "unit": self.unit,
+                "relation": self.relation,
+                "num_units": self.num_units,
+                "entries": entries,
+            }
+        )
+
+    @classmethod
+    @checked
+    def from_json(cls, text: str) -> "Ledger":
+        """Restores a ledger that `to_json` wrote.
+
+        Args:
+          text: the JSON text.
+
+        Returns:
+          The ledger.
+
+        Raises:
+          ValueError: if the text is of another format.
+        """
+        data = json.loads(text)
+        checks.require(data.get("format") == _FORMAT, "format", f"be {_FORMAT}", data.get("format"))
+        ledger = cls(data["unit"], data["relation"], data["num_units"])
+        for entry in data["entries"]:
+            event = ev.from_dict(entry["event"])
+            ledger.charge(event, units=entry.get("units"), count=entry["count"])
+        return ledger
+
+
+def _merged(
+    old: tuple[np.ndarray, np.ndarray] | None, index: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds counts to sparse counts; indices come out sorted and unique."""
+    if old is not None:
+        if np.array_equal(old[0], index):
+            return old[0], old[1] + counts
+        index, counts = np.concatenate([old[0], index]), np.concatenate([old[1], counts])
+    unique, inverse = np.unique(index, return_inverse=True)
+    total = np.zeros(unique.size, np.int64)
+    np.add.at(total, inverse, counts)
+    return unique, total

@@ -1,0 +1,173 @@
+"""ε and δ by privacy loss distributions, for a composition of events that have them.
+
+One step's loss is rounded to a lattice (`pld_lattice`, from `pld_gaussian` and `pld_events`), the
+steps are weighted (`pld_weights`) and composed where the answer lies (`pld_composition`), and it is
+read off the curve there (`pld_curve`). Here lattices are refined until they add no more than is
+promised, and the direction of the neighbours is found that costs the most.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting as dpa
+
+from fedjax_dp.privacy.accounting.pld_composition import Composition
+from fedjax_dp.privacy.accounting.pld_curve import Answer, Question
+from fedjax_dp.privacy.accounting.pld_events import first_width, losses_of
+from fedjax_dp.privacy.accounting.pld_weights import Steps
+from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier, key_of
+
+# The chance that is cut off at the largest losses of all steps together, in terms of δ.
+_CUT = 2.0**-24
+# Losses beyond 1e13 are told from infinite ones by other accountants.
+_LEAST_NOISE = 1e-7
+# Lattices are refined for an ε that was found down to this many standard deviations of the loss.
+_LEAST_FOUND = 0.01
+# What events call their noise.
+_NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
+
+
+def epsilon(parts: Sequence[tuple[DpEvent, int]], relation: str, dp_delta: float) -> Answer:
+    """Bounds ε of a composition at one δ.
+
+    Guarantee: the value is at least the exact ε; tails that were cut off and what rounding may
+    have cost are in it.
+
+    Args:
+      parts: events that have privacy loss distributions, as `translation.translate` tells them,
+        and how often each ran.
+      relation: "add_remove" or "replace_one".
+      dp_delta: δ in [0, 1).
+
+    Returns:
+      The bound; inf where there is none.
+
+    Source: Koskela, Jälkö, Honkela 2020 (composition by transforms); Doroshenko and others 2022
+    (lattice); Esscher 1932 (weights).
+    """
+    if dp_delta == 0:
+        is_free = all(isinstance(part, dpa.NoOpDpEvent) for part, _ in parts)
+        return Answer(0.0 if is_free else math.inf, is_free)
+    return _answer(parts, relation, Question(dp_delta=dp_delta))
+
+
+def delta(parts: Sequence[tuple[DpEvent, int]], relation: str, at: float) -> Answer:
+    """Bounds δ of a composition at one ε.
+
+    Guarantee: the value is at least the exact δ; tails that were cut off and what rounding may
+    have cost are in it.
+
+    Args:
+      parts: as for `epsilon`.
+      relation: "add_remove" or "replace_one".
+      at: ε, at least 0.
+
+    Returns:
+      The bound, at most 1.
+    """
+    return _answer(parts, relation, Question(epsilon=at))
+
+
+def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: Question) -> Answer:
+    """Answers in the direction of the neighbours that costs the most."""
+    merged = _merged(parts)
+    if not merged:
+        return Answer(0.0, True)
+    if any(isinstance(part, dpa.NonPrivateDpEvent) for part, _ in merged):
+        return Answer(question.worst, False)
+    directions = _directions(merged, relation, question)
+    if not directions:
+        return Answer(question.worst, False)
+    costly, found = _worst(directions)
+    if question.epsilon is None and _wanted(costly, found.value) < costly.steps.width:
+        # The lattice was chosen for an ε that is far larger than what was found.
+        finer = _directions(merged, relation, question, found.value)
+        if finer:
+            costly, found = _worst(finer)
+    of_lattice = found.value if question.epsilon is None else math.inf
+    return Answer(found.value, found.is_tight and costly.is_resolved(of_lattice))
+
+
+def _wanted(composition: Composition, found: float) -> float:
+    """Finds the width that a composition asks for, once what is about its ε is known."""
+    if math.isinf(found):
+        width = composition.wanted_width()
+    else:
+        width = composition.wanted_width(found, _LEAST_FOUND)
+    return max(width, composition.smallest_width)
+
+
+def _worst(directions: Sequence[Composition]) -> tuple[Composition, Answer]:
+    """Answers in the direction that costs the most; others are composed where they might."""
+    costly = _costliest(directions)
+    found = costly.answer()
+    for each in directions:
+        if each is costly or each.is_covered(found):
+            continue
+        other = each.answer()
+        if other.value > found.value:
+            costly, found = each, other
+    return costly, found
+
+
+def _directions(
+    merged: Sequence[tuple[DpEvent, int]],
+    relation: str,
+    question: Question,
+    found: float = math.inf,
+) -> list[Composition]:
+    """Refines the lattice until it adds no more than its share; none where losses overflow."""
+    counts = [count for _, count in merged]
+    # The chance to be cut off in one step; powers of 16, so that later rounds share the lattices.
+    cut = 2.0 ** (4 * math.floor(math.log2(question.smallest * _CUT / sum(counts)) / 4))
+    width = first_width(merged, relation, cut)
+    directions: list[Composition] = []
+    for _ in range(10):
+        try:
+            lattices = [losses_of(key_of(part), relation, width, cut) for part, _ in merged]
+        except OverflowError:
+            # Losses of many hundreds, which dp-accounting has no numbers for.
+            return []
+        # Weights that were found on a coarser lattice are good on a finer one.
+        tilts: Sequence[float | None] = [each.tilt for each in directions]
+        tilts = tilts or [None] * max(map(len, lattices))
+        directions = [
+            Composition(Steps([x[i % len(x)] for x in lattices], counts, width), question, tilt)
+            for i, tilt in enumerate(tilts)
+        ]
+        # What the lattice adds counts in the direction that costs the most.
+        costly = _costliest(directions)
+        wanted = _wanted(costly, found)
+        if wanted >= width:
+            break
+        width = max(wanted, width / 2**12)
+    return directions
+
+
+def _costliest(directions: Sequence[Composition]) -> Composition:
+    return max(directions, key=lambda each: each.estimate)
+
+
+def _merged(parts: Sequence[tuple[DpEvent, int]]) -> list[tuple[DpEvent, int]]:
+    """Makes one Gaussian of all; drops what costs nothing."""
+    gaussians = [dpa.SelfComposedDpEvent(e, n) for e, n in parts if type(e) is dpa.GaussianDpEvent]
+    others: list[tuple[DpEvent, int]] = []
+    for part, count in parts:
+        facts = [(part, name) for name in ("sampling_probability", "truncated_batch_size")]
+        is_free = isinstance(part, dpa.NoOpDpEvent) or count == 0 or _is_any_zero(facts)
+        if type(part) is not dpa.GaussianDpEvent and not is_free:
+            inner = getattr(part, "event", part)
+            is_bare = any(getattr(inner, name, 1.0) < _LEAST_NOISE for name in _NOISES)
+            others.append((dpa.NonPrivateDpEvent() if is_bare else part, int(count)))
+    if gaussians:
+        noise = effective_noise_multiplier(dpa.ComposedDpEvent(gaussians))
+        if noise is not None:
+            is_noised = noise >= _LEAST_NOISE
+            one = dpa.GaussianDpEvent(noise) if is_noised else dpa.NonPrivateDpEvent()
+            others.append((one, 1))
+    return others
+
+
+def _is_any_zero(facts: Sequence[tuple[Any, str]]) -> bool:
+    return any(getattr(event, name, None) == 0 for event, name in facts)

@@ -1,0 +1,146 @@
+"""Clip norms that follow a quantile of the update norms, privately."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from chex import PRNGKey
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.privacy.mechanisms import random_bits
+
+Scalar = jax.typing.ArrayLike
+
+# A clip norm outside of this range has run away; it is held there instead of reaching 0 or inf.
+_SMALLEST, _LARGEST = 1e-12, 1e12
+
+
+class AdaptiveClipping(NamedTuple):
+    """The rule by which a clip norm is adapted, and the noise that hides the count it needs.
+
+    Attributes:
+      initial_clip_norm: the clip norm of the first round, above 0.
+      target_quantile: the wanted share of contributions that are not clipped, in [0, 1].
+      learning_rate: how fast the logarithm of the clip norm follows, at least 0.
+      count_stddev: standard deviation of the noise on the count of unclipped contributions.
+      expected_cohort_size: the public number of contributions that a round is expected to have.
+    """
+
+    initial_clip_norm: float
+    target_quantile: float
+    learning_rate: float
+    count_stddev: float
+    expected_cohort_size: float
+
+    def contribution(self, norm: jax.Array, clip_norm: Scalar) -> jax.Array:
+        """Computes what one unit adds to the count.
+
+        Guarantee: its absolute value is 1/2 for any input, so that the sum has sensitivity 1/2
+        under add/remove and 1 under replace-one.
+
+        Args:
+          norm: the norm before clipping; inf for an update that was not finite.
+          clip_norm: the bound of this round.
+
+        Returns:
+          1/2 where the contribution was not clipped, -1/2 where it was; float32. Padding must be
+          masked after this, before the sum.
+        """
+        return jnp.where(norm <= clip_norm, 0.5, -0.5).astype(jnp.float32)
+
+    def step(
+        self, key: PRNGKey, clip_norm: Scalar, total: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Moves the clip norm towards the target quantile.
+
+        Too many clipped contributions make it larger, too few make it smaller.
+
+        Args:
+          key: used for the noise on the count and nothing else.
+          clip_norm: the bound of this round.
+          total: sum of `contribution` over the real units of this round.
+
+        Returns:
+          `(next clip norm, noised share of unclipped contributions)`, both released.
+
+        Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, algorithm 1 and equation (1).
+        """
+        noised = total + self.count_stddev * random_bits.normal(key, ())
+        unclipped = noised / self.expected_cohort_size + 0.5
+        rate = jnp.exp(-self.learning_rate * (unclipped - self.target_quantile))
+        return jnp.clip(clip_norm * rate, _SMALLEST, _LARGEST), unclipped
+
+
+@checked
+def make_adaptive_clipping(
+    expected_cohort_size: float,
+    *,
+    initial_clip_norm: float = 0.1,
+    target_quantile: float = 0.5,
+    learning_rate: float = 0.2,
+    count_stddev: float | None = None,
+) -> AdaptiveClipping:
+    """Builds the rule with the defaults of its paper.
+
+    Guarantee: round t's clip norm depends on rounds before t only, through noised counts that
+    `update_noise_multiplier` pays for.
+
+    Args:
+      expected_cohort_size: the public number of contributions that a round is expected to have,
+        above 0.
+      initial_clip_norm: above 0.
+      target_quantile: in [0, 1].
+      learning_rate: at least 0.
+      count_stddev: above 0; `expected_cohort_size / 20` where None.
+
+    Returns:
+      The rule.
+
+    Raises:
+      ValueError: if an argument is out of its range.
+    """
+    checks.positive("expected_cohort_size", expected_cohort_size)
+    checks.positive("initial_clip_norm", initial_clip_norm)
+    checks.probability("target_quantile", target_quantile, allow_zero=True)
+    checks.non_negative("learning_rate", learning_rate)
+    stddev = expected_cohort_size / 20 if count_stddev is None else count_stddev
+    checks.positive("count_stddev", stddev)
+    return AdaptiveClipping(
+        initial_clip_norm,
+        target_quantile,
+        learning_rate,
+        float(stddev),
+        float(expected_cohort_size),
+    )
+
+
+def update_noise_multiplier(noise_multiplier: float, count_stddev: float) -> float:
+    """Splits one round's noise multiplier between the updates and the count.
+
+    Updates and count are one Gaussian release of the same sample: `z⁻² = z_Δ⁻² + (2σ_b)⁻²`. A
+    round is charged with `noise_multiplier`, and its updates are noised with what is returned.
+
+    Args:
+      noise_multiplier: z of the whole round, above 0.
+      count_stddev: σ_b, above 0; 2σ_b is the count's multiplier, its contributions being ±1/2.
+
+    Returns:
+      z_Δ, larger than z.
+
+    Raises:
+      ValueError: if the count alone would cost more than the round may.
+
+    Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, theorem 1.
+    """
+    checks.positive("noise_multiplier", noise_multiplier)
+    checks.positive("count_stddev", count_stddev)
+    left = noise_multiplier**-2 - (2 * count_stddev) ** -2
+    checks.require(
+        left > 0,
+        "count_stddev",
+        f"exceed {noise_multiplier / 2:g} for this multiplier",
+        count_stddev,
+    )
+    return 1 / math.sqrt(left)

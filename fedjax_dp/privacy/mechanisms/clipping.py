@@ -1,0 +1,297 @@
+"""Clipping of one unit's contribution."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from annotated_types import Gt, Le
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.materialize import materialize
+from fedjax_dp.core.ranges import Norms
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy import sensitivities
+
+Scalar = jax.typing.ArrayLike
+
+# Scales below this are as good as none: rounded to the next float, they could be much larger.
+SMALLEST_FACTOR = 2.0**-120
+# A bound on entries is 2^12 to 2^13 units of its lattice; float32 holds every integer up to 2^24.
+_UNITS_LOG2, _MOST_UNITS = 12, 2.0**24
+# Bounds that are not above this one have units that are too small for float32.
+_LEAST_LATTICE_BOUND = 2.0**-100
+# A bound on entries that has a lattice; the same of numbers that may be traced, or inf.
+LatticeNorm = Annotated[float, Gt(_LEAST_LATTICE_BOUND)]
+LatticeNorms = Annotated[jax.typing.ArrayLike, Gt(_LEAST_LATTICE_BOUND), Le(math.inf)]
+# Squares of float32 entries below this vanish; see `_factor`.
+_SMALLEST_SEEN = float(np.sqrt(np.finfo(np.float32).tiny))
+
+
+def _leaves_of(tree: PyTree) -> tuple[list[jax.Array], Any]:
+    """Checks a tree and takes it apart, in float32 or better.
+
+    What is clipped is computed once: were it computed again for the result, it could be rounded
+    otherwise than where its norm was taken.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    for leaf in leaves:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        checks.require(is_float, "tree", "hold floats only", leaf.dtype.name)
+    return [materialize(trees.at_least_float32(leaf)) for leaf in leaves], treedef
+
+
+def _norm(leaves: list[jax.Array]) -> jax.Array:
+    """Norm in float32 or better; inf for leaves with an entry that is not finite."""
+    norm = trees.l2_norm(leaves)
+    return jnp.where(jnp.isfinite(norm), norm, jnp.inf)
+
+
+def _factor(norm: jax.Array, clip_norm: Scalar, size: int) -> jax.Array:
+    """The factor in [0, 1] that brings `norm` to at most `clip_norm`; 0 where norm is inf.
+
+    The summand below bounds the norm of what vanished when squares underflowed. It guards the
+    division at zero and changes nothing at any ordinary size.
+    """
+    unseen = _SMALLEST_SEEN * math.sqrt(max(size, 1))
+    bound = jnp.asarray(clip_norm, norm.dtype)
+    bound = jnp.where(bound > 0, bound, 0)
+    factor = jnp.minimum(1, bound / (norm + unseen))
+    # One that is barely a float would be rounded by much of itself, and might be rounded up.
+    return jnp.where(jnp.isinf(norm) | (factor < SMALLEST_FACTOR), 0, factor)
+
+
+def _scaled(leaf: jax.Array, factor: jax.Array, is_finite: jax.Array) -> jax.Array:
+    return jnp.where(is_finite, leaf * factor.astype(leaf.dtype), 0)
+
+
+@checked
+def clip_by_global_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
+    """Scales a tree down to a largest Euclidean norm over all leaves.
+
+    The result is float32 or better: rounding it to a narrower type could lift its norm above
+    the bound again.
+
+    Guarantee: the result's norm is at most `clip_norm` up to rounding, for any input. A tree
+    with an entry that is not finite, or with a norm beyond float32 (1.8e19), becomes zero.
+
+    Args:
+      tree: a tree of float arrays.
+      clip_norm: the bound, above 0; may be traced; inf means no clipping. A traced bound that
+        is nan or not positive lets nothing through.
+
+    Returns:
+      `(clipped, norm)`: the clipped tree, and the norm before clipping, a scalar in float32 or
+      better, inf where the tree was not finite. The norm is not private.
+
+    Raises:
+      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
+    """
+    leaves, treedef = _leaves_of(tree)
+    norm = _norm(leaves)
+    factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
+    is_finite = jnp.isfinite(norm)
+    clipped = [_scaled(x, factor, is_finite) for x in leaves]
+    return jax.tree.unflatten(treedef, clipped), norm
+
+
+@checked
+def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
+    """Scales a tree down to a largest sum of absolute values over all leaves.
+
+    Guarantee: as for `clip_by_global_norm`, in L1 norm, and therefore in L2 norm too.
+
+    Args:
+      tree: a tree of float arrays.
+      clip_norm: the bound, above 0; may be traced; inf means no clipping.
+
+    Returns:
+      `(clipped, norm)`: the clipped tree, and the L1 norm before clipping, inf where the tree was
+      not finite. The norm is not private.
+
+    Raises:
+      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
+    """
+    leaves, treedef = _leaves_of(tree)
+    norm = trees.l1_norm(leaves)
+    norm = jnp.where(jnp.isfinite(norm), norm, jnp.inf)
+    factor = _factor(norm, clip_norm, trees.num_parameters(leaves))
+    clipped = [_scaled(x, factor, jnp.isfinite(norm)) for x in leaves]
+    return jax.tree.unflatten(treedef, clipped), norm
+
+
+@checked
+def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
+    """Cuts every entry off at a largest absolute value.
+
+    Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
+    that is not finite makes the whole tree zero.
+
+    Args:
+      tree: a tree of float arrays.
+      bound: the largest absolute value, above 0; may be traced. A traced bound that is nan or not
+        positive lets nothing through.
+
+    Returns:
+      `(clipped, largest)`: the clipped tree, and the largest absolute value before clipping, inf
+      where the tree was not finite. The latter is not private.
+
+    Raises:
+      ValueError: if a static `bound` is not positive or a leaf holds no floats.
+    """
+    leaves, treedef = _leaves_of(tree)
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in leaves]))
+    # XLA's CPU backend passes over nan in the maximum of more than 4,096 entries.
+    is_finite = trees.is_finite(leaves)
+    limit = jnp.asarray(bound, jnp.float32)
+    limit = jnp.where(limit > 0, limit, 0)
+    clipped = [jnp.where(is_finite, jnp.clip(x, -limit, limit), 0) for x in leaves]
+    return jax.tree.unflatten(treedef, clipped), jnp.where(is_finite, largest, jnp.inf)
+
+
+@checked
+def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, jax.Array]:
+    """Cuts every entry off at a largest absolute value and rounds it, so that sums are exact.
+
+    Entries become multiples of a power of two near `bound / 4096`. A sum of such trees holds no
+    rounding as long as no entry of any partial sum is beyond 2^24 of these multiples, or if it is
+    made by `core.sums`, which keeps what partial sums lose; `within_exact_sums` cuts sums off
+    there.
+
+    Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
+    that is not finite makes the whole tree zero. One tree more or less moves an entry of
+    `within_exact_sums(total, bound)` by at most `bound`, exactly, if `total` is summed as above. A
+    plain running sum that passes 2^24 multiples and comes back has rounded on its way: it is not
+    covered.
+
+    Args:
+      tree: a tree of float arrays.
+      bound: the largest absolute value, above 2^-100; may be traced; inf means neither a bound nor
+        rounding. A traced bound that is nan or not above 2^-100 lets nothing through.
+
+    Returns:
+      `(clipped, largest)`, as `clip_entries`.
+
+    Raises:
+      ValueError: if a static `bound` is not above 2^-100 or a leaf holds no floats.
+    """
+    limit, unit = _lattice(bound)
+    clipped, largest = clip_entries(tree, jnp.where(limit > 0, limit, 1.0))
+
+    def rounded(x: jax.Array) -> jax.Array:
+        nearest = jnp.where(jnp.isinf(limit), x, jnp.round(x / unit) * unit)
+        return jnp.where(limit > 0, nearest, 0).astype(x.dtype)
+
+    return jax.tree.map(rounded, clipped), largest
+
+
+def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
+    """Cuts a sum off where it would begin to be rounded, 2,048 to 4,096 bounds from zero.
+
+    Args:
+      total: a sum of trees of `clip_entries_to_lattice`, exact or made by `core.sums`: what a
+        partial sum has rounded cannot be seen here.
+      bound: theirs.
+
+    Returns:
+      The sum.
+    """
+    limit, unit = _lattice(bound)
+    most = jnp.where(jnp.isinf(limit), jnp.inf, _MOST_UNITS * unit)
+    return jax.tree.map(lambda x: jnp.clip(x, -most, most), total)
+
+
+def _lattice(bound: Scalar) -> tuple[jax.Array, jax.Array]:
+    """Gives the largest multiple of a lattice's unit within a bound, 0 where there is none."""
+    bound = jnp.asarray(bound, jnp.float32)
+    is_ordinary = (bound > _LEAST_LATTICE_BOUND) & jnp.isfinite(bound)
+    _, exponent = jnp.frexp(jnp.where(is_ordinary, bound, 1.0))
+    unit = jnp.ldexp(jnp.float32(1.0), exponent - 1 - _UNITS_LOG2)
+    limit = jnp.where(is_ordinary, jnp.floor(bound / unit) * unit, 0.0)
+    return jnp.where(bound == jnp.inf, jnp.inf, limit), unit
+
+
+@checked
+def clip_per_layer(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
+    """Scales every leaf down to its own share of a bound on the whole tree.
+
+    Each of the L leaves gets `clip_norm / √L`, so that the whole stays within `clip_norm` while
+    one large layer cannot shrink the others.
+
+    Guarantee: as for `clip_by_global_norm`; one entry that is not finite makes the whole tree
+    zero.
+
+    Args:
+      tree: a tree of float arrays; each leaf is a layer.
+      clip_norm: the bound on the whole tree, above 0; may be traced; inf means no clipping.
+
+    Returns:
+      `(clipped, norm)`: the clipped tree, and the norm of the whole tree before clipping, inf
+      where it was not finite. The norm is not private.
+
+    Raises:
+      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
+
+    Source: McMahan and others, "Learning Differentially Private Recurrent Language Models",
+    ICLR 2018, section 3 ("per-layer clipping").
+    """
+    leaves, treedef = _leaves_of(tree)
+    norm = _norm(leaves)
+    is_finite = jnp.isfinite(norm)
+    share = jnp.asarray(clip_norm, norm.dtype) / math.sqrt(max(len(leaves), 1))
+    clipped = [_scaled(x, _factor(_norm([x]), share, jnp.size(x)), is_finite) for x in leaves]
+    return jax.tree.unflatten(treedef, clipped), norm
+
+
+class Clipping(NamedTuple):
+    """A way of clipping, by name.
+
+    Attributes:
+      name: "global" or "per_layer".
+      clip: `(tree, clip_norm) → (clipped, norm)`; the norm of `clipped` is at most `clip_norm`.
+    """
+
+    name: str
+    clip: Callable[[PyTree, Scalar], tuple[PyTree, jax.Array]]
+
+    def sensitivity(
+        self, clip_norm: Scalar, relation: str = "add_remove", *, max_weight: Scalar = 1.0
+    ) -> sensitivities.Sensitivity:
+        """States the sensitivity of a weighted sum of clipped contributions.
+
+        Args:
+          clip_norm: the bound that is given to `clip`; may be traced.
+          relation: "add_remove", "zero_out" or "replace_one".
+          max_weight: the largest weight of a contribution; may be traced.
+
+        Returns:
+          The sensitivity of the sum.
+
+        Raises:
+          ValueError: if `relation` is not known.
+        """
+        return sensitivities.sensitivity_of_sum(clip_norm, relation, max_weight=max_weight)
+
+
+_CLIPPINGS = {"global": clip_by_global_norm, "per_layer": clip_per_layer}
+
+
+@checked
+def make_clipping(name: str = "global") -> Clipping:
+    """Looks up a way of clipping.
+
+    Args:
+      name: "global" (one norm over all parameters) or "per_layer" (one a leaf).
+
+    Returns:
+      The clipping.
+
+    Raises:
+      ValueError: if the name is not known.
+    """
+    checks.one_of("name", name, _CLIPPINGS)
+    return Clipping(name, _CLIPPINGS[name])

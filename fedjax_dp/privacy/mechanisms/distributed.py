@@ -1,0 +1,504 @@
+"""Discrete noise on sums: clients round, add shares or the server adds all, integers modulo 2^B."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import attr
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core import checks, keys
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
+from fedjax_dp.privacy.mechanisms import clipping, discrete, rotation
+
+_MAX_TRIES = 64
+# Norms of rounded vectors are summed in float32, with an error below 2^-18 for up to 2^30 entries;
+# this much is kept between the sum and the bound.
+_NORM_MARGIN = 1 - 2.0**-14
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
+    """A sum of integer vectors with a discrete Gaussian share of noise from every party.
+
+    Attributes:
+      noise_scale: σ of one share, in units of the lattice.
+      num_shares: how many shares the sum holds at least; 1 is noise that is added centrally.
+      l2_norm: largest Euclidean norm of one contribution, in units of the lattice.
+      l1_norm: largest sum of absolute values of one contribution.
+      dimension: number of coordinates.
+    """
+
+    noise_scale: float
+    num_shares: int
+    l2_norm: float
+    l1_norm: float
+    dimension: int
+
+    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
+        """Computes the curve; replacing a unit moves the sum twice as far as removing it.
+
+        Args:
+          orders: `[orders]`, above 1.
+          relation: "add_remove", "zero_out" or "replace_one".
+
+        Returns:
+          `[orders]`; inf where there is no noise, or where one of several shares has a scale below
+          1/2, for which nothing is proven.
+
+        Source: Kairouz, Liu, Steinke 2021, proposition 14 and theorem 1.
+        """
+        is_too_small = self.num_shares > 1 and self.noise_scale < 0.5
+        if self.noise_scale == 0 or is_too_small:
+            return np.full(len(orders), np.inf)
+        factor = 2 if relation == "replace_one" else 1
+        total = math.sqrt(self.num_shares) * self.noise_scale
+        s2, s1 = factor * self.l2_norm / total, factor * self.l1_norm / total
+        k = np.arange(1, self.num_shares)
+        # Sums of discrete Gaussians are not quite discrete Gaussians: that costs τ a coordinate.
+        tau = 10 * np.sum(np.exp(-2 * np.pi**2 * self.noise_scale**2 * k / (k + 1)))
+        d = self.dimension
+        return np.minimum.reduce(
+            [
+                orders * s2**2 / 2 + tau * d,
+                orders / 2 * (s2**2 + 2 * s1 * tau + tau**2 * d),
+                orders / 2 * (s2 + tau * math.sqrt(d)) ** 2,
+            ]
+        )
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class SkellamDpEvent(CurveDpEvent):
+    """A sum of integer vectors with Skellam noise, from one party or in shares of many.
+
+    Attributes:
+      variance: of the noise on each coordinate of the sum, in units of the lattice squared.
+      l2_norm: largest Euclidean norm of one contribution, in units of the lattice.
+      l1_norm: largest sum of absolute values of one contribution.
+    """
+
+    variance: float
+    l2_norm: float
+    l1_norm: float
+
+    def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
+        """Computes the curve, which is known at whole orders and rounded up to them.
+
+        Args:
+          orders: `[orders]`, above 1.
+          relation: "add_remove", "zero_out" or "replace_one".
+
+        Returns:
+          `[orders]`; inf where there is no noise.
+
+        Source: Agarwal, Kairouz, Liu 2021, theorem 3.5.
+        """
+        if self.variance == 0:
+            return np.full(len(orders), np.inf)
+        factor = 2 if relation == "replace_one" else 1
+        l2, l1, mu = factor * self.l2_norm, factor * self.l1_norm, self.variance
+        alpha = np.ceil(orders)
+        excess = np.minimum(((2 * alpha - 1) * l2**2 + 6 * l1) / (4 * mu**2), 3 * l1 / (2 * mu))
+        return alpha * l2**2 / (2 * mu) + excess
+
+
+class Plan(NamedTuple):
+    """The public numbers of a discrete mechanism; all that its event needs.
+
+    Attributes:
+      noise: "gaussian" or "skellam".
+      clip_norm: bound on the L2 norm of one update, in units of the parameters.
+      granularity: width γ of the lattice, in units of the parameters.
+      noise_stddev: standard deviation of the noise on the sum, in units of the parameters.
+      num_shares: how many clients' shares make up that noise; 1 is noise that is added centrally.
+      bits: B; sums are taken modulo 2^B, at most 32.
+      dimension: number of coordinates, after padding to a power of two where they are rotated.
+      rounding_bias: β of the conditional rounding, in [0, 1); 0 bounds the norm by the worst case.
+      is_rotated: whether updates are rotated, so that few bits hold every coordinate of the sum.
+    """
+
+    noise: str
+    clip_norm: float
+    granularity: float
+    noise_stddev: float
+    num_shares: int
+    bits: int
+    dimension: int
+    rounding_bias: float
+    is_rotated: bool = True
+
+    @property
+    def l2_norm(self) -> float:
+        """Largest Euclidean norm of a rounded contribution, in units of the lattice."""
+        return math.sqrt(self.l2_norm_squared)
+
+    @property
+    def l2_norm_squared(self) -> float:
+        """Its square: the smaller of the worst case and of what conditional rounding allows.
+
+        Source: Kairouz, Liu, Steinke 2021, proposition 22.
+        """
+        length, root = self.clip_norm / self.granularity, math.sqrt(self.dimension)
+        worst = (length + root) ** 2
+        if self.rounding_bias == 0:
+            return worst
+        spread = math.sqrt(2 * math.log(1 / self.rounding_bias)) * (length + root / 2)
+        return min(worst, length**2 + self.dimension / 4 + spread)
+
+    @property
+    def l1_norm(self) -> float:
+        """Largest sum of absolute values of a rounded contribution, in units of the lattice."""
+        return min(math.sqrt(self.dimension) * self.l2_norm, self.l2_norm_squared)
+
+    @property
+    def share_stddev(self) -> float:
+        """Standard deviation of one share of the noise, in units of the lattice."""
+        return self.noise_stddev / self.granularity / math.sqrt(self.num_shares)
+
+    def event(self) -> DpEvent:
+        """Names the event of one release; sampling comes on top.
+
+        Guarantee: holds if at least `num_shares` shares of noise are in the sum. That a unit is
+        zeroed out means that it sends zeros, its share of the noise staying in.
+
+        Returns:
+          The event.
+        """
+        if self.noise == "skellam":
+            variance = self.num_shares * self.share_stddev**2
+            return SkellamDpEvent(variance, self.l2_norm, self.l1_norm)
+        return DistributedDiscreteGaussianDpEvent(
+            self.share_stddev, self.num_shares, self.l2_norm, self.l1_norm, self.dimension
+        )
+
+
+@checked
+def make_plan(
+    dimension: int,
+    clip_norm: float,
+    noise_multiplier: float,
+    *,
+    num_clients: int,
+    num_shares: int | None = None,
+    bits: int = 20,
+    noise: str = "gaussian",
+    rounding_bias: float = math.exp(-0.5),
+    num_deviations: float = 4.0,
+) -> Plan:
+    """Chooses the finest lattice on which a sum of clients fits into B bits.
+
+    Solves `2^B = 2k·√(S²n²/d + (γ²/4 + τ²)n)/γ` for γ, τ being one share of the noise.
+
+    Args:
+      dimension: number of parameters, at least 1; padded to a power of two.
+      clip_norm: S, above 0.
+      noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, at least 0.
+      num_clients: n, how many contributions a sum may hold.
+      num_shares: how many shares of noise it holds at least; `num_clients` where None, 1 for
+        noise that is added centrally.
+      bits: B, from 2 to 32.
+      noise: "gaussian" or "skellam".
+      rounding_bias: β in [0, 1).
+      num_deviations: k: how many standard deviations of the sum must fit.
+
+    Returns:
+      The plan. Rounding makes contributions longer than `clip_norm`; calibrate with the plan's
+      own `event`.
+
+    Raises:
+      ValueError: if an argument is out of range, or no lattice fits.
+
+    Source: Kairouz, Liu, Steinke 2021, theorem 34 and equation (61).
+    """
+    checks.one_of("noise", noise, ("gaussian", "skellam"))
+    checks.whole("dimension", dimension)
+    checks.whole("num_clients", num_clients)
+    checks.positive("clip_norm", clip_norm)
+    checks.non_negative("noise_multiplier", noise_multiplier)
+    checks.require(0 <= rounding_bias < 1, "rounding_bias", "lie in [0, 1)", rounding_bias)
+    checks.require(2 <= bits <= 32, "bits", "lie between 2 and 32", bits)
+    shares = num_clients if num_shares is None else num_shares
+    checks.whole("num_shares", shares)
+    padded = 1 << max(dimension - 1, 0).bit_length()
+    stddev = noise_multiplier * clip_norm
+    room = (2.0**bits / (2 * num_deviations)) ** 2 - num_clients / 4
+    checks.require(room > 0, "bits", f"be enough for {num_clients} clients", bits)
+    spread = (clip_norm * num_clients) ** 2 / padded + stddev**2
+    # A lattice on which the noise spans 2^15 points is as fine as continuous noise in all respects.
+    finest_useful = stddev / math.sqrt(shares) / discrete.MAX_STDDEV
+    return Plan(
+        noise=noise,
+        clip_norm=clip_norm,
+        granularity=max(math.sqrt(spread / room), finest_useful),
+        noise_stddev=stddev,
+        num_shares=shares,
+        bits=bits,
+        dimension=padded,
+        rounding_bias=rounding_bias,
+    )
+
+
+@checked
+def make_central_plan(
+    dimension: int,
+    clip_norm: float,
+    noise_multiplier: float,
+    *,
+    rounding_bias: float = math.exp(-0.5),
+    tolerance: float = 0.01,
+) -> Plan:
+    """Chooses the lattice for discrete Gaussian noise that a trusted server adds.
+
+    Nothing is sent, so that bits cost nothing: sums are taken modulo 2^32, which n clients cannot
+    reach while n·S/γ is below 2^31, and updates need no rotation. The lattice is as coarse as keeps
+    what rounding adds to the length of a contribution within a tolerance.
+
+    Args:
+      dimension: number of parameters, at least 1.
+      clip_norm: S, above 0.
+      noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, at least 0.
+      rounding_bias: β in (0, 1).
+      tolerance: by what share rounding may lengthen a contribution, in (0, 1]; more where that
+        would spread the noise over more points than its table holds, which is for z·√dimension
+        beyond 9,000. The event holds the length that it is.
+
+    Returns:
+      The plan. Calibrate with the plan's own `event`.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Source: Kairouz, Liu, Steinke 2021, proposition 22, solved for the width of the lattice.
+    """
+    checks.whole("dimension", dimension)
+    checks.positive("clip_norm", clip_norm)
+    checks.non_negative("noise_multiplier", noise_multiplier)
+    checks.require(0 < rounding_bias < 1, "rounding_bias", "lie in (0, 1)", rounding_bias)
+    checks.require(0 < tolerance <= 1, "tolerance", "lie in (0, 1]", tolerance)
+    # l² + d/4 + s·(l + √d/2) = (1 + tolerance)²·l², for the length l of S on the lattice.
+    spread = math.sqrt(2 * math.log(1 / rounding_bias))
+    growth = (1 + tolerance) ** 2 - 1
+    added = dimension / 4 + spread * math.sqrt(dimension) / 2
+    length = (spread + math.sqrt(spread**2 + 4 * growth * added)) / (2 * growth)
+    stddev = noise_multiplier * clip_norm
+    return Plan(
+        noise="gaussian",
+        clip_norm=clip_norm,
+        granularity=max(clip_norm / length, stddev / discrete.MAX_STDDEV),
+        noise_stddev=stddev,
+        num_shares=1,
+        bits=32,
+        dimension=dimension,
+        rounding_bias=rounding_bias,
+        is_rotated=False,
+    )
+
+
+@checked
+def choose_bits(
+    dimension: int,
+    clip_norm: float,
+    noise_multiplier: float,
+    *,
+    num_clients: int,
+    tolerance: float = 0.01,
+    num_deviations: float = 4.0,
+    **options: Any,
+) -> int:
+    """Chooses the fewest bits at which the lattice hardly costs anything.
+
+    A coarse lattice costs twice: rounding makes contributions longer, which the noise has to cover,
+    and adds a variance of up to γ²/4 for each client to the sum.
+
+    Args:
+      dimension: number of parameters, at least 1.
+      clip_norm: S, above 0.
+      noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, above 0.
+      num_clients: how many contributions a sum may hold.
+      tolerance: by what share the length of a contribution, and the variance of the sum, may grow;
+        above 0.
+      num_deviations: as for `make_plan`.
+      **options: further options of `make_plan`, but for the bits.
+
+    Returns:
+      B, from 2 to 32.
+
+    Raises:
+      ValueError: if 32 bits are too few.
+
+    Source: Kairouz, Liu, Steinke 2021, section 4; `user_level_dp` section 6.
+    """
+    checks.positive("noise_multiplier", noise_multiplier)
+    checks.positive("tolerance", tolerance)
+    checks.positive("num_deviations", num_deviations)
+    # Fewer do not hold the rounding of so many clients.
+    fewest = max(2, math.floor(math.log2(num_deviations) + 0.5 * math.log2(num_clients)) + 1)
+    options |= {"num_clients": num_clients, "num_deviations": num_deviations}
+    for bits in range(fewest, 33):
+        plan = make_plan(dimension, clip_norm, noise_multiplier, bits=bits, **options)
+        longer = plan.l2_norm * plan.granularity / clip_norm - 1
+        wider = num_clients * plan.granularity**2 / 4 / plan.noise_stddev**2
+        if longer <= tolerance and wider <= tolerance:
+            return bits
+    raise ValueError(f"tolerance must be within reach of 32 bits, got {tolerance!r}")
+
+
+class DiscreteMechanism(NamedTuple):
+    """A discrete mechanism on trees, in the pieces that clients and server run.
+
+    Attributes:
+      plan: its numbers.
+      encode: `(rotation_key, client_key, tree) → message`: clips, rotates or not, rounds, adds the
+        client's share where noise is distributed; `[dimension]` uint32 below 2^B. Messages are
+        summed as uint32, whose overflow is the modular sum.
+      add_shares: `(key, message, count) → message` with so many further shares of noise; the count
+        may be traced.
+      add_noise: `(key, message sum) → sum` where noise is added centrally; nothing otherwise.
+      decode: `(rotation_key, message sum) → tree`: the noised sum of updates, float32.
+      event: `() → DpEvent` of one release from a given set of clients.
+    """
+
+    plan: Plan
+    encode: Callable[[PRNGKey, PRNGKey, PyTree], jax.Array]
+    add_shares: Callable[[PRNGKey, jax.Array, jax.Array], jax.Array]
+    add_noise: Callable[[PRNGKey, jax.Array], jax.Array]
+    decode: Callable[[PRNGKey, jax.Array], PyTree]
+    event: Callable[[], DpEvent]
+
+
+@checked
+def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
+    """Builds the mechanism of a plan for trees of one structure.
+
+    Guarantee: the encoded contribution has an L2 norm of at most `plan.l2_norm` in units of the
+    lattice, for any input; an update that is not finite is sent as zero (with its noise).
+
+    Args:
+      structure: a tree of arrays or `jax.ShapeDtypeStruct`s, as the updates.
+      plan: from `make_plan`, for this number of parameters.
+
+    Returns:
+      The mechanism. The rotation key is public and must differ from round to round; the client
+      key is secret and used once.
+
+    Raises:
+      ValueError: if plan and structure differ in size, or the noise is too wide for the lattice.
+    """
+    layout = rotation.layout_of(structure, is_padded=plan.is_rotated)
+    rule = f"be that of the structure, {layout.padded}"
+    checks.require(plan.dimension == layout.padded, "plan.dimension", rule, plan.dimension)
+    discrete.check_scale("sigma", plan.share_stddev)
+    modulus_mask = np.uint32((1 << plan.bits) - 1)
+    is_distributed = plan.num_shares > 1
+
+    def law() -> discrete.IntegerLaw:
+        # Made where it is drawn from: calibration asks many plans for their events alone.
+        if plan.noise == "skellam":
+            return discrete.skellam(plan.share_stddev**2)
+        return discrete.discrete_gaussian(plan.share_stddev)
+
+    def noised(key: PRNGKey, message: jax.Array) -> jax.Array:
+        share = discrete.draw(key, message.shape, law())
+        return (message + share.astype(jnp.uint32)) & modulus_mask
+
+    def add_shares(key: PRNGKey, message: jax.Array, count: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, count, lambda i, m: noised(keys.fold(key, i), m), message)
+
+    def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
+        clipped, _ = clipping.clip_by_global_norm(tree, plan.clip_norm)
+        vector = rotation.flatten(clipped, layout)
+        if plan.is_rotated:
+            vector = rotation.rotate(rotation_key, vector)
+        rounded = round_conditionally(
+            keys.fold(client_key, 0), vector / plan.granularity, plan.l2_norm_squared
+        )
+        message = rounded.astype(jnp.uint32) & modulus_mask
+        return noised(keys.fold(client_key, 1), message) if is_distributed else message
+
+    def decode(rotation_key: PRNGKey, total: jax.Array) -> PyTree:
+        centred = centre(total, plan.bits)
+        vector = centred.astype(jnp.float32) * plan.granularity
+        if plan.is_rotated:
+            vector = rotation.rotate_back(rotation_key, vector)
+        return rotation.unflatten(vector, layout)
+
+    return DiscreteMechanism(
+        plan=plan,
+        encode=encode,
+        add_shares=add_shares,
+        add_noise=(lambda key, total: total) if is_distributed else noised,
+        decode=decode,
+        event=plan.event,
+    )
+
+
+def centre(total: jax.Array, bits: int) -> jax.Array:
+    """Reads integers modulo 2^B as numbers around zero.
+
+    Args:
+      total: uint32; only its low B bits are read.
+      bits: B, from 2 to 32.
+
+    Returns:
+      int32 in [−2^(B−1), 2^(B−1)).
+    """
+    shift = 32 - bits
+    return (total << shift).astype(jnp.int32) >> shift
+
+
+def _squared_norm(vector: jax.Array) -> jax.Array:
+    """Sums squares in pairs, which errs by log2(d) + 1 roundings, where a running sum errs by d."""
+    squares = vector * vector
+    while len(squares) > 1:
+        odd = len(squares) % 2
+        first, second = jnp.split(jnp.pad(squares, (0, odd)), 2)
+        squares = first + second
+    return jnp.sum(squares)
+
+
+def round_conditionally(
+    key: PRNGKey, vector: jax.Array, norm_squared: jax.typing.ArrayLike
+) -> jax.Array:
+    """Rounds each coordinate up or down at random, again until the whole is short enough.
+
+    Guarantee: the result's squared norm is at most `norm_squared` wherever that is at least the
+    squared norm of the vector. Without the condition it is unbiased; with it, nearly so.
+
+    Args:
+      key: used for this rounding and nothing else.
+      vector: `[d]` floats, finite, in units of the lattice.
+      norm_squared: the bound; may be traced.
+
+    Returns:
+      int32 `[d]`. After 64 attempts, of which each fails with probability below 0.61 at the
+      default bound, coordinates are rounded towards zero.
+
+    Source: Kairouz, Liu, Steinke 2021, definition 21.
+    """
+    low = jnp.floor(vector)
+    chance = vector - low
+
+    def attempt(tries: jax.Array) -> jax.Array:
+        up = jax.random.uniform(keys.fold(key, tries), vector.shape, vector.dtype) < chance
+        return low + up
+
+    def is_long(rounded: jax.Array) -> jax.Array:
+        return _squared_norm(rounded) > norm_squared * _NORM_MARGIN
+
+    def again(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        tries, rounded = carry
+        return is_long(rounded) & (tries < _MAX_TRIES)
+
+    def next_attempt(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        tries, _ = carry
+        return tries + 1, attempt(tries)
+
+    first = (jnp.int32(1), attempt(jnp.int32(0)))
+    _, rounded = jax.lax.while_loop(again, next_attempt, first)
+    rounded = jnp.where(is_long(rounded), jnp.trunc(vector), rounded)
+    return rounded.astype(jnp.int32)

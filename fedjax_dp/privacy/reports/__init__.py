@@ -1,0 +1,1 @@
+"""What is reported about privacy: statements, empirical bounds, effects of noise."""

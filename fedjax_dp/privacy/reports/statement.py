@@ -1,0 +1,456 @@
+"""The privacy statement of a run, read off its ledger: as data and in words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting import dp_event as standard
+from numpy.typing import ArrayLike
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.events import DpEvent
+from fedjax_dp.privacy.mechanisms.distributed import (
+    DistributedDiscreteGaussianDpEvent,
+    SkellamDpEvent,
+)
+from fedjax_dp.privacy.mechanisms.scalar_noise import (
+    BoundedLaplaceDpEvent,
+    EntrywiseDpEvent,
+    PureDpEvent,
+    StaircaseDpEvent,
+)
+from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
+
+_UNITS = {
+    "client": "one client with all of its data",
+    "record": "one record of one client",
+}
+_RELATIONS = {
+    "add_remove": "neighbouring data differ by {unit}, which is there or not",
+    "zero_out": (
+        "neighbouring data differ by {unit}, whose contributions are replaced by zeros; it is "
+        "counted and drawn all the same, since the numbers of clients and of their records are "
+        "public and fix rates, steps and divisors"
+    ),
+    "replace_one": "neighbouring data differ by {unit}, which is exchanged for any other",
+}
+_TRUST = {
+    "server": (
+        "The server is trusted: it sees every contribution, clips, adds the noise and keeps secret "
+        "who was drawn and how many. Covered are all who see only the models that it releases."
+    ),
+    "client": (
+        "Nobody but the client itself is trusted: its noise is added before anything leaves it. "
+        "Covered are the server and everybody else."
+    ),
+    "secure_aggregation": (
+        "Secure aggregation is trusted, and that at least as many shares of the noise are added as "
+        "were accounted, one by every client and, where cohorts vary, those that are missing by "
+        "whoever sums, who knows them: a single message carries too little noise to protect "
+        "anybody."
+    ),
+}
+_ROOTS = {
+    "seed": (
+        "The noise is a function of the seed of the run, `run.seed` in `config.toml`: whoever has "
+        "it can draw the same noise again and take it away, and is not covered by the claim. Runs "
+        "that share a seed share noise, so that publishing two of them may cancel it. "
+        "`run.secret = true` draws the noise from a secret root instead."
+    ),
+    "secret": (
+        "Cohorts, batches and noise were drawn from a secret root that the operating system gave, "
+        "and that no other run shares. It must be destroyed or kept secret, and with it what was "
+        "saved beside it: whoever has the root can take the noise away. The root has as many bits "
+        "as a key of JAX, 64 by default, and JAX's generator is no cryptographic one: the claim "
+        "holds for whoever cannot search that many keys."
+    ),
+}
+_NOT_PRIVATE = (
+    "training losses, accuracies, norms, shares of clipped contributions, who took part and how "
+    "many, and what tells how many, such as bytes sent, seconds and the share of padding, all of "
+    "which are computed exactly for the experimenter",
+    "the numbers of examples and clients, which are treated as public",
+    "choices that were made by looking at the data outside of the run, such as hyper-parameters",
+)
+_MECHANISMS = {
+    dpa.GaussianDpEvent: "Gaussian noise",
+    dpa.TruncatedSubsampledGaussianDpEvent: "Gaussian noise",
+    dpa.LaplaceDpEvent: "Laplace noise",
+    dpa.ZCDpEvent: "releases with a zCDP cost",
+    dpa.RandomizedResponseDpEvent: "randomised response",
+    standard.DiscreteLaplaceDpEvent: "discrete Laplace noise",
+    dpa.NonPrivateDpEvent: "releases without privacy",
+    DistributedDiscreteGaussianDpEvent: "discrete Gaussian noise",
+    SkellamDpEvent: "Skellam noise",
+    PureDpEvent: "mechanisms that are ε-DP",
+    BoundedRangeDpEvent: "private selection by the exponential mechanism",
+    StaircaseDpEvent: "staircase noise",
+    BoundedLaplaceDpEvent: "bounded Laplace noise",
+}
+
+_SAMPLERS = {
+    dpa.PoissonSampledDpEvent: "Poisson sampling",
+    dpa.SampledWithoutReplacementDpEvent: "fixed-size sampling without replacement",
+    dpa.TruncatedSubsampledGaussianDpEvent: "Poisson sampling truncated to a capacity",
+}
+# What amplification by sampling takes for hidden. Without replacement the number is public.
+_WHO, _COUNT = "which units were drawn", "how many units were drawn"
+_HIDDEN = {
+    "Poisson sampling": (_WHO, _COUNT),
+    "Poisson sampling truncated to a capacity": (_WHO, _COUNT),
+    "fixed-size sampling without replacement": (_WHO,),
+}
+
+_NOT_CONTINUOUS = {
+    _MECHANISMS[kind]
+    for kind in (
+        standard.DiscreteLaplaceDpEvent,
+        dpa.RandomizedResponseDpEvent,
+        dpa.NonPrivateDpEvent,
+        DistributedDiscreteGaussianDpEvent,
+        SkellamDpEvent,
+    )
+}
+_FLOATING_POINT = (
+    "The claim is for noise of real numbers. What was added are floating-point numbers: no tail is "
+    "cut off, but they and the sums that they were added to lie on a grid, and whoever sees the "
+    "last bits of a release may learn more than is claimed (Mironov 2012; Haney and others 2022; "
+    "Casacuberta and others 2022). "
+)
+_WAY_OUT = {
+    "client": (
+        "The discrete mechanisms have no such gap: `central_discrete_gaussian`, where the server "
+        "adds the noise, and `discrete_gaussian`, where the clients do."
+    ),
+    "record": (
+        "There is no discrete mechanism on records; whole clients have them "
+        "(`central_discrete_gaussian`, `discrete_gaussian`)."
+    ),
+}
+
+# What is measured of the noise, and how it is told.
+_NOISE = {
+    "noise_multiplier": (
+        "The Gaussian noise has a standard deviation of {} times the largest contribution of one "
+        "unit. "
+    ),
+    "laplace_scale": (
+        "The Laplace noise has a scale of {} times the largest L1 norm of one unit's contribution. "
+    ),
+    "entry_stddev": (
+        "Every entry has noise of its own, with a standard deviation of {} times the bound on that "
+        "entry. "
+    ),
+}
+
+_KEPT = {
+    "client": "Clients keep models, or parts of them, of their own. These are released to nobody "
+    "but the client itself; no noise is in them, and no ε covers them: whoever publishes them, or "
+    "answers questions with them, releases more than is counted.",
+    "record": "Clients keep models, or parts of them, of their own. These are released to nobody "
+    "but the client itself; they were trained within the releases that are counted, which cover "
+    "them.",
+}
+
+
+def statement(
+    ledger: Ledger,
+    dp_delta: ArrayLike,
+    *,
+    accountant: str = "rdp",
+    trust: str | None = None,
+    not_covered: str | None = None,
+    noise_root: str = "seed",
+    also_not_private: Sequence[str] = (),
+    has_personal_models: bool = False,
+    num_shared: int = 0,
+    most_holders: int = 1,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Collects what a ledger's run may claim, as plain data.
+
+    Sampler, mechanism and noise are read off the events that were charged, so that the statement
+    cannot part from what ran.
+
+    Args:
+      ledger: what ran.
+      dp_delta: δ in (0, 1), a scalar or `[num_units]`.
+      accountant: "rdp", "pld" or "rdp-classic-64".
+      trust: who is trusted: "server", "client" or "secure_aggregation"; where None, "server" for
+        client-level and "client" for record-level privacy.
+      not_covered: what left the units without any protection, in words; None for nothing.
+      noise_root: what noise and sampling were drawn from: "seed", a number that is written down, or
+        "secret", see `fedjax_dp.secret_key`.
+      also_not_private: what else no ε covers, in words.
+      has_personal_models: whether clients keep models, or parts of them, of their own.
+      num_shared: records that lie with more than one client, each of which pays for its copy.
+      most_holders: the most clients that one record lies with, at least 1.
+      **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers. In words stand
+        `clip_norm`, `clip_norm_per_unit`, `batch_size_per_unit`, `client_names`, `seed` and
+        `versions`.
+
+    Returns:
+      A dictionary that `json` can write: `unit`, `relation`, `samplers`, `sampling_rate` (the
+      smallest and the largest of a draw; None where nothing is sampled), `mechanisms`,
+      `noise_multiplier` of Gaussian noise, `laplace_scale` over the bound on the L1 norm and
+      `entry_stddev` over the bound on an entry (each the smallest and the largest; None where there
+      is none), `dp_delta` and `epsilon` (the largest), `dp_delta_per_unit`, `epsilon_per_unit`,
+      `accountant`, `num_compositions` (per unit), `histories` (for each distinct history its units
+      and its event), `trusted`, `noise_root`, `must_stay_hidden` (what sampling,
+      where it amplifies, takes for unknown to all who are not trusted), `not_private`,
+      `floating_point` where noise was continuous, `kept_by_clients` where they keep models,
+      `shared_records` where records lie with several clients (`num_shared`, `most_holders`, and for
+      such a record as a whole `epsilon`, `dp_delta` and `by`, how its copies were composed, None
+      where that is unknown), `not_covered` where there is something, and the facts.
+      An infinite ε is written as "inf".
+
+    Raises:
+      UnsupportedEvent: if a charged event has no valid analysis by the accountant.
+      ValueError: if an argument is not valid.
+    """
+    deltas = np.asarray(dp_delta, float)
+    inside = bool(np.all((deltas > 0) & (deltas < 1)))
+    checks.require(inside, "dp_delta", "lie in (0, 1)", dp_delta)
+    trusted = trust or {"client": "server", "record": "client"}[ledger.unit]
+    checks.one_of("trust", trusted, _TRUST)
+    checks.one_of("noise_root", noise_root, _ROOTS)
+    epsilon = ledger.epsilon(dp_delta, accountant)
+    histories = ledger.histories()
+    samplers: set[str] = set()
+    mechanisms: set[str] = set()
+    noise: dict[str, list[float]] = {name: [] for name in (*_NOISE, "sampling_rate")}
+    for _, history in histories:
+        for part, _ in ev.flatten(history):
+            _describe(part, samplers, mechanisms, noise)
+    data = {
+        "unit": ledger.unit,
+        "relation": ledger.relation,
+        "samplers": sorted(samplers),
+        "mechanisms": sorted(mechanisms),
+        **{name: [min(found), max(found)] if found else None for name, found in noise.items()},
+        "dp_delta": np.max(deltas),
+        "dp_delta_per_unit": np.broadcast_to(deltas, ledger.num_units),
+        "epsilon": np.max(epsilon),
+        "epsilon_per_unit": epsilon,
+        "accountant": accountant,
+        "num_compositions": ledger.num_compositions,
+        "histories": [
+            {"units": units, "event": ev.to_dict(history)} for units, history in histories
+        ],
+        "trusted": trusted,
+        "noise_root": noise_root,
+        "must_stay_hidden": sorted(
+            {what for s in samplers for what in _HIDDEN.get(s, ())}, reverse=True
+        ),
+        "not_private": [*_NOT_PRIVATE, *also_not_private],
+    }
+    if mechanisms - _NOT_CONTINUOUS:
+        data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
+    if has_personal_models:
+        data["kept_by_clients"] = _KEPT[ledger.unit]
+    if num_shared and ledger.unit == "record":
+        data["shared_records"] = {
+            "num_shared": num_shared,
+            "most_holders": most_holders,
+            **_of_all_copies(ledger, deltas, epsilon, most_holders, accountant),
+        }
+    if not_covered is not None:
+        data["not_covered"] = not_covered
+    return {key: _plain(value) for key, value in {**facts, **data}.items()}
+
+
+def _of_all_copies(
+    ledger: Ledger, deltas: np.ndarray, epsilon: np.ndarray, holders: int, accountant: str
+) -> dict[str, Any]:
+    """Bounds what is released about a record of which several clients have a copy.
+
+    Clients noise independently, so that the copies compose. Where all clients have one history it
+    is composed by the accountant; else the largest ε and δ are added up, which bounds any of them.
+    """
+    if ledger.num_units < holders:
+        # Copies within one account change its steps together, which no event is about.
+        return {"epsilon": None, "dp_delta": None, "by": None}
+    histories = ledger.histories()
+    if len(histories) == 1 and np.min(deltas) == np.max(deltas):
+        whole = Ledger(ledger.unit, ledger.relation)
+        whole.charge(histories[0][1], count=holders)
+        spent = np.max(whole.epsilon(np.max(deltas), accountant))
+        return {"epsilon": spent, "dp_delta": np.max(deltas), "by": accountant}
+    each = np.broadcast_to(deltas, ledger.num_units)
+    largest = [np.sum(np.sort(values)[-holders:]) for values in (epsilon, each)]
+    if largest[1] >= 1:
+        return {"epsilon": None, "dp_delta": None, "by": "basic composition"}
+    return {"epsilon": largest[0], "dp_delta": largest[1], "by": "basic composition"}
+
+
+def _describe(
+    event: DpEvent, samplers: set[str], mechanisms: set[str], noise: dict[str, list[float]]
+) -> None:
+    samplers.add(_SAMPLERS.get(type(event), "everybody who takes part"))
+    rate = _rate(event)
+    if rate is not None:
+        noise["sampling_rate"].append(rate)
+    inner = [event]
+    if isinstance(event, dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent):
+        inner = [part for part, _ in ev.flatten(event.event)]
+    for part in inner:
+        mechanisms.add(_MECHANISMS.get(type(part), type(part).__name__))
+        # What is called a multiplier is a standard deviation for Gaussian noise alone.
+        if isinstance(part, EntrywiseDpEvent):
+            noise["entry_stddev"].append(part.entry_stddev)
+        elif isinstance(part, dpa.LaplaceDpEvent):
+            noise["laplace_scale"].append(float(part.noise_multiplier))
+        elif hasattr(part, "noise_multiplier"):
+            noise["noise_multiplier"].append(float(part.noise_multiplier))
+
+
+def _rate(event: DpEvent) -> float | None:
+    """Gives the chance of a unit to be drawn, where a draw hides it."""
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return event.sample_size / event.source_dataset_size
+    rate = getattr(event, "sampling_probability", None)
+    return None if rate is None else float(rate)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return repr(value)
+    return value
+
+
+def in_words(data: dict[str, Any]) -> str:
+    """Writes a statement as Markdown paragraphs.
+
+    Args:
+      data: what `statement` returned.
+
+    Returns:
+      The text.
+    """
+    unit = _UNITS[data["unit"]]
+    largest = float(data["epsilon"])
+    if not data["histories"] or not any(data["num_compositions"]):
+        return f"Nothing was released about {unit}: ε = 0 at δ = {data['dp_delta']:g}.\n"
+    if np.isinf(largest):
+        claim = "The run is **not differentially private**: something was released without noise."
+    else:
+        claim = (
+            f"The run is (ε, δ)-differentially private with **ε = {rounded_up(largest)}** at "
+            f"**δ = {data['dp_delta']:g}**" + _over_units(data)
+        )
+    if "not_covered" in data:
+        claim = (
+            "As a whole the run is **not differentially private**. No noise protects "
+            f"{data['not_covered']}. What is counted: {claim}"
+        )
+    noise = [words.format(_range(data[name])) for name, words in _NOISE.items() if data[name]]
+    parts = [
+        f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
+        f"(`{data['relation']}`).",
+        *_shared(data),
+        f"Mechanism: {', '.join(data['mechanisms'])}; drawn: {', '.join(data['samplers'])}"
+        + (f", at a rate of {_range(data['sampling_rate'])}" if data["sampling_rate"] else "")
+        + ". "
+        + "".join(noise)
+        + _settings(data)
+        + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
+        f"accountant `{data['accountant']}`.",
+        _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
+        *([data["kept_by_clients"]] if "kept_by_clients" in data else []),
+        _ROOTS[data["noise_root"]] + _kept(data.get("noise_root_file")),
+        *([data["floating_point"]] if "floating_point" in data else []),
+        "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
+        *_computed(data),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shared(data: dict[str, Any]) -> list[str]:
+    """Says what holds for a record that lies with several clients."""
+    if "shared_records" not in data:
+        return []
+    found = data["shared_records"]
+    words = (
+        f"{found['num_shared']} training records lie with more than one client, one of them with "
+        f"{found['most_holders']}. The claim above is for the copy that one client has; what its "
+        "copies release together composes, and for a record as a whole "
+    )
+    if found["epsilon"] is None and found["by"] is not None:
+        return [
+            words + f"no ε is stated: the δ of its copies add up to 1 or more, by {found['by']}."
+        ]
+    if found["by"] is None:
+        return [words + "no ε is stated: its copies were put together in one account."]
+    return [
+        words
+        + f"**ε = {rounded_up(found['epsilon'])}** at δ = {rounded_up(found['dp_delta'])}, by "
+        f"{found['by'] if ' ' in found['by'] else 'the accountant `' + found['by'] + '`'}."
+    ]
+
+
+def _settings(data: dict[str, Any]) -> str:
+    """Tells bound and batch, where they are known."""
+    text = ""
+    clip = data.get("clip_norm_per_unit", data.get("clip_norm"))
+    if clip is not None:
+        text += f"The bound on one contribution is {_range(_listed(clip))}. "
+    if data.get("initial_clip_norm") is not None:
+        text += f"The bound starts at {data['initial_clip_norm']:.4g} and adapts. "
+    if data.get("batch_size_per_unit") is not None:
+        text += f"A step reads {_range(_listed(data['batch_size_per_unit']))} records. "
+    return text
+
+
+def _listed(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def _computed(data: dict[str, Any]) -> list[str]:
+    """Tells seed and versions, where they are known."""
+    words = [f"seed {data['seed']}"] if data.get("seed") is not None else []
+    words += [f"{name} {version}" for name, version in data.get("versions", {}).items()]
+    return [f"Computed with {', '.join(words)}."] if words else []
+
+
+def _hidden(what: list[str]) -> str:
+    if not what:
+        return ""
+    words = f" The claim rests on sampling: {', and '.join(what)} must stay hidden from all who "
+    words += "are not trusted."
+    if _COUNT in what:
+        words += (
+            " Given that n of N were drawn, a unit's chance to be among them is n/N and not the "
+            "sampling rate, also to the eyes of one who takes part and only sends zeros."
+        )
+    return words
+
+
+def _kept(file: str | None) -> str:
+    return "" if file is None else f" The root lies in `{file}` of the run folder and nowhere else."
+
+
+def _over_units(data: dict[str, Any]) -> str:
+    deltas = data["dp_delta_per_unit"]
+    if len(deltas) == 1:
+        return "."
+    if min(deltas) == max(deltas):
+        return ", the largest over all units."
+    return (
+        ", the largest of each over all units. Every unit chose its own δ, from "
+        f"{min(deltas):g} to {max(deltas):g}, and its ε is that at its δ."
+    )
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
