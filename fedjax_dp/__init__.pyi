@@ -273,7 +273,7 @@ from .engine import (
 from .engine import (
     told as told,
 )
-from .experiment.loading import (
+from .experiment.running.loading import (
     load_run as load_run,
 )
 from .models import (
