@@ -177,7 +177,9 @@ def test_noise_is_measured_in_contributions_under_either_relation():
 
 
 def test_no_noise_without_clipping_is_no_noise():
-    stddev = jax.jit(sensitivities.noise_stddev)(sensitivities.sensitivity_of_sum(jnp.inf), jnp.float32(0))
+    stddev = jax.jit(sensitivities.noise_stddev)(
+        sensitivities.sensitivity_of_sum(jnp.inf), jnp.float32(0)
+    )
     assert stddev == 0
 
 
