@@ -1,5 +1,6 @@
 """Every public name is documented in the form that the project agreed on."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -10,6 +11,7 @@ import re
 import pytest
 
 import fedjax_dp
+from fedjax_dp import algorithms
 from fedjax_dp.data import sampling
 
 # Words that look like a verb in the third person and are none.
@@ -145,16 +147,37 @@ def test_the_front_door_opens_nothing_unlisted():
     assert set(dir(fedjax_dp)) >= set(fedjax_dp.__all__)
 
 
-def test_every_algorithm_is_reached_by_its_name():
-    """The string of an algorithm is the function of that name, at the front door too."""
-    for name, entry in fedjax_dp.ALGORITHMS.items():
-        assert getattr(fedjax_dp, name) is entry.factory, name
-        assert entry.factory.__name__ == name
-        # One that is reached by the registry alone is on no list whose names are read above.
-        wrong = problems_of(entry.factory, name)
-        assert not wrong, "\n".join(wrong)
-    with pytest.raises(AttributeError, match="no attribute 'fedavgg'"):
+def parsed(path):
+    return ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body
+
+
+def test_stub_dir_and_run_time_agree():
+    """What editors and type checkers read off the stub is what `dir()` lists and is there."""
+    stub = pathlib.Path(fedjax_dp.__file__).with_suffix(".pyi")
+    listed = {
+        alias.asname: (node.module, alias.name)
+        for node in parsed(stub)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(listed) == set(dir(fedjax_dp)) == set(fedjax_dp.__all__)
+    for name, (module, origin) in listed.items():
+        room = importlib.import_module(f"fedjax_dp.{module}" if module else f"fedjax_dp.{origin}")
+        assert getattr(fedjax_dp, name) is (getattr(room, origin) if module else room), name
+    with pytest.raises(AttributeError, match="attribute fedavgg"):
         _ = fedjax_dp.fedavgg
+
+
+def test_every_algorithm_is_public_by_its_name():
+    """Each is on both lists, and is a function whose arguments a type checker can read."""
+    for name, entry in fedjax_dp.ALGORITHMS.items():
+        assert name in fedjax_dp.__all__, f"{name} needs an entry in fedjax_dp/__init__.pyi"
+        assert name in algorithms.__all__, (
+            f"{name} needs an entry in fedjax_dp/algorithms/__init__.py"
+        )
+        assert getattr(fedjax_dp, name) is getattr(algorithms, name) is entry.factory, name
+        defined = parsed(inspect.getsourcefile(inspect.unwrap(entry.factory)))
+        assert name in [node.name for node in defined if isinstance(node, ast.FunctionDef)], name
 
 
 def test_what_a_study_needs_is_reached_from_the_front_door():

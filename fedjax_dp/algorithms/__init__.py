@@ -21,6 +21,7 @@ from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fed_ltn import fed_ltn
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
+from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
@@ -77,6 +78,7 @@ __all__ = [
     "fedavg",
     "fedavgm",
     "fedbn",
+    "feddyn",
     "fedper",
     "fedpi",
     "fedprox",
@@ -110,6 +112,3 @@ __all__ = [
     "term",
     "weiavg",
 ]
-
-# Every registered algorithm goes by its name here, so that a new one needs no further line.
-globals().update({name: entry.factory for name, entry in ALGORITHMS.items()})
