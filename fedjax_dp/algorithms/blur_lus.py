@@ -112,3 +112,8 @@ def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ..
       The transforms, for their declarations alone.
     """
     return (declared_sparsification(options["sparsity"], options["score"]),)
+
+
+def option_for_bound(options: Mapping[str, Any]) -> str:
+    """Names the option that must stand in for the bound of an aggregator; empty where none must."""
+    return "radius" if options["strength"] and options["radius"] is None else ""

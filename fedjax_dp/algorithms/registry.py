@@ -8,12 +8,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.blur_lus import declared_transforms
+from fedjax_dp.algorithms.blur_lus import declared_transforms, option_for_bound
 from fedjax_dp.algorithms.fed_ltn import check_momentum
 from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
 from fedjax_dp.algorithms.propfair import check_options
 from fedjax_dp.algorithms.scaffold import declared_transforms as declared_control
 from fedjax_dp.algorithms.scaffold import steps_of
+from fedjax_dp.algorithms.splitting import steps_of as of_splitting
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.clients.whole_batches import check_copies
@@ -64,9 +65,12 @@ class Entry(NamedTuple):
       check_options: `(options, prefix)` raises a ValueError for options that do not go together;
         all options are given, and the prefix comes before a name.
       steps: `(options) -> word`, what it asks of local steps: "any", "plain", those of SGD without
-        momentum, or "moving", plain ones at learning rates above 0; all options are given.
+        momentum, "moving", plain ones at learning rates above 0, or "none" where local steps are
+        not taken; all options are given.
       transforms: `(options) -> declarations` of what updates pass through before they leave, for
         checks that have no model yet; all options are given.
+      option_for_bound: `(options) -> name` of the option that must be given where no aggregator
+        bounds an update; empty where none must. All options are given.
     """
 
     factory: Callable[..., FederatedAlgorithm]
@@ -79,8 +83,11 @@ class Entry(NamedTuple):
     sends_model: bool = True
     reason: str = ""
     check_options: Callable[[Mapping[str, Any], str], None] = lambda options, prefix: None
-    steps: Callable[[Mapping[str, Any]], Literal["any", "plain", "moving"]] = lambda options: "any"
+    steps: Callable[[Mapping[str, Any]], Literal["any", "plain", "moving", "none"]] = (
+        lambda options: "any"
+    )
     transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
+    option_for_bound: Callable[[Mapping[str, Any]], str] = lambda options: ""
 
     @property
     def asks_public_inputs(self) -> bool:
@@ -130,12 +137,16 @@ ALGORITHMS: Registry[Entry] = Registry(
             _load("q_ffl"), _UNPROTECTED, reason=_BY_LOSS, steps=lambda options: "moving"
         ),
         "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
-        "splitting": Entry(_load("splitting"), _OPEN, for_code=("name",)),
-        "fedsplit": Entry(_load("fedsplit", "splitting"), _OPEN),
-        "fedpi": Entry(_load("fedpi", "splitting"), _OPEN),
-        "fedrp": Entry(_load("fedrp", "splitting"), _OPEN),
-        "reflected_fedavg": Entry(_load("reflected_fedavg", "splitting"), _OPEN),
-        "reflected_fedprox": Entry(_load("reflected_fedprox", "splitting"), _OPEN),
+        "splitting": Entry(_load("splitting"), _OPEN, steps=of_splitting, for_code=("name",)),
+        "fedsplit": Entry(_load("fedsplit", "splitting"), _OPEN, steps=of_splitting),
+        "fedpi": Entry(_load("fedpi", "splitting"), _OPEN, steps=of_splitting),
+        "fedrp": Entry(_load("fedrp", "splitting"), _OPEN, steps=of_splitting),
+        "reflected_fedavg": Entry(
+            _load("reflected_fedavg", "splitting"), _OPEN, steps=of_splitting
+        ),
+        "reflected_fedprox": Entry(
+            _load("reflected_fedprox", "splitting"), _OPEN, steps=of_splitting
+        ),
         "scaffold": Entry(
             _load("scaffold"),
             _OPEN,
@@ -145,7 +156,13 @@ ALGORITHMS: Registry[Entry] = Registry(
         ),
         "ifca": Entry(_load("ifca"), ("none",)),
         "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
-        "blur_lus": Entry(_load("blur_lus"), _ANY, _MEAN, transforms=declared_transforms),
+        "blur_lus": Entry(
+            _load("blur_lus"),
+            _ANY,
+            _MEAN,
+            transforms=declared_transforms,
+            option_for_bound=option_for_bound,
+        ),
         "ae_dpfl": Entry(
             _load("ae_dpfl"), _ANY, ("public_x", "num_rounds", *_MEAN), sends_model=False
         ),

@@ -268,6 +268,11 @@ def splitting(
     ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
 
 
+def steps_of(options: Mapping[str, Any]) -> Literal["any", "none"]:
+    """Finds out what the options ask of local steps: exact proximal steps take none."""
+    return "none" if options["solver"] == "exact" else "any"
+
+
 # `(newest model, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
 _Map = Callable[..., tuple[PyTree, Any]]
 

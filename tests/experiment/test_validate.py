@@ -110,6 +110,43 @@ def test_a_score_that_reads_nothing_or_beside_no_claim_goes_on_to_the_data(
         execute(tmp_path / "run", *SMALL, *LUS, *words)
 
 
+EXACT = ("--privacy.unit=none", "--algorithm.name=fedpi", "--algorithm.options.solver=exact")
+
+
+def validated(*words):
+    validation.validate(config_files.load(None, words))
+
+
+def test_a_learning_rate_that_exact_steps_do_not_use_is_refused(tmp_path):
+    validated(*EXACT)
+    with pytest.raises(ValueError, match=r"learning_rate must be left out for fedpi .*got 0\.5"):
+        validated(*EXACT, "--training.learning_rate=0.5")
+    file = tmp_path / "config.toml"
+    file.write_text(config_files.to_toml(config_files.load(None, EXACT)))
+    validation.validate(config_files.load(file))
+
+
+REALISED = ("denominator=realised", "epsilon=none", "noise_multiplier=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_bounded"),
+    [
+        (("--privacy.unit=none",), False),
+        (("--privacy.unit=none", "--algorithm.options.strength=0"), True),
+        (("--privacy.unit=none", *LUS[1:]), True),
+        (("--privacy.unit=client",), True),
+        (("--privacy.unit=client", *(f"--privacy.client.{key}" for key in REALISED)), False),
+    ],
+)
+def test_blur_needs_a_radius_where_no_aggregator_bounds_an_update(words, is_bounded):
+    if is_bounded:
+        validated(*LUS[:1], *words)
+    else:
+        with pytest.raises(ValueError, match=r"algorithm\.options\.radius must be given where"):
+            validated(*LUS[:1], *words)
+
+
 @pytest.mark.parametrize(
     ("words", "option", "nearest"),
     [
@@ -572,7 +609,7 @@ def test_masks_are_an_option_of_every_algorithm_that_averages(name, unit):
                 f"--privacy.unit={unit}",
                 *MASKED,
                 f"--algorithm.name={name}",
-                *(("--algorithm.options.score=magnitude",) if name == "blur_lus" else ()),
+                *((*LUS[1:], "--algorithm.options.score=magnitude") if name == "blur_lus" else ()),
             ),
         )
     )

@@ -10,6 +10,7 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from fedjax_dp.algorithms.registry import ALGORITHMS, options_of
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
 from fedjax_dp.experiment.schema.config import Config, Options
@@ -123,9 +124,17 @@ def to_toml(config: Config) -> str:
         # Of a mechanism that does not run only what was said is repeated.
         if unit not in privacy.model_fields_set:
             del tables["privacy"][unit]
+    if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
+        del tables["training"]["learning_rate"]
     if not config.acceleration.model_fields_set:
         del tables["acceleration"]
     return tomli_w.dumps(tables)
+
+
+def _has_no_steps(config: Config) -> bool:
+    """Whether local steps are not taken, so that a learning rate is refused."""
+    name, given = config.algorithm.name, config.algorithm.options
+    return ALGORITHMS[name].steps(options_of(name) | given) == "none"
 
 
 def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:

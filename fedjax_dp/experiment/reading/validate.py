@@ -8,6 +8,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.registry import Entry
 from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
@@ -61,6 +62,7 @@ def validate(config: Config) -> None:
         is_weighted = options.get("is_weighted", False)
         checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
     _check_steps(name, entry.steps(options), config.training)
+    _check_bound(entry.option_for_bound(options), config.algorithm.aggregator, privacy)
     _check_batches(config.training, is_private="record" in privacy.units)
     _check_paths(config)
     transforms = entry.transforms(options)
@@ -222,6 +224,11 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
 def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
     if steps == "any":
         return
+    if steps == "none":
+        rule = f"be left out for {name} with exact steps, which have no learning rate"
+        is_given = "learning_rate" in section.model_fields_set
+        checks.require(not is_given, "training.learning_rate", rule, section.learning_rate)
+        return
     rule = f"be sgd for {name}, which reads gradients off updates"
     checks.require(section.optimizer == "sgd", "training.optimizer", rule, section.optimizer)
     options = section.optimizer_options
@@ -230,6 +237,14 @@ def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
     moves = steps == "plain" or bool(np.all(np.asarray(section.learning_rate) > 0))
     rule = f"be above 0 for {name}, which divides by it"
     checks.require(moves, "training.learning_rate", rule, section.learning_rate)
+
+
+def _check_bound(option: str, aggregator: str | None, privacy: PrivacySection) -> None:
+    """Requires an option where no aggregator bounds an update; an own one is asked when built."""
+    is_bounded = "client" in privacy.units and not privacy.client.is_realised
+    is_open = not option or is_bounded or (aggregator is not None and is_own(aggregator))
+    rule = "be given where no aggregator bounds an update"
+    checks.require(is_open, f"algorithm.options.{option}", rule, None)
 
 
 def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
