@@ -50,15 +50,7 @@ def checked(function: _F) -> _F:
 
 
 def check_fields(holder: Any, prefix: str = "") -> None:
-    """Requires the fields of a named tuple or data class to be what its annotations say.
-
-    Args:
-      holder: whose fields are looked at.
-      prefix: what an error puts before a field's name, such as "hyper.".
-
-    Raises:
-      ValueError: naming the field, the rule and the value.
-    """
+    """Requires the fields of a named tuple or data class to be what its annotations say."""
     of = type(holder)
     _hold(of, {name: getattr(holder, name) for name in inspect.signature(of).parameters}, prefix)
 

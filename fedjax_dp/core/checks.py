@@ -13,17 +13,7 @@ COUNT_LIMIT = 2**31
 
 
 def require(condition: bool, argument: str, rule: str, value: Any) -> None:
-    """Raises an error that names the argument, its rule and the offending value.
-
-    Args:
-      condition: whether the rule holds.
-      argument: the name of the argument as the caller wrote it.
-      rule: what must hold, completing the phrase "must …".
-      value: the value that was given.
-
-    Raises:
-      ValueError: if `condition` is false.
-    """
+    """Raises a ValueError, "ARGUMENT must RULE, got VALUE", if a condition is false."""
     if not condition:
         raise ValueError(f"{argument} must {rule}, got {shown(value)}")
 
@@ -33,15 +23,7 @@ _MOST_BITS = 8_192
 
 
 def shown(value: Any, limit: int = 500) -> str:
-    """Writes a value as a user would, for an error.
-
-    Args:
-      value: anything; arrays and numbers of NumPy or JAX are written as plain ones.
-      limit: the most characters; longer text is cut.
-
-    Returns:
-      The text.
-    """
+    """Writes any value as a user would, cut after `limit` characters, for an error."""
     if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         can_be_read = not is_key and not value.is_deleted() and value.is_fully_addressable
@@ -63,16 +45,7 @@ def _all(values: Any, predicate: Any) -> bool:
 
 
 def numbers(argument: str, rule: str, value: Any) -> None:
-    """Requires real numbers, and no truth values, before a range is looked at.
-
-    Args:
-      argument: the name to put into the error.
-      rule: what must hold of the numbers, completing the phrase "must …".
-      value: a number or an array of numbers.
-
-    Raises:
-      ValueError: for anything else.
-    """
+    """Requires real numbers, and no truth values, before a range is checked."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):
@@ -82,32 +55,12 @@ def numbers(argument: str, rule: str, value: Any) -> None:
 
 
 def positive(argument: str, value: Any) -> None:
-    """Requires a finite number above zero, or an array of them.
-
-    Args:
-      argument: the name to put into the error.
-      value: a number or an array of numbers.
-
-    Raises:
-      ValueError: if any entry is not finite or not above zero.
-    """
+    """Requires a finite number above zero, or an array of such numbers."""
     require(_all(value, lambda a: np.isfinite(a) & (a > 0)), argument, "be positive", value)
 
 
 def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np.ndarray:
-    """Requires one finite number above zero for each client.
-
-    Args:
-      argument: the name to put into the error.
-      values: what was given.
-      num_clients: how many there must be.
-
-    Returns:
-      The numbers, `[num_clients]`, float32.
-
-    Raises:
-      ValueError: if they are missing, not positive, or not one for each client.
-    """
+    """Requires one finite number above zero for each client; returns them as float32."""
     shape = None if values is None else np.shape(values)
     rule = f"have one number for each of the {num_clients} clients"
     require(shape == (num_clients,), argument, rule, values)
@@ -116,60 +69,24 @@ def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np
 
 
 def at_least_one(argument: str, value: Any) -> None:
-    """Requires a finite number of at least one, or an array of them.
-
-    Args:
-      argument: the name to put into the error.
-      value: a number or an array of numbers.
-
-    Raises:
-      ValueError: if any entry is not finite or below one.
-    """
+    """Requires a finite number of at least one, or an array of such numbers."""
     require(_all(value, lambda a: np.isfinite(a) & (a >= 1)), argument, "be at least 1", value)
 
 
 def non_negative(argument: str, value: Any) -> None:
-    """Requires a finite number of at least zero, or an array of them.
-
-    Args:
-      argument: the name to put into the error.
-      value: a number or an array of numbers.
-
-    Raises:
-      ValueError: if any entry is not finite or below zero.
-    """
+    """Requires a finite number of at least zero, or an array of such numbers."""
     require(_all(value, lambda a: np.isfinite(a) & (a >= 0)), argument, "be at least 0", value)
 
 
 def probability(argument: str, value: Any, *, allow_zero: bool = False) -> None:
-    """Requires a number in (0, 1], or in [0, 1] where zero is allowed.
-
-    Args:
-      argument: the name to put into the error.
-      value: a number or an array of numbers.
-      allow_zero: whether 0 is valid too.
-
-    Raises:
-      ValueError: if any entry lies outside the interval.
-    """
+    """Requires numbers in (0, 1], or in [0, 1] where zero is allowed."""
     rule = "lie in [0, 1]" if allow_zero else "lie in (0, 1]"
     lower = (lambda a: a >= 0) if allow_zero else (lambda a: a > 0)
     require(_all(value, lambda a: lower(a) & (a <= 1)), argument, rule, value)
 
 
 def whole(argument: str, value: Any, *, at_least: int = 1, is_sized: bool = True) -> None:
-    """Requires an integer of at least the given size.
-
-    Args:
-      argument: the name to put into the error.
-      value: the number given.
-      at_least: the smallest valid value.
-      is_sized: whether an int32 has to hold it, as it has to hold what is computed; what is only
-        accounted for may be larger.
-
-    Raises:
-      ValueError: if the value is not an integer, too small, or above what an int32 holds.
-    """
+    """Requires an integer of at least `at_least`, and below 2^31 where it is a computed size."""
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(
         is_whole and value >= at_least, argument, f"be an integer of at least {at_least}", value
@@ -178,16 +95,7 @@ def whole(argument: str, value: Any, *, at_least: int = 1, is_sized: bool = True
 
 
 def one_of(argument: str, value: str, choices: Collection[str]) -> None:
-    """Requires one of the named choices and suggests the nearest one.
-
-    Args:
-      argument: the name to put into the error.
-      value: the name given.
-      choices: all valid names.
-
-    Raises:
-      ValueError: if `value` is not a choice; the message holds the nearest valid one.
-    """
+    """Requires one of the named choices; the error suggests the nearest one."""
     if not isinstance(value, str) or value not in choices:
         known = sorted(choices)
         hint = nearest(str(value), known)
@@ -198,27 +106,12 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """Finds the choice that is spelled most like a word.
-
-    Args:
-      word: what was written.
-      choices: the valid words.
-
-    Returns:
-      The nearest choice, or None where there are no choices.
-    """
+    """Finds the choice that is spelled most like a word; None where there are no choices."""
     known = list(choices)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
     return close[0] if close else None
 
 
 def is_finite_number(value: Any) -> bool:
-    """Tells whether a value is a finite real number.
-
-    Args:
-      value: anything.
-
-    Returns:
-      True for finite ints and floats, False for all else.
-    """
+    """Whether a value is a finite real number."""
     return isinstance(value, int | float | np.number) and math.isfinite(float(value))

@@ -11,14 +11,7 @@ def rounded_up(value: float, digits: int = 4) -> str:
     """Writes an upper bound, such as an ε that was spent, in few digits.
 
     Guarantee: read back as a float, the text is at least the bound, and above it by less than a
-    unit of the last digit.
-
-    Args:
-      value: the bound; may be infinite or NaN.
-      digits: significant digits, at least 1.
-
-    Returns:
-      The text, without zeros at its end: "7.999", "1e-09", "8", "inf".
+    unit of the last digit. It has no zeros at its end: "7.999", "1e-09", "8", "inf".
     """
     return _rounded(value, digits, decimal.ROUND_CEILING)
 
@@ -28,13 +21,6 @@ def rounded_down(value: float, digits: int = 4) -> str:
 
     Guarantee: read back as a float, the text is at most the bound, and below it by less than a unit
     of the last digit.
-
-    Args:
-      value: the bound; may be infinite or NaN.
-      digits: significant digits, at least 1.
-
-    Returns:
-      The text, as of `rounded_up`.
     """
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 

@@ -17,18 +17,7 @@ _SHOWN = 200
 
 
 def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missing"]:
-    """Finds out what lies at a path.
-
-    Args:
-      path: the path.
-      name: the key, option or argument that gave it, for the error.
-
-    Returns:
-      What it is, links followed; "other" is a device, a pipe or a socket.
-
-    Raises:
-      ValueError: if no file can lie there, naming key and path.
-    """
+    """Finds out what is at a path, links followed; `name` is the key or option in errors."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -42,15 +31,7 @@ def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missin
 
 
 def require_file(path: Path, name: str) -> None:
-    """Requires a file that can be read.
-
-    Args:
-      path: the file.
-      name: the key, option or argument that gave it, for the error.
-
-    Raises:
-      ValueError: if there is none, naming key, path and what there is.
-    """
+    """Requires a file that can be read; `name` is the key, option or argument in errors."""
     kind = kind_of(path, name)
     can_be_read = kind != "file" or os.access(path, os.R_OK)
     found = {"folder": "a folder", "missing": "nothing there", "other": "a device or a pipe"}
@@ -61,16 +42,7 @@ def require_file(path: Path, name: str) -> None:
 
 
 def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
-    """Requires a folder, or a path where one can be made.
-
-    Args:
-      path: the folder.
-      name: the key, option or argument that gave it, for the error.
-      writable: whether it will be written to.
-
-    Raises:
-      ValueError: if something else is there, or no folder can be made, naming key and path.
-    """
+    """Requires a folder, or a path where one can be made; `name` as in `require_file`."""
     path = os.fspath(path)
     if not path:
         raise ValueError(f"{name} must be a folder, or where one can be made, got an empty path")
@@ -97,18 +69,7 @@ def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
 
 
 def parse_toml(text: str, where: Path) -> dict[str, Any]:
-    """Reads TOML.
-
-    Args:
-      text: the text.
-      where: the file, and the place in it where that is known.
-
-    Returns:
-      The tables.
-
-    Raises:
-      ValueError: if it is no TOML, nests too deeply, or holds a number of thousands of digits.
-    """
+    """Parses TOML; errors begin with `where`, the file or a place in it."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -123,18 +84,7 @@ def parse_toml(text: str, where: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(where: Path, rule: str, *errors: type[Exception]) -> Iterator[None]:
-    """Says of what a format's reader raises which file it was, and what it must be.
-
-    What the system says of a file, such as that it is a folder, names it already and is passed on.
-
-    Args:
-      where: the file, and the place in it where that is known.
-      rule: what must hold, completing the phrase "must …".
-      *errors: what the reader raises for a file that is none of its format.
-
-    Raises:
-      ValueError: naming file, rule and what was wrong.
-    """
+    """Turns what a format's reader raises into an error that names the file and its rule."""
     try:
         yield
     except errors as error:
@@ -145,31 +95,12 @@ def reading(where: Path, rule: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def at_line(where: Path, number: int) -> str:
-    """Names a line of a file.
-
-    Args:
-      where: the file.
-      number: the line, counted from 1.
-
-    Returns:
-      The words for an error.
-    """
+    """Names a line of a file, counted from 1, for errors."""
     return f"{os.fspath(where)}, line {number}"
 
 
 def as_text(content: bytes, where: Path) -> str:
-    """Decodes the bytes of a text file.
-
-    Args:
-      content: the bytes.
-      where: the file.
-
-    Returns:
-      The text without a byte order mark, its lines ended by line breaks alone.
-
-    Raises:
-      ValueError: if it is no text in UTF-8, naming file and line.
-    """
+    """Decodes UTF-8, without a byte order mark; line ends become line breaks alone."""
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         text = content.decode("utf-8")
@@ -183,49 +114,20 @@ def as_text(content: bytes, where: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Reads a text file.
-
-    Args:
-      path: the file.
-
-    Returns:
-      The text, its lines ended by line breaks alone.
-
-    Raises:
-      ValueError: if it is no text in UTF-8, naming file and line.
-      OSError: if it cannot be read.
-    """
+    """Reads a text file, as `as_text`."""
     with open(path, "rb") as file:
         return as_text(file.read(), path)
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
-    """Numbers the lines of a text that hold anything.
-
-    Args:
-      text: the text.
-
-    Yields:
-      The number, counted from 1, and the line without white space around it.
-    """
+    """Numbers the lines that hold anything, from 1, without white space around them."""
     for number, line in enumerate(text.split("\n"), 1):
         if stripped := line.strip():
             yield number, stripped
 
 
 def parse_json(text: str, where: Path) -> Any:
-    """Reads JSON.
-
-    Args:
-      text: the text.
-      where: the file, and the place in it where that is known.
-
-    Returns:
-      The value.
-
-    Raises:
-      ValueError: if it is no JSON, or names something twice.
-    """
+    """Parses JSON in which no name is repeated."""
     with reading(where, "be JSON", ValueError, RecursionError):
         return json.loads(text, object_pairs_hook=_once)
 

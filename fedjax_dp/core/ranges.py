@@ -15,11 +15,7 @@ from fedjax_dp.core.checks import COUNT_LIMIT
 
 @dataclass(frozen=True)
 class ZeroOrAtLeast:
-    """A limit that 0 passes, and all numbers from another one on.
-
-    Attributes:
-      least: above 0.
-    """
+    """A limit for 0 and for all numbers of at least `least`, which is above 0."""
 
     least: float
 
@@ -110,14 +106,7 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
 
 
 def fits_float32(value: Any) -> bool:
-    """Checks whether float32 can hold numbers, but for rounding.
-
-    Args:
-      value: a number, or an array of them; infinity is let through, as ranges decide over it.
-
-    Returns:
-      Whether none of them would become infinite, and none but 0 would become 0.
-    """
+    """Whether float32 can hold numbers but for rounding; infinity passes, ranges decide on it."""
     if isinstance(value, int):
         return abs(value) <= LARGEST
     size = np.abs(np.asarray(value, np.float64))
@@ -125,27 +114,12 @@ def fits_float32(value: Any) -> bool:
 
 
 def inside(array: np.ndarray, limits: Sequence[Any]) -> bool:
-    """Checks whether numbers lie in a range.
-
-    Args:
-      array: numbers, of any shape.
-      limits: what `Annotated` says of them, see above.
-
-    Returns:
-      Whether every entry lies inside; NaN never does, infinity only where "at most inf" says so.
-    """
+    """Whether all numbers lie in a range; NaN never does, infinity only for "at most inf"."""
     if Le(math.inf) not in limits and not np.all(np.isfinite(array)):
         return False
     return all(bool(np.all(_HOLDS[type(limit)](array, limit)[0])) for limit in limits)
 
 
 def in_words(limits: Sequence[Any]) -> str:
-    """Says what a range is, to complete the phrase "must be …".
-
-    Args:
-      limits: what `Annotated` says of numbers, see above.
-
-    Returns:
-      The limits in words, such as "at least 0 and at most 1".
-    """
+    """Describes limits, to complete the phrase "must be …": "at least 0 and at most 1"."""
     return " and ".join(_HOLDS[type(limit)](0, limit)[1] for limit in limits)

@@ -15,24 +15,15 @@ _T = TypeVar("_T")
 
 
 class Registry(MutableMapping[str, _T], Generic[_T]):
-    """Parts by name. A name with a colon, `package.module:name` or `file.py:name`, is imported.
-
-    Listed are the package's parts, and what was put in; whatever can be imported is there too.
-    """
+    """Parts by name; a name with a colon, `package.module:name` or `file.py:name`, is imported."""
 
     def __init__(self, parts: Mapping[str, _T], adopt: Callable[[Any], _T] | None = None):
-        """Takes the parts of the package.
-
-        Args:
-          parts: parts by name.
-          adopt: makes a part of what was imported; raises a ValueError for what cannot be one.
-            Where it is None, parts are functions.
-        """
+        """Takes parts by name; `adopt` makes a part of what was imported, or refuses it."""
         self._parts, self._adopt = dict(parts), adopt
         self._own: dict[str, _T] = {}
 
     def __getitem__(self, name: str) -> _T:
-        """Gives a part; raises a ValueError for an own one that cannot be imported."""
+        """Returns a part; raises a ValueError where an import fails."""
         if not is_own(name):
             return self._parts[name]
         if name not in self._own:
@@ -43,48 +34,29 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         return self._own[name]
 
     def __setitem__(self, name: str, part: _T) -> None:
-        """Gives a part a name."""
+        """Names a part."""
         self._parts[name] = part
 
     def __delitem__(self, name: str) -> None:
-        """Takes a name away."""
+        """Removes a name."""
         del self._parts[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Names what is listed."""
+        """Iterates over the names that are listed."""
         return iter(self._parts)
 
     def __len__(self) -> int:
-        """Counts what is listed."""
+        """Counts the names that are listed."""
         return len(self._parts)
 
 
 def is_own(name: str) -> bool:
-    """Checks whether a name is one that has to be imported.
-
-    Args:
-      name: the name of a part.
-
-    Returns:
-      Whether it holds a colon.
-    """
+    """Whether a name has to be imported."""
     return ":" in name
 
 
 def imported(name: str) -> Any:
-    """Imports what somebody brings along.
-
-    Modules are looked for as Python does, and then in the current folder.
-
-    Args:
-      name: `package.module:name`, or `file.py:name` with a path to the file.
-
-    Returns:
-      What has that name.
-
-    Raises:
-      ValueError: if there is no such module or name, or the import fails, with the place.
-    """
+    """Imports `package.module:name`, or `file.py:name`; errors say what failed, and where."""
     place, _, attribute = name.rpartition(":")
     is_named = bool(place) and attribute.isidentifier()
     if not is_named:

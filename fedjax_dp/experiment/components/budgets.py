@@ -10,18 +10,7 @@ from fedjax_dp.privacy.accounting.budgets import (
 
 
 def with_named_lists(config: Config) -> Config:
-    """Puts numbers where a configuration names a published list.
-
-    Args:
-      config: the configuration.
-
-    Returns:
-      The configuration with one budget and one batch size for each client; itself where it names
-      none.
-
-    Raises:
-      ValueError: if there is no such list for the number of clients.
-    """
+    """Replaces the names of published lists by their numbers, one for each client."""
     privacy, count = config.privacy, config.data.num_clients
     record = _budgets(privacy.record, count)
     training = _batch_sizes(config.training, count)

@@ -81,7 +81,7 @@ def early_stopping(
 
 
 def _adopted(own: Any) -> Callable[..., Callback]:
-    """Adopts a user's own: a `Callback`, or a function of its options that gives one."""
+    """Adopts a user's part: a `Callback`, or a function of its options that returns one."""
     if isinstance(own, Callback):
         return lambda: own
     checks.require(callable(own), "callback", "be a Callback, or a function that gives one", own)
@@ -94,17 +94,7 @@ CALLBACKS: Registry[Callable[..., Callback]] = Registry(
 
 
 def callbacks_of(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Callback]:
-    """Makes the callbacks that a configuration names.
-
-    Args:
-      chosen: options by name.
-
-    Returns:
-      The callbacks by name.
-
-    Raises:
-      ValueError: for what is no callback.
-    """
+    """Builds the callbacks that a configuration names, from options by name."""
     made = {name: CALLBACKS[name](**options) for name, options in chosen.items()}
     for name, callback in made.items():
         checks.require(isinstance(callback, Callback), f"what {name} gives", "be a Callback", name)

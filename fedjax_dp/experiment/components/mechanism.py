@@ -64,28 +64,17 @@ class Setting(NamedTuple):
 
     @property
     def cohort(self) -> float:
-        """Gives the public divisor."""
+        """The public divisor."""
         return self.participation.cohort_size
 
     @property
     def charged(self) -> int:
-        """Counts the rounds that a client pays for."""
+        """The rounds that a client pays for."""
         return charged_rounds(self.num_rounds, self.participation)
 
 
 def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
-    """Builds the private aggregator of an experiment.
-
-    Args:
-      level: the mechanism on updates.
-      setting: what it depends on.
-
-    Returns:
-      The aggregator, with the noise multiplier that was given or one that spends the budget.
-
-    Raises:
-      ValueError: for a combination that has no valid analysis, or a budget that no noise reaches.
-    """
+    """Builds the private aggregator, with the noise that is given or that spends the budget."""
     build = _builder(level, setting)
     if level.noise_multiplier is None:
         return build(_calibrated(level, build, setting))
@@ -94,19 +83,7 @@ def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
 
 
 def with_share_of_noise(level: ClientLevel, setting: Setting, share: float) -> ClientLevel:
-    """Gives the mechanism a share of the noise that it should have, for audits of that.
-
-    Args:
-      level: the mechanism on updates.
-      setting: what it depends on.
-      share: of the noise multiplier, above 0.
-
-    Returns:
-      The mechanism, with a noise multiplier in the place of a budget.
-
-    Raises:
-      ValueError: as `client_aggregator`.
-    """
+    """Replaces the budget by a share of the noise it asks for; audits use it."""
     noise = level.noise_multiplier
     if noise is None:
         noise = _calibrated(level, _builder(level, setting), setting)
@@ -131,7 +108,7 @@ def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
 
 
 def _builder(level: ClientLevel, setting: Setting) -> Build:
-    """Gives the mechanism as a function of its noise multiplier."""
+    """Returns the mechanism as a function of its noise multiplier."""
     structure, cohort, clip_norm = setting.structure, setting.cohort, level.clip_norm
     match level:
         case GaussianLevel(adaptive_clipping=True):
@@ -227,12 +204,5 @@ def _correlated(level: CorrelatedGaussianLevel, setting: Setting) -> Build:
 
 
 def structure_of(model: Any) -> PyTree:
-    """Gives the shapes of a model's parameters.
-
-    Args:
-      model: the model.
-
-    Returns:
-      A tree of `jax.ShapeDtypeStruct`.
-    """
+    """Computes the shapes of a model's parameters."""
     return jax.eval_shape(model.init, jax.random.key(0))

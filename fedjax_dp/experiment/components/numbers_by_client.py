@@ -27,31 +27,12 @@ _NAME = "client"
 
 
 def names_of(data: FederatedData) -> tuple[str, ...]:
-    """Names the clients of a store.
-
-    Args:
-      data: the store.
-
-    Returns:
-      Their names; their places, from "0", where they have none.
-    """
+    """Lists the clients' names; their places, from "0", where they have none."""
     return data.client_names or tuple(map(str, range(data.num_clients)))
 
 
 def with_client_numbers(config: Config) -> Config:
-    """Reads the file of numbers by client that a configuration names.
-
-    Args:
-      config: the configuration.
-
-    Returns:
-      The configuration with a table in the place of each key that the file fills, and without the
-      file; itself where it names none.
-
-    Raises:
-      ValueError: naming file, line, column, rule and value, if the file is none or fills a key that
-        the configuration sets.
-    """
+    """Replaces the file of numbers by client, where one is named, by tables of its numbers."""
     file = config.data.client_numbers
     if file is None:
         return config
@@ -92,19 +73,7 @@ def _require_kind(key: str, kind: Any, column: _Column) -> None:
 
 
 def listed(config: Config, names: Sequence[str] | None) -> Config:
-    """Puts lists in the place of tables by name.
-
-    Args:
-      config: the configuration.
-      names: the clients in their order; None before they are known, where the numbers keep the
-        order of the table.
-
-    Returns:
-      The configuration; itself where it holds no table.
-
-    Raises:
-      ValueError: if a table lacks a client or names one that there is not.
-    """
+    """Replaces tables by name by lists in the order of `names`; in their own where that is None."""
 
     def ordered(key: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -115,15 +84,7 @@ def listed(config: Config, names: Sequence[str] | None) -> Config:
 
 
 def named(config: Config, data: FederatedData) -> Config:
-    """Puts tables by name in the place of lists, for people to read.
-
-    Args:
-      config: the configuration.
-      data: the clients' examples.
-
-    Returns:
-      The configuration; itself where the clients have no names, or two have the same.
-    """
+    """Replaces lists by tables by name, for people, where all names are known and different."""
     names = data.client_names
     if not names or len(set(names)) < len(names):
         return config

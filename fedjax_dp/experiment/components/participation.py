@@ -24,18 +24,7 @@ _BATCHES: Mapping[str, Callable[[], sampling.Sampler]] = {
 
 
 def participation_of(section: ParticipationSection, num_clients: int) -> participants.Participation:
-    """Builds who joins a round.
-
-    Args:
-      section: how a cohort is drawn.
-      num_clients: the population.
-
-    Returns:
-      The participation.
-
-    Raises:
-      ValueError: as `participants.participation`, naming the key.
-    """
+    """Builds the participation; errors name the key."""
     try:
         return _participation_of(section, num_clients)
     except ValueError as error:
@@ -62,16 +51,7 @@ def _participation_of(
 
 
 def batches_of(section: TrainingSection, *, is_private: bool) -> sampling.Sampler:
-    """Builds how a client's batches are drawn.
-
-    Args:
-      section: local training.
-      is_private: whether records are protected, which asks for Poisson sampling where nothing else
-        is said.
-
-    Returns:
-      The sampler.
-    """
+    """Builds the sampler of a client's batches; "auto" is Poisson for protected records."""
     name = section.sampler
     if name == "auto":
         name = "poisson" if is_private else "shuffled"
@@ -79,15 +59,7 @@ def batches_of(section: TrainingSection, *, is_private: bool) -> sampling.Sample
 
 
 def charged_rounds(num_rounds: int, participation: participants.Participation) -> int:
-    """Counts the rounds that the client which takes part most often pays for.
-
-    Args:
-      num_rounds: rounds of the run.
-      participation: who joins a round.
-
-    Returns:
-      All rounds, or fewer where turns are fixed.
-    """
+    """Counts the rounds that the client which takes part most often pays for."""
     if participation.sampler.charges_everybody:
         return num_rounds
     return -(-num_rounds // participation.separation)

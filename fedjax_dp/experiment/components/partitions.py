@@ -20,23 +20,17 @@ class Facts:
     """What a partition may ask of the pool and of the configuration."""
 
     def __init__(self, pool: Dataset, num_clients: int, seed: int):
-        """Keeps what the facts are read off.
-
-        Args:
-          pool: the data set.
-          num_clients: how many clients are asked for.
-          seed: root of the draws.
-        """
+        """Holds the data set, the number of clients and the seed that facts are read off."""
         self.pool, self.num_clients, self.seed = pool, num_clients, seed
 
     @property
     def num_examples(self) -> int:
-        """Counts the training examples."""
+        """The number of training examples."""
         return len(self.pool.train["y"])
 
     @property
     def labels(self) -> np.ndarray:
-        """Gives the class of each example, where there are such."""
+        """The class of each example, where there are classes."""
         labels = self.pool.train["y"]
         checks.require(
             labels.ndim == 1 and self.pool.task == "classification",
@@ -48,7 +42,7 @@ class Facts:
 
     @property
     def client_ids(self) -> np.ndarray:
-        """Gives the client of each example, where the data name some."""
+        """The client of each example, where the data name clients."""
         ids = self.pool.train_clients
         rule = f"be another than natural, since {self.pool.name} names no clients"
         checks.require(ids is not None, "data.partition", rule, "natural")
@@ -56,7 +50,7 @@ class Facts:
 
     @property
     def rng(self) -> np.random.Generator:
-        """Gives the generator of the partition's draws."""
+        """The generator of the partition's draws."""
         return np.random.default_rng([self.seed, _TRAIN])
 
 
@@ -98,18 +92,7 @@ class Partition(NamedTuple):
     num_clients_of: Callable[[Mapping[str, Any]], int] | None = None
 
     def make(self, facts: Facts, options: Mapping[str, Any]) -> Any:
-        """Spreads examples.
-
-        Args:
-          facts: the pool, and what is asked for.
-          options: options of the partition.
-
-        Returns:
-          What the factory gives.
-
-        Raises:
-          ValueError: if the pool lacks what is read, or an option does not fit it.
-        """
+        """Calls the factory with the facts it is given and its options."""
         handed = {name: getattr(facts, name) for name in self.given}
         return self.factory(**handed, **{**self.defaults, **options})
 
@@ -254,7 +237,7 @@ _LABELLED = ("labels", "num_clients", "rng")
 
 
 def _adopted(own: Any) -> Partition:
-    """Takes somebody's own: a `Partition`, or a function of pool, number and generator."""
+    """Adopts a user's part: a `Partition`, or a function of pool, number and generator."""
     if isinstance(own, Partition):
         return own
     checks.require(callable(own), "data.partition", "name a function or a Partition", own)

@@ -69,15 +69,7 @@ def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
 
 
 def require_possible_analysis(asked: Asked, num_clients: int) -> None:
-    """Requires an analysis for clients of some size, before their sizes are known.
-
-    Args:
-      asked: the sections in question.
-      num_clients: how many clients there are.
-
-    Raises:
-      UnsupportedEvent: as `require_analysis`, where it would raise one for any sizes.
-    """
+    """Requires an analysis for clients of some size, before sizes are known."""
     try:
         require_analysis(asked, np.full(num_clients, COUNT_LIMIT))
     except UnsupportedEvent as error:

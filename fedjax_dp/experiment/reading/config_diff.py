@@ -12,31 +12,14 @@ from fedjax_dp.experiment.schema.constraints import ConfigError
 
 
 def tables_of(config: Config) -> dict[str, Any]:
-    """Gives a configuration as what JSON can hold, without the place of the data.
-
-    Args:
-      config: the configuration.
-
-    Returns:
-      Its tables.
-    """
+    """Converts a configuration to plain tables, without the place of the data."""
     tables = tomllib.loads(config_files.to_toml(config))
     tables["data"].pop("data_dir", None)
     return tables
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Lists the values of a configuration that decide what a run finds, by dotted name.
-
-    How it executes, how bytes are counted, and what is evaluated, is left out.
-
-    Args:
-      tables: a configuration, or a part of it.
-      prefix: dotted name of the part, with its dot.
-
-    Returns:
-      The values.
-    """
+    """Lists the values that decide what a run finds, by dotted name, below a prefix."""
     found: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{prefix}{name}"
@@ -52,16 +35,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], besides: Sequence[str] = ()
 ) -> list[str]:
-    """Lists where two configurations differ.
-
-    Args:
-      one: tables of the first.
-      other: tables of the second.
-      besides: dotted names that may differ.
-
-    Returns:
-      Lines for people.
-    """
+    """Lists where two configurations differ, one line each, besides keys that may."""
     a, b = flat(one), flat(other)
     return [
         f"{key}: {a.get(key)!r} and {b.get(key)!r}"
@@ -71,23 +45,14 @@ def differences(
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """A table by name holds what a list in the clients' order does."""
+    """Whether values agree; a table by name equals a list in the clients' order."""
     if isinstance(one, Mapping) != isinstance(other, Mapping):
         one, other = (list(x.values()) if isinstance(x, Mapping) else x for x in (one, other))
     return one == other
 
 
 def require_same(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuses a file or folder that holds the results of another setting.
-
-    Args:
-      path: the file or folder.
-      found: tables of what it holds.
-      wanted: tables of what is asked for.
-
-    Raises:
-      ConfigError: naming every difference.
-    """
+    """Refuses a file or folder with the results of other settings, naming each difference."""
     lines = differences(found, wanted)
     if lines:
         raise ConfigError(

@@ -56,18 +56,7 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
 
 
 def from_toml(text: str, where: str) -> Config:
-    """Reads a configuration from the text of a file.
-
-    Args:
-      text: TOML, such as `to_toml` writes; keys that it lacks have their defaults.
-      where: the file, for errors.
-
-    Returns:
-      The configuration, checked as `load` does.
-
-    Raises:
-      ValueError: naming file, key, rule and value.
-    """
+    """Reads a configuration from TOML text, checked as `load` does; `where` names it in errors."""
     return _made(files.parse_toml(text, where), where, [])
 
 
@@ -111,14 +100,7 @@ def _is_within(key: str, given: str) -> bool:
 
 
 def to_toml(config: Config) -> str:
-    """Writes a configuration with every value that has one.
-
-    Args:
-      config: the configuration.
-
-    Returns:
-      TOML text that `load` reads back to an equal configuration.
-    """
+    """Writes every value that is not None; `load` reads the text back as an equal configuration."""
     tables, privacy = _tables(config), config.privacy
     for unit in {"record", "client"} - set(privacy.units):
         # Of a mechanism that does not run only what was said is repeated.
@@ -138,41 +120,19 @@ def _has_no_steps(config: Config) -> bool:
 
 
 def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
-    """Lists the sections that a field may hold.
-
-    Args:
-      field: a field of a configuration.
-
-    Returns:
-      One for a section, several where a key of it tells which, none for a value.
-    """
+    """Lists the sections that a field may hold; none for a value."""
     kinds = kinds_of(field.annotation)
     return tuple(k for k in kinds if isinstance(k, type) and issubclass(k, Section))
 
 
 def default_section(field: FieldInfo) -> type[Section]:
-    """Gives the section that a field holds where nothing tells which.
-
-    Args:
-      field: a field of a configuration that holds a section.
-
-    Returns:
-      The section.
-    """
+    """Returns the section that a field holds where its tag is not given."""
     made = field.default_factory
     return made if isinstance(made, type) else sections_of(field)[0]
 
 
 def tag_of(section: type[Section], field: FieldInfo) -> str:
-    """Gives the word by which a section is chosen.
-
-    Args:
-      section: one of several.
-      field: the field that may hold them.
-
-    Returns:
-      The word.
-    """
+    """Returns the word by which one of several sections is chosen."""
     return section.model_fields[str(field.discriminator)].default
 
 
@@ -240,7 +200,7 @@ def _require_whole_or_parts(keys: Sequence[str]) -> None:
 
 
 def _put(changes: dict[str, Any], key: str, text: str) -> None:
-    """Puts an override into its table, once its key is known to exist."""
+    """Adds an override to its table, if its key exists."""
     fields = _fields_at(key)
     if fields and all(map(sections_of, fields)):
         raise ConfigError(f"{_COMMAND_LINE}: {key} is a section, not a key")
@@ -282,27 +242,12 @@ def _fields_at(key: str) -> list[FieldInfo]:
 
 
 def require_key(key: str) -> None:
-    """Requires that a word of a command line names a key.
-
-    Args:
-      key: a dotted name.
-
-    Raises:
-      ConfigError: naming the nearest key there is.
-    """
+    """Requires a word of a command line to name a key; an error suggests the nearest one."""
     _fields_at(key)
 
 
 def all_keys(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:
-    """Lists the dotted names of all keys that hold a value, whatever is chosen.
-
-    Args:
-      field: what to start from.
-      prefix: its dotted name, with its dot.
-
-    Returns:
-      The keys, in the order of the sections.
-    """
+    """Lists the dotted names of all keys that hold a value, whatever is chosen."""
     found: dict[str, None] = {}
     for section in sections_of(field):
         for name, inner in section.model_fields.items():
@@ -325,7 +270,7 @@ def _all_sections(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:
 
 
 def _quoted(name: str, key: str, origin: str) -> ConfigError:
-    """A name with a dot in it can only come of quotes."""
+    """Makes the error for a name with a dot in it, which can only come from quotes."""
     return ConfigError(
         f"{origin}: the quotes make {name!r} one name, dots included; write {key} without quotes, "
         "or its last part below the header of its section"
@@ -390,7 +335,7 @@ def _require_float32(section: Section, prefix: str, origin: Callable[[str], str]
 def _chosen(
     field: FieldInfo, table: Mapping[str, Any], here: str, origin: Callable[[str], str]
 ) -> type[Section]:
-    """Tells which of several sections a table is."""
+    """Finds out which of several sections a table is."""
     tag = field.discriminator
     if tag is None:
         return sections_of(field)[0]
@@ -411,7 +356,7 @@ def _chosen(
 def _first(
     error: ValidationError, tables: Mapping[str, Any], origin: Callable[[str], str]
 ) -> ConfigError:
-    """Names the first value that is not of its kind."""
+    """Makes the error for the first value that is not of its kind."""
     field, value = ROOT, tables
     path: list[str] = []
     for part in error.errors()[0]["loc"]:

@@ -13,26 +13,12 @@ Row = tuple[str, str, str, str]
 
 
 def describe() -> list[Row]:
-    """Lists every key.
-
-    Returns:
-      For each key its dotted name, what it may be, its default as text, and what it means.
-    """
+    """Lists for every key its dotted name, rule, default as text, and description."""
     return _rows(ROOT, "")
 
 
 def describe_choice(word: str) -> list[Row]:
-    """Lists the options of a part.
-
-    Args:
-      word: `key=name`, such as "algorithm.name=fedprox".
-
-    Returns:
-      As `describe`, for the options that this part takes.
-
-    Raises:
-      ConfigError: if the key names no part, or there is no such part.
-    """
+    """Lists the options of a part, named as in "algorithm.name=fedprox", as `describe`."""
     key, _, name = word.partition("=")
     if key not in CHOICES:
         hint = checks.nearest(key, CHOICES)

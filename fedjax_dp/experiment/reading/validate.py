@@ -37,14 +37,7 @@ _BY_CLIENT = ("declared_epsilon", "clusters")
 
 
 def validate(config: Config) -> None:
-    """Checks all that can be known before any data are read.
-
-    Args:
-      config: the configuration, named lists resolved.
-
-    Raises:
-      ValueError: naming the key, the rule, the value and the nearest valid one.
-    """
+    """Checks all that can be known before data are read; named lists are resolved."""
     read_parts(config, lambda key: "configuration")
     name, privacy = config.algorithm.name, config.privacy
     entry = algorithms.ALGORITHMS[name]
@@ -77,15 +70,7 @@ def validate(config: Config) -> None:
 
 
 def check_clients(config: Config, num_clients: int) -> None:
-    """Checks all that can be known once the clients are counted.
-
-    Args:
-      config: the configuration, named lists resolved.
-      num_clients: how many clients train; 1 where they are put together.
-
-    Raises:
-      ValueError: naming the key, the rule, the value and the nearest valid one.
-    """
+    """Checks all that can be known once the clients that train are counted."""
     privacy, options = config.privacy, config.algorithm.options
     for key in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
         check_one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
@@ -102,14 +87,7 @@ def check_clients(config: Config, num_clients: int) -> None:
 
 
 def known_clients(config: Config) -> int | None:
-    """Counts the clients that train.
-
-    Args:
-      config: the configuration.
-
-    Returns:
-      The number, or None where it follows from the data alone.
-    """
+    """Counts the clients that train; None where the number follows from the data alone."""
     if algorithms.ALGORITHMS[config.algorithm.name].pools_clients:
         return 1
     data, partition = config.data, PARTITIONS[config.data.partition]

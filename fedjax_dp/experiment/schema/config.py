@@ -251,7 +251,7 @@ class _ClientLevel(Section):
 
     @property
     def is_realised(self) -> bool:
-        """Tells whether the sum is divided by who came, behind which nothing is claimed."""
+        """Whether the divisor is the realised cohort size, which voids the guarantee."""
         return False
 
 
@@ -262,7 +262,7 @@ class _DividedLevel(_ClientLevel):
 
     @property
     def is_realised(self) -> bool:
-        """Tells whether the sum is divided by who came, behind which nothing is claimed."""
+        """Whether the divisor is the realised cohort size, which voids the guarantee."""
         return self.denominator == "realised"
 
 
@@ -347,12 +347,12 @@ class PrivacySection(Section):
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Lists the units that are protected."""
+        """The units that are protected."""
         return {"none": (), "both": ("client", "record")}.get(self.unit, (self.unit,))
 
     @property
     def promise(self) -> dict[str, str]:
-        """Gives what every ε is computed under: the accountant and the relation."""
+        """What every ε is computed under: the accountant and the relation."""
         return {"accountant": self.accountant, "relation": self.relation}
 
 
@@ -397,21 +397,7 @@ class EvaluationSection(Section):
 
 
 class Config(Section):
-    """An experiment.
-
-    Attributes:
-      run: how long a run is.
-      data: which examples, and how they are spread.
-      model: what is trained.
-      algorithm: how the parts are put together.
-      acceleration: of the rounds.
-      training: local training.
-      participation: who joins a round.
-      privacy: what is protected.
-      execution: speed and memory.
-      communication: how bytes are counted.
-      evaluation: what is evaluated.
-    """
+    """An experiment: one section for each of its parts."""
 
     run: RunSection = Field(default_factory=RunSection)
     data: DataSection = Field(default_factory=DataSection)
@@ -427,5 +413,5 @@ class Config(Section):
 
     @property
     def title(self) -> str:
-        """Names the run, by its data where it has no name of its own."""
+        """The name of the run; that of its data where it has none."""
         return self.run.name or self.data.name.rpartition(":")[2]

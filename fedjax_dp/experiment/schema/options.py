@@ -32,25 +32,7 @@ def options_model(
     kinds: Mapping[str, Any] = {},
     defaults: Mapping[str, Any] = {},
 ) -> type[Section]:
-    """Makes the model of a factory's options.
-
-    What the run hands to the factory is no option; each other parameter is one, of the kind and the
-    range of its annotation, described by its line in the docstring.
-
-    Args:
-      name: what the factory is called in a configuration.
-      factory: a function with a docstring in the house's form.
-      given: parameters that the run fills, or that only code can.
-      kinds: annotations to take in place of the factory's own, by parameter.
-      defaults: defaults to take in place of the factory's own, by parameter.
-
-    Returns:
-      The model; an option without a default has none here either.
-
-    Raises:
-      TypeError: for an option without an annotation, of a kind that no configuration file can hold,
-        or, in this package, without a description.
-    """
+    """Makes the model of a factory's options, which are its parameters but for `given` ones."""
     hints = typing.get_type_hints(factory, include_extras=True) | dict(kinds)
     hints = {option: in_a_file(hint) for option, hint in hints.items()}
     about = described(factory)
@@ -74,14 +56,7 @@ def options_model(
 
 
 def described(factory: Callable[..., Any]) -> dict[str, str]:
-    """Reads the lines of a docstring's `Args:`.
-
-    Args:
-      factory: the function.
-
-    Returns:
-      The description of each parameter, on one line.
-    """
+    """Reads the description of each parameter off the `Args:` of a docstring."""
     text = inspect.getdoc(factory) or ""
     _, _, rest = text.partition("\nArgs:\n")
     found: dict[str, str] = {}
