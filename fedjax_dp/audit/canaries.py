@@ -24,65 +24,33 @@ SEEN = "seen_of_canaries"
 
 
 class Planted(NamedTuple):
-    """An algorithm and a population with canaries in it.
+    """An algorithm and a population with canaries in it."""
 
-    Attributes:
-      unit: whose privacy the canaries attack, "client" or "record".
-      relation: what tells data with a canary from data without it, "zero_out" or "replace_one".
-      algorithm: the algorithm that was asked for, watched: its info tells what an attacker sees of
-        every canary.
-      data: the population with the canaries' records, all of them included.
-      participation: who joins a round, with the canaries among the clients.
-      owners: the client that each canary is, or whose record it is, `[canaries]`.
-      scores: `(record, info) -> [canaries]` of a round or of each of several, or
-        `[observations, canaries]`, higher where a canary was likelier included.
-      sends_votes: whether clients send votes, between which distances have no meaning.
-    """
-
-    unit: str
-    relation: str
-    algorithm: FederatedAlgorithm
-    data: FederatedData
+    unit: str  # "client" or "record"
+    relation: str  # "zero_out" or "replace_one"
+    algorithm: FederatedAlgorithm  # Its info reports what an attacker sees of every canary.
+    data: FederatedData  # The population, with all of the canaries' records.
     participation: Participation
-    owners: np.ndarray
+    owners: np.ndarray  # [canaries]: the client that each canary is, or that holds it.
+    # [canaries], or [observations, canaries], of one round or of several, higher where a canary
+    # was likelier included.
     scores: Callable[[RoundRecord, RoundInfo], jax.Array]
-    sends_votes: bool = False
+    sends_votes: bool = False  # Distances between votes have no meaning.
 
     def marks(self, is_included: jax.Array) -> jax.Array:
-        """Writes the auditor's coins into the data.
-
-        Args:
-          is_included: `[canaries]`, bool; may be traced.
-
-        Returns:
-          The array that `data` holds under `MARK`, `[num_examples]`, int32.
-        """
+        """Writes the auditor's coins, `[canaries]`, into the array `MARK` of `data`."""
         mark = jnp.asarray(self.data.examples[MARK])
         drawn = jnp.asarray(is_included)[jnp.maximum(mark, 0)]
         return jnp.where((mark >= 0) & ~drawn, -2 - mark, mark)
 
 
 def read_mark(mark: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Reads marks.
-
-    Args:
-      mark: int32, any shape.
-
-    Returns:
-      Whether it is a canary's, whether that is included, and which one it is (0 where it is none).
-    """
+    """Returns whether a mark is a canary's, whether that is included, and which it is."""
     return mark != -1, mark >= 0, jnp.where(mark >= 0, mark, jnp.maximum(-2 - mark, 0))
 
 
 def flat(tree: PyTree) -> jax.Array:
-    """Writes the float leaves of a tree as one row.
-
-    Args:
-      tree: a tree of arrays with at least one float among them.
-
-    Returns:
-      Their entries, `[entries]`, in float32 or better.
-    """
+    """Flattens the float leaves of a tree into one vector, in float32 or better."""
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
     floats = [x.reshape(-1) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.concatenate([trees.at_least_float32(x) for x in floats])
@@ -91,19 +59,7 @@ def flat(tree: PyTree) -> jax.Array:
 def draw_coordinates(
     is_open: np.ndarray, num_canaries: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws an entry of the parameters for each canary, no two the same.
-
-    Args:
-      is_open: which entries may be drawn, `[entries]`, counted as in `flat`.
-      num_canaries: at least 1.
-      rng: what draws.
-
-    Returns:
-      The entries, `[canaries]`, int32.
-
-    Raises:
-      ValueError: if there are fewer entries than canaries.
-    """
+    """Draws distinct entries of the parameters, counted as in `flat`, one for each canary."""
     (entries,) = np.nonzero(is_open)
     checks.whole("num_canaries", num_canaries)
     rule = f"be at most {entries.size}, an entry of the update for each"

@@ -17,16 +17,10 @@ _SHARES = (0.0, 1e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3)
 def extreme_records(
     record: Mapping[str, np.ndarray], rng: np.random.Generator
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Lists records that a clipped gradient must survive.
+    """Lists records whose clipped gradients must keep their bound.
 
-    Args:
-      record: an ordinary record, named arrays without the axis of examples.
-      rng: draws the records whose rows cancel.
-
-    Yields:
-      The record itself; records of one value from 0 to 1e30, NaN and infinities; records whose rows
-      add up to next to nothing, on which norms that are not computed from the gradient go astray.
-      Whole numbers, being labels or tokens, are 0 or as large as they get.
+    The record itself; one value from 0 to 1e30, NaN and infinities; rows that nearly cancel, on
+    which norms that are not computed from the gradient fail. Integers are 0 or the largest.
     """
     yield {name: np.asarray(array) for name, array in record.items()}
     for value in _VALUES:
@@ -58,15 +52,7 @@ def _cancelling(
 
 
 def extreme_updates(structure: PyTree) -> Iterator[tuple[PyTree, float]]:
-    """Lists updates and weights that an aggregator must survive.
-
-    Args:
-      structure: the structure of an update, a tree of `jax.ShapeDtypeStruct`.
-
-    Yields:
-      Updates of one value from 0 to 1e30, NaN and infinities, of weight 1; and an ordinary update
-      with weights that are 0, huge, negative or not finite.
-    """
+    """Lists extreme updates of weight 1, and an ordinary update with extreme weights."""
 
     def filled(value: float) -> PyTree:
         return jax.tree.map(lambda s: jnp.full(s.shape, value).astype(s.dtype), structure)

@@ -34,17 +34,11 @@ _EDGES = (-149, -126, -75, -63, -30, -12, 0, 12, 23, 43, 60, 63, 64, 100, 127)
 
 
 class Worst(NamedTuple):
-    """What a search found.
+    """The result of a search."""
 
-    Attributes:
-      ratio: the largest distance over its bound; inf where a sum was not finite.
-      tried: how many records or updates were looked at.
-      family: how the worst was made.
-    """
-
-    ratio: float
-    tried: int
-    family: str
+    ratio: float  # The largest distance over its bound; inf where a sum was not finite.
+    tried: int  # The number of records or updates.
+    family: str  # How the worst was made.
 
 
 def search_sums(
@@ -57,21 +51,10 @@ def search_sums(
 ) -> Worst:
     """Searches for a record that moves a clipped sum further than its bound.
 
-    Each record is put somewhere into a batch whose other members were made in the same way, so that
-    it meets what was built to lose it and what it may wipe out. The sum is compared with that of
-    the batch where its place is empty, and, where it is the only one, with nothing. Half of the
-    records are the worst so far with some entries made anew.
-
-    Args:
-      total: `(batch, is_real) -> sum` over the real examples, as it is before noise.
-      make_record: `(rng) -> (record, family)`, named arrays without the axis of examples.
-      batch_size: examples of a batch, at least 2.
-      bound: the largest norm that a record may add.
-      num_records: how many are tried, at least 1.
-      rng: draws batches, places and changes.
-
-    Returns:
-      The worst of them.
+    Each record is put somewhere into a batch whose other members were made in the same way, so
+    that it meets what was built to lose it and what it may wipe out. The sum is compared with that
+    of the batch where its place is empty, and, where it is the only one, with zero. Half of the
+    records are the worst so far with some entries drawn again.
     """
     checks.whole("batch_size", batch_size, at_least=2)
     checks.whole("num_records", num_records)
@@ -105,15 +88,7 @@ def search_sums(
 
 
 def hostile(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, str]:
-    """Makes floats on which arithmetic goes wrong.
-
-    Args:
-      shape: of the array; its rows are along the last axis.
-      rng: draws it.
-
-    Returns:
-      `(array, family)`: float32, and how it was made.
-    """
+    """Draws float32 arrays on which arithmetic fails, and names their family."""
     families: Mapping[str, Callable[..., np.ndarray]] = {
         "ordinary": _ordinary,
         "exponents": _exponents,
@@ -132,15 +107,7 @@ def hostile(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarra
 def hostile_records(
     record: Mapping[str, np.ndarray],
 ) -> Callable[[np.random.Generator], tuple[dict[str, np.ndarray], str]]:
-    """Makes records of the shapes of one, with hostile floats.
-
-    Args:
-      record: named arrays without the axis of examples. Whole numbers, being labels or tokens, are
-        drawn between those of the record's own and 0.
-
-    Returns:
-      `(rng) -> (record, family)`.
-    """
+    """Makes a generator of records with hostile floats; integers are the record's own or 0."""
 
     def make(rng):
         made, families = {}, []
@@ -176,21 +143,7 @@ def check_records(
 ) -> StepCheck:
     """Searches records of any floats for one that moves a clipped sum past its bound.
 
-    Args:
-      rule: a rule that claims privacy.
-      params: the parameters at which gradients are taken; those of half of the records are ordinary
-        ones.
-      batch: named arrays `[examples, ...]`, or trees of dicts of them, two examples at least; gives
-        shapes and labels.
-      config: the numbers of one client, scalars.
-      key: root of all draws.
-      num_records: how many are tried, at least 1.
-
-    Returns:
-      The check; what is allowed is the rule's bound and a thousandth of it.
-
-    Raises:
-      ValueError: if the rule claims nothing.
+    `batch` gives shapes and labels; the rule's bound and a thousandth of it are allowed.
     """
     if rule.bound is None:
         raise ValueError("rule must state a bound, got one that claims no privacy")
@@ -216,16 +169,7 @@ def check_records(
 def hostile_updates(
     structure: PyTree, num_updates: int, rng: np.random.Generator
 ) -> Iterator[tuple[PyTree, float]]:
-    """Makes updates of hostile floats, with weights.
-
-    Args:
-      structure: shapes of an update.
-      num_updates: how many.
-      rng: draws them.
-
-    Yields:
-      Updates and weights.
-    """
+    """Draws updates of hostile floats, with weights."""
     leaves, treedef = jax.tree.flatten(structure)
     for i in range(num_updates):
         scale = 2.0 ** rng.choice(_EDGES) if i % 3 == 0 else 1.0
@@ -251,20 +195,7 @@ def search_norms(
     """Searches for an array of some rank whose clipped norm is above its bound.
 
     Arrays have axes of 1 to 8 and hold numbers at which a sum in one chain stops growing, or rounds
-    in one direction. They are clipped side by side, some shapes in one compiled program.
-
-    Args:
-      clip: of a tree of one array; compiled and mapped here.
-      norm: in float64, of what is clipped.
-      bound: the largest norm that a clipped array may have.
-      rng: draws shapes and numbers.
-      ranks: the numbers of axes that are tried.
-      shapes_per_rank: how many shapes of each rank.
-      arrays_per_shape: how many arrays of each shape.
-      most_entries: the largest array.
-
-    Returns:
-      The worst of them; its family names the shape.
+    in one direction. They are clipped side by side, several shapes in one compiled program.
     """
     side_by_side = jax.jit(lambda trees: [jax.vmap(clip)(tree) for tree in trees])
     shapes = [many_axes(r, rng, most_entries) for r in ranks for _ in range(shapes_per_rank)]
@@ -287,16 +218,7 @@ def search_norms(
 def check_norms(
     seed: int = 0, *, shapes_per_rank: int = 1, most_entries: int = 2**17
 ) -> list[StepCheck]:
-    """Searches arrays of 1 to 24 axes for one that clipping leaves above its bound.
-
-    Args:
-      seed: of shapes and numbers.
-      shapes_per_rank: how many shapes of each rank.
-      most_entries: the largest array.
-
-    Returns:
-      A check of each norm: the largest that was found over the bound, and a thousandth above 1.
-    """
+    """Searches arrays of 1 to 24 axes for one that clipping leaves above its L2 or L1 bound."""
     of_norms = {
         "L2": (clip_by_global_norm, lambda a: float(np.sqrt(np.sum(np.square(a))))),
         "L1": (clip_by_l1_norm, lambda a: float(np.sum(np.abs(a)))),
@@ -321,16 +243,7 @@ def _clipped_at_one(clip: Callable[..., tuple[PyTree, Any]]) -> Callable[[PyTree
 
 
 def many_axes(rank: int, rng: np.random.Generator, most_entries: int) -> tuple[int, ...]:
-    """Draws a shape of a rank: half of them as large as they may be with axes of one length.
-
-    Args:
-      rank: the number of axes.
-      rng: draws lengths and places.
-      most_entries: the largest number of entries.
-
-    Returns:
-      The shape, of axes of 1 to 8; those that there is no space for are 1.
-    """
+    """Draws a shape with axes of 1 to 8; half of the shapes have axes of one length."""
     is_alike = rng.random() < 0.5
     one, axes, size = int(rng.integers(2, LENGTHS.stop)), [], 1
     for _ in range(rank):
@@ -368,7 +281,7 @@ def _ordinary(shape, rng):
 
 
 def _exponents(shape, rng):
-    """Every entry of an exponent of its own, within a range."""
+    """Entries with an exponent each, within a range."""
     low, high = sorted(_exponent(rng, 2))
     return rng.choice([-1, 1], size=shape) * 2.0 ** rng.uniform(low, high + 1, size=shape)
 

@@ -87,17 +87,10 @@ def membership_attack(
 
 
 def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -> np.ndarray:
-    """Computes what the attacker sees of examples: their outputs, and their loss.
+    """Computes the attacker's features of examples, `[examples, features]`.
 
-    Args:
-      model: the model.
-      params: its parameters.
-      examples: named arrays `[examples, ...]`.
-
-    Returns:
-      Features, `[examples, features]`: the loss and its logarithm, in which examples that were
-      learned by heart stand apart, and the outputs, largest first where an example has a row of
-      them and no more than that; not finite values are cut off.
+    The loss, its logarithm, in which memorised examples stand apart, and the outputs in descending
+    order where an example has a vector of them; values that are not finite are cut off.
     """
 
     @jax.jit

@@ -47,32 +47,18 @@ class StepCheck(NamedTuple):
 
 
 class ReleaseNoise(NamedTuple):
-    """The noise of a release, leaf by leaf.
+    """The noise of a release, leaf by leaf."""
 
-    Attributes:
-      stddevs: standard deviation of an entry of each leaf.
-      counts: from how many independent deviations each was measured.
-    """
-
-    stddevs: tuple[float, ...]
-    counts: tuple[int, ...]
+    stddevs: tuple[float, ...]  # Of an entry of each leaf.
+    counts: tuple[int, ...]  # The number of independent deviations behind each.
 
     def compare(
         self, name: str, released: PyTree, neighbour: PyTree, event: DpEvent
     ) -> StepCheck | None:
-        """Holds the distance of two releases with the same noise against what the event allows.
+        """Compares the distance of releases with the same noise with what the event allows.
 
-        Distances are taken in units of the noise that was measured, over everything that is
-        released, so that neither a divisor nor a second release beside the first goes unseen.
-
-        Args:
-          name: what is compared.
-          released: a release.
-          neighbour: the release on neighbouring data, with the same key.
-          event: of one release.
-
-        Returns:
-          The check; None for an event that states no noise of a known kind.
+        In units of the measured noise, over everything that is released, so that neither a divisor
+        nor a second release is missed. None for an event of another kind.
         """
         gaps = _gaps(released, neighbour)
         multiplier = stated_multiplier(event)
@@ -102,20 +88,7 @@ class ReleaseNoise(NamedTuple):
     def compare_parts(
         self, name: str, released: PyTree, neighbour: PyTree, event: DpEvent
     ) -> list[StepCheck]:
-        """Holds every leaf on its own against what the event allows.
-
-        Args:
-          name: what is compared.
-          released: a release.
-          neighbour: the release on neighbouring data, with the same key.
-          event: of one release, with Gaussian-like noise.
-
-        Returns:
-          A check for each leaf.
-
-        Raises:
-          ValueError: if the event states no such noise.
-        """
+        """Compares each leaf on its own with what an event with Gaussian-like noise allows."""
         multiplier = stated_multiplier(event)
         if not multiplier:
             raise ValueError(f"event must state Gaussian-like noise, got {event!r}")
@@ -134,17 +107,7 @@ class ReleaseNoise(NamedTuple):
         *,
         may_exceed: bool = False,
     ) -> StepCheck:
-        """Holds the noise against a standard deviation that is stated for every entry.
-
-        Args:
-          name: what is compared.
-          stated: the standard deviation.
-          leaves: the leaves that it is stated for, by their order; all where it is None.
-          may_exceed: whether more noise than stated is right, as where rounding adds to it.
-
-        Returns:
-          The check of the relative difference.
-        """
+        """Compares the noise of some leaves with what is stated for each entry."""
         leaves = range(len(self.counts)) if leaves is None else leaves
         counts = [self.counts[i] for i in leaves]
         squares = [self.stddevs[i] ** 2 * self.counts[i] for i in leaves]
@@ -154,15 +117,7 @@ class ReleaseNoise(NamedTuple):
         return StepCheck(name, max(-excess, 0.0) if may_exceed else abs(excess), tolerance)
 
     def same_as(self, name: str, other: "ReleaseNoise") -> StepCheck:
-        """Holds the noise against that of a release on neighbouring data.
-
-        Args:
-          name: what is compared.
-          other: the other noise, of the same structure.
-
-        Returns:
-          The check of the largest relative difference, in units of what is allowed.
-        """
+        """Compares the noise with that of a release on neighbouring data."""
         measured = 0.0
         for mine, theirs, count in zip(self.stddevs, other.stddevs, self.counts, strict=True):
             if mine > 0 or theirs > 0:
@@ -172,14 +127,7 @@ class ReleaseNoise(NamedTuple):
 
 
 def stated_multiplier(event: DpEvent) -> float | None:
-    """Reads the standard deviation of the noise over the largest L2 contribution off an event.
-
-    Args:
-      event: of one release.
-
-    Returns:
-      The multiplier; None, or 0, where the event states no noise of that kind.
-    """
+    """Reads the noise multiplier, for L2 norms, off an event; None or 0 for other kinds."""
     if isinstance(event, DistributedDiscreteGaussianDpEvent):
         return math.sqrt(event.num_shares) * event.noise_scale / event.l2_norm
     if isinstance(event, SkellamDpEvent):
@@ -190,20 +138,7 @@ def stated_multiplier(event: DpEvent) -> float | None:
 def measure_noise(
     release: Callable[..., PyTree], arguments: tuple[Any, ...], key: PRNGKey, *, num_draws: int
 ) -> ReleaseNoise:
-    """Measures the noise of a release from releases of the same value under different keys.
-
-    Args:
-      release: `(*arguments, key) -> tree`; can be compiled, and is compiled once.
-      arguments: what is released.
-      key: root of the keys.
-      num_draws: how many releases, at least 2.
-
-    Returns:
-      The noise.
-
-    Raises:
-      ValueError: if `num_draws` is too small.
-    """
+    """Measures the noise of `release(*arguments, key)` over `num_draws` keys."""
     checks.whole("num_draws", num_draws, at_least=2)
     sums, squares = _moments(release, arguments, jax.random.split(key, num_draws))
     stddevs, counts = [], []
@@ -220,18 +155,9 @@ def mean_release(
 ) -> PyTree:
     """Averages releases of the same value under different keys.
 
-    Two such averages under the same keys differ by what the value does to a release. Where noise
-    is added, one key would do; where what is noised is transformed on, such as a clip norm that
-    follows a noised count, the difference under one key depends on its noise.
-
-    Args:
-      release: as for `measure_noise`.
-      arguments: what is released.
-      key: root of the keys.
-      num_draws: how many releases, at least 1.
-
-    Returns:
-      The averages, float32 or better.
+    Two such averages under the same keys differ by the effect of the value on a release. Where
+    noise is only added, one key would do; where the noised value is transformed further, such as a
+    clip norm that follows a noised count, the difference under one key depends on its noise.
     """
     keys = jax.random.split(key, num_draws)
     sums, _ = _moments(release, arguments, keys)
@@ -255,15 +181,7 @@ def _moments(release, arguments, keys):
 
 
 def distance(a: PyTree, b: PyTree) -> float:
-    """Computes the Euclidean distance of two trees in float64.
-
-    Args:
-      a: a tree of arrays.
-      b: a tree of the same structure.
-
-    Returns:
-      The distance; inf where anything is not finite.
-    """
+    """Computes the Euclidean distance of two trees in float64; inf where anything is not finite."""
     gaps = _gaps(a, b)
     if not all(np.isfinite(gap).all() for gap in gaps):
         return math.inf

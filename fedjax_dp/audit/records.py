@@ -76,19 +76,7 @@ def plant_records(
 
 
 def draw_trained(model: Model, num_canaries: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws for each canary an entry of the parameters that training changes.
-
-    Args:
-      model: what is trained.
-      num_canaries: at least 1, at most the number of trained parameters.
-      rng: what draws.
-
-    Returns:
-      The entries, `[canaries]`, counted as in `flat`.
-
-    Raises:
-      ValueError: if the number of canaries is out of range.
-    """
+    """Draws for each canary an entry of the parameters that training changes."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     is_trained = [
         np.full(leaf.size, not is_buffer)
@@ -107,24 +95,11 @@ def watch_records(
     read: Callable[[PyTree, ClientOutput, PyTree, Any, jax.Array], jax.Array],
     relation: str,
 ) -> Planted:
-    """Gives canaries to clients in turn, and tells what is read of each in the info of a round.
+    """Gives canaries to clients in turn and reports what is read of each in the round's info.
 
-    Args:
-      algorithm: built for a model that knows canaries.
-      data: the clients' examples.
-      participation: who joins a round.
-      num_canaries: at least 1.
-      read: `(server, output, own, client, canaries) -> [canaries]`, or `[observations, canaries]`,
-        from what the server held, what a client leaves behind, the state that it began with, what
-        is public of it, and the canaries that it owns; higher where they were likelier included.
-      relation: which data are neighbours.
-
-    Returns:
-      The planted population; canaries are the last records of their clients, each a copy of its
-      client's first but for the mark.
-
-    Raises:
-      ValueError: if the algorithm claims nothing for records.
+    `read(server, output, own, client, canaries)` gives `[canaries]` or `[observations, canaries]`,
+    higher where a canary was likelier included. Each canary is a marked copy of its client's first
+    record, at the end of the client's records.
     """
     rule = "claim privacy for records"
     checks.require(algorithm.claims.record is not None, "algorithm", rule, algorithm.name)
@@ -202,20 +177,7 @@ def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Mode
 def released(
     output: ClientOutput, own: PyTree, params: PyTree
 ) -> tuple[PyTree | None, PyTree | None]:
-    """Finds the parts of the model that a client sends, and the change of the client's own model.
-
-    Args:
-      output: what the client's round ended with.
-      own: the state that it began with.
-      params: the structure of the parameters.
-
-    Returns:
-      `(sent, kept)` in the shape of the parameters, zeros for parameters that are not sent; None
-      where absent.
-
-    Raises:
-      ValueError: if there is neither; an algorithm that sends votes is attacked by `plant_votes`.
-    """
+    """Finds the parts of the model that are sent, and the change of the client's own model."""
     sent, before, after = (models_in(t, params) for t in (output.update, own, output.state))
     checks.require(
         bool(sent or after),
@@ -228,15 +190,7 @@ def released(
 
 
 def models_in(tree: PyTree, params: PyTree) -> list[PyTree]:
-    """Finds the parts of a tree that have the shape of the parameters.
-
-    Args:
-      tree: what may hold models, or models of which some parameters are None, as they are not sent.
-      params: the structure of the parameters.
-
-    Returns:
-      The models, zeros for parameters that are not sent.
-    """
+    """Finds the parts of a tree that are models; unsent parameters are zeros."""
     # Frozen parameters are None in both.
     own_leaves, structure = jax.tree.flatten(params, is_leaf=_is_none)
 

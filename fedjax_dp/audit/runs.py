@@ -123,7 +123,7 @@ def run_audit(
 
     @partial(jax.jit, static_argnames=("num_rounds", "is_last"))
     def attack(keys, coins, states, hyper, examples, num_rounds, is_last):
-        """Goes on with every run; `states` is the start of all, or has one for each run."""
+        """Continues every run; `states` is the start of all, or has one for each run."""
 
         def one_run(run: tuple[Any, ...]):
             key, coin, *own = run
@@ -278,10 +278,9 @@ def _many_runs_bound(
 
 
 def _claims(runs: AuditRuns, which: slice, owners: np.ndarray) -> tuple[list[Ledger], np.ndarray]:
-    """Charges the runs that cost an owner most; names the owners' accounts.
+    """Charges the runs that cost an owner most; returns their ledgers and the owners' accounts.
 
-    One run costs most where rounds are all of a stage; where they are not, no run may take part
-    more often in every stage than one that is charged.
+    Where rounds differ in stage, a run is charged if no other took part more often in every stage.
     """
     planted = runs.planted
     record = jax.tree.map(lambda x: x[which], runs.record)

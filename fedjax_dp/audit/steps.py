@@ -290,10 +290,7 @@ def _adds_noise(
 def _reaching_leaves(
     algorithm: FederatedAlgorithm, state: SimulationState, contribution: PyTree, key: PRNGKey
 ) -> list[bool] | None:
-    """Finds which leaves of a summed contribution move the aggregate; None if summed otherwise.
-
-    What moves nothing that is released, such as a count for the logbook, is no part of the bound.
-    """
+    """Finds which leaves of a summed contribution move the aggregate; None if summed otherwise."""
     aggregator, numbers = algorithm.aggregator, algorithm.hyper.aggregator
     leaves, structure = jax.tree.flatten(contribution)
     if isinstance(aggregator, Stacked) or aggregator.encoders:

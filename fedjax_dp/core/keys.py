@@ -10,27 +10,7 @@ from chex import PRNGKey
 
 
 class Purpose(enum.IntEnum):
-    """What a random draw is for; the first thing folded into the root key.
-
-    Attributes:
-      INIT: initial parameters.
-      PARTICIPATION: which clients join a round.
-      CLIENT: all that one client draws in one round.
-      BATCH: which examples a local step reads.
-      RECORD_NOISE: noise on a sum of clipped per-example gradients.
-      CLIENT_NOISE: noise that a client adds to its own update.
-      CENTRAL_NOISE: noise on the aggregate of a cohort.
-      MODEL: draws of the model itself, such as dropout.
-      SELECTION: a private or random choice among several models.
-      SERVER: work on the host between rounds.
-      ENCODING: what a client draws to turn its contribution into a message.
-      PUBLIC: what all clients and the server draw alike, such as a rotation.
-      SERVER_STEP: draws of the server's step.
-      RUN: the root of one of several runs.
-      PERSONAL: a client's second training, of what stays at home.
-      COPIES: perturbed copies of a client's records.
-      EVALUATION: a client's training for an evaluation alone.
-    """
+    """What a random draw is for; the first thing folded into the root key."""
 
     INIT = 1
     PARTICIPATION = 2
@@ -72,15 +52,7 @@ def secret_key() -> PRNGKey:
 
 
 def fold(key: PRNGKey, *path: jax.typing.ArrayLike) -> PRNGKey:
-    """Folds a path of integers, such as (purpose, round, client, step), into a key.
-
-    Args:
-      key: the key to start from.
-      *path: integers, static or traced, each a scalar.
-
-    Returns:
-      A key that is a function of `key` and the path alone.
-    """
+    """Folds a path of integers, such as (purpose, round, client, step), into a key."""
     for part in path:
         key = jax.random.fold_in(key, part)
     return key

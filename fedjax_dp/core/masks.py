@@ -28,66 +28,29 @@ class Sparse:
 
 
 def parted(tree: PyTree | Sparse) -> tuple[PyTree, PyTree | None]:
-    """Takes arrays and the mask of those that have one apart.
-
-    Args:
-      tree: arrays, or a `Sparse` of them.
-
-    Returns:
-      Arrays and mask; None where all entries are meant.
-    """
+    """Splits a `Sparse` into arrays and mask; the mask of anything else is None."""
     return (tree.values, tree.mask) if isinstance(tree, Sparse) else (tree, None)
 
 
 def full(shapes: PyTree) -> PyTree:
-    """Makes the mask that keeps everything.
-
-    Args:
-      shapes: arrays, or shapes, or None for what has no mask.
-
-    Returns:
-      Arrays of bools, all true.
-    """
+    """Makes the mask that keeps everything, None where `shapes` holds None."""
     return jax.tree.map(lambda x: jnp.ones(x.shape, bool), shapes)
 
 
 def applied(mask: PyTree, values: PyTree) -> PyTree:
-    """Sets to zero what a mask does not keep.
-
-    Args:
-      mask: bool, with None in the place of an array that is whole.
-      values: arrays.
-
-    Returns:
-      The arrays.
-    """
+    """Sets to zero what a mask does not keep; None keeps the whole array."""
     return jax.tree.map(
         lambda m, x: x if m is None else jnp.where(m, x, 0), mask, values, is_leaf=_is_none
     )
 
 
 def packed(mask: PyTree) -> PyTree:
-    """Packs a mask, for whoever keeps it.
-
-    Args:
-      mask: bool.
-
-    Returns:
-      One bit an entry: arrays of bytes, `[ceil(entries / 8)]`, uint8.
-    """
+    """Packs a mask into bytes, one bit an entry."""
     return jax.tree.map(lambda m: jnp.packbits(m.ravel()), mask)
 
 
 def unpacked(bits: PyTree, shapes: PyTree) -> PyTree:
-    """Unpacks a mask.
-
-    Args:
-      bits: as `packed` gives them.
-      shapes: arrays of the mask's shapes, or shapes.
-
-    Returns:
-      The mask.
-    """
+    """Unpacks the result of `packed` into a mask of these shapes."""
 
     def one(b: jax.Array, s: Any) -> jax.Array:
         return jnp.unpackbits(b, count=math.prod(s.shape)).reshape(s.shape).astype(bool)
@@ -96,14 +59,7 @@ def unpacked(bits: PyTree, shapes: PyTree) -> PyTree:
 
 
 def num_alive(mask: PyTree) -> jax.Array:
-    """Counts the entries that a mask keeps.
-
-    Args:
-      mask: bool.
-
-    Returns:
-      Their number, int32.
-    """
+    """Counts the entries that a mask keeps."""
     counts = [jnp.sum(m, dtype=jnp.int32) for m in jax.tree.leaves(mask)]
     return sum(counts, jnp.int32(0))
 

@@ -11,17 +11,9 @@ def mixing_weights(
 ) -> jax.Array:
     """Finds the weights, of sum 1, under which the mix of residuals is shortest.
 
-    Solves `(G + ridge · tr(G) I) w = 1` and divides by the sum; weights may be negative.
-
-    Args:
-      products: G, `[places, places]`.
-      counts: which places count, `[places]`, bool; the others have the weight 0.
-      newest: the place of the newest round.
-      ridge: strength of the regularisation, at least 0.
-      damping: a in [0, 1]: weights become (1 − a) w, and the newest gains a.
-
-    Returns:
-      w, `[places]`; not finite where there is no solution.
+    Solves `(G + ridge · tr(G) I) w = 1` and divides by the sum; weights may be negative. With the
+    damping a in [0, 1] they become (1 − a) w, and the newest gains a. Not finite where there is no
+    solution.
 
     Source: Malekmohammadi and others 2021, section 2.5, the closed form under "Acceleration".
     """

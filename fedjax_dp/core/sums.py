@@ -11,29 +11,16 @@ _FEW = 85
 
 
 class Sum(NamedTuple):
-    """A running sum of floats, in two parts.
+    """A running sum of floats, in two parts."""
 
-    Attributes:
-      high: the sum, rounded.
-      low: what the rounding took away.
-    """
-
-    high: jax.Array
-    low: jax.Array
+    high: jax.Array  # The sum, rounded.
+    low: jax.Array  # What the rounding lost.
 
 
 def add(total: PyTree, part: PyTree) -> PyTree:
-    """Adds a tree of arrays to a tree of running sums.
+    """Adds a tree of arrays to a tree of running sums; integers are added as they are.
 
-    Integers are added as they are: those of a lattice wrap around and lose nothing.
-
-    Args:
-      total: a tree whose leaves are `Sum`s where those of `part` are floats.
-      part: a tree of arrays.
-
-    Returns:
-      The tree of running sums. Each addition errs by about 2^-47 of what is then held, whatever the
-      order.
+    Each addition errs by about 2^-47 of what is then held, whatever the order.
 
     Source: Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B; Dekker
     1971, section 5.
@@ -42,14 +29,7 @@ def add(total: PyTree, part: PyTree) -> PyTree:
 
 
 def zeros_like(tree: PyTree) -> PyTree:
-    """Opens running sums.
-
-    Args:
-      tree: a tree of arrays or of their shapes.
-
-    Returns:
-      A tree of `Sum`s of zeros, or of zeros where there are no floats.
-    """
+    """Makes running sums of zeros, plain zeros where a leaf is no float."""
 
     def zeros(x):
         none = jnp.zeros(x.shape, x.dtype)
@@ -59,31 +39,17 @@ def zeros_like(tree: PyTree) -> PyTree:
 
 
 def over_first_axis(tree: PyTree) -> PyTree:
-    """Sums arrays over their first axis.
+    """Sums arrays over their first axis, into a `Sum` where they are floats.
 
     Up to 85 numbers are added plainly, which errs by at most 8.7e-4 of the largest of them in all,
     with one of them and without it together (2^-24 · 85 · 169), in any order; longer sums are made
     of such blocks, and keep what is lost between them.
-
-    Args:
-      tree: a tree of arrays, each `[numbers, ...]`, at least one number.
-
-    Returns:
-      A tree of `Sum`s, or of arrays where there are no floats.
     """
     return jax.tree.map(_over_first_axis, tree)
 
 
 def merge(a: PyTree, b: PyTree) -> PyTree:
-    """Adds two trees of running sums.
-
-    Args:
-      a: a tree of running sums.
-      b: a tree of the same structure.
-
-    Returns:
-      Their sum.
-    """
+    """Adds two trees of running sums."""
 
     def both(x, y):
         if not _is_sum(x):
@@ -94,14 +60,7 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
 
 
 def value(total: PyTree) -> PyTree:
-    """Reads running sums, rounded once.
-
-    Args:
-      total: a tree of running sums.
-
-    Returns:
-      A tree of arrays.
-    """
+    """Reads running sums, rounded once."""
     return jax.tree.map(lambda x: x.high + x.low if _is_sum(x) else x, total, is_leaf=_is_sum)
 
 

@@ -12,135 +12,61 @@ _LARGEST_SUMMAND = 2.0**96
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """Widens floats below single precision to float32 and leaves all else alone.
-
-    Args:
-      x: an array of any shape and type.
-
-    Returns:
-      The array, in float32 where it was a narrower float.
-    """
+    """Widens floats below single precision to float32 and leaves all else alone."""
     if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
         return x.astype(jnp.float32)
     return x
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:
-    """Adds two trees leaf by leaf.
-
-    Args:
-      a: a tree of arrays.
-      b: a tree of the same structure.
-
-    Returns:
-      The tree of sums.
-    """
+    """Adds two trees leaf by leaf."""
     return jax.tree.map(jnp.add, a, b)
 
 
 def subtract(a: PyTree, b: PyTree) -> PyTree:
-    """Subtracts one tree from another leaf by leaf.
-
-    Args:
-      a: a tree of arrays.
-      b: a tree of the same structure, subtracted.
-
-    Returns:
-      The tree of differences.
-    """
+    """Subtracts one tree from another leaf by leaf."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def scale(tree: PyTree, factor: jax.typing.ArrayLike) -> PyTree:
-    """Multiplies every leaf by one number, keeping each leaf's type.
-
-    Args:
-      tree: a tree of arrays.
-      factor: a scalar, static or traced.
-
-    Returns:
-      The scaled tree.
-    """
+    """Multiplies every leaf by one number, keeping each leaf's type."""
     return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
 
 
 def reciprocal(x: jax.typing.ArrayLike) -> jax.Array:
-    """Divides one by numbers; by none that is not above 0, where it gives 0.
-
-    Args:
-      x: at least 0, of any shape.
-
-    Returns:
-      1/x, and 0 where x is 0.
-    """
+    """Returns 1/x where x > 0, else 0."""
     x = jnp.asarray(x)
     return jnp.where(x > 0, 1.0 / jnp.where(x > 0, x, 1.0), 0.0)
 
 
 def zeros_like(tree: PyTree) -> PyTree:
-    """Builds a tree of zeros.
-
-    Args:
-      tree: a tree of arrays.
-
-    Returns:
-      Zeros of the same shapes and types.
-    """
+    """Builds a tree of zeros."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 
 def where(condition: jax.Array, a: PyTree, b: PyTree) -> PyTree:
-    """Chooses one of two trees by a scalar condition.
-
-    Args:
-      condition: a boolean scalar.
-      a: taken where the condition holds.
-      b: taken where it does not.
-
-    Returns:
-      The chosen tree.
-    """
+    """Chooses one of two trees by a boolean scalar."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
 
 
 def l2_norm(tree: PyTree) -> jax.Array:
-    """Computes the Euclidean norm over all leaves, summed in float32 or better.
-
-    Args:
-      tree: a tree of float arrays.
-
-    Returns:
-      A scalar; 0 for a tree without leaves. Squares are summed as `total` sums.
-    """
+    """Computes the Euclidean norm over all leaves, in float32 or better, 0 for no leaves."""
     return jnp.sqrt(_total(jax.tree.map(jnp.square, _flat(tree))))
 
 
 def l1_norm(tree: PyTree) -> jax.Array:
-    """Computes the sum of absolute values over all leaves, in float32 or better.
-
-    Args:
-      tree: a tree of float arrays.
-
-    Returns:
-      A scalar; 0 for a tree without leaves. Absolute values are summed as `total` sums.
-    """
+    """Computes the sum of absolute values, in float32 or better, 0 for no leaves."""
     return _total(jax.tree.map(jnp.abs, _flat(tree)))
 
 
 def total(tree: PyTree) -> jax.Array:
-    """Sums all entries of all leaves, in float32 or better.
+    """Sums all entries of all leaves, in float32 or better, 0 for no leaves.
 
     Each leaf is summed along one flat axis, and leaves are added in pairs. XLA's CPU compiler
     breaks such a sum into a tree of short chains, but adds up several short axes in one chain as
     long as their product, which loses every summand below half a unit in the last place of what
-    has been added so far.
-
-    Args:
-      tree: a tree of arrays.
-
-    Returns:
-      A scalar; 0 for a tree without leaves. For summands of one sign its relative error is at most
-      2.5e-4, that of chains of 4,096.
+    has been added so far. For summands of one sign the relative error is at most 2.5e-4, that of
+    chains of 4,096.
     """
     return _total(_flat(tree))
 
@@ -166,14 +92,7 @@ def _flat(tree: PyTree) -> PyTree:
 
 
 def is_finite(tree: PyTree) -> jax.Array:
-    """Checks whether every entry of every float leaf is finite.
-
-    Args:
-      tree: a tree of arrays.
-
-    Returns:
-      A boolean scalar.
-    """
+    """Checks whether every entry of every float leaf is finite."""
     flags = [
         jnp.all(jnp.isfinite(x))
         for x in jax.tree.leaves(tree)
@@ -183,15 +102,7 @@ def is_finite(tree: PyTree) -> jax.Array:
 
 
 def can_be_summed(tree: PyTree) -> jax.Array:
-    """Checks whether the sum of such a tree over any population is finite.
-
-    Args:
-      tree: a tree of arrays.
-
-    Returns:
-      A boolean scalar: whether no entry of a float leaf is NaN or above 2^96, which fewer than 2^31
-      of them do not bring above what float32 holds.
-    """
+    """Checks that no float is NaN or above 2^96, so that sums over 2^31 clients are finite."""
     flags = [
         jnp.all(jnp.abs(at_least_float32(x)) <= _LARGEST_SUMMAND)
         for x in jax.tree.leaves(tree)
@@ -201,64 +112,26 @@ def can_be_summed(tree: PyTree) -> jax.Array:
 
 
 def num_parameters(tree: PyTree) -> int:
-    """Counts the entries of all leaves.
-
-    Args:
-      tree: a tree of arrays or of `jax.ShapeDtypeStruct`.
-
-    Returns:
-      The number of scalars.
-    """
+    """Counts the entries of all leaves."""
     return int(sum(np.prod(x.shape, dtype=np.int64) for x in jax.tree.leaves(tree)))
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Counts the bytes of all leaves.
-
-    Args:
-      tree: a pytree of arrays, or of their shapes.
-
-    Returns:
-      The total, exact for any size.
-    """
+    """Counts the bytes of all leaves."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def cast_like(tree: PyTree, like: PyTree) -> PyTree:
-    """Gives a tree the types of another, such as a state those that it had before a step.
-
-    Args:
-      tree: a tree of arrays.
-      like: a tree of the same structure.
-
-    Returns:
-      The tree, each array in the type of its counterpart.
-    """
+    """Casts a tree to the types of another of the same structure."""
     return jax.tree.map(lambda x, old: jnp.asarray(x, jnp.result_type(old)), tree, like)
 
 
 def take(tree: PyTree, index: jax.typing.ArrayLike) -> PyTree:
-    """Reads rows of every leaf.
-
-    Args:
-      tree: a tree whose leaves share their first axis.
-      index: an integer or an array of integers.
-
-    Returns:
-      The rows, `[*index.shape, ...]` at every leaf.
-    """
+    """Indexes the first axis of every leaf."""
     return jax.tree.map(lambda x: x[index], tree)
 
 
 def paths(tree: PyTree) -> list[str]:
-    """Names the leaves by the keys that lead to them.
-
-    Args:
-      tree: any tree.
-
-    Returns:
-      For each leaf its keys, joined by "/", such as "params/Dense_0/kernel"; empty for a tree that
-      is one leaf.
-    """
+    """Names the leaves by their keys, such as "params/Dense_0/kernel"."""
     found = jax.tree_util.tree_leaves_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]

@@ -24,16 +24,7 @@ _EVALUATION = ("deterministic", "use_running_average")
 def linen_functions(
     module: nn.Module, example_x: Any, rng_streams: tuple[str, ...]
 ) -> tuple[Init, Apply, tuple[str, ...]]:
-    """Builds the functions of a Linen module.
-
-    Args:
-      module: the module, called with inputs `[examples, ...]`.
-      example_x: shape and type of one input, without the axis of examples.
-      rng_streams: names under which the module draws random numbers in `apply`.
-
-    Returns:
-      `init`, `apply` in the form that `Model` documents, and the collections that are buffers.
-    """
+    """Builds `init`, `apply` and the buffer collections of a module; `example_x` is one input."""
 
     def with_axis(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
@@ -80,18 +71,7 @@ def linen_functions(
 def nnx_functions(
     constructor: Callable[[nnx.Rngs], nnx.Module],
 ) -> tuple[Init, Apply, tuple[str, ...], str]:
-    """Builds the functions of an NNX module.
-
-    Args:
-      constructor: builds the module from random streams.
-
-    Returns:
-      `init`, `apply` in the form that `Model` documents, the top-level keys that are buffers, and
-      the name of the module's class.
-
-    Raises:
-      ValueError: if the module holds batch statistics and its `__call__` takes no `mask`.
-    """
+    """Builds `init`, `apply`, the buffers' top-level keys and the class name of an NNX module."""
     abstract = nnx.eval_shape(lambda: constructor(nnx.Rngs(0)))
     graph, shapes, streams, buffer_shapes = _split(abstract)
     buffer_keys = ("batch_stats",) if jax.tree.leaves(buffer_shapes) else ()
@@ -144,16 +124,7 @@ def nnx_functions(
 
 
 def plain_apply(apply: Callable[..., Any], refreshes_buffers: bool) -> Apply:
-    """Gives a plain function the signature that `Model` documents.
-
-    Args:
-      apply: `apply(params, x)` with any of the keyword arguments `is_training`, `train`,
-        `training`, `deterministic`, `key` and `mask`.
-      refreshes_buffers: whether it returns `(outputs, params)` instead of the outputs.
-
-    Returns:
-      The function in the form that `Model` documents.
-    """
+    """Gives a plain function the signature that `Model` documents."""
     settings = _settings_of(apply)
 
     def wrapped(

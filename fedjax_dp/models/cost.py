@@ -13,36 +13,22 @@ from fedjax_dp.models.lowering import narrow, winograd
 
 
 class Cost(NamedTuple):
-    """What a function takes, as its trace tells.
+    """The cost of a function, as counted on its jaxpr."""
 
-    Attributes:
-      operations: floating-point operations of matrix products and convolutions as they are
-        computed, a multiplication and an addition counting as two.
-      direct_operations: the same with every convolution computed as a direct sum, where the trace
-        is not differentiated and kernels are not batched.
-      largest_bytes: size of the largest value that is computed on the way.
-    """
-
+    # Of products and convolutions as they are computed; a multiplication and an addition are two.
     operations: float
+    # With each convolution a direct sum; exact for traces without gradients and batched kernels.
     direct_operations: float
-    largest_bytes: int
+    largest_bytes: int  # Of the largest value that is computed.
 
 
 def training_cost(
     model: Model, shape: tuple[int, ...], batch_size: int = 1, dtype: Any = jnp.float32
 ) -> Cost:
-    """Counts floating-point operations of matrix products and convolutions for one example.
+    """Counts the arithmetic of a training step for one example, at the given batch size.
 
-    Args:
-      model: the model.
-      shape: shape of one input.
-      batch_size: examples a step, on which depends how convolutions are computed.
-      dtype: type of the inputs.
-
-    Returns:
-      The cost. Its `operations` are those that a forward and a backward pass do; its
-      `direct_operations` are those of three forward passes with direct sums, so that
-      implementations can be compared: the backward pass multiplies twice for each product.
+    `operations` are those of a forward and a backward pass; `direct_operations` are those of three
+    forward passes with direct sums, so that implementations can be compared.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
     batch = jax.ShapeDtypeStruct((batch_size, *shape), dtype)
@@ -57,15 +43,7 @@ def training_cost(
 
 
 def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
-    """Counts what a function computes; the body of a loop whose length is not static counts once.
-
-    Args:
-      fn: a function of pytrees; it is traced and not run.
-      *arguments: arrays or their shapes.
-
-    Returns:
-      Its cost.
-    """
+    """Counts what a function computes; a loop whose length is not static counts once."""
     return _cost(jax.make_jaxpr(fn)(*arguments).jaxpr)
 
 

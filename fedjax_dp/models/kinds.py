@@ -21,16 +21,7 @@ BATCH_NORM = "batch_norm"
 
 
 def marked(params: PyTree, where: Where) -> PyTree:
-    """Marks the parameters that are meant.
-
-    Args:
-      params: arrays, or shapes, or anything of their structure.
-      where: a path such as "params/Dense_0/kernel", a pattern such as "params/*/kernel", a part
-        above them such as "params/Dense_0", several of these, or `(path, leaf) -> bool`.
-
-    Returns:
-      A tree of bools of the structure of `params`.
-    """
+    """Marks the parameters that match a path, pattern, prefix, several of these, or a predicate."""
     leaves, structure = jax.tree.flatten(params)
     paths = trees.paths(params)
     if callable(where):
@@ -41,52 +32,23 @@ def marked(params: PyTree, where: Where) -> PyTree:
 
 
 def patterns(where: str | Sequence[str]) -> tuple[str, ...]:
-    """Lists patterns that may have been given as one.
-
-    Args:
-      where: one pattern or several.
-
-    Returns:
-      The patterns.
-    """
+    """Lists patterns that may have been given as one."""
     return (where,) if isinstance(where, str) else tuple(where)
 
 
 class Frozen(NamedTuple):
-    """What a model holds, and where it belongs.
+    """Frozen parameters and their places in the tree."""
 
-    Attributes:
-      structure: of all parameters, the frozen ones among them.
-      values: for each leaf its value where it is frozen, None where it is trained or a buffer.
-    """
-
-    structure: Any
-    values: tuple[np.ndarray | None, ...]
+    structure: Any  # Of all parameters.
+    values: tuple[np.ndarray | None, ...]  # None where a leaf is trained or a buffer.
 
     def without(self, full: PyTree) -> PyTree:
-        """Takes the frozen parameters out.
-
-        Args:
-          full: all parameters.
-
-        Returns:
-          The same tree with None, which is no leaf, in their places.
-        """
+        """Replaces the frozen parameters by None, which is no leaf."""
         pairs = zip(jax.tree.leaves(full), self.values, strict=True)
         return jax.tree.unflatten(self.structure, [x if v is None else None for x, v in pairs])
 
     def within(self, params: PyTree) -> PyTree:
-        """Puts the frozen parameters back.
-
-        Args:
-          params: as `without` gives them.
-
-        Returns:
-          All parameters.
-
-        Raises:
-          ValueError: if `params` hold another number of arrays.
-        """
+        """Puts the frozen parameters back into what `without` returned."""
         given = jax.tree.leaves(params)
         count = sum(value is None for value in self.values)
         checks.require(
@@ -101,20 +63,7 @@ class Frozen(NamedTuple):
 
 
 def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
-    """Holds on to the values of some parameters.
-
-    Args:
-      shapes: all parameters, as shapes.
-      where: which ones are frozen, as for `marked`.
-      values: arrays for these at least, under the same paths; what else there is, is not read.
-
-    Returns:
-      The values, on the host, in the types of the model.
-
-    Raises:
-      ValueError: for a pattern that matches nothing, naming the nearest path; if nothing or
-        everything is frozen; or if a value is missing or of another shape.
-    """
+    """Holds the values of the parameters that `where` matches, in the model's types."""
     paths = trees.paths(shapes)
     if not callable(where):
         require_matches("frozen", patterns(where), paths, "parameters of the model")
@@ -134,48 +83,21 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
 
 
 class Home(NamedTuple):
-    """Which parameters stay at home with their client, and which are shared.
+    """Which parameters stay with their client, and which are shared."""
 
-    Attributes:
-      structure: of all parameters.
-      is_own: for each leaf whether it stays at home.
-    """
-
-    structure: Any
-    is_own: tuple[bool, ...]
+    structure: Any  # Of all parameters.
+    is_own: tuple[bool, ...]  # Of each leaf, whether it stays with the client.
 
     def own(self, params: PyTree) -> PyTree:
-        """Takes what stays at home.
-
-        Args:
-          params: all parameters.
-
-        Returns:
-          The same tree with None, which is no leaf, in the places of what is shared.
-        """
+        """Takes the client's own parameters; None, which is no leaf, replaces the shared ones."""
         return self._of(params, True)
 
     def sent(self, params: PyTree) -> PyTree:
-        """Takes what is shared.
-
-        Args:
-          params: all parameters, or anything of their structure.
-
-        Returns:
-          The same tree with None in the places of what stays at home.
-        """
+        """Takes the shared parameters; None replaces the client's own."""
         return self._of(params, False)
 
     def joined(self, sent: PyTree, own: PyTree) -> PyTree:
-        """Puts both together.
-
-        Args:
-          sent: as `sent` gives it; what else it holds is not read.
-          own: as `own` gives it; likewise.
-
-        Returns:
-          All parameters.
-        """
+        """Joins the results of `sent` and `own`; other entries of either are ignored."""
         of_both = zip(
             self.structure.flatten_up_to(sent),
             self.structure.flatten_up_to(own),
@@ -197,22 +119,9 @@ class Home(NamedTuple):
 
 
 def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "home") -> Home:
-    """Decides which parameters stay at home.
+    """Decides which parameters stay with their client.
 
-    Args:
-      shapes: all parameters, as shapes.
-      where: "batch_norm" for buffers and the weights of the layers that they belong to, of which
-        there may be none where nothing else is named; a path, a pattern, several of all these, or
-        none of them for nothing; or a function, as for `marked`.
-      buffer_keys: the model's buffers, as in `Model`.
-      name: what an error calls `where`.
-
-    Returns:
-      The division.
-
-    Raises:
-      ValueError: for a pattern that matches nothing, naming the nearest path, or if everything
-        stays at home.
+    "batch_norm" matches buffers and the weights of their layers; it alone may match nothing.
     """
     paths = trees.paths(shapes)
     asked: tuple[str, ...] = () if callable(where) else patterns(where)
@@ -230,17 +139,7 @@ def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "
 
 
 def require_matches(name: str, asked: Sequence[str], paths: Sequence[str], rule: str) -> None:
-    """Requires that every pattern names something.
-
-    Args:
-      name: what an error calls the patterns.
-      asked: the patterns.
-      paths: of what there is.
-      rule: what the patterns must name, in words.
-
-    Raises:
-      ValueError: for a pattern that matches nothing, naming the nearest path.
-    """
+    """Requires that every pattern matches a path; the error names the nearest one."""
     for pattern in asked:
         if not any(_matches(path, pattern) for path in paths):
             raise ValueError(
@@ -250,16 +149,7 @@ def require_matches(name: str, asked: Sequence[str], paths: Sequence[str], rule:
 
 
 def batch_norm(params: PyTree, buffer_keys: Where) -> PyTree:
-    """Marks buffers, and what lies in the same layer under another collection.
-
-    Args:
-      params: all parameters, or anything of their structure.
-      buffer_keys: the model's buffers, as in `Model`. A layer whose statistics are frozen has none,
-        and is one like any other.
-
-    Returns:
-      A tree of bools of the structure of `params`.
-    """
+    """Marks buffers and the other parameters of their layers; frozen statistics are no buffers."""
     paths, is_buffer = trees.paths(params), jax.tree.leaves(marked(params, buffer_keys))
     layers = {_layer(path) for path, flag in zip(paths, is_buffer, strict=True) if flag}
     layers.discard("")
@@ -273,7 +163,7 @@ def _layer(path: str) -> str:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Tells whether a pattern names a parameter or a part that it lies in."""
+    """Checks whether a pattern matches a path or one of its prefixes."""
     pattern = pattern.rstrip("/")
     return any(fnmatch.fnmatchcase(path, form) for form in (pattern, f"{pattern}/*"))
 

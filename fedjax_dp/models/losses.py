@@ -138,22 +138,7 @@ NAMES = tuple(_NAMED)
 def resolve(
     loss: str | LossFn, correct_fn: CorrectFn | None = None
 ) -> tuple[LossFn, CorrectFn | None]:
-    """Turns the name of a loss, or a function, into the two functions that a model carries.
-
-    Args:
-      loss: one of `NAMES`, which reads the targets from `batch["y"]`, or a function
-        `(outputs, batch) -> losses [examples]`.
-      correct_fn: a function `(outputs, batch) -> (correct [examples], weight [examples])`; where it
-        is None, the one that belongs to a named loss is taken.
-
-    Returns:
-      The loss function and the counting function; the latter is None where accuracy has no meaning:
-      for squared errors and for a function without a count of its own.
-
-    Raises:
-      ValueError: if `loss` is a name that does not exist; from the functions themselves, when they
-        are traced, if what a function returns is not one number for each example.
-    """
+    """Returns the loss function and the counting function, None where accuracy has no meaning."""
     own_correct_fn = None if correct_fn is None else _checked_counts(correct_fn)
     if callable(loss):
         return _checked_loss(loss), own_correct_fn
@@ -171,17 +156,7 @@ def resolve(
 
 
 def targets_of(batch: Batch) -> jax.Array:
-    """Reads the targets of a batch.
-
-    Args:
-      batch: named arrays, `[examples, ...]`.
-
-    Returns:
-      The array `y`.
-
-    Raises:
-      ValueError: if there is none, when the loss is traced.
-    """
+    """Reads the targets `y` of a batch."""
     checks.require("y" in batch, "examples", "hold targets 'y' for the loss to read", sorted(batch))
     return batch["y"]
 
@@ -206,7 +181,7 @@ def _checked_counts(correct_fn: CorrectFn) -> CorrectFn:
 
 
 def _require_by_example(what: str, values: Any, batch: Batch) -> None:
-    """Requires one real number for each example: another shape would broadcast without a word."""
+    """Requires one real number for each example: another shape would broadcast silently."""
     count = jnp.shape(jax.tree.leaves(batch)[0])[0]
     kind = jnp.result_type(values)
     fits = jnp.shape(values) == (count,) and not jnp.issubdtype(kind, jnp.complexfloating)

@@ -28,16 +28,7 @@ _SMALLEST_SEEN = 2.0**-63
 
 
 def is_formed(num_rows: int, inputs: int, outputs: int) -> bool:
-    """Tells whether forming the matrices is the cheaper way to their norms.
-
-    Args:
-      num_rows: outer products that each matrix sums.
-      inputs: entries of the left vectors.
-      outputs: entries of the right vectors.
-
-    Returns:
-      Whether to call `matrices` instead of `norms`.
-    """
+    """Decides whether to form the matrices (`matrices`) instead of their factors (`factors`)."""
     if num_rows == 1:
         return False
     if block_size(num_rows) == 0:
@@ -50,15 +41,7 @@ def is_formed(num_rows: int, inputs: int, outputs: int) -> bool:
 
 
 def matrices(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Sums the outer products of each example.
-
-    Args:
-      rows: `[examples, num_rows, inputs]`.
-      columns: `[examples, num_rows, outputs]`.
-
-    Returns:
-      `[examples, inputs, outputs]`, or `[examples, outputs, inputs]` where there are fewer outputs.
-    """
+    """Sums each example's outer products, `[examples, inputs, outputs]`, the smaller axis first."""
     left, right = sorted((rows, columns), key=lambda a: a.shape[2])
     # Transposed ahead of the product, behind a barrier: a batch of products that contract their
     # first dimensions runs at half of the speed or less.
@@ -67,18 +50,11 @@ def matrices(rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def total(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Sums the outer products of all examples, a block of examples at a time.
+    """Sums the outer products of all examples, `[inputs, outputs]`, a block of examples at a time.
 
     Where the outer products of an example nearly keep its bound on their own (`Factors`), the order
     in which a block is summed moves the result by at most 1e-3 of that bound. What the blocks add
     up to is rounded once.
-
-    Args:
-      rows: `[examples, num_rows, inputs]`.
-      columns: `[examples, num_rows, outputs]`.
-
-    Returns:
-      `[inputs, outputs]`.
     """
     num_examples, num_rows = rows.shape[:2]
     size = max(1, block_size(num_rows))
@@ -97,16 +73,11 @@ def total(rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def block_size(num_rows: int) -> int:
-    """Counts the examples whose outer products may be summed as one product.
+    """Counts the examples whose outer products may be summed as one product; 0 for none.
 
-    Summing n numbers in any order errs by at most n roundings of the sum of their absolute values,
-    here g examples of T rows and √T bounds each; with one of them left out, by those of g − 1.
-
-    Args:
-      num_rows: T, outer products of one example.
-
-    Returns:
-      The largest g with `2^-24 g T √T (2 g − 1)` of at most 8.7e-4; 0 where there is none.
+    The largest g with `2^-24 g T √T (2 g − 1)` of at most 8.7e-4. Summing n numbers in any order
+    errs by at most n roundings of the sum of their absolute values, here g examples of T rows and √T
+    bounds each, T being `num_rows`; with one of them left out, by those of g − 1.
     """
     size = 0
     while _ROUNDING * (size + 1) * num_rows**1.5 * (2 * size + 1) <= _LARGEST_ERROR:
@@ -115,19 +86,13 @@ def block_size(num_rows: int) -> int:
 
 
 class Factors(NamedTuple):
-    """Sums of outer products by factors that do not cancel, `scale · rowsᵀ columns` each.
+    """Sums of outer products by factors that do not cancel, `scale · rowsᵀ columns` each."""
 
-    Attributes:
-      rows: `[examples, num_rows, inputs]`, float32 or better.
-      columns: `[examples, num_rows, outputs]`, float32 or better.
-      scale: `[examples]`.
-      norms: `[examples]`: bounds the Frobenius norm of each sum, and, over √num_rows, the sum of
-        the norms of its outer products.
-    """
-
-    rows: jax.Array
-    columns: jax.Array
-    scale: jax.Array
+    rows: jax.Array  # [examples, num_rows, inputs], float32 or better
+    columns: jax.Array  # [examples, num_rows, outputs], float32 or better
+    scale: jax.Array  # [examples]
+    # [examples]: bounds the Frobenius norm of each sum, and, over √num_rows, the sum of the norms
+    # of its outer products
     norms: jax.Array
 
 
@@ -139,16 +104,9 @@ def factors(rows: jax.Array, columns: jax.Array) -> Factors:
     them than their norm, which is read off two Gram matrices. As they come, rows may cancel in one
     order and not in another, and lose half of the digits of such a norm.
 
-    Guarantee: the norms are those of what the returned factors amount to, for any finite floats,
-    and never too small: what the Gram matrices may err by is added. Not finite where a factor is
-    not, or where a product of norms is beyond float32.
-
-    Args:
-      rows: `[examples, num_rows, inputs]`.
-      columns: `[examples, num_rows, outputs]`.
-
-    Returns:
-      The factors. For ordinary data the norms are too large by a few 1e-4 of themselves.
+    Guarantee: the norms are those of the returned factors, for any finite floats, and never too
+    small: the possible error of the Gram matrices is added (a few 1e-4 for ordinary data). Not
+    finite where a factor is not, or where a product of norms is beyond float32.
 
     Source: shifted Cholesky QR, Fukaya and others 2020.
     """
@@ -202,14 +160,7 @@ def _squared_norms(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def unseen(size: int) -> float:
-    """Bounds what a norm misses where squares vanish in float32.
-
-    Args:
-      size: how many numbers it is of.
-
-    Returns:
-      The largest norm of numbers whose squares all vanish.
-    """
+    """Bounds the norm of so many numbers whose squares all vanish in float32."""
     return _SMALLEST_SEEN * math.sqrt(size)
 
 

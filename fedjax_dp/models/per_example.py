@@ -28,20 +28,17 @@ _LOOPS_AND_RULES = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call
 class PerExample(NamedTuple):
     """Losses of a batch and what clipping needs of their gradients.
 
-    Attributes:
-      losses: the loss of each example, `[examples]`.
-      norms: bounds on the L2 norm of what each example adds at each leaf, the structure of the
-        parameters, each `[examples]`, float32: the norm itself to 1e-3, for gradients beyond 1e-15;
-        not finite where the gradient or its square is not.
-      weighted_sum: `(weights) -> tree`, the sum over examples of weight times gradient, leaf by
-        leaf; `weights` has the structure of `norms`. An example of weight 0 adds exactly nothing,
-        whatever its gradient holds. What any other adds has a norm of at most weight times its
-        entry of `norms`, in any order of summation, up to 1e-3 of the largest such product
-        (docs/privacy.md, "Clipping in floating point").
+    An example of weight 0 adds exactly nothing to `weighted_sum`, whatever its gradient holds. What
+    any other adds has a norm of at most weight times its entry of `norms`, in any order, up to 1e-3
+    of the largest such product (docs/privacy.md, "Clipping in floating point").
     """
 
-    losses: jax.Array
+    losses: jax.Array  # [examples]
+    # Bounds on the L2 norm at each leaf, each `[examples]`, float32: the norm itself to 1e-3, for
+    # gradients beyond 1e-15; not finite where the gradient or its square is not.
     norms: PyTree
+    # Of weights, which have the structure of `norms`: the sum over examples of weight times
+    # gradient.
     weighted_sum: Callable[[PyTree], PyTree]
 
 
@@ -54,13 +51,10 @@ class _Site(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A site that multiplies rows of data by a matrix that holds each entry of its parameter once.
+    """A site that multiplies rows of data by a matrix of each parameter entry once."""
 
-    `rows_of(*data)` gives `[num_rows, inputs]`, `matrix_of(leaf)` gives `[inputs, outputs]`.
-    """
-
-    rows_of: Callable[..., jax.Array]
-    matrix_of: Callable[[jax.Array], jax.Array]
+    rows_of: Callable[..., jax.Array]  # Of the data: [num_rows, inputs].
+    matrix_of: Callable[[jax.Array], jax.Array]  # Of the parameter: [inputs, outputs].
     num_rows: int
     inputs: int
     outputs: int
@@ -78,19 +72,10 @@ class _Plan(NamedTuple):
 def per_example(
     loss_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, examples: PyTree
 ) -> PerExample:
-    """Computes losses, gradient norms and a weighted gradient sum of a batch.
+    """Computes losses, gradient norms and a weighted gradient sum of a batch, for any loss.
 
-    Any function will do. A parameter that is read once, by an equation that reads data beside it,
-    is handled at that site; one that is read several times, or inside a loop, is differentiated
-    for each example.
-
-    Args:
-      loss_fn: `(params, example) -> loss`, a scalar of one example.
-      params: the parameters, a tree of float arrays.
-      examples: a tree of arrays, each `[examples, ...]`.
-
-    Returns:
-      The result; `weighted_sum` may be called inside the same trace.
+    A parameter that is read once, by an equation that reads data beside it, is handled at that
+    site; one that is read several times, or inside a loop, is differentiated for each example.
 
     Source: norms of rank-one gradients from Goodfellow 2015; reuse of the backward pass from Bu and
     others 2023 (book-keeping).
@@ -401,7 +386,7 @@ def _product_of_dot(
 
 
 def _is_view(plan: _Plan, v: Any, site: _Site) -> bool:
-    """Tells whether an operand holds the entries of its parameter, each once."""
+    """Checks whether an operand holds the entries of its parameter, each once."""
     made_by = {out: eqn for eqn in plan.closed.jaxpr.eqns[: site.equation] for out in eqn.outvars}
     while v in made_by:
         if made_by[v].primitive.name not in _VIEWS:

@@ -37,16 +37,7 @@ def pad(
 
 
 def patches_of(x: jax.Array, kernel: tuple[int, ...], padding: Padding) -> jax.Array:
-    """Gathers what every output of a convolution reads.
-
-    Args:
-      x: `[batch, *spatial, inputs]`.
-      kernel: the shape of the kernel.
-      padding: of the first spatial dimensions.
-
-    Returns:
-      `[batch, *positions, entries * inputs]`.
-    """
+    """Gathers what every output of a convolution reads, `[batch, *positions, entries * inputs]`."""
     return gather_patches(pad(x, padding), window_of(kernel))
 
 
@@ -65,22 +56,10 @@ def define(
     gradient_of_input: Callable[..., jax.Array],
     gradient_of_kernel: Callable[..., jax.Array],
 ) -> Primitive:
-    """Defines a convolution with stride 1 of `[batch, *spatial, inputs]`.
+    """Defines a convolution with stride 1 of `[batch, *spatial, in]` and `[*kernel, in, out]`.
 
-    Args:
-      name: the name of the primitive.
-      shape: gives the shape of the result from those that have the shapes of an input and a kernel,
-        given what the primitive is bound with.
-      convolve: maps an input and a kernel `[*kernel, inputs, outputs]` to
-        `[batch, *positions, outputs]`, given `padding` (of the first spatial dimensions, low and
-        high, negative to crop) and what else the primitive is bound with.
-      gradient_of_input: maps the cotangent of the result, the shape of the input and the kernel to
-        the cotangent of the input, given the same.
-      gradient_of_kernel: maps the cotangent of the result, the input and the shape of the kernel to
-        the cotangent of the kernel, given the same.
-
-    Returns:
-      The primitive, to be bound to an input and a kernel.
+    All functions are also given the primitive's parameters, `padding` (negative to crop) among
+    them; each gradient is given the cotangent, then input and kernel, one of the two as a shape.
     """
     primitive = Primitive(name)
 

@@ -34,24 +34,7 @@ def conv_general_dilated(
     preferred_element_type: Any = None,
     **_: Any,
 ) -> jax.Array:
-    """Convolves as the primitive of the same name does, by slices and matrix products alone.
-
-    Args:
-      lhs: the input, laid out as `dimension_numbers` says.
-      rhs: the kernel, laid out as `dimension_numbers` says.
-      window_strides: the stride of each spatial dimension.
-      padding: (low, high) of each spatial dimension, negative to crop.
-      lhs_dilation: the dilation of the input in each spatial dimension.
-      rhs_dilation: the dilation of the kernel in each spatial dimension.
-      dimension_numbers: the positions of batch, feature and spatial dimensions.
-      feature_group_count: the number of groups of input features.
-      batch_group_count: the number of groups of the batch.
-      precision: passed on to the matrix product; what is for CPUs alone multiplies in full.
-      preferred_element_type: the type of the result, or None for that of the input.
-
-    Returns:
-      The convolution, laid out as `dimension_numbers` says.
-    """
+    """Convolves as the primitive of the same name does, by slices and matrix products alone."""
     x = jnp.transpose(lhs, _channels_last(dimension_numbers.lhs_spec))
     w = jnp.transpose(rhs, _kernel_last(dimension_numbers.rhs_spec))
     window = Window(w.shape[:-2], tuple(window_strides), tuple(rhs_dilation))

@@ -24,15 +24,7 @@ _MOST_OUTPUTS = 63
 
 
 def is_faster(w: jax.Array, window: Window) -> bool:
-    """Tells whether patches of rows, in and out, are smaller than whole ones, of a narrow kernel.
-
-    Args:
-      w: `[*kernel, inputs, outputs]`.
-      window: how the kernel walks.
-
-    Returns:
-      Whether to call `convolve`, for arrays of float32 or float64.
-    """
+    """Decides whether patches of rows, in and out, are smaller than whole ones."""
     size, *row, inputs, outputs = w.shape
     is_plain = len(row) > 0 and max(window.strides) == max(window.dilation) == 1
     in_rows, whole = math.prod(row) * inputs, size * math.prod(row) * inputs
@@ -40,16 +32,7 @@ def is_faster(w: jax.Array, window: Window) -> bool:
 
 
 def convolve(x: jax.Array, w: jax.Array, padding: tuple[int, int]) -> jax.Array:
-    """Convolves with stride 1.
-
-    Args:
-      x: `[batch, *spatial, inputs]`, padded in all spatial dimensions but the first.
-      w: `[*kernel, inputs, outputs]`.
-      padding: of the first spatial dimension, negative to crop.
-
-    Returns:
-      `[batch, *positions, outputs]`.
-    """
+    """Convolves with stride 1."""
     return _convolve_p.bind(x, w, padding=(tuple(padding),))
 
 

@@ -19,70 +19,31 @@ from fedjax_dp.core import trees
 
 
 class Window(NamedTuple):
-    """How a kernel walks over an array that is padded already.
-
-    Attributes:
-      kernel: the number of entries of the kernel, per spatial dimension.
-      strides: the distance between two positions, per spatial dimension.
-      dilation: the distance between two entries of the kernel, per spatial dimension.
-    """
+    """How a kernel moves over an array that is padded already, for each spatial dimension."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilation: tuple[int, ...]
 
     def positions(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Counts the positions at which the kernel fits.
-
-        Args:
-          sizes: the size of each spatial dimension.
-
-        Returns:
-          The number of positions of each spatial dimension.
-        """
+        """Counts the positions at which the kernel fits, for each spatial dimension."""
         return tuple(
             max((n - (k - 1) * d - 1) // s + 1, 0) for n, k, s, d in zip(sizes, *self, strict=True)
         )
 
 
 def gather_patches(x: jax.Array, window: Window) -> jax.Array:
-    """Lists, at every position of a window, the entries that it covers.
-
-    Args:
-      x: `[..., *spatial, features]`, padded.
-      window: the window, which says how many dimensions are spatial.
-
-    Returns:
-      `[..., *positions, entries * features]`, entries in row-major order.
-    """
+    """Maps `[..., *spatial, features]`, padded, to `[..., *positions, entries * features]`."""
     return _gather_p.bind(x, window=window)
 
 
 def scatter_patches(patches: jax.Array, window: Window, sizes: tuple[int, ...]) -> jax.Array:
-    """Sums patches into the array that they would have been gathered from.
-
-    Args:
-      patches: `[..., *positions, entries * features]`.
-      window: the window that the patches belong to.
-      sizes: the size of each spatial dimension of the result.
-
-    Returns:
-      `[..., *spatial, features]`.
-    """
+    """Sums patches into `[..., *sizes, features]`, the adjoint of `gather_patches`."""
     return _scatter_p.bind(patches, window=window, sizes=sizes)
 
 
 def slices(x: jax.Array, window: Window, axis: int) -> list[jax.Array]:
-    """Slices an array along one spatial dimension, once for every entry of the kernel.
-
-    Args:
-      x: `[..., *spatial, features]`, padded.
-      window: the window.
-      axis: which spatial dimension.
-
-    Returns:
-      As many arrays as the kernel has entries in that dimension.
-    """
+    """Slices along one spatial dimension, once for every entry of the kernel."""
     kernel, stride, dilation = (sizes[axis] for sizes in window)
     position = x.ndim - 1 - len(window.kernel) + axis
     count = _count(x.shape[position], kernel, stride, dilation)

@@ -24,42 +24,18 @@ class _Operation(NamedTuple):
 
 
 def reduce_window_sum(operand: jax.Array, **params: Any) -> jax.Array:
-    """Sums over windows as the primitive of the same name does, in float32 or better.
-
-    Args:
-      operand: an array of any shape.
-      **params: the parameters of the primitive, one entry a dimension.
-
-    Returns:
-      The sums, one a window.
-    """
+    """Sums over windows as the primitive of the same name does, in float32 or better."""
     wide = trees.at_least_float32(operand)
     return _reduce(wide, _SUM, **params).astype(operand.dtype)
 
 
 def reduce_window_max(operand: jax.Array, **params: Any) -> jax.Array:
-    """Takes maxima over windows; the first of equal entries receives the gradient.
-
-    Args:
-      operand: an array of any shape.
-      **params: the parameters of the primitive, one entry a dimension.
-
-    Returns:
-      The maxima, one a window.
-    """
+    """Takes maxima over windows; the first of equal entries receives the gradient."""
     return _reduce(operand, _MAX, **params)
 
 
 def reduce_window_min(operand: jax.Array, **params: Any) -> jax.Array:
-    """Takes minima over windows; the first of equal entries receives the gradient.
-
-    Args:
-      operand: an array of any shape.
-      **params: the parameters of the primitive, one entry a dimension.
-
-    Returns:
-      The minima, one a window.
-    """
+    """Takes minima over windows; the first of equal entries receives the gradient."""
     is_inexact = jnp.issubdtype(operand.dtype, jnp.inexact)
     reverse = lax.neg if is_inexact else lax.bitwise_not
     return reverse(reduce_window_max(reverse(operand), **params))
@@ -68,17 +44,7 @@ def reduce_window_min(operand: jax.Array, **params: Any) -> jax.Array:
 def select_and_scatter_add(
     source: jax.Array, operand: jax.Array, *, select_prim: Any, **params: Any
 ) -> jax.Array:
-    """Sends each source entry to the selected entry of its window, as the primitive does.
-
-    Args:
-      source: the cotangent of a pool, one entry a window.
-      operand: the input of the pool.
-      select_prim: the comparison that selects, `ge` for maxima and `le` for minima.
-      **params: the remaining parameters of the primitive, one entry a dimension.
-
-    Returns:
-      An array shaped like `operand`.
-    """
+    """Sends each source entry to the selected entry of its window, as the primitive does."""
     ones = (1,) * operand.ndim
     params = {"base_dilation": ones, "window_dilation": ones, **params}
     _, pullback = jax.vjp(lambda x: _selected(select_prim)(x, **params), operand)
@@ -88,17 +54,7 @@ def select_and_scatter_add(
 def select_and_gather_add(
     tangents: jax.Array, operand: jax.Array, *, select_prim: Any, **params: Any
 ) -> jax.Array:
-    """Takes the tangent of the selected entry of every window, as the primitive does.
-
-    Args:
-      tangents: the tangent of a pool's input.
-      operand: the input of the pool.
-      select_prim: the comparison that selects, `ge` for maxima and `le` for minima.
-      **params: the remaining parameters of the primitive, one entry a dimension.
-
-    Returns:
-      The tangents, one a window.
-    """
+    """Takes the tangent of the selected entry of every window, as the primitive does."""
     return jax.jvp(lambda x: _selected(select_prim)(x, **params), (operand,), (tangents,))[1]
 
 

@@ -30,20 +30,14 @@ _Grid = list[list[jax.Array]]
 
 
 class _Tiles(NamedTuple):
-    """Minimal filtering F(m × m, 3 × 3), the same in both dimensions.
+    """Minimal filtering F(m × m, 3 × 3): `of_output · [(of_kernel · g) ∘ (of_input · d)]`.
 
-    Of an input d and a kernel g it makes `of_output · [(of_kernel · g) ∘ (of_input · d)]`. The
-    gradients are made of the same three matrices.
-
-    Attributes:
-      of_input: `[m + 2, m + 2]`.
-      of_kernel: `[m + 2, 3]`.
-      of_output: `[m, m + 2]`.
+    The same in both dimensions, d the input, g the kernel; gradients use the same matrices.
     """
 
-    of_input: _Matrix
-    of_kernel: _Matrix
-    of_output: _Matrix
+    of_input: _Matrix  # [m + 2, m + 2]
+    of_kernel: _Matrix  # [m + 2, 3]
+    of_output: _Matrix  # [m, m + 2]
 
     @property
     def size(self) -> int:
@@ -81,19 +75,11 @@ _LARGE = _tiles(0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)
 
 
 def is_faster(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) -> bool:
-    """Tells whether tiles beat patches on a CPU.
+    """Decides whether tiles beat patches on a CPU, for arrays of float32 or float64.
 
     The transforms cost as much for few features as for many, and those of the kernel as much for
     few positions as for many: there they outweigh the multiplications that they save. On other
     backends sixteen products in place of one have not been found to pay.
-
-    Args:
-      x: `[batch, height, width, inputs]`; under `vmap`, of one instance.
-      w: `[3, 3, inputs, outputs]`.
-      padding: of height and width, low and high, negative to crop.
-
-    Returns:
-      Whether to call `convolve`, for arrays of float32 or float64.
     """
     inputs, outputs = w.shape[-2:]
     height, width = _sizes(x, padding)
@@ -107,31 +93,12 @@ def is_faster(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) ->
 
 
 def convolve(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) -> jax.Array:
-    """Convolves with stride 1 by matrix products on transformed tiles.
-
-    Args:
-      x: `[batch, height, width, inputs]`.
-      w: `[3, 3, inputs, outputs]`.
-      padding: of height and width, low and high, negative to crop.
-
-    Returns:
-      `[batch, *positions, outputs]`.
-    """
+    """Convolves with stride 1 by matrix products on transformed tiles."""
     return _convolve_p.bind(x, w, padding=tuple(map(tuple, padding)), is_adjoint=False)
 
 
 def share_of_direct(x: Any, w: Any, *, padding: Padding, is_adjoint: bool) -> float:
-    """Counts the multiplications for each one of the direct sum.
-
-    Args:
-      x: the input of the primitive, or its shape and type.
-      w: its kernel, or its shape and type.
-      padding: what it is bound with.
-      is_adjoint: what it is bound with.
-
-    Returns:
-      Their ratio; tiles that stick out count by what is inside.
-    """
+    """Counts the multiplications for each one of the direct sum, inside of tiles alone."""
     size = _tiles_for(x.shape[0], _sizes(x, padding), w, is_adjoint).size
     return (size + 2) ** 2 / (9 * size**2)
 
