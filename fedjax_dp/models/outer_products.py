@@ -76,8 +76,8 @@ def block_size(num_rows: int) -> int:
     """Counts the examples whose outer products may be summed as one product; 0 for none.
 
     The largest g with `2^-24 g T √T (2 g − 1)` of at most 8.7e-4. Summing n numbers in any order
-    errs by at most n roundings of the sum of their absolute values, here g examples of T rows and √T
-    bounds each, T being `num_rows`; with one of them left out, by those of g − 1.
+    errs by at most n roundings of the sum of their absolute values, here g examples of T rows and
+    √T bounds each, T being `num_rows`; with one of them left out, by those of g − 1.
     """
     size = 0
     while _ROUNDING * (size + 1) * num_rows**1.5 * (2 * size + 1) <= _LARGEST_ERROR:
