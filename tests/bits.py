@@ -45,7 +45,7 @@ def outcome(case, mode: str) -> dict:
     import numpy as np
     from cases import KEY, ROUNDS
 
-    from fedjax_dp.engine.accounts import communication
+    from fedjax_dp.engine import communication
     from fedjax_dp.engine.execution.client_store import Rows
 
     try:
