@@ -15,8 +15,7 @@ from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.row_file import FILE
-from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
-from fedjax_dp.engine.accounts import communication
+from fedjax_dp.engine import ExecutionConfig, communication, evaluator, simulation
 from fedjax_dp.engine.execution import round_loop
 from fedjax_dp.engine.execution.client_store import Rows, kept_in
 from fedjax_dp.engine.execution.host_steps import Table
