@@ -108,9 +108,8 @@ from .engine import (
     compile_federation as compile_federation,
     evaluator as evaluator,
     federation as federation,
-    run_event as run_event,
     simulation as simulation,
-    told as told,
+    as_metrics as as_metrics,
 )
 from .experiment.running.loading import load_run as load_run
 from .models import Model as Model

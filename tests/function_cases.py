@@ -382,16 +382,7 @@ CASES: dict[str, Case] = {
     ),
     "federation": Case(engine.federation, given(algorithm=lambda: plain_algorithm(), **_AUDITED)),
     "simulation": Case(engine.simulation, given(algorithm=lambda: plain_algorithm(), **_AUDITED)),
-    "run_event": Case(
-        engine.run_event,
-        lambda: {
-            "algorithm": private_algorithm(),
-            "size": 7,
-            "hyper": private_algorithm().hyper,
-            "num_rounds": 2,
-        },
-    ),
-    "told": Case(engine.told, lambda: {"record": ran()[1], "info": ran()[2]}),
+    "as_metrics": Case(engine.as_metrics, lambda: {"record": ran()[1], "info": ran()[2]}),
     "communication": Case(
         engine.communication,
         lambda: {"simulated": compiled(), "record": ran()[1], "info": ran()[2]},

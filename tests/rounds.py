@@ -12,7 +12,7 @@ import numpy as np
 from cases import Reference, reference, snapshot
 
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.engine import Cohort, Examples, Fate, Layout, told
+from fedjax_dp.engine import Cohort, Examples, Fate, Layout, as_metrics
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.host_steps import after_host_step
 from fedjax_dp.engine.round import play_round
@@ -65,7 +65,7 @@ class HandRound(NamedTuple):
         for step in sim.algorithm.host_steps:
             if step.after == state.round:
                 state = after_host_step(step, state, sim.hyper, self.ref.key)
-        return snapshot(state), told(snapshot(record), snapshot(info))
+        return snapshot(state), as_metrics(snapshot(record), snapshot(info))
 
 
 def _starts(sizes):
@@ -117,7 +117,7 @@ def after_one_round(name: str):
     """The reference state after the first round, from the engine's own program."""
     ref = reference(name)
     state, record, info = ref.sim.run(ref.initial, ref.key, 1)
-    return snapshot(state), told(record, info)
+    return snapshot(state), as_metrics(record, info)
 
 
 def flat(tree) -> np.ndarray:

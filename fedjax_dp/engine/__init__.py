@@ -1,6 +1,6 @@
 """The engine: a federation as a value, and what compiles, lays out and accounts its rounds."""
 
-from fedjax_dp.engine.accounts.calibration import calibrate, run_event
+from fedjax_dp.engine.accounts.calibration import calibrate
 from fedjax_dp.engine.accounts.communication import Communication, communication
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import Cohort, Examples
@@ -8,7 +8,7 @@ from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, compile_federation, simulation
 from fedjax_dp.engine.execution.layout import ExecutionConfig, Layout
 from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
-from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, told
+from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.anderson import anderson
 
@@ -28,6 +28,7 @@ __all__ = [
     "SimulationState",
     "TrainingInfo",
     "anderson",
+    "as_metrics",
     "calibrate",
     "communication",
     "compile_federation",
@@ -35,7 +36,5 @@ __all__ = [
     "examples_of",
     "federation",
     "population_of",
-    "run_event",
     "simulation",
-    "told",
 ]

@@ -241,7 +241,7 @@ def joined(records: Sequence[RoundRecord]) -> RoundRecord:
 
 
 def joined_info(infos: Sequence[RoundInfo]) -> RoundInfo:
-    """Puts what several blocks of rounds told one after the other.
+    """Concatenates the info of several blocks of rounds.
 
     Args:
       infos: on the host, of any numbers of slots.
@@ -260,8 +260,8 @@ def joined_info(infos: Sequence[RoundInfo]) -> RoundInfo:
 
 
 @checked
-def told(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:
-    """Tells rounds by name, for logbooks, tables and plots.
+def as_metrics(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:
+    """Returns the figures of some rounds by name, for logbooks, tables and plots.
 
     Args:
       record: of one or more rounds, on the host.

@@ -29,7 +29,7 @@ from fedjax_dp.engine import (
     SimulationState,
     simulation,
 )
-from fedjax_dp.engine.accounts.calibration import calibrate, run_event
+from fedjax_dp.engine.accounts.calibration import _composed, _priced_stages, calibrate
 from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -159,6 +159,11 @@ def test_twenty_selections_cost_what_the_paper_converts_them_to(which):
     assert spent == pytest.approx(SELECTIONS_ALONE[which], abs=1e-3)
 
 
+def _whole_run(algorithm, size, hyper, num_rounds):
+    """What a record pays in a run whose every round its client joins."""
+    return _composed(_priced_stages(algorithm, hyper, num_rounds), size, hyper)
+
+
 @pytest.mark.parametrize("name", later(["r_dpcfl", "f_cdpfl"], mark=telling))
 def test_replacing_a_record_is_accounted_jointly_by_distributions(name):
     """Section 1 of the specification: replace-one for training and for selections."""
@@ -169,7 +174,7 @@ def test_replacing_a_record_is_accounted_jointly_by_distributions(name):
     hyper = calibrate(algorithm, sizes, EPSILON, DELTA, ROUNDS, **promise)
     z = float(hyper.local.noise_multiplier[0])
     row = jax.tree.map(np.asarray, hyper.of_client(0))
-    whole = run_event(algorithm, SIZE, row, ROUNDS)
+    whole = _whole_run(algorithm, SIZE, row, ROUNDS)
     ledger = Ledger("record", "replace_one")
     ledger.charge(whole)
     [spent] = ledger.epsilon(DELTA, "pld")
@@ -539,7 +544,7 @@ def test_a_ledger_of_single_rounds_equals_that_of_a_block():
     np.testing.assert_array_equal(record.stage, [0, 0, 0, 1, 1])
     composed = Ledger("record")
     row = jax.tree.map(np.asarray, sim.hyper)
-    composed.charge(run_event(algorithm, SIZE, row, 5))
+    composed.charge(_whole_run(algorithm, SIZE, row, 5))
     expected = composed.epsilon(DELTA)[0]
     np.testing.assert_allclose(many.epsilon({"record": DELTA})["record"], expected)
 
@@ -562,7 +567,7 @@ def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
     def cost(num_rounds):
         ledger = Ledger("record")
         row = jax.tree.map(np.asarray, sim.hyper)
-        ledger.charge(run_event(algorithm, SIZE, row, num_rounds))
+        ledger.charge(_whole_run(algorithm, SIZE, row, num_rounds))
         return float(ledger.epsilon(DELTA)[0])
 
     for num_rounds in (1, 2, 4):

@@ -32,7 +32,7 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import simulation, told
+from fedjax_dp.engine import as_metrics, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
@@ -156,8 +156,8 @@ def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
         np.testing.assert_allclose(value, expected[part], rtol=0, atol=1e-6, err_msg=part)
     np.testing.assert_array_equal(record.clients, plain.record.clients)
     np.testing.assert_array_equal(record.fate, plain.record.fate)
-    expected = told(plain.record, plain.info)
-    for part, value in told(record, info).items():
+    expected = as_metrics(plain.record, plain.info)
+    for part, value in as_metrics(record, info).items():
         np.testing.assert_allclose(value, expected[part], rtol=1e-4, atol=1e-6, err_msg=part)
     assert BASE.shape not in [shape[-2:] for shape in shapes_in(state)]
     assert sorted(shapes_in(state)) == sorted(shapes_in(plain.final))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from marks import later, telling
 
-from fedjax_dp.engine import PrivacyAccounting, told
+from fedjax_dp.engine import PrivacyAccounting, as_metrics
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.constraints import ConfigError
@@ -45,7 +45,7 @@ class Run:
         state = simulation.init(key)
         accounting = PrivacyAccounting(simulation)
         state, record, info = simulation.run(state, key, ROUNDS)
-        self.info = told(record, info)
+        self.info = as_metrics(record, info)
         accounting.charge(record)
         accountant = config.privacy.accountant
         self.epsilon = accounting.epsilon({"record": DELTA}, accountant)["record"]
@@ -238,7 +238,7 @@ def paper_round(data_dir):
     experiment = assemble(config_files.load(None, (*PAPER, *words)))
     simulation, key = experiment.simulation, jax.random.key(0)
     _, record, info = simulation.run(simulation.init(key), key, 1)
-    return experiment, {name: value[0] for name, value in told(record, info).items()}
+    return experiment, {name: value[0] for name, value in as_metrics(record, info).items()}
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from fedjax_dp.clients import (
 from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import PrivacyAccounting, simulation, told
+from fedjax_dp.engine import PrivacyAccounting, as_metrics, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import UnclaimedNoise
@@ -36,7 +36,7 @@ def run(algorithm, rounds=2, data=None, sampler=None, cohort=None):
     chosen = participants.participation(sampler or sampling.everybody(), data.num_clients, cohort)
     sim = simulation(algorithm, data, chosen, PLAIN)
     state, record, info = sim.run(sim.init(KEY), KEY, rounds)
-    return snapshot(state), record, told(record, info), sim
+    return snapshot(state), record, as_metrics(record, info), sim
 
 
 def released(aggregator, total, key, numbers=None):

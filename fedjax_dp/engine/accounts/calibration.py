@@ -13,7 +13,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Index, PositiveNumbers
+from fedjax_dp.core.ranges import PositiveNumbers
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.privacy.accounting.calibration import (
     calibrate_noise_multiplier,
@@ -23,27 +23,6 @@ from fedjax_dp.privacy.accounting.calibration import (
 
 # Any multiplier that no event would hold for another reason.
 _PROBE = 1.7320508
-
-
-@checked
-def run_event(
-    algorithm: FederatedAlgorithm, size: Index, hyper: Hyper, num_rounds: int
-) -> dp_accounting.DpEvent:
-    """Composes what one record pays in a run in which its client joins every round.
-
-    Args:
-      algorithm: the declaration.
-      size: examples of the client, at least 0.
-      hyper: the client's numbers, those of local training scalars.
-      num_rounds: rounds of the run, at least 1.
-
-    Returns:
-      The event of training and of all else that is charged, such as private selections.
-
-    Raises:
-      ValueError: if nothing is claimed for records.
-    """
-    return _composed(_priced_stages(algorithm, hyper, num_rounds), size, hyper)
 
 
 def _priced_stages(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fedjax_dp.engine.record import RoundInfo, RoundRecord, told
+from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
@@ -326,7 +326,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Charges each round to the ledgers and turns its info into a row of metrics."""
     rows, accountant = [], experiment.config.privacy.accountant
-    shown, sent = told(record, info), start.traffic.count(record, info)
+    shown, sent = as_metrics(record, info), start.traffic.count(record, info)
     for i in range(len(record.stage)):
         start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
         # PLD takes seconds for each distinct history: it is asked once a checkpoint.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_dp.core import checks
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.execution.layout import ExecutionConfig
-from fedjax_dp.engine.record import told
+from fedjax_dp.engine.record import as_metrics
 from fedjax_dp.experiment.studies.workloads import WORKLOADS, Workload, prepare
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import training_cost
@@ -68,7 +68,7 @@ class _Case:
         self._state, record, info = self.simulation.run(self._state, self._key, 1)
         jax.block_until_ready(self._state)
         elapsed = time.perf_counter() - started
-        self.info = told(record, info)
+        self.info = as_metrics(record, info)
         return elapsed
 
 
