@@ -56,7 +56,6 @@ HOLD = {
     "Examples",
     "AdaptiveClipping",
     "BandedNoise",
-    "Clipping",
     "DiscreteMechanism",
     "Mechanism",
     "Plan",
@@ -282,7 +281,6 @@ _MADE = {"model": lambda: model(), "trainer": lambda: trainer()}
 _AUDITED = {"data": lambda: store(), "participation": lambda: joining()}
 _PRIVATE_MEAN = {"clip_norm": 1.0, "noise_multiplier": 1.0, "expected_cohort_size": 3.0}
 _STEPS = {"sampling_rate": 0.1, "num_steps": 10, "dp_delta": 1e-5}
-_LEVELS = {"noise_multiplier": 1.0, "batch_size": 4, "clip_norm": 1.0, "num_parameters": 10}
 _SCORES = {"scores_in": np.arange(20) + 3.0, "scores_out": np.arange(20) * 1.0, "dp_delta": 1e-5}
 _PLAN = {"dimension": 4, "clip_norm": 1.0, "noise_multiplier": 1.0}
 _ENTRIES = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_entries": 3}
@@ -623,10 +621,6 @@ CASES: dict[str, Case] = {
         privacy.add_bounded_laplace,
         given(key=KEY, tree=TREE, epsilon=1.0, dp_delta=1e-3, sensitivity=1.0),
     ),
-    "aggregate_variance": Case(
-        privacy.aggregate_variance, given(weights=[0.5, 0.5], variance=[1.0, 2.0])
-    ),
-    "inverse_variance_weights": Case(privacy.inverse_variance_weights, given(variance=[1.0, 2.0])),
     "banded_noise": Case(privacy.banded_noise, given(num_rounds=4, bands=2, min_separation=2)),
     "bounded_laplace": Case(privacy.bounded_laplace, given(**_ENTRIES, entry_delta=1e-4)),
     "staircase": Case(privacy.staircase, given(**_ENTRIES)),
@@ -646,10 +640,6 @@ CASES: dict[str, Case] = {
         privacy.max_poisson_steps,
         given(epsilon=3.0, dp_delta=1e-5, sampling_rate=0.1, noise_multiplier=1.0),
     ),
-    "noise_multiplier_of_run": Case(
-        privacy.noise_multiplier_of_run,
-        given(epsilon=3.0, dp_delta=1e-4, num_examples=20, batch_size=4, num_rounds=2),
-    ),
     "choose_bits": Case(privacy.choose_bits, given(**_PLAN, num_clients=3)),
     "make_plan": Case(privacy.make_plan, given(**_PLAN, num_clients=3)),
     "make_central_plan": Case(privacy.make_central_plan, given(**_PLAN)),
@@ -661,17 +651,6 @@ CASES: dict[str, Case] = {
         for name in ("clip_by_global_norm", "clip_by_l1_norm", "clip_per_layer")
     },
     "clip_entries": Case(privacy.clip_entries, given(tree=TREE, bound=1.0)),
-    "clipped_gradient_variance": Case(privacy.clipped_gradient_variance, given(**_LEVELS)),
-    "unclipped_gradient_variance": Case(
-        privacy.unclipped_gradient_variance, given(**_LEVELS, sampling_variance=1.0)
-    ),
-    "update_variance": Case(
-        privacy.update_variance,
-        given(gradient_variance=1.0, num_examples=20, batch_size=4, learning_rate=0.1),
-    ),
-    "draw_budgets": Case(
-        privacy.draw_budgets, lambda: {"name": "Dist1", "num_clients": 3, "rng": rng()}
-    ),
     "published_batch_sizes": Case(privacy.published_batch_sizes, given(num_clients=20)),
     "published_budgets": Case(privacy.published_budgets, given(name="Dist1", num_clients=20)),
     "score_units": Case(privacy.score_units, given(limit=100)),
@@ -679,7 +658,6 @@ CASES: dict[str, Case] = {
         privacy.summed_scores, given(scores=jnp.ones(4), is_real=IS_REAL, largest=1.0, units=8)
     ),
     "make_adaptive_clipping": Case(privacy.make_adaptive_clipping, given(expected_cohort_size=3.0)),
-    "make_clipping": Case(privacy.make_clipping, given()),
     "sensitivity_of_sum": Case(privacy.sensitivity_of_sum, given(bound=1.0)),
     "noise_stddev": Case(
         privacy.noise_stddev,

@@ -93,6 +93,18 @@ def test_arrows_point_right():
     assert not wrong, "\n".join(wrong)
 
 
+# What a part of the privacy layer may import of it; all may import what lies at its top.
+PRIVACY = {"mechanisms": set(), "accounting": set(), "reports": {"mechanisms", "accounting"}}
+
+
+def test_parts_of_privacy_go_one_way():
+    for part, below in PRIVACY.items():
+        for path in (ROOT / "privacy" / part).glob("*.py"):
+            targets = imported(path.read_text(encoding="utf-8"), "fedjax_dp.privacy", True)
+            parts = {target.split(".")[2] for target in targets if "dp.privacy." in target}
+            assert parts & set(PRIVACY) <= below | {part}, path.name
+
+
 def test_studies_and_benchmarks_stand_on_the_library_and_never_on_the_commands():
     found = studies()
     assert len(found) > 20

@@ -23,9 +23,14 @@ from fedjax_dp.engine import ExecutionConfig, Fate, simulation
 from fedjax_dp.engine import round as engine_round
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.models import Model
-from fedjax_dp.privacy import AdaptiveClipping, Ledger, make_adaptive_clipping, sensitivities
+from fedjax_dp.privacy import (
+    AdaptiveClipping,
+    Ledger,
+    make_adaptive_clipping,
+    mechanisms,
+    sensitivities,
+)
 from fedjax_dp.privacy.mechanisms import adaptive_clipping, clipping
-from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
 from fedjax_dp.privacy.reports import statement as statements
 from fedjax_dp.server import adaptive_gaussian_mean, gaussian_mean, private, weighted_mean
 
@@ -392,7 +397,7 @@ def _clips_naively(monkeypatch):
         norm = trees.l2_norm(jax.tree.leaves(tree))
         return trees.scale(tree, jnp.minimum(norm, clip_norm) / norm), norm
 
-    monkeypatch.setitem(clipping._CLIPPINGS, "global", naive)
+    monkeypatch.setitem(clipping.METHODS, "global", naive)
 
 
 @clause(_clips_naively)
@@ -597,12 +602,12 @@ def adaptive_clipping_grows_where_all_are_clipped():
 
 
 def _count_without_noise(monkeypatch):
-    normal = adaptive_clipping.draws.normal
+    normal = adaptive_clipping.random_bits.normal
 
     def silent(key, shape=(), dtype=jnp.float32):
         return jnp.zeros(()) if shape == () else normal(key, shape, dtype)
 
-    monkeypatch.setattr(adaptive_clipping.draws, "normal", silent)
+    monkeypatch.setattr(adaptive_clipping.random_bits, "normal", silent)
 
 
 @clause(_count_without_noise)

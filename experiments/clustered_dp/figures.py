@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments import noise_levels
 from fedjax_dp.io import noise_plots, plots
-from fedjax_dp.privacy.reports import noise_levels
 
 # CIFAR-10 with ResNet-18, as the paper draws it.
 N, EPSILON, DELTA, CLIP, ROUNDS = 6600, 5.0, 1e-4, 3.0, 200

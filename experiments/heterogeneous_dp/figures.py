@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import noise_levels
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.folder import CONFIG_FILE
@@ -19,7 +20,6 @@ from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io import noise_plots, plots
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy.accounting import budgets
-from fedjax_dp.privacy.reports import noise_levels
 
 # The setting of figures 3.2 and 3.3; its model has 28,938 parameters, the paper prints 28,939.
 N, ROUNDS, DELTA, CLIP, RATE, PARAMETERS = 2400, 200, 1e-4, 3.0, 0.01, 28_938

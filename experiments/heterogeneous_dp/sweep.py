@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from experiments import sweep
+from experiments.noise_levels import noise_multiplier_of_run
 from fedjax_dp.privacy.accounting.budgets import (
     DISTRIBUTIONS,
     published_batch_sizes,
     published_budgets,
 )
-from fedjax_dp.privacy.reports.noise_levels import noise_multiplier_of_run
 
 HERE = pathlib.Path(__file__).parent
 ALGORITHMS = {

@@ -15,7 +15,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.per_example import per_example
-from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.mechanisms.clipping import SMALLEST_FACTOR
 from fedjax_dp.privacy.mechanisms.mechanism import Mechanism
 

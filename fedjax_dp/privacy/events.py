@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import attr
 import dp_accounting as dpa
+import jax
 import numpy as np
 from dp_accounting import dp_event as standard
 from dp_accounting.dp_event import DpEvent
@@ -234,6 +235,13 @@ def slack_of(event: DpEvent, relation: str) -> float:
         elif isinstance(part, dpa.PoissonSampledDpEvent):
             total += count * part.sampling_probability * slack_of(part.event, relation)
     return total
+
+
+def concrete(argument: str, value: jax.typing.ArrayLike) -> float:
+    """Reads a number of an event, which is made on the host: a traced one is refused."""
+    is_traced = isinstance(value, jax.core.Tracer)
+    checks.require(not is_traced, argument, "be concrete where an event is asked for", value)
+    return float(value)  # type: ignore[arg-type]
 
 
 def effective_noise_multiplier(event: DpEvent) -> float | None:

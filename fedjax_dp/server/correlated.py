@@ -4,8 +4,8 @@ from functools import partial
 
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.claims import ClientClaim
-from fedjax_dp.privacy.mechanisms import mechanism
 from fedjax_dp.privacy.mechanisms.correlated_noise import BandedNoise
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.private import private_mean
@@ -39,7 +39,7 @@ def correlated_gaussian_mean(
 
     Source: Kairouz and others 2021 (DP-FTRL); Choquette-Choo and others 2023, theorem 2.
     """
-    gaussian = partial(mechanism.gaussian, method="per_layer" if per_layer else "global")
+    gaussian = partial(mechanisms.gaussian, method="per_layer" if per_layer else "global")
     mean = private_mean(gaussian, clip_norm, noise_multiplier, expected_cohort_size)
 
     def combine(state, numbers, total, key):

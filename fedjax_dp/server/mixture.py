@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.privacy.reports.noise_levels import overlap, separation_scores
+from fedjax_dp.privacy.reports.separation import overlap, separation_scores
 from fedjax_dp.server.clustering import Similarity
 
 # Features are rounded, so that a difference in the last bits of the updates, as between two ways to

@@ -13,9 +13,10 @@ from fedjax_dp.core.keys import fold
 from fedjax_dp.core.messages import Coded
 from fedjax_dp.core.ranges import HalfFraction, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting.calibration import rounded_up
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
-from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy.events import concrete
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
 from fedjax_dp.privacy.mechanisms.clipping import LatticeNorm
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
@@ -316,7 +317,7 @@ def adaptive_gaussian_mean(
         return following, aggregate, info
 
     def of_round(numbers):
-        multiplier = mechanisms.concrete("noise_multiplier", numbers["noise_multiplier"])
+        multiplier = concrete("noise_multiplier", numbers["noise_multiplier"])
         return (multiplier**-2 + (2 * rule.count_stddev) ** -2) ** -0.5
 
     assert isinstance(mean.claim, ClientClaim)

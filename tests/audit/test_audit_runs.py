@@ -22,8 +22,8 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import simulation
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.mechanisms import mechanism
 from fedjax_dp.privacy.reports.auditing import linear_direction
 from fedjax_dp.server.private import private_mean
 
@@ -107,8 +107,8 @@ def test_every_algorithm_and_mean_that_claims_privacy_is_audited():
 
 def half_the_noise(clip_norm, noise_multiplier):
     """States the noise that it should add, and adds half of it."""
-    quiet = mechanism.gaussian(clip_norm, noise_multiplier / 2)
-    return mechanism.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
+    quiet = mechanisms.gaussian(clip_norm, noise_multiplier / 2)
+    return mechanisms.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
 
 
 def violations(planted, num_runs=1000, num_rounds=NUM_ROUNDS) -> list[AuditResult]:
@@ -132,7 +132,7 @@ def plant_one_record(trainer_of):
     )
 
 
-honest = pytest.param(mechanism.gaussian, marks=pytest.mark.slow)
+honest = pytest.param(mechanisms.gaussian, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("make", [pytest.param(half_the_noise, marks=telling), honest])

@@ -21,7 +21,7 @@ from fedjax_dp.data import participants
 from fedjax_dp.engine import federation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.mechanisms import mechanism
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.server import private
 
 pytestmark = pytest.mark.xdist_group("audited steps")
@@ -47,14 +47,14 @@ def check_rule(rule, model=None, batch=None, **options):
 
 
 def half_the_noise(clip_norm, noise_multiplier):
-    quiet = mechanism.gaussian(clip_norm, noise_multiplier / 2)
-    return mechanism.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
+    quiet = mechanisms.gaussian(clip_norm, noise_multiplier / 2)
+    return mechanisms.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
 
 
 RULES = {
     "gaussian": gradients.clipped,
     "per_layer": functools.partial(gradients.clipped, per_layer=True),
-    "laplace": functools.partial(gradients.clipped, make_mechanism=mechanism.laplace),
+    "laplace": functools.partial(gradients.clipped, make_mechanism=mechanisms.laplace),
 }
 
 
@@ -176,8 +176,8 @@ def test_half_the_noise_of_a_step_is_found():
 @telling
 def test_noise_that_is_five_percent_off_is_found():
     def low(clip_norm, noise_multiplier):
-        quiet = mechanism.gaussian(clip_norm, 0.95 * noise_multiplier)
-        return mechanism.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
+        quiet = mechanisms.gaussian(clip_norm, 0.95 * noise_multiplier)
+        return mechanisms.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
 
     rule = gradients.clipped(cases.model(), make_mechanism=low)
     assert "noise of a step" in broken_names(check_rule(rule, num_draws=1000))

@@ -11,7 +11,7 @@ from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult
 from fedjax_dp.cli import audit
 from fedjax_dp.experiment.studies.audits import AuditReport
-from fedjax_dp.privacy.mechanisms import mechanism
+from fedjax_dp.privacy import mechanisms
 
 FAST = ("--training.num_steps=1", "--execution.clients_per_chunk=1")
 CLIENTS = (
@@ -131,12 +131,12 @@ def half_the_noise(clip_norm, noise_multiplier, **options):
     return make_gaussian(clip_norm, noise_multiplier, **options)._replace(add_noise=quiet.add_noise)
 
 
-make_gaussian = mechanism.gaussian
+make_gaussian = mechanisms.gaussian
 
 
 @pytest.mark.slow
 def test_half_the_noise_ends_in_status_one_and_in_words(monkeypatch):
-    monkeypatch.setattr(mechanism, "gaussian", half_the_noise)
+    monkeypatch.setattr(mechanisms, "gaussian", half_the_noise)
     result = invoke(*CLIENTS, "--canaries=1", "--runs=600", "--rounds=1")
     assert result.exit_code == 1
     lines = [line for line in result.stdout.splitlines() if "VIOLATED" in line]

@@ -13,7 +13,7 @@ from oracles import local, logistic
 
 from fedjax_dp.clients import LocalConfig, clipped, plain
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy import mechanisms
 
 KEY = jax.random.key(0)
 BOUND = 0.9

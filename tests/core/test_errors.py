@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.privacy.mechanisms import mechanism
+from fedjax_dp.privacy import mechanisms
 
 
 def test_a_whole_number_of_thousands_of_digits_is_written_by_its_bits():
@@ -15,7 +15,7 @@ def test_a_whole_number_of_thousands_of_digits_is_written_by_its_bits():
 
 def test_a_key_or_an_array_that_was_deleted_is_refused_by_name():
     with pytest.raises(ValueError, match=r"must .*got .*key"):
-        mechanism.gaussian(jax.random.key(0), 1.0)
+        mechanisms.gaussian(jax.random.key(0), 1.0)
     gone = jnp.ones(3)
     gone.delete()
     with pytest.raises(ValueError, match=r"x must be there, got .*float32\[3\]"):

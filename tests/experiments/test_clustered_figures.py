@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from marks import telling
 
+from experiments import noise_levels
 from experiments.clustered_dp import figures
 from fedjax_dp.io import plots
-from fedjax_dp.privacy.reports import noise_levels
 
 
 def at(first, later):

@@ -60,9 +60,7 @@ def test_search_reads_all_127_bits():
     np.testing.assert_array_equal(found([0]), [0])
 
 
-@pytest.mark.parametrize(
-    "law", [discrete.discrete_gaussian, discrete.discrete_laplace, lambda s: discrete.skellam(s**2)]
-)
+@pytest.mark.parametrize("law", [discrete.discrete_gaussian, lambda s: discrete.skellam(s**2)])
 def test_no_long_run_sees_what_a_table_leaves_out(law):
     """Thresholds err by the last of 127 bits each; what follows the last magnitude is as small."""
     table = thresholds(law(300.0))
@@ -79,7 +77,6 @@ LAWS = {
         lambda k: np.exp(-(k**2) / (2 * s * s)),
     ),
     "skellam": lambda s: (discrete.skellam(s * s), lambda k: special.ive(np.abs(k), s * s)),
-    "laplace": lambda s: (discrete.discrete_laplace(s), lambda k: np.exp(-np.abs(k) / s)),
 }
 
 
@@ -199,7 +196,6 @@ def test_another_scale_does_not_recompile():
         (lambda: discrete.discrete_gaussian(-1.0), "sigma must be at least 0"),
         (lambda: discrete.discrete_gaussian(2.0**16), "sigma must be at most 2\\^15"),
         (lambda: discrete.skellam(-1.0), "variance must lie in"),
-        (lambda: discrete.discrete_laplace(0.0), "scale must be positive"),
     ],
 )
 def test_bad_scales_are_named(call, message):

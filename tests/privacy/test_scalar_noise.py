@@ -15,8 +15,8 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.schema.config import StaircaseLevel
 from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
 from fedjax_dp.privacy.mechanisms import scalar_noise as sn
 from fedjax_dp.privacy.mechanisms.clipping import (
     clip_entries,

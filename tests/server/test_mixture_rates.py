@@ -4,7 +4,7 @@ import numpy as np
 from marks import slow
 
 from fedjax_dp.evaluation import is_partition_found
-from fedjax_dp.privacy.reports import noise_levels
+from fedjax_dp.privacy import calibrate_poisson
 from fedjax_dp.server import fit_best_mixture, fit_mixture
 
 TRUE = np.repeat(np.arange(4), (3, 6, 6, 6))
@@ -49,14 +49,11 @@ def test_mixtures_are_found_in_fewer_steps_as_the_first_batch_grows():
     large as all data takes one step where one of 256 takes 26, and has far less noise even so.
     """
     batches = np.array([256.0, 6600.0])
-    z = noise_levels.noise_multiplier_of_run(
-        5.0, 1e-4, 6600, 32, num_rounds=200, first_batch_size=batches, accountant="rdp-classic-64"
-    )
-    gradient = noise_levels.clipped_gradient_variance(z, batches, clip_norm=3.0, num_parameters=1)
-    variance = noise_levels.update_variance(
-        gradient, 6600, batches, learning_rate=1.0, rounds_steps_up=False
-    )
-    stddev, drift = np.sqrt(variance), 6600 / batches
+    drift = 6600 / batches
+    rates = np.stack([1 / drift, [32 / 6600] * 2], axis=1)
+    steps = np.array([1, 199]) / rates
+    z = calibrate_poisson(5.0, 1e-4, rates, steps, accountant="rdp-classic-64")
+    stddev = np.sqrt(drift) * 3 * z / batches
     # A step's length such that clusters are one score apart by the small batch.
     drift *= 2 * stddev[0] / drift[0]
     steps = [

@@ -10,8 +10,8 @@ from marks import telling
 from oracles import noise_aware
 
 from fedjax_dp import server
+from fedjax_dp.privacy import calibrate_poisson
 from fedjax_dp.privacy.accounting import budgets
-from fedjax_dp.privacy.reports import noise_levels
 
 PARAMETERS, CLIENTS = 4000, 20
 
@@ -226,13 +226,10 @@ def test_bad_choices_are_refused(options, message):
 def test_weights_of_published_noise_are_those_of_the_oracle():
     """Noise of Dist2 on 28,938 parameters, over variances of 1 to 3,000, and a common direction."""
     epsilon, batch = budgets.published_budgets("Dist2", 20), budgets.published_batch_sizes(20)
-    z = noise_levels.noise_multiplier_of_run(
-        epsilon, 1e-4, 2400, batch, num_rounds=200, accountant="rdp-classic-64"
+    z = calibrate_poisson(
+        epsilon, 1e-4, batch / 2400, 200 * 2400 / batch, accountant="rdp-classic-64"
     )
-    gradient = noise_levels.clipped_gradient_variance(
-        z, batch, clip_norm=3.0, num_parameters=28_938
-    )
-    variance = noise_levels.update_variance(gradient, 2400, batch, learning_rate=0.001)
+    variance = np.ceil(2400 / batch) * 0.001**2 * 28_938 * (3 * z / batch) ** 2
     rng = np.random.default_rng(0)
     direction = rng.normal(size=28_938) / np.sqrt(28_938)
     # Steps of a mean gradient of norm one; each client moves as far as it has steps.
@@ -240,6 +237,6 @@ def test_weights_of_published_noise_are_those_of_the_oracle():
     updates += rng.normal(size=updates.shape) * np.sqrt(variance / 28_938)[:, None]
     levels = estimate_noise(jnp.float32(updates)).noise_levels
     weights = noise_aware.inverse(np.asarray(levels, float))
-    np.testing.assert_allclose(weights, noise_levels.inverse_variance_weights(variance), rtol=0.1)
     least = 1 / np.sum(1 / variance)
-    assert noise_levels.aggregate_variance(weights, variance) < 1.01 * least
+    np.testing.assert_allclose(weights, least / variance, rtol=0.1)
+    assert np.sum(weights**2 * variance) < 1.01 * least

@@ -329,7 +329,7 @@ def _rows(
     shown, sent = as_metrics(record, info), start.traffic.count(record, info)
     for i in range(len(record.stage)):
         start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
-        # PLD takes seconds for each distinct history: it is asked once a checkpoint.
+        # PLD takes its time for each distinct history: it is asked once a checkpoint.
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0
         )

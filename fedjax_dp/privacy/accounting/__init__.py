@@ -1,1 +1,23 @@
 """What mechanisms cost: ledgers, Rényi curves, privacy loss distributions, calibration."""
+
+from fedjax_dp.privacy.accounting.amplification import sampled_event
+from fedjax_dp.privacy.accounting.budgets import published_batch_sizes, published_budgets
+from fedjax_dp.privacy.accounting.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_poisson,
+    max_poisson_steps,
+)
+from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.accounting.poisson import epsilon_of_poisson
+
+__all__ = [
+    "Ledger",
+    "UnsupportedEvent",
+    "calibrate_noise_multiplier",
+    "calibrate_poisson",
+    "epsilon_of_poisson",
+    "max_poisson_steps",
+    "published_batch_sizes",
+    "published_budgets",
+    "sampled_event",
+]

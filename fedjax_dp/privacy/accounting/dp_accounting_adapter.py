@@ -6,8 +6,10 @@ from typing import Any
 
 import attr
 import dp_accounting as dpa
+import numpy as np
 from dp_accounting import dp_event as standard
 from dp_accounting.dp_event import DpEvent
+from dp_accounting.pld import privacy_loss_distribution as dpa_pld
 
 from fedjax_dp.core import checks
 from fedjax_dp.privacy.events import (
@@ -315,3 +317,38 @@ def require_some_accountant(event: DpEvent, relation: str) -> None:
         f"accountant: {'; '.join(reasons)}",
         nearest_choice([event], relation),
     )
+
+
+# Events whose lattices of privacy losses dp-accounting makes, from the differences of its curves.
+_LOSS_LATTICES: dict[type, Callable[[Any, float], dpa_pld.PrivacyLossDistribution]] = {
+    dpa.LaplaceDpEvent: lambda e, width: dpa_pld.from_laplace_mechanism(
+        parameter=e.noise_multiplier, value_discretization_interval=width
+    ),
+    dpa.PoissonSampledDpEvent: lambda e, width: dpa_pld.from_laplace_mechanism(
+        parameter=e.event.noise_multiplier,
+        sampling_prob=e.sampling_probability,
+        value_discretization_interval=width,
+    ),
+    standard.DiscreteLaplaceDpEvent: lambda e, width: dpa_pld.from_discrete_laplace_mechanism(
+        parameter=e.noise_parameter, sensitivity=e.sensitivity, value_discretization_interval=width
+    ),
+    standard.MixtureOfGaussiansDpEvent: lambda e, width: dpa_pld.from_mixture_gaussian_mechanism(
+        standard_deviation=e.standard_deviation,
+        sensitivities=e.sensitivities,
+        sampling_probs=e.sampling_probs,
+        value_discretization_interval=width,
+    ),
+}
+
+
+def loss_lattices(event: Any, width: float) -> list[tuple[int, np.ndarray, float]]:
+    """Reads the lattices of dp-accounting: first multiple, masses, mass at infinity, by direction.
+
+    The only place that reads private attributes of dp-accounting, which has no public ones for it.
+    """
+    found = _LOSS_LATTICES[type(event)](event, width)
+    pmfs = (found._pmf_remove,) if found._symmetric else (found._pmf_remove, found._pmf_add)
+    dense = [pmf.to_dense_pmf() for pmf in pmfs]
+    return [
+        (int(x._lower_loss), np.asarray(x._probs, float), float(x._infinity_mass)) for x in dense
+    ]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.privacy import events as ev
-from fedjax_dp.privacy.accounting import pld, rdp
+from fedjax_dp.privacy.accounting import pld_answers, rdp
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import (
     accountant_name,
     require_some_accountant,
@@ -281,14 +281,14 @@ class Ledger:
         answers = rdp.to_delta(curves, orders, at, is_classic=is_classic)
         return np.minimum(answers + slack, 1.0)
 
-    def _by_losses(self, question: str, at: float, row: Any) -> pld.Answer:
+    def _by_losses(self, question: str, at: float, row: Any) -> pld_answers.Answer:
         """Answers one history by privacy loss distributions."""
         parts = list(self._parts[k] for k in self._counts)
         told = [
             (translate(parts[i], self.relation, "pld"), int(count))
             for i, count in zip(row.indices, row.data, strict=True)
         ]
-        ask = pld.epsilon if question == "epsilon" else pld.delta
+        ask = pld_answers.epsilon if question == "epsilon" else pld_answers.delta
         return ask(told, self.relation, float(at))
 
     def _other(self, question: str, at: float, history: scipy.sparse.csr_array) -> float:

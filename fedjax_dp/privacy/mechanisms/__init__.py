@@ -1,1 +1,78 @@
 """Clipping and noise: mechanisms with the sensitivity and event of what they release."""
+
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import (
+    clip_by_global_norm,
+    clip_by_l1_norm,
+    clip_entries,
+    clip_per_layer,
+)
+from fedjax_dp.privacy.mechanisms.correlated_noise import BandedNoise, banded_noise
+from fedjax_dp.privacy.mechanisms.distributed import (
+    DiscreteMechanism,
+    DistributedDiscreteGaussianDpEvent,
+    Plan,
+    SkellamDpEvent,
+    choose_bits,
+    discrete_mechanism,
+    make_central_plan,
+    make_plan,
+)
+from fedjax_dp.privacy.mechanisms.mechanism import (
+    Mechanism,
+    bounded_laplace,
+    gaussian,
+    laplace,
+    staircase,
+)
+from fedjax_dp.privacy.mechanisms.noise import add_gaussian, add_laplace
+from fedjax_dp.privacy.mechanisms.scalar_noise import (
+    BoundedLaplaceDpEvent,
+    PureDpEvent,
+    StaircaseDpEvent,
+    add_bounded_laplace,
+    add_staircase,
+)
+from fedjax_dp.privacy.mechanisms.selection import (
+    BoundedRangeDpEvent,
+    score_units,
+    select,
+    selection_event,
+    summed_scores,
+)
+
+__all__ = [
+    "AdaptiveClipping",
+    "BandedNoise",
+    "BoundedLaplaceDpEvent",
+    "BoundedRangeDpEvent",
+    "DiscreteMechanism",
+    "DistributedDiscreteGaussianDpEvent",
+    "Mechanism",
+    "Plan",
+    "PureDpEvent",
+    "SkellamDpEvent",
+    "StaircaseDpEvent",
+    "add_bounded_laplace",
+    "add_gaussian",
+    "add_laplace",
+    "add_staircase",
+    "banded_noise",
+    "bounded_laplace",
+    "choose_bits",
+    "clip_by_global_norm",
+    "clip_by_l1_norm",
+    "clip_entries",
+    "clip_per_layer",
+    "discrete_mechanism",
+    "gaussian",
+    "laplace",
+    "make_adaptive_clipping",
+    "make_central_plan",
+    "make_plan",
+    "score_units",
+    "select",
+    "selection_event",
+    "staircase",
+    "summed_scores",
+]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.materialize import materialize
 from fedjax_dp.core.ranges import Norms
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.privacy import sensitivities
 
 Scalar = jax.typing.ArrayLike
 
@@ -247,51 +246,7 @@ def clip_per_layer(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
     return jax.tree.unflatten(treedef, clipped), norm
 
 
-class Clipping(NamedTuple):
-    """A way of clipping, by name.
-
-    Attributes:
-      name: "global" or "per_layer".
-      clip: `(tree, clip_norm) → (clipped, norm)`; the norm of `clipped` is at most `clip_norm`.
-    """
-
-    name: str
-    clip: Callable[[PyTree, Scalar], tuple[PyTree, jax.Array]]
-
-    def sensitivity(
-        self, clip_norm: Scalar, relation: str = "add_remove", *, max_weight: Scalar = 1.0
-    ) -> sensitivities.Sensitivity:
-        """States the sensitivity of a weighted sum of clipped contributions.
-
-        Args:
-          clip_norm: the bound that is given to `clip`; may be traced.
-          relation: "add_remove", "zero_out" or "replace_one".
-          max_weight: the largest weight of a contribution; may be traced.
-
-        Returns:
-          The sensitivity of the sum.
-
-        Raises:
-          ValueError: if `relation` is not known.
-        """
-        return sensitivities.sensitivity_of_sum(clip_norm, relation, max_weight=max_weight)
-
-
-_CLIPPINGS = {"global": clip_by_global_norm, "per_layer": clip_per_layer}
-
-
-@checked
-def make_clipping(name: str = "global") -> Clipping:
-    """Looks up a way of clipping.
-
-    Args:
-      name: "global" (one norm over all parameters) or "per_layer" (one a leaf).
-
-    Returns:
-      The clipping.
-
-    Raises:
-      ValueError: if the name is not known.
-    """
-    checks.one_of("name", name, _CLIPPINGS)
-    return Clipping(name, _CLIPPINGS[name])
+METHODS: dict[str, Callable[[PyTree, Scalar], tuple[PyTree, jax.Array]]] = {
+    "global": clip_by_global_norm,
+    "per_layer": clip_per_layer,
+}

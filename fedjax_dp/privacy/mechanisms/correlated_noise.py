@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
-from numpy.typing import ArrayLike
-from scipy import signal
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
@@ -137,25 +135,6 @@ def banded_noise(
     coefficients = coefficients.astype(np.float32)
     norm = float(np.linalg.norm(coefficients.astype(float)))
     return BandedNoise(coefficients, math.sqrt(fitting) * norm, num_rounds)
-
-
-def error_of(coefficients: ArrayLike, num_rounds: int) -> float:
-    """Computes the mean squared error of the running sums that a model is made of.
-
-    Args:
-      coefficients: `[bands]`, the first column of C.
-      num_rounds: rounds of the run.
-
-    Returns:
-      The mean over rounds of the variance of the summed noise, times the squared norm of the
-      coefficients: the error at fixed privacy. Independent noise has `(num_rounds + 1) / 2`.
-    """
-    column = np.asarray(coefficients, float)
-    first = np.eye(1, num_rounds)[0]
-    # `A C⁻¹` is Toeplitz; its column is the running sum of that of C⁻¹.
-    noising = np.cumsum(signal.lfilter([1.0], column, first))
-    share = (num_rounds - np.arange(num_rounds)) / num_rounds
-    return float(share @ noising**2) * float(column @ column)
 
 
 def best_coefficients(num_rounds: int, bands: int) -> np.ndarray:

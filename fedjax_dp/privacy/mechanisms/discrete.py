@@ -1,4 +1,4 @@
-"""Integer noise without floating point: discrete Gaussian, Skellam, discrete Laplace."""
+"""Integer noise without floating point: discrete Gaussian and Skellam."""
 
 import decimal
 import functools
@@ -146,37 +146,6 @@ def skellam(variance: float) -> IntegerLaw:
     scale = values[-1]
     weights = [(v << _BITS) // scale for v in reversed(values)]
     return _law(iter([w for w in weights if w >= _SMALLEST_WEIGHT]))
-
-
-@functools.lru_cache(maxsize=128)
-def discrete_laplace(scale: float) -> IntegerLaw:
-    """Builds the discrete Laplace law: `P(k) ∝ exp(−|k|/scale)`.
-
-    Guarantee: added to integers with L1 sensitivity Δ it is Δ/scale-DP, up to the tail beyond 98
-    scales, which has probability 2^-142.
-
-    Args:
-      scale: in (0, 2^15].
-
-    Returns:
-      The law; its `DiscreteLaplaceDpEvent` has the noise parameter `1 / scale`.
-
-    Raises:
-      ValueError: if `scale` is out of range.
-
-    Source: Ghosh, Roughgarden, Sundararajan 2012.
-    """
-    checks.positive("scale", scale)
-    check_scale("scale", scale)
-    ratio = _fixed_exp(-1 / decimal.Decimal(float(scale)))
-
-    def weights() -> Iterator[int]:
-        weight = 1 << _BITS
-        while weight >= _SMALLEST_WEIGHT:
-            yield weight
-            weight = (weight * ratio) >> _BITS
-
-    return _law(weights())
 
 
 def check_scale(argument: str, value: float) -> None:

@@ -15,7 +15,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import HalfFraction, NonNegativeNumbers, Norms, ZeroOrAtLeast
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import sensitivities
-from fedjax_dp.privacy.events import DpEvent
+from fedjax_dp.privacy.events import DpEvent, concrete
 from fedjax_dp.privacy.mechanisms import clipping, noise, scalar_noise
 from fedjax_dp.privacy.mechanisms.clipping import LatticeNorms, Scalar
 from fedjax_dp.privacy.sensitivities import Sensitivity
@@ -54,24 +54,6 @@ class Mechanism(NamedTuple):
     clips_whole: bool = False
 
 
-def concrete(argument: str, value: Scalar) -> float:
-    """Reads a number that an event needs.
-
-    Args:
-      argument: the name to put into the error.
-      value: a scalar.
-
-    Returns:
-      The number.
-
-    Raises:
-      ValueError: if it is traced: an event is made on the host.
-    """
-    is_traced = isinstance(value, jax.core.Tracer)
-    checks.require(not is_traced, argument, "be concrete where an event is asked for", value)
-    return float(value)  # type: ignore[arg-type]
-
-
 @checked
 def gaussian(
     clip_norm: Norms,
@@ -100,12 +82,13 @@ def gaussian(
     Raises:
       ValueError: if a name is not known.
     """
-    chosen = clipping.make_clipping(method)
-    sensitivity = chosen.sensitivity(clip_norm, relation, max_weight=max_weight)
+    checks.one_of("method", method, clipping.METHODS)
+    clip = clipping.METHODS[method]
+    sensitivity = sensitivities.sensitivity_of_sum(clip_norm, relation, max_weight=max_weight)
     stddev = sensitivities.noise_stddev(sensitivity, noise_multiplier)
     return Mechanism(
         name="gaussian",
-        clip=lambda tree: chosen.clip(tree, clip_norm),
+        clip=lambda tree: clip(tree, clip_norm),
         sensitivity=sensitivity,
         noise_stddev=stddev,
         add_noise=lambda key, total: noise.add_gaussian(key, total, stddev),

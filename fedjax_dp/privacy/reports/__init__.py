@@ -1,1 +1,5 @@
 """What is reported about privacy: statements, empirical bounds, effects of noise."""
+
+from fedjax_dp.privacy.reports.separation import overlap, separation_scores
+
+__all__ = ["overlap", "separation_scores"]

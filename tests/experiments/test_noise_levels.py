@@ -8,21 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from scipy import integrate, stats
 
+from experiments import noise_levels
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy import calibrate_poisson
 from fedjax_dp.privacy.accounting import budgets
-from fedjax_dp.privacy.reports import noise_levels
 
 PUBLISHED = (
     pathlib.Path(__file__).resolve().parents[2] / "experiments/heterogeneous_dp/published.csv"
 )
 CLASSIC = "rdp-classic-64"
 N, ROUNDS, DELTA, CLIP = 2400, 200, 1e-4, 3.0
-NAMES = tuple(budgets.DISTRIBUTIONS)
+NAMES = budgets.DISTRIBUTIONS
 
 
 def table_34():
@@ -50,7 +50,7 @@ def normalised_variance(name, method, moved=0.0):
         "minimum_epsilon": np.full(20, 1 / 20),
         "oracle": noise_levels.inverse_variance_weights(variance),
     }[method]
-    return float(noise_levels.aggregate_variance(weights, variance))
+    return float(np.sum(weights**2 * variance))
 
 
 # Here the smallest budget, 0.15 or 0.17, is close to the recipe's floor ln(1/δ)/63 = 0.146, where
@@ -86,19 +86,8 @@ def test_the_oracle_comes_before_all_and_the_printed_estimates_are_close_to_it(n
     assert abs(table[name, "Robust-HDP"] - ours["oracle"]) < 0.03 * ours["oracle"] + 0.005
 
 
-def test_variance_of_clipped_and_unclipped_gradients():
-    """(3.3) and (3.4) by hand: c = 3, z = 2, b = 4, p = 10."""
-    numbers = {"clip_norm": 3.0, "num_parameters": 10}
-    assert noise_levels.clipped_gradient_variance(2.0, 4, **numbers) == pytest.approx(22.5)
-    spread = noise_levels.clipped_gradient_variance(2.0, 4, **numbers, mean_gradient_norm=1.0)
-    assert spread == pytest.approx(22.5 + (9 - 1) / 4)
-    assert noise_levels.unclipped_gradient_variance(
-        [2.0, 0.0], 4, **numbers, sampling_variance=[0.5, 0.25]
-    ) == pytest.approx([23.0, 0.25])
-
-
 def test_variance_of_updates_and_its_first_round():
-    """(3.5) by hand, and lemma 4.1: K N η² p c² z²/b³, with b = N it is K η² p c² z²/N²."""
+    """(3.3), (3.5) by hand, and lemma 4.1: K N η² p c² z²/b³, or K η² p c² z²/N² where b = N."""
     z, b, p, k, eta = 2.0, 7.0, 10, 3, 0.1
     gradient = noise_levels.clipped_gradient_variance(z, b, clip_norm=CLIP, num_parameters=p)
     exact = noise_levels.update_variance(gradient, 20, b, learning_rate=eta, num_epochs=k)
@@ -141,17 +130,6 @@ def test_variance_of_simulated_updates_of_a_linear_loss(z, batch_size, epochs):
     assert abs(np.sum(noise**2) / expected - 1) < 4 * np.sqrt(2 / p)
 
 
-def test_least_variance_of_a_weighted_sum():
-    variance = np.array([0.5, 1.0, 4.0])
-    weights = noise_levels.inverse_variance_weights(variance)
-    assert weights.sum() == pytest.approx(1)
-    least = noise_levels.aggregate_variance(weights, variance)
-    assert least == pytest.approx(1 / np.sum(1 / variance))
-    others = np.random.default_rng(0).dirichlet(np.ones(3), size=1000)
-    assert np.all(noise_levels.aggregate_variance(others, variance) >= least)
-    np.testing.assert_allclose(noise_levels.inverse_variance_weights([2.0, 2.0]), 0.5)
-
-
 def test_two_batch_sizes_under_one_multiplier():
     """clustered_dp: N = 6600, b = 32, E = 200, ε = 5: a full first batch 1.444, all of 32 1.165."""
     batch = {"num_rounds": 200, "accountant": CLASSIC}
@@ -165,58 +143,4 @@ def test_two_batch_sizes_under_one_multiplier():
 
 def test_default_accountant_counts_the_steps_that_run():
     z = noise_levels.noise_multiplier_of_run(1.0, 1e-4, 2400, 128, num_rounds=10)
-    from fedjax_dp.privacy import calibrate_poisson
-
     assert z == pytest.approx(calibrate_poisson(1.0, 1e-4, 128 / 2400, 10 * 19))
-
-
-def test_separation_and_overlap():
-    centres = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 10.0]])
-    scores = noise_levels.separation_scores(centres, [1.0, 0.5, 2.0])
-    expected = np.array(
-        [[np.inf, 2.5, 2.5], [2.5, np.inf, np.sqrt(45) / 4], [2.5, np.sqrt(45) / 4, np.inf]]
-    )
-    np.testing.assert_allclose(scores, expected)
-    # σ is of the whole update, sigma/sqrt(p) of one coordinate: sqrt(p) Δ/(2σ).
-    whole = noise_levels.separation_scores(centres[:2], 3.0 / np.sqrt(50))
-    assert whole[0, 1] == pytest.approx(np.sqrt(50) * 5 / (2 * 3.0))
-
-
-@pytest.mark.parametrize("separation", [0.0, 0.5, 1.7, 3.0])
-def test_overlap_is_the_mass_that_two_normal_densities_share(separation):
-    """Unit variance, means 2·SS apart: the integral of the smaller density."""
-    densities = stats.norm(0), stats.norm(2 * separation)
-    shared, _ = integrate.quad(
-        lambda x: min(d.pdf(x) for d in densities),
-        -12,
-        12 + 2 * separation,
-        points=[separation],
-    )
-    assert noise_levels.overlap(separation) == pytest.approx(shared, abs=1e-6)
-
-
-def test_overlap_of_the_extremes():
-    np.testing.assert_allclose(noise_levels.overlap([np.inf, 0.0]), [0.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (
-            lambda: noise_levels.clipped_gradient_variance(
-                1.0, 4, clip_norm=1.0, num_parameters=3, mean_gradient_norm=1.5
-            ),
-            "mean_gradient_norm must lie between 0 and clip_norm",
-        ),
-        (
-            lambda: noise_levels.noise_multiplier_of_run(1.0, 1e-4, 10, 11, num_rounds=1),
-            "batch_size must be at most num_examples",
-        ),
-        (lambda: noise_levels.inverse_variance_weights([1.0, 0.0]), "variance must be positive"),
-        (lambda: noise_levels.separation_scores([[1.0]], 1.0), "centres must be"),
-        (lambda: noise_levels.overlap([-1.0]), "separation must be at least 0"),
-    ],
-)
-def test_bad_numbers_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -1,42 +1,41 @@
 """ε and δ by privacy loss distributions, for a composition of events that have them.
 
-One step's loss is rounded to a lattice (`pld_lattice`, from `pld_gaussian` and `pld_events`), the
-steps are weighted (`pld_weights`) and composed where the answer lies (`pld_composition`), and it is
-read off the curve there (`pld_curve`). Here lattices are refined until they add no more than is
-promised, and the direction of the neighbours is found that costs the most.
+One step's loss is rounded to a lattice (`pld_lattice`); the steps are composed and read where the
+answer lies (`pld_composition`). Here lattices are refined until they add no more than is promised,
+and the direction of the neighbours is found that costs the most.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import dp_accounting as dpa
 
-from fedjax_dp.privacy.accounting.pld_composition import Composition
-from fedjax_dp.privacy.accounting.pld_curve import Answer, Question
-from fedjax_dp.privacy.accounting.pld_events import first_width, losses_of
-from fedjax_dp.privacy.accounting.pld_weights import Steps
+from fedjax_dp.privacy.accounting.pld_composition import Answer, Composition, Question
+from fedjax_dp.privacy.accounting.pld_lattice import first_width, losses_of
 from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier, key_of
 
 # The chance that is cut off at the largest losses of all steps together, in terms of δ.
 _CUT = 2.0**-24
-# Losses beyond 1e13 are told from infinite ones by other accountants.
+# Other accountants take losses beyond 1e13 for infinite ones.
 _LEAST_NOISE = 1e-7
 # Lattices are refined for an ε that was found down to this many standard deviations of the loss.
 _LEAST_FOUND = 0.01
-# What events call their noise.
+# What events call their noise, and their chance to draw anything.
 _NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
+_CHANCES = ("sampling_probability", "truncated_batch_size")
+
+Parts = Sequence[tuple[DpEvent, int]]
 
 
-def epsilon(parts: Sequence[tuple[DpEvent, int]], relation: str, dp_delta: float) -> Answer:
+def epsilon(parts: Parts, relation: str, dp_delta: float) -> Answer:
     """Bounds ε of a composition at one δ.
 
     Guarantee: the value is at least the exact ε; tails that were cut off and what rounding may
     have cost are in it.
 
     Args:
-      parts: events that have privacy loss distributions, as `translation.translate` tells them,
-        and how often each ran.
+      parts: events that have privacy loss distributions, as `dp_accounting_adapter.translate`
+        writes them, and how often each ran.
       relation: "add_remove" or "replace_one".
       dp_delta: δ in [0, 1).
 
@@ -52,24 +51,12 @@ def epsilon(parts: Sequence[tuple[DpEvent, int]], relation: str, dp_delta: float
     return _answer(parts, relation, Question(dp_delta=dp_delta))
 
 
-def delta(parts: Sequence[tuple[DpEvent, int]], relation: str, at: float) -> Answer:
-    """Bounds δ of a composition at one ε.
-
-    Guarantee: the value is at least the exact δ; tails that were cut off and what rounding may
-    have cost are in it.
-
-    Args:
-      parts: as for `epsilon`.
-      relation: "add_remove" or "replace_one".
-      at: ε, at least 0.
-
-    Returns:
-      The bound, at most 1.
-    """
+def delta(parts: Parts, relation: str, at: float) -> Answer:
+    """Bounds δ of a composition at one ε of at least 0, as `epsilon` does; by 1 at most."""
     return _answer(parts, relation, Question(epsilon=at))
 
 
-def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: Question) -> Answer:
+def _answer(parts: Parts, relation: str, question: Question) -> Answer:
     """Answers in the direction of the neighbours that costs the most."""
     merged = _merged(parts)
     if not merged:
@@ -80,7 +67,7 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: Quest
     if not directions:
         return Answer(question.worst, False)
     costly, found = _worst(directions)
-    if question.epsilon is None and _wanted(costly, found.value) < costly.steps.width:
+    if question.epsilon is None and _wanted(costly, found.value) < costly.width:
         # The lattice was chosen for an ε that is far larger than what was found.
         finer = _directions(merged, relation, question, found.value)
         if finer:
@@ -91,11 +78,8 @@ def _answer(parts: Sequence[tuple[DpEvent, int]], relation: str, question: Quest
 
 def _wanted(composition: Composition, found: float) -> float:
     """Finds the width that a composition asks for, once what is about its ε is known."""
-    if math.isinf(found):
-        width = composition.wanted_width()
-    else:
-        width = composition.wanted_width(found, _LEAST_FOUND)
-    return max(width, composition.smallest_width)
+    known = () if math.isinf(found) else (found, _LEAST_FOUND)
+    return max(composition.wanted_width(*known), composition.smallest_width)
 
 
 def _worst(directions: Sequence[Composition]) -> tuple[Composition, Answer]:
@@ -112,10 +96,7 @@ def _worst(directions: Sequence[Composition]) -> tuple[Composition, Answer]:
 
 
 def _directions(
-    merged: Sequence[tuple[DpEvent, int]],
-    relation: str,
-    question: Question,
-    found: float = math.inf,
+    merged: Parts, relation: str, question: Question, found: float = math.inf
 ) -> list[Composition]:
     """Refines the lattice until it adds no more than its share; none where losses overflow."""
     counts = [count for _, count in merged]
@@ -133,12 +114,11 @@ def _directions(
         tilts: Sequence[float | None] = [each.tilt for each in directions]
         tilts = tilts or [None] * max(map(len, lattices))
         directions = [
-            Composition(Steps([x[i % len(x)] for x in lattices], counts, width), question, tilt)
+            Composition([x[i % len(x)] for x in lattices], counts, width, question, tilt)
             for i, tilt in enumerate(tilts)
         ]
         # What the lattice adds counts in the direction that costs the most.
-        costly = _costliest(directions)
-        wanted = _wanted(costly, found)
+        wanted = _wanted(_costliest(directions), found)
         if wanted >= width:
             break
         width = max(wanted, width / 2**12)
@@ -149,25 +129,19 @@ def _costliest(directions: Sequence[Composition]) -> Composition:
     return max(directions, key=lambda each: each.estimate)
 
 
-def _merged(parts: Sequence[tuple[DpEvent, int]]) -> list[tuple[DpEvent, int]]:
+def _merged(parts: Parts) -> list[tuple[DpEvent, int]]:
     """Makes one Gaussian of all; drops what costs nothing."""
     gaussians = [dpa.SelfComposedDpEvent(e, n) for e, n in parts if type(e) is dpa.GaussianDpEvent]
     others: list[tuple[DpEvent, int]] = []
     for part, count in parts:
-        facts = [(part, name) for name in ("sampling_probability", "truncated_batch_size")]
-        is_free = isinstance(part, dpa.NoOpDpEvent) or count == 0 or _is_any_zero(facts)
+        is_drawn = all(getattr(part, name, None) != 0 for name in _CHANCES)
+        is_free = isinstance(part, dpa.NoOpDpEvent) or count == 0 or not is_drawn
         if type(part) is not dpa.GaussianDpEvent and not is_free:
             inner = getattr(part, "event", part)
             is_bare = any(getattr(inner, name, 1.0) < _LEAST_NOISE for name in _NOISES)
             others.append((dpa.NonPrivateDpEvent() if is_bare else part, int(count)))
-    if gaussians:
-        noise = effective_noise_multiplier(dpa.ComposedDpEvent(gaussians))
-        if noise is not None:
-            is_noised = noise >= _LEAST_NOISE
-            one = dpa.GaussianDpEvent(noise) if is_noised else dpa.NonPrivateDpEvent()
-            others.append((one, 1))
+    noise = effective_noise_multiplier(dpa.ComposedDpEvent(gaussians))
+    if noise is not None:
+        is_noised = noise >= _LEAST_NOISE
+        others.append((dpa.GaussianDpEvent(noise) if is_noised else dpa.NonPrivateDpEvent(), 1))
     return others
-
-
-def _is_any_zero(facts: Sequence[tuple[Any, str]]) -> bool:
-    return any(getattr(event, name, None) == 0 for event, name in facts)
