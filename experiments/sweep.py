@@ -14,7 +14,13 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from fedjax_dp.experiment.studies.sweep import Study, averaged, collect, points, run_points
+from fedjax_dp.experiment import (
+    Study,
+    average_over_seeds,
+    grid_points,
+    read_summaries,
+    sweep,
+)
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -85,12 +91,12 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     console = Console()
     started = time.perf_counter()
     try:
-        grid = points(study, only, words)
-        run_points(study, grid, known.output, console.print, known.seconds)
+        grid = grid_points(study, only, words)
+        sweep(study, grid, known.output, console.print, known.seconds)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None
-    rows = collect(grid, known.output)
-    entries = averaged(study, rows)
+    rows = read_summaries(grid, known.output)
+    entries = average_over_seeds(study, rows)
     module = getattr(sys.modules["__main__"], "__spec__", None)
     command = ["python", "-m", module.name] if module else ["python", sys.argv[0]]
     facts = {

@@ -16,7 +16,18 @@ import numpy as np
 from cases import CLUSTERS, NUM_CLIENTS, PUBLIC, make_data, make_model
 
 import fedjax_dp
-from fedjax_dp import algorithms, audit, clients, data, engine, evaluation, io, models, privacy
+from fedjax_dp import (
+    algorithms,
+    audit,
+    clients,
+    data,
+    engine,
+    evaluation,
+    experiment,
+    io,
+    models,
+    privacy,
+)
 from fedjax_dp import server as servers
 from fedjax_dp.algorithms.registry import ALGORITHMS, Problem
 from fedjax_dp.clients.base import ClientData, LocalConfig
@@ -65,7 +76,15 @@ HOLD = {
     "Dataset",
     "Masked",
     "Told",
+    "Callback",
+    "Config",
+    "Experiment",
+    "Run",
+    "Study",
+    "Watcher",
     # What was computed.
+    "AuditReport",
+    "Outcome",
     "Heterogeneity",
     "Fate",
     "Round",
@@ -87,6 +106,7 @@ HOLD = {
     "Decomposition",
     "Mixture",
     "NoiseEstimate",
+    "ConfigError",
     # Errors, and the events of dp-accounting's kind, which the ledger checks when it is charged.
     "FetchError",
     "MissingDataError",
@@ -385,7 +405,23 @@ CASES: dict[str, Case] = {
         engine.communication,
         lambda: {"simulated": compiled(), "record": ran()[1], "info": ran()[2]},
     ),
-    "load_run": Case(fedjax_dp.load_run, None),
+    # They read files and run experiments, which the tests of runs do.
+    **{
+        each.__name__: Case(each, None)
+        for each in (
+            experiment.assemble,
+            experiment.audit_experiment,
+            experiment.average_over_seeds,
+            experiment.evaluate_run,
+            experiment.grid_points,
+            experiment.load_config,
+            experiment.load_run,
+            experiment.read_summaries,
+            experiment.resume,
+            experiment.run,
+            experiment.sweep,
+        )
+    },
     "secret_key": Case(fedjax_dp.secret_key, given()),
     "participation": Case(
         data.participation, given(sampler=lambda: data.poisson(), num_clients=6, cohort_size=3)

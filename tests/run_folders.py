@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fedjax_dp.cli.output import Output
 from fedjax_dp.cli.run import shown
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running import run as running
@@ -69,7 +70,7 @@ def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[in
     """Runs an experiment in this process; gives its exit status and what it printed."""
     file = folder / "config.toml" if resume else None
     text = io.StringIO()
-    config = config_files.load(file, words)
+    config = load_config(file, words)
 
     def start(watcher: running.Watcher) -> running.Outcome:
         if resume:

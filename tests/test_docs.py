@@ -14,8 +14,9 @@ from marks import slow, telling
 from typer.main import get_command
 
 from fedjax_dp.cli.main import COMMANDS, app, command, main
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
-from fedjax_dp.experiment.reading import config_files, validate
+from fedjax_dp.experiment.reading import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
@@ -106,7 +107,7 @@ def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monk
         and not parsed.params.get("keys")
         and not parsed.params.get("resume")
     ):
-        config = config_files.load(parsed.params["file"], parsed.args)
+        config = load_config(parsed.params["file"], parsed.args)
         validate.validate(with_named_lists(config))
 
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp.data.clusters import CLUSTER_SIZES
-from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment import Config, load_config
 
 SELECTION_SHARE = 0.03  # of the total ε, for one private choice
 
@@ -91,10 +90,10 @@ def points(
         for epsilon in epsilons or [None]:
             budget = [] if epsilon is None else [f"--privacy.record.epsilon={epsilon}"]
             shared = (f"--run.seed={seed}", *words, *budget)
-            setting = config_files.load(file, shared)
+            setting = load_config(file, shared)
             for method in methods:
                 own = words_of(method, setting)
-                config = config_files.load(file, (*shared, *own))
+                config = load_config(file, (*shared, *own))
                 found.append(Point(method, setting, own, config))
     return found
 

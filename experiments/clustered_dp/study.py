@@ -31,9 +31,9 @@ from fedjax_dp.engine import evaluator, simulation
 from fedjax_dp.evaluation.clustering import is_minority_found, is_partition_found, matched_share
 from fedjax_dp.evaluation.evaluate import personal_evaluator
 from fedjax_dp.evaluation.fairness import cluster_fairness
-from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
+from fedjax_dp.experiment import Experiment, assemble
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
-from fedjax_dp.experiment.running.run_folder import accounting_of, first_state, new_root
+from fedjax_dp.experiment.running.starting import accounting_of, first_state, new_root
 from fedjax_dp.io import plots
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_dp.audit import attack_model
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.running.loading import load_run
+from fedjax_dp.experiment import load_run
 
 # An attacker distinguishes their test parts from any training part, members or not.
 SHIFTED = ("fedcmnist", "fedrotmnist")

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from experiments import noise_levels
-from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.folder import CONFIG_FILE
-from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment import Config, assemble, load_config
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
 from fedjax_dp.io import noise_plots, plots
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy.accounting import budgets
@@ -54,7 +52,7 @@ def weights_of_run(folder: pathlib.Path) -> tuple[str, dict[str, np.ndarray]]:
     Returns:
       What ran, and for each method the weights of the clients.
     """
-    config = config_files.load(folder / CONFIG_FILE)
+    config = load_config(folder / CONFIG_FILE)
     if config.algorithm.name != "robust_hdp":
         raise SystemExit(f"{folder} must be a run of robust_hdp, got {config.algorithm.name}")
     if config.training.num_steps is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.sweep import Study
-from fedjax_dp.experiment.studies.sweep import points
+from fedjax_dp.experiment import grid_points
 from fedjax_dp.io import drawing, plots
 
 HERE = pathlib.Path(__file__).parent
@@ -20,7 +20,7 @@ AFTER = "_after_local"
 def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     """Reads the runs that there are, by method and data: their summaries and rows of metrics."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for point in points(study, {}, []):
+    for point in grid_points(study, {}, []):
         file = folder / point.name / "summary.json"
         if not file.is_file():
             continue

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment import load_config
 from fedjax_dp.io import plots
 from fedjax_dp.io.logbook import read_metrics
 
@@ -75,7 +75,7 @@ def main() -> None:
         if not name.endswith("seed=0"):
             continue
         run = options.sweep / name
-        chosen = config_files.load(run / "config.toml", ())
+        chosen = load_config(run / "config.toml", ())
         clip_norm = chosen.privacy.client.clip_norm
         is_private = chosen.privacy.unit == "client"
         figure = plots.update_norms(

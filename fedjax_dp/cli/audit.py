@@ -60,7 +60,7 @@ def command(
     The exit status is 1 where more was proven than claimed, or a step does not hold what it states.
     `--section.key VALUE` overrides a key of FILE, as `fedjax-dp run` has it.
     """
-    config = config_files.load(file, context.args)
+    config = config_files.load_config(file, context.args)
     if canaries is not None:
         checks.whole("--canaries", canaries)
     checks.whole("--runs", runs)

@@ -1,4 +1,4 @@
-"""Progress that says what is being done: a live bar on a terminal, lines elsewhere."""
+"""Shows the progress of a run: a live bar on a terminal, lines elsewhere."""
 
 import math
 import os
@@ -11,6 +11,7 @@ import rich.progress
 
 from fedjax_dp.cli.output import Output, print_document
 from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.experiment.running.run import Watcher
 
 # Share of the work of a round that is worth a word, since it is done for nothing.
 _MUCH_PADDING = 0.5
@@ -18,7 +19,7 @@ _MUCH_PADDING = 0.5
 _SECONDS, _PART = 5.0, 0.02
 
 
-class Progress:
+class Progress(Watcher):
     """Shows the phase, the round, the accuracy, the ε spent so far, and the time left."""
 
     def __init__(

@@ -17,8 +17,8 @@ from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.running import run as running
-from fedjax_dp.experiment.running.folder import CONFIG_FILE, require_free
 from fedjax_dp.experiment.running.run import Outcome, Watcher
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_free
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.disk import DiskFull
 
@@ -68,10 +68,10 @@ def command(
         found = files.kind_of(resume / CONFIG_FILE, "--resume") == "file"
         rule = f"name a run folder with a {CONFIG_FILE}"
         checks.require(found, "--resume", rule, str(resume))
-        config = config_files.load(resume / CONFIG_FILE, words)
+        config = config_files.load_config(resume / CONFIG_FILE, words)
         start = _resuming(resume, words)
     else:
-        config = config_files.load(file, words)
+        config = config_files.load_config(file, words)
         if output is not None:
             require_free(output)
         start = _starting(config, output)

@@ -14,7 +14,8 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.objectives import proportional
 from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import Fate, simulation
-from fedjax_dp.experiment.reading import config_files, validate
+from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.reading import validate
 from fedjax_dp.models import Model
 from fedjax_dp.server import gaussian_mean, onto_simplex, uniform_mean
 
@@ -372,7 +373,7 @@ MASKED = "--algorithm.aggregator=gradient_mask"
 )
 def test_options_that_do_not_go_together_are_refused_before_data_are_read(words, message):
     with pytest.raises(ValueError) as error:
-        validate.validate(config_files.load(None, words))
+        validate.validate(load_config(None, words))
     assert message in str(error.value)
 
 
@@ -402,7 +403,7 @@ def test_what_reads_exact_losses_is_refused_under_privacy_with_the_reason(name):
         registry.build(name, model, plain_trainer(model), problem, unit="client")
     words = (f"--algorithm.name={name}", "--privacy.unit=record")
     with pytest.raises(ValueError, match=r"privacy\.unit must be none .* exact losses"):
-        validate.validate(config_files.load(None, words))
+        validate.validate(load_config(None, words))
 
 
 @pytest.mark.parametrize("unit", ["record", "client", "both"])

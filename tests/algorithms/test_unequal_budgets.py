@@ -8,6 +8,7 @@ import pytest
 from marks import later, telling
 
 from fedjax_dp.engine import PrivacyAccounting, as_metrics
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.constraints import ConfigError
@@ -38,7 +39,7 @@ class Run:
     """Two rounds of a method: the experiment, the rounds' info, and ε by client."""
 
     def __init__(self, *words):
-        config = config_files.load(None, (*DIGITS, *words))
+        config = load_config(None, (*DIGITS, *words))
         self.experiment = assemble(config)
         simulation, key = self.experiment.simulation, jax.random.key(config.run.seed)
         state = simulation.init(key)
@@ -140,7 +141,7 @@ def test_robust_hdp_reads_no_declaration():
         ValueError, match=r"no option algorithm\.options\.declared_epsilon of robust_hdp"
     ):
         assemble(
-            config_files.load(
+            load_config(
                 None,
                 (
                     *DIGITS,
@@ -175,7 +176,7 @@ def test_robust_hdp_reports_what_it_found():
 
 def mistakes():
     def given(*words):
-        return lambda: assemble(config_files.load(None, (*DIGITS, *words)))
+        return lambda: assemble(load_config(None, (*DIGITS, *words)))
 
     one = "--algorithm.options.declared_epsilon=[1.0]"
     return [
@@ -209,10 +210,10 @@ def test_mistakes_are_named(call, message):
 
 
 def test_named_lists_stay_names_in_a_run_folder():
-    config = config_files.load(None, DIGITS)
+    config = load_config(None, DIGITS)
     assert 'epsilon = "Dist2"' in config_files.to_toml(config)
     with pytest.raises(ConfigError):
-        config_files.load(None, ("--privacy.record.epsilon=Dist",))
+        load_config(None, ("--privacy.record.epsilon=Dist",))
 
 
 # On real data: the paper's network, budgets and batch sizes; one round of the run of 200.
@@ -237,7 +238,7 @@ LEARNING_RATE = 0.01
 @functools.cache
 def paper_round(data_dir):
     words = (f"--data.data_dir={data_dir}", f"--training.learning_rate={LEARNING_RATE}")
-    experiment = assemble(config_files.load(None, (*PAPER, *words)))
+    experiment = assemble(load_config(None, (*PAPER, *words)))
     simulation, key = experiment.simulation, jax.random.key(0)
     _, record, info = simulation.run(simulation.init(key), key, 1)
     return experiment, {name: value[0] for name, value in as_metrics(record, info).items()}
@@ -276,9 +277,9 @@ def test_micro_batches_follow_the_batch_sizes():
 def test_configurations_are_not_changed_by_naming_no_list():
     from fedjax_dp.experiment.components.budgets import with_named_lists
 
-    config = config_files.load(None)
+    config = load_config(None)
     assert with_named_lists(config) is config
-    named = with_named_lists(config_files.load(None, DIGITS))
+    named = with_named_lists(load_config(None, DIGITS))
     assert named.privacy.record.epsilon == EPSILON.tolist()
     assert named.training.batch_size == budgets.published_batch_sizes(20).tolist()
-    assert named.run == config_files.load(None, DIGITS).run
+    assert named.run == load_config(None, DIGITS).run

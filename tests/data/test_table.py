@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from fedjax_dp.data import datasets
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.reading import config_files
 
@@ -334,7 +335,7 @@ def test_a_configuration_makes_clients_with_the_names_of_the_table(write):
         "data.options.scaling": "range",
         "data.options.ranges": "{ age = [0, 30] }",
     }
-    config = config_files.load(None, [f"--{key}={value}" for key, value in words.items()])
+    config = load_config(None, [f"--{key}={value}" for key, value in words.items()])
     population = build_population(config.data, config.run.seed)
     assert population.train.client_names == ("north", "south")
     assert population.train.sizes.tolist() == [16, 8] and population.client_test is not None
@@ -342,12 +343,12 @@ def test_a_configuration_makes_clients_with_the_names_of_the_table(write):
         "which values occur in 'ill', since no categories were declared",
     )
     with pytest.raises(config_files.ConfigError, match="must hold 'path'"):
-        config_files.load(None, ["--data.name=table"])
+        load_config(None, ["--data.name=table"])
     words["data.options.ranges"] = "{ age = 30 }"
     with pytest.raises(
         config_files.ConfigError, match="be a table, each value a list, each entry a f"
     ):
-        config_files.load(None, [f"--{key}={value}" for key, value in words.items()])
+        load_config(None, [f"--{key}={value}" for key, value in words.items()])
 
 
 def test_truth_values_have_a_range_by_nature(write):

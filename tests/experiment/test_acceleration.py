@@ -22,6 +22,7 @@ from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import compile_federation, federation
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.assembly.assemble import acceleration_of
 from fedjax_dp.experiment.reading import config_files
@@ -55,9 +56,9 @@ def test_what_cannot_be_is_refused_before_data_are_read(tmp_path, monkeypatch, w
 
 
 def test_a_plain_run_is_written_as_before_there_was_acceleration():
-    config = config_files.load(None, [*SMALL, *FEDAVG])
+    config = load_config(None, [*SMALL, *FEDAVG])
     assert "acceleration" not in config_files.to_toml(config)
-    fast = config_files.load(None, [*SMALL, *FEDAVG, "--acceleration.memory=1"])
+    fast = load_config(None, [*SMALL, *FEDAVG, "--acceleration.memory=1"])
     assert "memory = 1" in config_files.to_toml(fast)
 
 
@@ -75,7 +76,7 @@ def accelerated(*words):
     algorithm = algorithms.splitting(model, trainer, **options)
     everybody = participants.participation(sampling.everybody(), len(SIZES))
     given = ["--run.rounds=4", "--acceleration.memory=1", "--acceleration.of=clients"]
-    config = config_files.load(None, [*given, *(f"--acceleration.{word}" for word in words)])
+    config = load_config(None, [*given, *(f"--acceleration.{word}" for word in words)])
     wrapper = acceleration_of(config.acceleration, config.run, model)
     return wrapper(federation(algorithm, data, everybody)), data
 

@@ -6,8 +6,8 @@ from marks import telling
 from run_folders import SMALL, execute, metrics, read_json, saved_arrays
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.reading import config_files
 
 # A unit of privacy for each: none where the algorithm offers that, else the first that it has.
 UNITS = {name: e.units[0] for name, e in ALGORITHMS.items() if "none" not in e.units}
@@ -56,7 +56,7 @@ def words_of(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_is_assembled_from_its_name_alone(name):
     """Its options, its unit, its budget, and what of it can be judged."""
-    experiment = assemble(config_files.load(None, words_of(name)))
+    experiment = assemble(load_config(None, words_of(name)))
     algorithm, unit = experiment.simulation.algorithm, UNITS.get(name, "none")
     assert algorithm.name == name
     assert list(experiment.budget) == ([] if unit == "none" else [unit])

@@ -7,7 +7,7 @@ from dp_accounting import rdp
 from marks import telling
 from run_folders import SMALL, assemble_once
 
-from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.privacy.mechanisms.distributed import choose_bits
 
 ROUNDS = 5
@@ -23,7 +23,7 @@ def spent(noise_multiplier, count, rate=1.0, dp_delta=1e-5):
 
 
 def assembled(*words):
-    return assemble_once(load(None, (*SMALL, f"--run.rounds={ROUNDS}", *words)))
+    return assemble_once(load_config(None, (*SMALL, f"--run.rounds={ROUNDS}", *words)))
 
 
 def record_noise(experiment):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedjax_dp.cli import privacy
 from fedjax_dp.experiment.assembly.assemble import population_of
-from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.io.logbook import Logbook
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
@@ -42,7 +42,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
     status, text = execute(
         folder, *SMALL, "--run.rounds=20", "--run.evaluate_every=4", SEQUENTIAL, *words
     )
-    config = load(folder / "config.toml")
+    config = load_config(folder / "config.toml")
     sizes = population_of(config).train.sizes
     steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
 
@@ -118,7 +118,7 @@ def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
     status, text = execute(folder, *SMALL, "--run.rounds=50", SEQUENTIAL, *words)
     assert status == 0 and "one more would exceed the budget" in text
     claim = read_json(folder, "privacy.json")["claims"][0]
-    sizes = population_of(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load_config(folder / "config.toml")).train.sizes
     steps, rates = np.ceil(sizes / 64), np.minimum(1.0, 64 / sizes)
     taken_part = np.array(claim["num_compositions"]) / steps
     after = [
@@ -175,7 +175,7 @@ def test_both_units_are_protected_and_accounted_at_once(tmp_path):
     assert client["trusted"] == "server" and client["clip_norm"] == 1.0
 
     record = claims["record"]
-    sizes = population_of(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load_config(folder / "config.toml")).train.sizes
     for size, n, z, e in zip(
         sizes,
         record["num_compositions"],
@@ -227,7 +227,9 @@ def test_cyclic_cohorts_charge_those_who_took_part_and_use_the_whole_budget(tmp_
     claim = read_json(folder, "privacy.json")["claims"][0]
     steps = np.ones(3, int)
     if unit == "record":
-        steps = np.ceil(population_of(load(folder / "config.toml")).train.sizes / 64).astype(int)
+        steps = np.ceil(population_of(load_config(folder / "config.toml")).train.sizes / 64).astype(
+            int
+        )
     assert claim["num_compositions"] == list(np.array([3, 3, 2]) * steps)
     epsilon = claim["epsilon_per_unit"]
     assert epsilon[0] == pytest.approx(8, rel=1e-5) and max(epsilon) <= 8
@@ -294,7 +296,7 @@ def test_replacing_a_record_is_accounted_by_pld(tmp_path):
     status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert status == 0 and claim["relation"] == "replace_one" and claim["epsilon"] <= 8
-    sizes = population_of(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load_config(folder / "config.toml")).train.sizes
     account = pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     account.compose(
         poisson(min(1.0, 64 / sizes[0]), claim["noise_multiplier_per_unit"][0]),
@@ -311,7 +313,7 @@ def test_fixed_size_batches_are_accounted_under_replace_one(tmp_path):
     status, _ = execute(folder, *SMALL, SEQUENTIAL, *words)
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert status == 0 and claim["samplers"] == ["fixed-size sampling without replacement"]
-    sizes = population_of(load(folder / "config.toml")).train.sizes
+    sizes = population_of(load_config(folder / "config.toml")).train.sizes
     for size, n, z, e in zip(
         sizes,
         claim["num_compositions"],

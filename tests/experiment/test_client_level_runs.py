@@ -6,7 +6,7 @@ from marks import telling
 from run_folders import SMALL, execute, metrics, read_json
 
 from fedjax_dp.experiment.assembly.assemble import population_of
-from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.studies import timing
 from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
@@ -137,20 +137,20 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
 )
 def test_what_has_no_claim_or_no_meaning_is_refused(words, message):
     with pytest.raises(ValueError, match=message):
-        validate(load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
+        validate(load_config(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
 
 
 @pytest.mark.parametrize("bits", [8, "auto"])
 def test_bits_are_for_clients_that_send_shares(bits):
     words = ("--privacy.client.mechanism=discrete_gaussian", f"--privacy.client.bits={bits}")
-    validate(load(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
+    validate(load_config(None, (*SMALL, *CLIENT, "--algorithm.name=dp_fedavg", *words)))
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_public_examples_leave_the_pool_without_their_labels(partition):
     words = (*SMALL, f"--data.partition={partition}", "--data.client_test_share=0")
-    whole = population_of(load(None, words))
-    held = population_of(load(None, (*words, "--data.public_examples=100")))
+    whole = population_of(load_config(None, words))
+    held = population_of(load_config(None, (*words, "--data.public_examples=100")))
     assert whole.public_x is None and held.public_x.shape[0] == 100
     assert held.train.num_examples == whole.train.num_examples - 100
 
@@ -159,13 +159,13 @@ def test_public_examples_leave_the_pool_without_their_labels(partition):
 
     everything = np.concatenate([held.public_x, held.train.examples["x"]])
     assert rows(everything) == rows(whole.train.examples["x"])
-    again = population_of(load(None, (*words, "--data.public_examples=100")))
+    again = population_of(load_config(None, (*words, "--data.public_examples=100")))
     np.testing.assert_array_equal(again.public_x, held.public_x)
 
 
 def test_public_examples_must_leave_something():
     with pytest.raises(ValueError, match="public_examples must be below"):
-        population_of(load(None, (*SMALL, "--data.public_examples=100000")))
+        population_of(load_config(None, (*SMALL, "--data.public_examples=100000")))
 
 
 def test_the_curve_over_cohorts_keeps_the_population():

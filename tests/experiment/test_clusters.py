@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from run_folders import execute, read_json
 
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble, population_of
-from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.io.checkpoint import Checkpoints
 
 CLUSTERS = (
@@ -29,10 +29,10 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("shift", ["rotation", "label"])
 def test_clusters_are_named_by_a_configuration(shift):
     words = (*CLUSTERS, f"--data.partition_options.shift={shift}")
-    population = population_of(config_files.load(None, words))
+    population = population_of(load_config(None, words))
     assert population.train.sizes.tolist() == [60] * 5
     assert population.client_test.sizes.tolist() == [40] * 5
-    plain = population_of(config_files.load(None, ("--data.partition=iid",)))
+    plain = population_of(load_config(None, ("--data.partition=iid",)))
     known = {
         np.round(x, 3).tobytes(): int(y)
         for part in (plain.train, plain.client_test)
@@ -73,7 +73,7 @@ def test_exact_choices_are_told_apart_from_what_is_private(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_cut_off_after_its_clustering_ends_with_the_same_bits(tmp_path):
-    experiment = assemble(config_files.load(None, (*CLUSTERS, *R_DPCFL)))
+    experiment = assemble(load_config(None, (*CLUSTERS, *R_DPCFL)))
     sim, key = experiment.simulation, jax.random.key(0)
     whole, *_ = sim.run(sim.init(key), key, 4)
     first, *_ = sim.run(sim.init(key), key, 1)

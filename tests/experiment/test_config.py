@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import tomli_w
 
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import describe, describe_choice
@@ -36,7 +37,7 @@ def written(tmp_path, text):
 
 def test_defaults_survive_a_file(tmp_path):
     path = written(tmp_path, config_files.to_toml(Config()))
-    assert config_files.load(path) == Config() == config_files.load(None)
+    assert load_config(path) == Config() == load_config(None)
 
 
 # What has to be chosen for some keys to exist, or for some values to have a meaning.
@@ -152,23 +153,23 @@ def as_toml(value):
 def test_the_table_of_changes_is_complete():
     assert set(CHANGED) == set(config_files.all_keys())
     for key, value in CHANGED.items():
-        assert value_at(config_files.load(None, CHOSEN.get(key, ())), key) != value
+        assert value_at(load_config(None, CHOSEN.get(key, ())), key) != value
 
 
 @pytest.mark.parametrize("key", CHANGED)
 def test_every_key_can_be_overridden_in_both_forms_and_survives_a_file(tmp_path, key):
     word, chosen = as_word(CHANGED[key]), CHOSEN.get(key, ())
-    apart = config_files.load(None, [*chosen, f"--{key}", word])
-    joined = config_files.load(None, [f"--{key}={word}", *chosen])
+    apart = load_config(None, [*chosen, f"--{key}", word])
+    joined = load_config(None, [f"--{key}={word}", *chosen])
     assert apart == joined
     assert value_at(apart, key) == CHANGED[key]
     assert type(value_at(apart, key)) is type(CHANGED[key])
     # A sampler or a mechanism brings keys of its own, at their defaults.
-    before, tag = dict(keys_of(config_files.load(None, chosen))), key.rpartition(".")[0]
+    before, tag = dict(keys_of(load_config(None, chosen))), key.rpartition(".")[0]
     for other, value in keys_of(apart):
         if other != key and (other in before or not other.startswith(tag)):
             assert value == before[other], other
-    assert config_files.load(written(tmp_path, config_files.to_toml(apart))) == apart
+    assert load_config(written(tmp_path, config_files.to_toml(apart))) == apart
 
 
 def test_many_changes_at_once_come_from_a_file(tmp_path):
@@ -184,9 +185,7 @@ def test_many_changes_at_once_come_from_a_file(tmp_path):
             table = table.setdefault(part, {})
         table[last] = "none" if value is None else value
     words = [f"--{key}={as_word(value)}" for key, value in changed.items()]
-    assert config_files.load(written(tmp_path, tomli_w.dumps(tables))) == config_files.load(
-        None, words
-    )
+    assert load_config(written(tmp_path, tomli_w.dumps(tables))) == load_config(None, words)
 
 
 def test_overrides_win_over_the_file_and_merge_into_its_option_tables(tmp_path):
@@ -196,7 +195,7 @@ def test_overrides_win_over_the_file_and_merge_into_its_option_tables(tmp_path):
         "[model.options]\ndropout = 0.1\nhidden_sizes = [2]\n",
     )
     words = ["--run.rounds", "9", "--model.options.hidden_sizes", "[5]"]
-    config = config_files.load(path, words)
+    config = load_config(path, words)
     assert (config.run.rounds, config.run.seed, config.model.name) == (9, 4, "mlp")
     assert config.model.options == {"dropout": 0.1, "hidden_sizes": [5]}
 
@@ -233,11 +232,11 @@ optimizer_options = { b1 = 0.5 }
 def test_an_override_of_a_part_or_of_its_table_drops_the_options_of_the_file(
     tmp_path, words, key, options
 ):
-    config = config_files.load(written(tmp_path, _WITH_PARTS), words)
+    config = load_config(written(tmp_path, _WITH_PARTS), words)
     chosen = {name: value for name, value in value_at(config, key).items() if value is not None}
     assert chosen == options
     others = {"model.options", "algorithm.options", "training.optimizer_options"} - {key}
-    before = config_files.load(written(tmp_path, _WITH_PARTS))
+    before = load_config(written(tmp_path, _WITH_PARTS))
     named = {word[2:].partition("=")[0].partition(".")[0] for word in words}
     for other in (each for each in others if each.partition(".")[0] not in named):
         assert value_at(config, other) == value_at(before, other) != {}
@@ -248,26 +247,26 @@ def test_a_table_as_a_whole_and_in_parts_is_refused_in_either_order(whole):
     words = [f"--model.options={whole}", "--model.options.hidden_sizes=[2]", "--model.name=mlp"]
     for given in (words, words[::-1]):
         with pytest.raises(ConfigError) as error:
-            config_files.load(None, given)
+            load_config(None, given)
         assert "model.options must be given as a whole or in parts, got " in str(error.value)
         assert "--model.options.hidden_sizes" in str(error.value)
 
 
 def test_a_whole_number_is_a_number_and_a_fraction_no_whole_number():
-    assert config_files.load(None, ["--training.learning_rate=2"]).training.learning_rate == 2.0
+    assert load_config(None, ["--training.learning_rate=2"]).training.learning_rate == 2.0
     with pytest.raises(ConfigError, match=r"run\.rounds must be a whole number .* got 2\.5"):
-        config_files.load(None, ["--run.rounds=2.5"])
+        load_config(None, ["--run.rounds=2.5"])
 
 
 def test_none_takes_away_a_text_too():
-    assert config_files.load(None, ["--data.data_dir", "none"]).data.data_dir is None
+    assert load_config(None, ["--data.data_dir", "none"]).data.data_dir is None
 
 
 def test_negative_numbers_and_signs_are_values_and_not_keys():
     for words in (["--training.learning_rate", "-0.5"], ["--training.learning_rate=-0.5"]):
         with pytest.raises(ConfigError, match=r"learning_rate must be .* got -0\.5"):
-            config_files.load(None, words)
-    config = config_files.load(None, ["--training.learning_rate", "+0.5"])
+            load_config(None, words)
+    config = load_config(None, ["--training.learning_rate", "+0.5"])
     assert config.training.learning_rate == 0.5
 
 
@@ -285,7 +284,7 @@ def test_negative_numbers_and_signs_are_values_and_not_keys():
 def test_unknown_names_in_a_file_are_named_with_the_nearest(tmp_path, text, wrong, nearest):
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as error:
-        config_files.load(path)
+        load_config(path)
     message = str(error.value)
     assert str(path) in message and wrong in message
     assert message.endswith(f"{nearest}'?")
@@ -304,7 +303,7 @@ def test_unknown_names_in_a_file_are_named_with_the_nearest(tmp_path, text, wron
 )
 def test_unknown_names_on_the_command_line_are_named_with_the_nearest(word, nearest):
     with pytest.raises(ConfigError) as error:
-        config_files.load(None, [word, "3"])
+        load_config(None, [word, "3"])
     message = str(error.value)
     assert "command line" in message and repr(word[2:]) in message
     assert message.endswith(f"did you mean {nearest!r}?")
@@ -343,17 +342,17 @@ def test_wrong_values_name_key_rule_and_value(tmp_path, key, text, rule):
     got = repr(tomllib.loads(f"v = {text}")["v"])
     for arguments, origin in (((path,), str(path)), ((None, [f"--{key}={text}"]), "command line")):
         with pytest.raises(ConfigError) as error:
-            config_files.load(*arguments)
+            load_config(*arguments)
         message = str(error.value)
         assert message.startswith(f"{origin}: {key} must be ")
         assert rule in message and got in message
 
 
 def test_a_text_key_takes_any_word_but_no_other_kind_from_a_file(tmp_path):
-    assert config_files.load(None, ["--run.name=12"]).run.name == "12"
-    assert config_files.load(None, ['--run.name="12"']).run.name == "12"
+    assert load_config(None, ["--run.name=12"]).run.name == "12"
+    assert load_config(None, ['--run.name="12"']).run.name == "12"
     with pytest.raises(ConfigError, match=r"run\.name must be a plain name .* or none, got 12"):
-        config_files.load(written(tmp_path, "[run]\nname = 12"))
+        load_config(written(tmp_path, "[run]\nname = 12"))
 
 
 @pytest.mark.parametrize(
@@ -375,23 +374,23 @@ def test_a_text_key_takes_any_word_but_no_other_kind_from_a_file(tmp_path):
 )
 def test_words_that_are_no_override_are_refused(words, message):
     with pytest.raises(ConfigError) as error:
-        config_files.load(None, words)
+        load_config(None, words)
     assert message in str(error.value)
 
 
 def test_a_section_cannot_be_a_number(tmp_path):
     with pytest.raises(ConfigError, match="run must be a section, got 3"):
-        config_files.load(written(tmp_path, "run = 3"))
+        load_config(written(tmp_path, "run = 3"))
 
 
 def test_files_that_are_missing_or_broken_are_named(tmp_path):
     missing = tmp_path / "nowhere.toml"
     with pytest.raises(ConfigError) as error:
-        config_files.load(missing)
+        load_config(missing)
     assert str(error.value) == f"there is no configuration file {str(missing)!r}"
     broken = written(tmp_path, "[run\n")
     with pytest.raises(ConfigError) as error:
-        config_files.load(broken)
+        load_config(broken)
     assert f"{broken} is not valid TOML" in str(error.value)
 
 
@@ -410,16 +409,16 @@ def test_a_key_of_some_choices_alone_says_of_which():
 
 def test_what_belongs_to_another_choice_is_refused_and_can_be_taken_away():
     with pytest.raises(ConfigError, match=r"bits must be left out under the mechanism laplace"):
-        config_files.load(None, ["--privacy.client.mechanism=laplace", "--privacy.client.bits=8"])
+        load_config(None, ["--privacy.client.mechanism=laplace", "--privacy.client.bits=8"])
     words = ["--participation.sampler=everybody", "--participation.cohort_size=none"]
-    assert config_files.load(None, words) == Config()
+    assert load_config(None, words) == Config()
 
 
 def test_an_error_names_where_the_value_came_from(tmp_path):
     path = written(tmp_path, "[algorithm]\nname = 'fedprox'\n[algorithm.options]\nmu = 'x'\n")
     for words, origin in (((), str(path)), (("--algorithm.options.mu=y",), "command line")):
         with pytest.raises(ConfigError) as error:
-            config_files.load(path, words)
+            load_config(path, words)
         assert str(error.value).startswith(f"{origin}: algorithm.options.mu must be ")
 
 
@@ -442,7 +441,7 @@ def test_an_error_names_where_the_value_came_from(tmp_path):
 )
 def test_options_out_of_range_are_refused_with_key_rule_and_value(words, message):
     with pytest.raises(ConfigError) as error:
-        config_files.load(None, words)
+        load_config(None, words)
     key = words[-1].removeprefix("--").partition("=")[0]
     assert str(error.value).startswith(f"command line: {key} must be ")
     assert message in str(error.value)
@@ -487,12 +486,12 @@ def test_an_option_that_a_file_cannot_hold_is_found():
 
 def test_an_option_can_be_left_out_by_the_word_none(tmp_path):
     words = ("--training.optimizer_options.momentum=none", "--algorithm.name=robust_hdp")
-    config = config_files.load(None, [*words, "--algorithm.options.num_blocks=none"])
+    config = load_config(None, [*words, "--algorithm.options.num_blocks=none"])
     assert config.training.optimizer_options == {"momentum": None}
     assert config.algorithm.options == {"num_blocks": None}
-    assert config_files.load(written(tmp_path, config_files.to_toml(config))) == config
+    assert load_config(written(tmp_path, config_files.to_toml(config))) == config
     with pytest.raises(ConfigError, match=r"nesterov must be true or false, got 'none'"):
-        config_files.load(None, ["--training.optimizer_options.nesterov=none"])
+        load_config(None, ["--training.optimizer_options.nesterov=none"])
 
 
 def test_keys_of_no_part_are_named_with_the_nearest():

@@ -6,7 +6,7 @@ from marks import telling
 from run_folders import DRAWN, SMALL, Killed, execute, kill_after, metrics, read_json, saved_arrays
 
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.loading import load_run
 
 BOTH = ("--evaluation.personal=after_local", "--evaluation.training=true", "--run.metrics=['f1']")
@@ -17,7 +17,7 @@ def test_without_test_data_of_clients_nothing_can_be_evaluated_after_local_train
     with pytest.raises(
         ValueError, match=r"evaluation\.personal must be 'received' .* got 'after_local'"
     ):
-        assemble(load(None, words))
+        assemble(load_config(None, words))
 
 
 @telling

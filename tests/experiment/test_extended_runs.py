@@ -10,7 +10,7 @@ from marks import later
 
 import fedjax_dp as fdp
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
-from fedjax_dp.experiment.running import run_folder
+from fedjax_dp.experiment.running import starting
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     ClientLevel,
@@ -57,7 +57,7 @@ def may_be_extended(**levels):
         }
     )
     try:
-        run_folder._require_extensible(config, 4)
+        starting._require_extensible(config, 4)
     except ValueError as refused:
         assert "run.rounds must be 4" in str(refused)
         return False

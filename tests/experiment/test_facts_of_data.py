@@ -8,9 +8,9 @@ from marks import telling
 from run_folders import execute, read_json
 
 from fedjax_dp.data import datasets
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble, population_of
 from fedjax_dp.experiment.components import numbers_by_client
-from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running.results import facts_of, partition_text
 from fedjax_dp.io import plots
@@ -25,7 +25,7 @@ TABLES = ("adult", "heart_disease", "kddcup99")
 
 
 def checked(unit, name, *words):
-    validation.validate(config_files.load(None, (*UNITS[unit], f"--data.name={name}", *words)))
+    validation.validate(load_config(None, (*UNITS[unit], f"--data.name={name}", *words)))
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -126,7 +126,7 @@ def test_a_run_with_names_is_resumed_from_what_its_folder_holds(run_folder, monk
 
 
 def test_the_text_of_a_partition_names_its_clients(data_files):
-    config = config_files.load(None, heart(data_files))
+    config = load_config(None, heart(data_files))
     text = partition_text(population_of(config).statistics())
     assert [line.partition(":")[0] for line in text.splitlines()[-4:]] == list(HOSPITALS)
 
@@ -140,7 +140,7 @@ def test_records_that_clusters_share_are_counted_and_stated():
         "--privacy.record.noise_multiplier=1",
         "--privacy.record.epsilon=none",
     )
-    population = population_of(config_files.load(None, words))
+    population = population_of(load_config(None, words))
     pool = datasets.load("digits").train["x"].reshape(1437, -1)
     place = {row.tobytes(): i for i, row in enumerate(pool)}
     assert len(place) == len(pool)
@@ -152,7 +152,7 @@ def test_records_that_clusters_share_are_counted_and_stated():
     assert population.sharing == (np.sum(counts > 1), counts.max())
     assert population.sharing.num_shared > 5
     assert population.statistics().num_shared == population.sharing.num_shared
-    disjoint = population_of(config_files.load(None, ("--data.partition=iid",)))
+    disjoint = population_of(load_config(None, ("--data.partition=iid",)))
     assert disjoint.sharing == (0, 1)
 
 
@@ -160,7 +160,7 @@ def test_a_statement_names_what_was_read_exactly_off_the_data(data_files):
     """Whatever of it enters a run, each named in the list of what no ε covers."""
     words = heart(data_files, "--data.options.scaling=standard", "--run.secret=true")
     noise = ("--privacy.record.noise_multiplier=1", "--privacy.record.epsilon=none")
-    experiment = assemble(config_files.load(None, (*words, *noise)))
+    experiment = assemble(load_config(None, (*words, *noise)))
     sharing = experiment.population.sharing._replace(num_shared=3, most_holders=2)
     experiment = experiment._replace(population=experiment.population._replace(sharing=sharing))
     facts = facts_of(experiment, experiment.simulation.hyper, ["when it ended"])["record"]
@@ -168,7 +168,7 @@ def test_a_statement_names_what_was_read_exactly_off_the_data(data_files):
     assert "exact means and standard deviations" in said and "when it ended" in said
     assert "labels by client in `partition.txt` and `plots/partition.png`" in said
     assert (facts["num_shared"], facts["most_holders"]) == (3, 2)
-    ranged = assemble(config_files.load(None, (*heart(data_files), *noise)))
+    ranged = assemble(load_config(None, (*heart(data_files), *noise)))
     facts = facts_of(ranged, ranged.simulation.hyper, [])["record"]
     assert "means" not in " ".join(facts["also_not_private"])
 
@@ -177,7 +177,7 @@ def test_tables_lists_and_files_of_numbers_by_client_are_one(data_files):
     inline = "{" + ",".join(f"{name}={value}" for name, value in BUDGETS.items()) + "}"
     positions = [BUDGETS[name] for name in HOSPITALS]
     found = [
-        assemble(config_files.load(None, heart(data_files, word)))
+        assemble(load_config(None, heart(data_files, word)))
         for word in (f"--privacy.record.epsilon={inline}", f"--privacy.record.epsilon={positions}")
     ]
     for experiment in found:
@@ -189,13 +189,13 @@ def test_tables_lists_and_files_of_numbers_by_client_are_one(data_files):
 
 def test_clients_without_names_are_numbered():
     words = ("--data.num_clients=3", "--privacy.record.epsilon={2=1,0=2,1=3}")
-    config = config_files.load(None, words)
+    config = load_config(None, words)
     data = type("Data", (), {"client_names": (), "num_clients": 3})
     lists = numbers_by_client.listed(config, numbers_by_client.names_of(data))
     assert lists.privacy.record.epsilon == [2.0, 3.0, 1.0]
     assert numbers_by_client.named(lists, data) == lists
     with pytest.raises(ValueError, match=r"epsilon must be one number or have one for each of the"):
-        validation.validate(numbers_by_client.listed(config_files.load(None, words[1:]), None))
+        validation.validate(numbers_by_client.listed(load_config(None, words[1:]), None))
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_clients_without_names_are_numbered():
     ],
 )
 def test_a_table_names_every_client_and_no_other(value, message):
-    config = config_files.load(None, [f"--privacy.record.epsilon={value}"])
+    config = load_config(None, [f"--privacy.record.epsilon={value}"])
     with pytest.raises(ValueError, match=rf"privacy\.record\.epsilon must name .*{message}"):
         numbers_by_client.listed(config, HOSPITALS)
 
 
 def test_a_table_holds_numbers_in_their_range():
     with pytest.raises(ValueError, match=r"epsilon must be .*a table of such by the clients' name"):
-        config_files.load(None, ["--privacy.record.epsilon={va=0}"])
+        load_config(None, ["--privacy.record.epsilon={va=0}"])
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_table_holds_numbers_in_their_range():
 def test_a_file_of_numbers_is_refused_by_line_column_and_rule(tmp_path, lines, words, message):
     file = tmp_path / "numbers.csv"
     file.write_text("\n".join(lines) + "\n")
-    config = config_files.load(None, (f"--data.client_numbers={file}", *words))
+    config = load_config(None, (f"--data.client_numbers={file}", *words))
     with pytest.raises(ValueError, match=message):
         numbers_by_client.with_client_numbers(config)
 
@@ -268,9 +268,9 @@ def test_a_client_that_is_not_among_the_data_is_named_with_its_line(tmp_path, li
     file = tmp_path / "numbers.csv"
     file.write_text("\n".join(["client,training.batch_size", *lines]) + "\n")
     read = numbers_by_client.with_client_numbers(
-        config_files.load(None, [f"--data.client_numbers={file}"])
+        load_config(None, [f"--data.client_numbers={file}"])
     )
     with pytest.raises(ValueError, match=message):
         numbers_by_client.listed(read, ["a", "b", "c"])
-    again = config_files.load(None, ["--training.batch_size={a=1, b=2, c=3}"])
+    again = load_config(None, ["--training.batch_size={a=1, b=2, c=3}"])
     assert numbers_by_client.listed(again, ["c", "a", "b"]).training.batch_size == [3, 1, 2]

@@ -7,7 +7,8 @@ import re
 import pytest
 from marks import telling
 
-from fedjax_dp.experiment.reading import config_files, keys
+from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.reading import keys
 from fedjax_dp.experiment.reading.config_files import all_keys
 from fedjax_dp.experiment.schema.constraints import ConfigError
 
@@ -147,7 +148,7 @@ def test_what_is_said_of_every_key_is_what_is_enforced():
         for word, value in WORDS.items():
             beside = [BESIDE[key]] if key in BESIDE else []
             try:
-                config_files.load(None, [*beside, f"--{key}={word}"])
+                load_config(None, [*beside, f"--{key}={word}"])
                 is_let_in = True
             except ConfigError as error:
                 is_let_in = False
@@ -166,6 +167,6 @@ def test_every_key_is_looked_at():
 
 def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no configuration file"):
-        config_files.load(tmp_path / "nowhere.toml")
+        load_config(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match=r"\(a folder\)"):
-        config_files.load(tmp_path)
+        load_config(tmp_path)

@@ -28,7 +28,7 @@ from fedjax_dp.cli.main import main
 from fedjax_dp.data import FederatedData, datasets
 from fedjax_dp.data.datasets import adult, cifar, heart_disease
 from fedjax_dp.data.datasets.tabular import Numeric
-from fedjax_dp.experiment.studies.sweep import Point, collect
+from fedjax_dp.experiment.studies.sweep import Point, read_summaries
 from fedjax_dp.io.params import read_params, write_params
 
 SEED = 18
@@ -1119,7 +1119,7 @@ READERS = {
     ),
     "summary": Reader(
         write_summary,
-        lambda folder: collect([POINT], folder),
+        lambda folder: read_summaries([POINT], folder),
         summary_harms,
         flip_summary,
         may_go="summary.json",

@@ -13,6 +13,7 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.engine import simulation
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.assembly.population import _check_labels
@@ -137,7 +138,7 @@ def test_what_cannot_be_meant_is_refused_before_any_work(tmp_path, words, messag
 def test_with_no_privacy_at_all_its_settings_may_stay():
     """A baseline is one override away."""
     words = ("--privacy.record.epsilon=2", *NOT_PRIVATE, *SMALL)
-    config = config_files.load(None, words)
+    config = load_config(None, words)
     assert assemble(config).budget == {}
     text = config_files.to_toml(config)
     assert "[privacy.record]" in text and "[privacy.client]" not in text
@@ -206,7 +207,7 @@ def test_a_run_that_ends_within_its_first_stage_is_reported():
         "--algorithm.options.jump_rounds=5",
         "--data.client_validation_share=0.2",
     )
-    algorithm = assemble(config_files.load(None, words)).simulation.algorithm
+    algorithm = assemble(load_config(None, words)).simulation.algorithm
     assert "run.rounds is 4, and jump_start goes on to its next stage after round 5" in (
         never_reached(algorithm, 4)
     )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedjax_dp.cli.main import main
 from fedjax_dp.core import checks, files
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.components.numbers_by_client import listed, with_client_numbers
@@ -27,7 +28,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 
 def checked(*words):
-    config = with_client_numbers(config_files.load(None, list(words)))
+    config = with_client_numbers(load_config(None, list(words)))
     validate(listed(with_named_lists(config), None))
 
 
@@ -124,7 +125,7 @@ def test_a_whole_number_may_be_written_with_an_exponent_everywhere(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("[run]\nrounds = 1e3\n[model]\nname = 'mlp'\noptions = {hidden_sizes = [1e2]}")
     words = ["--training.batch_size=1e3", "--training.micro_batch_size=1e2"]
-    config = config_files.load(path, words)
+    config = load_config(path, words)
     numbers = (config.run.rounds, *config.model.options["hidden_sizes"])
     numbers += (config.training.micro_batch_size,)
     assert numbers == (1000, 100, 100) and {type(n) for n in numbers} == {int}
@@ -149,13 +150,13 @@ def test_a_mistake_in_a_file_is_named_with_the_file(tmp_path, content, message):
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"mine\.toml.*{message}"):
-        config_files.load(path)
+        load_config(path)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xef\xbb\xbf[run]\r\nrounds = 3\r\n")
-    assert config_files.load(path).run.rounds == 3
+    assert load_config(path).run.rounds == 3
 
 
 @pytest.fixture
@@ -173,7 +174,7 @@ def test_paths_that_nothing_can_lie_at_are_named(bad_paths):
             with pytest.raises(ValueError, match=r"^--here must be a path that can be opened, got"):
                 require(path, "--here")
         with pytest.raises(ConfigError, match="the configuration file must be a path that can be"):
-            config_files.load(path)
+            load_config(path)
 
 
 def test_a_file_or_a_folder_of_another_kind_is_named(tmp_path, monkeypatch):
@@ -257,7 +258,7 @@ def nested(pairs):
 def read_or_refused(path, words, origins, keys=()):
     """Reads a configuration, which survives a file then; or is refused with origin and key."""
     try:
-        config = config_files.load(path, words)
+        config = load_config(path, words)
     except ConfigError as error:
         text = str(error)
         assert any(text.startswith(origin) for origin in origins) and "\n" not in text, text
@@ -265,7 +266,7 @@ def read_or_refused(path, words, origins, keys=()):
         return
     again = path.with_name("again.toml")
     again.write_text(config_files.to_toml(config), encoding="utf-8")
-    assert config_files.load(again) == config
+    assert load_config(again) == config
 
 
 @QUICK

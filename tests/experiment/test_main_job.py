@@ -11,8 +11,8 @@ from dp_accounting import rdp
 from run_folders import assert_same_run, in_subprocess, metrics, read_json, saved_arrays
 
 from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import population_of
-from fedjax_dp.experiment.reading import config_files
 
 # One run serves all.
 pytestmark = pytest.mark.xdist_group("main job")
@@ -66,7 +66,10 @@ def test_progress_tells_phase_round_accuracy_and_epsilon(main_job):
 
 
 def test_the_resolved_configuration_is_the_default(folder):
-    loaded, default = config_files.load(folder / "config.toml"), config_files.load(None)
+    loaded, default = (
+        load_config(folder / "config.toml"),
+        load_config(None),
+    )
     # What was left open is written down as it was settled.
     assert loaded.execution.devices in range(1, 1 + (os.cpu_count() or 1))
     execution = loaded.execution.model_copy(update={"devices": default.execution.devices})
@@ -79,7 +82,7 @@ def test_every_client_epsilon_agrees_with_dp_accounting(folder):
     """Nothing but configuration, sizes and noise goes in; ε is composed by dp-accounting alone."""
     tables = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     claim = read_json(folder, "privacy.json")["claims"][0]
-    sizes = population_of(config_files.load(folder / "config.toml")).train.sizes
+    sizes = population_of(load_config(folder / "config.toml")).train.sizes
     batch, epochs = tables["training"]["batch_size"], tables["training"]["num_epochs"]
     noise = claim["noise_multiplier_per_unit"]
     assert len(sizes) == len(noise) == len(claim["epsilon_per_unit"]) == 10
@@ -195,7 +198,7 @@ def test_tensorboard_events_are_the_metrics(folder):
 
 def test_the_partition_is_reported(folder):
     text = (folder / "partition.txt").read_text(encoding="utf-8")
-    sizes = population_of(config_files.load(folder / "config.toml")).train.sizes
+    sizes = population_of(load_config(folder / "config.toml")).train.sizes
     assert str(sizes.sum()) in text.replace(",", "")
 
 

@@ -10,7 +10,7 @@ from fedjax_dp.algorithms.registry import ALGORITHMS, Entry
 from fedjax_dp.cli import main
 from fedjax_dp.core.ranges import NonNegative
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.reading.config_files import load, to_toml
+from fedjax_dp.experiment.reading.config_files import load_config, to_toml
 from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies import sweep
 
@@ -58,17 +58,17 @@ def test_its_options_are_listed_and_what_the_run_gives_is_none_of_them(monkeypat
 
 def test_it_is_given_its_facts_and_options():
     seen.clear()
-    experiment = assemble(load(None, (*WORDS, "--algorithm.options.strength=2")))
+    experiment = assemble(load_config(None, (*WORDS, "--algorithm.options.strength=2")))
     assert experiment.simulation.algorithm.name == "newcomer"
     assert seen == [(3, 2, True)]
 
 
 def test_it_is_swept(tmp_path):
     file = tmp_path / "study.toml"
-    file.write_text(to_toml(load(None, WORDS)), encoding="utf-8")
+    file.write_text(to_toml(load_config(None, WORDS)), encoding="utf-8")
     axis = {text: (f"--algorithm.options.strength={text}",) for text in ("0", "0.5", "1e3")}
     study = sweep.Study("study", pathlib.Path(file), {"strength": axis}, "strength", "strength", {})
-    found = [load(file, point.words) for point in sweep.points(study, {}, ())]
+    found = [load_config(file, point.words) for point in sweep.grid_points(study, {}, ())]
     assert [c.algorithm.options["strength"] for c in found] == [0, 0.5, 1000.0]
 
 
@@ -84,5 +84,5 @@ def test_it_is_swept(tmp_path):
 )
 def test_what_it_cannot_take_is_refused_before_any_work(word, message):
     with pytest.raises(ConfigError) as error:
-        load(None, (*WORDS, f"--algorithm.options.{word}"))
+        load_config(None, (*WORDS, f"--algorithm.options.{word}"))
     assert str(error.value).startswith("command line: ") and message in str(error.value)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
-from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.constraints import ConfigError
 
 RATE, STEPS = 0.1, 5
@@ -36,6 +36,6 @@ def test_weight_decay_pulls_weights_before_momentum(momentum, nesterov):
 
 def test_weight_decay_is_a_key_of_sgd():
     words = ["--training.optimizer_options.weight_decay=1e-5"]
-    assert config_files.load(None, words).training.optimizer_options == {"weight_decay": 1e-5}
+    assert load_config(None, words).training.optimizer_options == {"weight_decay": 1e-5}
     with pytest.raises(ConfigError, match=r"weight_decay must be .* at least 0 .* got -1"):
-        config_files.load(None, ["--training.optimizer_options.weight_decay=-1"])
+        load_config(None, ["--training.optimizer_options.weight_decay=-1"])

@@ -22,8 +22,8 @@ from safetensors.numpy import load_file
 
 from fedjax_dp.cli import main
 from fedjax_dp.core.registry import imported
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.loading import evaluate_run, load_run
 from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies import sweep
@@ -101,7 +101,7 @@ def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exporte
     np.testing.assert_array_equal(
         elsewhere["params/Dense_0/kernel"], np.asarray(run.params["params"]["Dense_0"]["kernel"])
     )
-    again = config_files.load(None, [*words, f"--model.pretrained={tmp_path / 'out.safetensors'}"])
+    again = load_config(None, [*words, f"--model.pretrained={tmp_path / 'out.safetensors'}"])
     experiment = assemble(again)
     start = experiment.simulation.federation.shared(experiment.simulation.init(jax.random.key(0)))
     jax.tree.map(np.testing.assert_array_equal, start, run.params)
@@ -111,7 +111,7 @@ def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exporte
 def test_a_model_of_several_inputs_is_audited(words):
     record = ("--algorithm.name=dp_sgd", "--privacy.unit=record")
     plain = [w for w in words if not w.startswith(("--algorithm.name", "--privacy.unit"))]
-    experiment = assemble(config_files.load(None, [*plain, *record]))
+    experiment = assemble(load_config(None, [*plain, *record]))
     report = audit_experiment(experiment, num_canaries=8, num_runs=1, num_rounds=2)
     assert not report.is_violated and report.steps["record"]
 
@@ -129,12 +129,12 @@ def test_own_parts_are_swept_and_stopped_by_an_own_callback(words, tmp_path):
         columns="width",
         metrics={"test_perplexity": 1.0},
     )
-    grid, said = sweep.points(study, {}, (*words, *stops)), []
+    grid, said = sweep.grid_points(study, {}, (*words, *stops)), []
     for _ in range(2):
-        sweep.run_points(study, grid, tmp_path, said.append)
-    rows = sweep.collect(grid, tmp_path)
+        sweep.sweep(study, grid, tmp_path, said.append)
+    rows = sweep.read_summaries(grid, tmp_path)
     assert [row["rounds"] for row in rows] == [2, 2], "stopped by the callback"
-    found = sweep.averaged(study, rows)
+    found = sweep.average_over_seeds(study, rows)
     assert [f["mean"] for f in found] == [row["test_perplexity"] for row in rows]
     assert all(1 < f["mean"] < 40 for f in found)
     assert sum("done before" in line for line in said) == 2
@@ -145,7 +145,7 @@ def test_an_own_algorithm_of_own_parts_is_audited():
     """Callbacks and metrics see evaluations, which an attack has none of."""
     own = (f"--algorithm.name={PARTS}:algorithm", f"--run.callbacks={{'{PARTS}:watching'={{}}}}")
     words = (*own, f"--run.metrics=['{PARTS}:first_class']", "--run.rounds=2")
-    experiment = assemble(config_files.load(None, [*SMALL, *words]))
+    experiment = assemble(load_config(None, [*SMALL, *words]))
     report = audit_experiment(experiment, num_canaries=8, num_rounds=2)
     assert not report.is_violated and [b.unit for b in report.bounds] == ["record"]
 
@@ -173,7 +173,7 @@ def test_parameters_are_written_by_name(tmp_path, form):
 
 
 def test_pretrained_parameters_must_fit(tmp_path):
-    model = assemble(config_files.load(None, [*SMALL, *NOT_PRIVATE])).model
+    model = assemble(load_config(None, [*SMALL, *NOT_PRIVATE])).model
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     [(name, kernel)] = [(n, x) for n, x in shapes["params"]["Dense_0"].items() if x.ndim == 2]
     good = np.full(kernel.shape, 3.0)
@@ -195,7 +195,7 @@ PLAIN = (*SMALL, *NOT_PRIVATE, "--data.client_test_share=0")
 
 
 def assembled(*words):
-    return assemble(config_files.load(None, (*PLAIN, *words)))
+    return assemble(load_config(None, (*PLAIN, *words)))
 
 
 def test_an_own_algorithm_takes_its_options():
@@ -321,7 +321,7 @@ def test_early_stopping_waits_for_something_better(losses, stop):
 )
 def test_what_cannot_be_a_part_is_refused_with_its_place(word, message):
     with pytest.raises(ConfigError, match=message) as error:
-        config_files.load(None, [word])
+        load_config(None, [word])
     assert str(error.value).startswith("command line: ")
 
 
@@ -329,7 +329,7 @@ def test_a_module_is_found_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "mine_for_a_test.py").write_text(PARTS.read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    config = config_files.load(None, ["--algorithm.name=mine_for_a_test:algorithm", *PLAIN[:3]])
+    config = load_config(None, ["--algorithm.name=mine_for_a_test:algorithm", *PLAIN[:3]])
     assert config.algorithm.name == "mine_for_a_test:algorithm"
 
 

@@ -12,8 +12,8 @@ from run_folders import SMALL, assemble_once, execute, metrics, read_json, saved
 from test_secret import ROOT, SECRET
 
 from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.callbacks import Callback
-from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.release import exact_keys, marks_of, require_publishable
@@ -280,7 +280,7 @@ def test_a_summary_says_whose_models_are_measured_and_which_are_covered(
     level = f"--privacy.{unit}"
     words = (*SMALL, f"--privacy.unit={unit}", f"--algorithm.name={name}", *rest)
     words = (*words, f"{level}.noise_multiplier=1", f"{level}.epsilon=none")
-    experiment = assemble_once(config_files.load(None, words))
+    experiment = assemble_once(load_config(None, words))
     is_own, is_personal = has_personal_models(experiment), experiment.evaluator.is_personal
     assert whose_models(is_personal, is_own) == whose
     assert covered_models(is_personal, is_own, True, (unit,)) == covered
@@ -317,7 +317,7 @@ PRIVATE = ("--run.release=private", "--run.secret=true")
 )
 def test_what_no_claim_would_cover_is_refused_before_data_are_read(words, message):
     with pytest.raises(ValueError, match=message):
-        validation.validate(config_files.load(None, words))
+        validation.validate(load_config(None, words))
 
 
 def with_facts(experiment, **changes):
@@ -327,7 +327,7 @@ def with_facts(experiment, **changes):
 
 def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
     small = (*SMALL, *PRIVATE, *NOISE)
-    experiment = assemble_once(config_files.load(None, small))
+    experiment = assemble_once(load_config(None, small))
     require_publishable(experiment, {"mine": Callback(lambda seen: None, is_private=True)})
     with pytest.raises(ValueError, match=r"run\.callbacks must decide by .*'exact_one'"):
         require_publishable(experiment, {"exact_one": Callback(lambda seen: True)})
@@ -340,7 +340,7 @@ def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
         require_publishable(experiment._replace(simulation=unclaimed), {})
     deciding = {"exact_one": Callback(lambda seen: True)}
     with pytest.raises(ValueError, match=r"run\.callbacks must decide"):
-        running.run(config_files.load(None, small), tmp_path / "run", callbacks=deciding)
+        running.run(load_config(None, small), tmp_path / "run", callbacks=deciding)
     assert not (tmp_path / "run").exists()
 
 

@@ -9,6 +9,7 @@ from run_folders import SMALL, assemble_once
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.statistics import Sharing
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.components import numbers_by_client
 from fedjax_dp.experiment.components.partitions import Partition, Spread
@@ -24,7 +25,7 @@ from fedjax_dp.experiment.running.release import (
     require_publishable,
     without_model,
 )
-from fedjax_dp.experiment.running.run_folder import accounting_of, fresh, restored
+from fedjax_dp.experiment.running.starting import accounting_of, fresh, restored
 from fedjax_dp.experiment.schema.config import DataSection
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.io.statement import write_statement
@@ -40,7 +41,7 @@ HOSPITALS = ("north", "south", "west")
 
 
 def built(*words):
-    return assemble_once(config_files.load(None, (*SMALL, *NOISE, *words)))
+    return assemble_once(load_config(None, (*SMALL, *NOISE, *words)))
 
 
 def charged(experiment):
@@ -96,18 +97,18 @@ def test_no_file_marked_as_public_or_covered_holds_the_root_of_the_noise(tmp_pat
 def test_a_file_of_numbers_never_replaces_what_the_configuration_sets(tmp_path, word):
     file = tmp_path / "numbers.csv"
     file.write_text("client,privacy.record.epsilon\na,50\nb,50\n")
-    config = config_files.load(None, (f"--data.client_numbers={file}", word))
+    config = load_config(None, (f"--data.client_numbers={file}", word))
     message = r"privacy\.record\.epsilon must be left out, since a column of .* fills it, got"
     with pytest.raises(ValueError, match=message):
         numbers_by_client.with_client_numbers(config)
     filled = numbers_by_client.with_client_numbers(
-        config_files.load(None, (f"--data.client_numbers={file}",))
+        load_config(None, (f"--data.client_numbers={file}",))
     )
     assert filled.privacy.record.epsilon == {"a": 50.0, "b": 50.0}
     # A run folder no longer names the file, and is read again as it stands.
     saved = tmp_path / "config.toml"
     saved.write_text(config_files.to_toml(filled))
-    again = numbers_by_client.with_client_numbers(config_files.load(saved))
+    again = numbers_by_client.with_client_numbers(load_config(saved))
     assert again.privacy.record.epsilon == {"a": 50.0, "b": 50.0}
 
 
@@ -144,7 +145,7 @@ def test_the_epsilon_of_a_release_is_that_of_a_record_as_a_whole(shared):
 
 def test_records_that_were_taken_for_public_inputs_are_in_no_release():
     ae_dpfl = ("--privacy.unit=client", "--algorithm.name=ae_dpfl", "--data.public_examples=5")
-    config = config_files.load(None, (*SMALL, *ae_dpfl, *RELEASED))
+    config = load_config(None, (*SMALL, *ae_dpfl, *RELEASED))
     message = r"data\.public_examples must be 0 where run\.release is 'private': .* without noise"
     with pytest.raises(ValueError, match=message):
         validation.validate(config)

@@ -33,11 +33,12 @@ from run_folders import (
 )
 
 from fedjax_dp.cli import main
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import assemble
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.folder import locked
 from fedjax_dp.experiment.running.loading import load_run
-from fedjax_dp.experiment.running.run_folder import _require_same, restored
+from fedjax_dp.experiment.running.run_folder import locked
+from fedjax_dp.experiment.running.starting import _require_same, restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.disk import DiskFull, full_disk_named
@@ -65,15 +66,15 @@ def stalling(self, row):
         time.sleep(0.05)
 Logbook.write = stalling
 """
-# The process tells when its rounds are compiled and begin.
-_TELLING = """
+# The process leaves a mark when its rounds are compiled and begin.
+_MARKING = """
 import pathlib
-from fedjax_dp.experiment import run
+from fedjax_dp.experiment.running import run
 rounds = run._rounds
-def telling(*args):
+def marking(*args):
     pathlib.Path(COMPILED).touch()
     return rounds(*args)
-run._rounds = telling
+run._rounds = marking
 """
 # The process kills itself where a whole checkpoint would take its name.
 _HALF_WRITTEN = """
@@ -302,9 +303,7 @@ def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypa
     assert {a.shape for a in arrays if a.ndim > 1} == {(8, 10)}
     assert read_json(folder, "summary.json")["num_parameters"] == 8 * 10 + 10
     # The base is that of the start of the run, whoever asks for it.
-    models = [
-        assemble.assemble(config_files.load(f / "config.toml")).model for f in (whole, folder)
-    ]
+    models = [assemble.assemble(load_config(f / "config.toml")).model for f in (whole, folder)]
     bases = [m.full_params(m.init(jax.random.key(0)))["params"]["Dense_0"] for m in models]
     jax.tree.map(np.testing.assert_array_equal, *bases)
     assert np.abs(np.asarray(bases[0]["kernel"])).max() > 0.01
@@ -359,7 +358,7 @@ def test_a_run_that_never_reached_a_checkpoint_starts_again(uninterrupted, tmp_p
 
 def test_another_configuration_in_the_folder_is_refused(finished):
     path = finished / "config.toml"
-    config = config_files.load(path, ["--run.seed=1"])
+    config = load_config(path, ["--run.seed=1"])
     path.write_text(config_files.to_toml(config), encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
         execute(finished, resume=True)
@@ -377,7 +376,7 @@ def test_another_configuration_in_the_folder_is_refused(finished):
     ],
 )
 def test_a_key_that_came_after_a_run_has_its_default_there(words, key):
-    config = config_files.load(None, words)
+    config = load_config(None, words)
     tables = tomllib.loads(config_files.to_toml(config))
     *path, last = key.split(".")
     section = functools.reduce(dict.__getitem__, path, tables)
@@ -387,8 +386,8 @@ def test_a_key_that_came_after_a_run_has_its_default_there(words, key):
 
 @pytest.mark.parametrize("word", ["--run.seed=1", "--privacy.client.num_deviations=9"])
 def test_a_key_that_was_another_is_named(word):
-    config = config_files.load(None, (*DISCRETE, word))
-    saved = config_files.to_toml(config_files.load(None, DISCRETE))
+    config = load_config(None, (*DISCRETE, word))
+    saved = config_files.to_toml(load_config(None, DISCRETE))
     with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
         _require_same(config, saved)
     _require_same(config, config_files.to_toml(config))
@@ -397,7 +396,7 @@ def test_a_key_that_was_another_is_named(word):
 @pytest.mark.slow
 def test_another_model_in_the_folder_is_refused(finished):
     path = finished / "config.toml"
-    config = config_files.load(path, ["--model.name=mlp"])
+    config = load_config(path, ["--model.name=mlp"])
     path.write_text(config_files.to_toml(config), encoding="utf-8")
     with pytest.raises(ValueError, match="checkpoint must hold"):
         execute(finished, resume=True)
@@ -406,7 +405,7 @@ def test_another_model_in_the_folder_is_refused(finished):
 @pytest.mark.slow
 def test_a_resumed_run_may_execute_in_another_way(finished):
     path = finished / "config.toml"
-    config = config_files.load(path, ["--execution.clients_per_chunk=2"])
+    config = load_config(path, ["--execution.clients_per_chunk=2"])
     path.write_text(config_files.to_toml(config), encoding="utf-8")
     assert execute(finished, resume=True)[0] == 0
 
@@ -423,7 +422,7 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
         return found._replace(hyper=found.hyper._replace(local=local))
 
     monkeypatch.setattr(assemble, "calibrated", louder)
-    experiment = assemble.assemble(config_files.load(finished / "config.toml"))
+    experiment = assemble.assemble(load_config(finished / "config.toml"))
     state, start = restored(experiment, finished, pytest.fail)
     start.checkpoints.close()
     start.lock.release()
@@ -475,7 +474,7 @@ def test_a_round_that_never_ends_is_ended_by_the_second_signal(
     if devices > (os.cpu_count() or 1):
         pytest.skip("no second core")
     compiled = tmp_path / "compiled"
-    endless = _TELLING.replace("COMPILED", repr(str(compiled)))
+    endless = _MARKING.replace("COMPILED", repr(str(compiled)))
     replaced = tuple(word.partition("=")[0] for word in words)
     endless += f"import sys; kept = [a for a in sys.argv if not a.startswith({replaced})]\n"
     endless += f"sys.argv = kept + {words}\n"
@@ -531,7 +530,7 @@ def test_a_full_disk_is_named_before_a_run_has_begun(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fedjax_dp.experiment.running.run_folder.write_text", full)
+    monkeypatch.setattr("fedjax_dp.experiment.running.starting.write_text", full)
     with pytest.raises(DiskFull, match="nothing was begun: make room, and try again"):
         execute(tmp_path / "run", *DRAWN)
 

@@ -7,7 +7,7 @@ from marks import telling
 from run_folders import SMALL
 
 from fedjax_dp.experiment.assembly.assemble import assemble, population_of
-from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.results import evaluate
 
 SIZES = "{train_per_class = 5, validation_per_client = 3, test_per_client = 8}"
@@ -15,7 +15,7 @@ FEW = ("--data.partition=few_classes", f"--data.partition_options={SIZES}")
 
 
 def built(*words):
-    return population_of(load(None, (*SMALL, *words)))
+    return population_of(load_config(None, (*SMALL, *words)))
 
 
 def rows(x):
@@ -77,7 +77,7 @@ def test_few_classes_give_three_parts_of_the_same_classes():
 )
 def test_refusals(words, message):
     with pytest.raises(ValueError, match=message):
-        assemble(load(None, (*SMALL, *words)))
+        assemble(load_config(None, (*SMALL, *words)))
 
 
 @telling
@@ -85,7 +85,7 @@ def test_refusals(words, message):
 def test_clients_without_test_data_are_left_out_and_counted(name):
     words = ("--privacy.unit=none", f"--algorithm.name={name}", "--data.partition=quantity_skew")
     few = ("--data.client_test_share=0.002", "--data.partition_options={exponent = 2.0}")
-    experiment = assemble(load(None, (*SMALL, *words, *few)))
+    experiment = assemble(load_config(None, (*SMALL, *words, *few)))
     sizes = experiment.population.client_test.sizes
     assert 0 < np.sum(sizes == 0) < len(sizes)
     simulation = experiment.simulation

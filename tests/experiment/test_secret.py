@@ -21,8 +21,9 @@ from run_folders import (
 )
 
 from fedjax_dp.core import keys
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.run_folder import first_state, new_root
+from fedjax_dp.experiment.running.starting import first_state, new_root
 
 pytestmark = [
     # With those of `test_resume`, which run the same program.
@@ -95,7 +96,7 @@ def test_a_killed_secret_run_resumes_to_the_same_bits(
         with pytest.raises(Killed):
             execute(folder, *SECRET)
     assert saved_arrays(folder)[0] == rounds_done // 3 * 3
-    other = config_files.load(folder / "config.toml", ["--training.learning_rate=1"])
+    other = load_config(folder / "config.toml", ["--training.learning_rate=1"])
     before = (folder / "config.toml").read_text("utf-8")
     (folder / "config.toml").write_text(config_files.to_toml(other), encoding="utf-8")
     with pytest.raises(ValueError, match="must be as it was when the run started"):
@@ -121,7 +122,7 @@ def test_a_secret_run_that_lost_its_root_is_refused(finished, lost):
 def test_a_run_does_not_become_secret_nor_cease_to_be(finished, tmp_path):
     def resumed(secret):
         path = finished / "config.toml"
-        config = config_files.load(path, [f"--run.secret={secret}"])
+        config = load_config(path, [f"--run.secret={secret}"])
         path.write_text(config_files.to_toml(config), encoding="utf-8")
         # Without a checkpoint there is no other configuration to compare with.
         for step in (finished / "checkpoint").iterdir():
@@ -160,7 +161,7 @@ def noise_of(multiplier, *words):
         "--execution.devices=1",
         *words,
     )
-    experiment = assemble_once(config_files.load(None, words))
+    experiment = assemble_once(load_config(None, words))
     root = new_root(experiment.config.run)
     state = first_state(experiment)
     hyper = experiment.simulation.hyper

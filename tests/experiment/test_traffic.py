@@ -7,8 +7,8 @@ from marks import telling
 from run_folders import NOT_PRIVATE, SMALL, execute, metrics, read_json
 
 from fedjax_dp.engine.accounts.communication import communication
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.byte_totals import Traffic
 
 # Logistic regression on digits: 64 features, 10 classes.
@@ -47,7 +47,7 @@ def test_a_run_that_goes_on_adds_to_what_it_had_counted(folder):
 
 @telling
 def test_totals_are_those_of_all_rounds_whatever_was_kept_in_between():
-    experiment = assemble(config_files.load(None, [*SMALL, *NOT_PRIVATE]))
+    experiment = assemble(load_config(None, [*SMALL, *NOT_PRIVATE]))
     sim, key = experiment.simulation, jax.random.key(0)
     _, record, info = sim.run(sim.init(key), key, 4)
     at_once, in_parts = (Traffic(sim.federation, "dense") for _ in range(2))

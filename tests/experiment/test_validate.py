@@ -9,10 +9,11 @@ from run_folders import NOT_PRIVATE, SMALL, execute
 from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
 from fedjax_dp.engine.execution import compile as engine
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import assemble, population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading import validate as validation
-from fedjax_dp.experiment.running.folder import next_folder
+from fedjax_dp.experiment.running.run_folder import next_folder
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
@@ -114,7 +115,7 @@ EXACT = ("--privacy.unit=none", "--algorithm.name=fedpi", "--algorithm.options.s
 
 
 def validated(*words):
-    validation.validate(config_files.load(None, words))
+    validation.validate(load_config(None, words))
 
 
 def test_a_learning_rate_that_exact_steps_do_not_use_is_refused(tmp_path):
@@ -122,8 +123,8 @@ def test_a_learning_rate_that_exact_steps_do_not_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"learning_rate must be left out for fedpi .*got 0\.5"):
         validated(*EXACT, "--training.learning_rate=0.5")
     file = tmp_path / "config.toml"
-    file.write_text(config_files.to_toml(config_files.load(None, EXACT)))
-    validation.validate(config_files.load(file))
+    file.write_text(config_files.to_toml(load_config(None, EXACT)))
+    validation.validate(load_config(file))
 
 
 REALISED = ("denominator=realised", "epsilon=none", "noise_multiplier=1")
@@ -482,7 +483,7 @@ def test_data_that_are_not_finite_are_refused_before_training(
 def test_every_held_out_example_of_a_client_is_looked_at(tmp_path, monkeypatch, no_training):
     """Wherever in the training part the NaN is, the split may have set it aside."""
     real = datasets.load("digits")
-    config = config_files.load(None, [*SMALL, *NOT_PRIVATE])
+    config = load_config(None, [*SMALL, *NOT_PRIVATE])
     held_out = assemble.population_of(config).client_test
     x = np.array(real.train["x"])
     row = int(np.flatnonzero((x == held_out.examples["x"][0]).all(axis=tuple(range(1, x.ndim))))[0])
@@ -521,7 +522,7 @@ def test_a_mistake_ends_in_one_line_and_status_2(
 
 
 def test_resuming_takes_no_other_options(monkeypatch, capsys, tmp_path, no_data):
-    (tmp_path / "config.toml").write_text(config_files.to_toml(config_files.load(None)))
+    (tmp_path / "config.toml").write_text(config_files.to_toml(load_config(None)))
     for other in (["--output", "elsewhere"], ["other.toml"]):
         monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", *other, "--resume", str(tmp_path)])
         with pytest.raises(SystemExit) as status:
@@ -594,7 +595,7 @@ MASKED = ("--algorithm.name=dp_fedavg", "--algorithm.aggregator=gradient_mask")
     ],
 )
 def test_masks_behind_noise_that_votes_cannot_share_are_refused(words):
-    config = config_files.load(None, ("--privacy.unit=client", *MASKED, *words))
+    config = load_config(None, ("--privacy.unit=client", *MASKED, *words))
     with pytest.raises(ValueError, match=r"privacy\.client\.mechanism must be gaussian, clip"):
         validation.validate(config)
 
@@ -603,7 +604,7 @@ def test_masks_behind_noise_that_votes_cannot_share_are_refused(words):
 @pytest.mark.parametrize("unit", ["none", "record", "client", "both"])
 def test_masks_are_an_option_of_every_algorithm_that_averages(name, unit):
     validation.validate(
-        config_files.load(
+        load_config(
             None,
             (
                 f"--privacy.unit={unit}",
@@ -618,4 +619,4 @@ def test_masks_are_an_option_of_every_algorithm_that_averages(name, unit):
 def test_masks_of_what_combines_updates_in_its_own_way_are_refused():
     with pytest.raises(ValueError, match=r"algorithm\.aggregator must be none for ifca"):
         words = ("--privacy.unit=none", *MASKED, "--algorithm.name=ifca")
-        validation.validate(config_files.load(None, (*words, "--algorithm.options.num_models=2")))
+        validation.validate(load_config(None, (*words, "--algorithm.options.num_models=2")))

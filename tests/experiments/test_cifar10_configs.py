@@ -10,8 +10,8 @@ import pytest
 from experiments.clustered_dp import grid
 from fedjax_dp.data import datasets
 from fedjax_dp.engine import Fate, PrivacyAccounting
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.reading import config_files
 
 EXPERIMENTS = pathlib.Path(grid.__file__).parents[1]
 # Few images in few clusters; the model, the mechanism and the budgets stay.
@@ -77,7 +77,7 @@ def test_a_cifar10_configuration_runs(name, data_dir, few_images):
         [point] = grid.points(file, ["R-DPCFL"], [], [0], words)
         config = point.config
     else:
-        config = config_files.load(file, words)
+        config = load_config(file, words)
     experiment = assemble(config)
     sim, key = experiment.simulation, jax.random.key(0)
     if not name.startswith("user"):

@@ -7,10 +7,10 @@ import pytest
 from drawn import flaws
 
 from experiments.generalization import masking, membership, paper, tables
+from fedjax_dp.experiment import grid_points
 from fedjax_dp.experiment.assembly.assemble import population_of
-from fedjax_dp.experiment.reading.config_files import load
+from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.run import run
-from fedjax_dp.experiment.studies.sweep import points
 from fedjax_dp.io import plots
 
 
@@ -111,8 +111,8 @@ def test_cells_of_femnist_read_files_of_its_format(distribution, tmp_path):
     write_leaf(tmp_path / "femnist" / "train", writers, 0)
     write_leaf(tmp_path / "femnist" / "test", unseen, 1)
     study = masking.STUDIES[f"femnist_{distribution}"]
-    (point, *_) = points(study, {}, [f"--data.data_dir={tmp_path}"])
-    config = load(study.file, point.words)
+    (point, *_) = grid_points(study, {}, [f"--data.data_dir={tmp_path}"])
+    config = load_config(study.file, point.words)
     population = population_of(config)
     train, test = population.train, population.test
     # Digits alone, and ten clients but for the writers, ten of whom join a round.
@@ -130,10 +130,10 @@ def test_a_round_of_femnist_by_writer_runs(algorithm, tmp_path):
     write_leaf(tmp_path / "femnist" / "train", [f"f{i:04}" for i in range(12)], 0)
     write_leaf(tmp_path / "femnist" / "test", ["g0001"], 1)
     study, words = masking.STUDIES["femnist_by_writer"], ["--run.rounds=1"]
-    grid = points(study, {"seed": ["0"]}, [f"--data.data_dir={tmp_path}", *words])
+    grid = grid_points(study, {"seed": ["0"]}, [f"--data.data_dir={tmp_path}", *words])
     for point in grid:
         if point.values["algorithm"] == algorithm:
-            summary = run(load(study.file, point.words), tmp_path / point.name).summary
+            summary = run(load_config(study.file, point.words), tmp_path / point.name).summary
             assert summary["rounds"] == 1 and np.isfinite(summary["test_loss"])
 
 

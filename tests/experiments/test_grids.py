@@ -10,6 +10,7 @@ from experiments.heterogeneous_dp import sweep as heterogeneous
 from experiments.splitting import cnn
 from experiments.user_level_dp import figures, mnist_by_writer
 from experiments.user_level_dp import grids as user_level
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
@@ -45,10 +46,10 @@ def checked(config):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_of_a_sweep_is_valid(name):
     study = STUDIES[name]
-    grid = sweep.points(study, {}, ())
+    grid = sweep.grid_points(study, {}, ())
     assert len({point.name for point in grid}) == len(grid) > 0
     assert {study.rows, study.columns} <= set(study.axes)
-    found = [checked(config_files.load(study.file, point.words)) for point in grid]
+    found = [checked(load_config(study.file, point.words)) for point in grid]
     # Points that ran the same would fill the table with one number under two names.
     if "falsified" not in name and "tune" not in name:
         assert len({config_files.to_toml(config) for config in found}) == len(found)
@@ -68,20 +69,20 @@ def test_every_point_of_the_clustered_grid_is_valid(file):
     "file", sorted(HERE.glob("*/*.toml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
 )
 def test_every_configuration_is_valid_as_it_stands(file):
-    checked(config_files.load(file))
+    checked(load_config(file))
 
 
 def test_a_word_that_no_configuration_has_would_be_found():
     study = heterogeneous.STUDIES["mnist"]
-    [point] = sweep.points(
+    [point] = sweep.grid_points(
         study,
         {"distribution": ["Dist1"], "algorithm": ["PFA"], "seed": ["0"]},
         ("--training.learning_rat=1",),
     )
     with pytest.raises(ConfigError, match="learning_rat"):
-        config_files.load(study.file, point.words)
+        load_config(study.file, point.words)
     with pytest.raises(ValueError, match=r"model\.name must be one of"):
-        checked(config_files.load(study.file, ("--model.name=thesis_cn",)))
+        checked(load_config(study.file, ("--model.name=thesis_cn",)))
 
 
 def test_pictures_name_runs_in_words():

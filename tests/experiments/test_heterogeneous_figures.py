@@ -8,6 +8,7 @@ from marks import telling
 from run_folders import execute
 
 from experiments.heterogeneous_dp import figures, sweep
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.io import plots
@@ -71,7 +72,7 @@ def run_folders(tmp_path_factory):
 def written(folder, *words):
     """What of a run's folder is read: its configuration, and weights of its first round."""
     folder.mkdir()
-    text = config_files.to_toml(with_named_lists(config_files.load(None, words)))
+    text = config_files.to_toml(with_named_lists(load_config(None, words)))
     (folder / "config.toml").write_text(text, encoding="utf-8")
     row = {"round": 1, "weights": [0.05] * 20}
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")

@@ -5,16 +5,15 @@ from drawn import flaws
 
 from experiments.personalization import tables
 from experiments.personalization.study import STUDIES
-from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.studies.sweep import points
+from fedjax_dp.experiment import grid_points, load_config
 from fedjax_dp.io import plots
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_of_a_study_is_a_configuration(name):
     study = STUDIES[name]
-    for point in points(study, {"seed": ["0"]}, []):
-        config = config_files.load(study.file, point.words)
+    for point in grid_points(study, {"seed": ["0"]}, []):
+        config = load_config(study.file, point.words)
         assert config.participation.cohort_size == 5
         assert config.run.seed == 0
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from run_folders import SMALL, Killed, kill_after, read_json
 
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.experiment.schema.constraints import ConfigError
@@ -27,11 +28,11 @@ STUDY = sweep.Study(
 
 
 def _finish(output, words=()):
-    grid = sweep.points(STUDY, {}, ())
+    grid = sweep.grid_points(STUDY, {}, ())
     for point in grid:
         folder = output / point.name
         folder.mkdir()
-        config = config_files.load(FILE, ("--run.name=study", *point.words, *words))
+        config = load_config(FILE, ("--run.name=study", *point.words, *words))
         (folder / "config.toml").write_text(config_files.to_toml(config), encoding="utf-8")
         (folder / "summary.json").write_text("{}", encoding="utf-8")
     return grid
@@ -41,18 +42,18 @@ def _finish(output, words=()):
 def test_finished_runs_of_the_same_setting_are_left_out(tmp_path, words):
     grid = _finish(tmp_path, words)
     shown = []
-    sweep.run_points(STUDY, grid, tmp_path, shown.append)
+    sweep.sweep(STUDY, grid, tmp_path, shown.append)
     assert sum("done before" in line for line in shown) == 2
 
 
 def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
     grid = _finish(tmp_path)
     (tmp_path / grid[0].name / "summary.json").unlink()
-    other = config_files.load(FILE, ("--run.name=study", *grid[1].words, "--run.rounds=7"))
+    other = load_config(FILE, ("--run.name=study", *grid[1].words, "--run.rounds=7"))
     config = tmp_path / grid[1].name / "config.toml"
     config.write_text(config_files.to_toml(other), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"(?s)seed=1.*holds another setting.*run.rounds: 7 and"):
-        sweep.run_points(STUDY, grid, tmp_path, lambda line: None)
+        sweep.sweep(STUDY, grid, tmp_path, lambda line: None)
 
 
 @pytest.fixture
@@ -75,20 +76,20 @@ def calls(monkeypatch):
 def test_what_was_started_goes_on_and_never_starts_over(tmp_path, calls, is_secret):
     """The first run has written its configuration, and perhaps no checkpoint yet."""
     words = (f"--run.secret={str(is_secret).lower()}",)
-    grid = sweep.points(STUDY, {}, words)
-    config = config_files.load(FILE, ("--run.name=study", *grid[0].words))
+    grid = sweep.grid_points(STUDY, {}, words)
+    config = load_config(FILE, ("--run.name=study", *grid[0].words))
     (tmp_path / grid[0].name).mkdir()
     file = tmp_path / grid[0].name / "config.toml"
     file.write_text(config_files.to_toml(config), encoding="utf-8")
     shown = []
-    sweep.run_points(STUDY, grid, tmp_path, shown.append)
+    sweep.sweep(STUDY, grid, tmp_path, shown.append)
     assert calls == {grid[0].name: "resume", grid[1].name: "run"}
     assert len(shown) == 2 and all("accuracy 0.5000 in" in line for line in shown)
 
 
 def test_nothing_is_started_after_its_time(tmp_path, calls):
     shown = []
-    sweep.run_points(STUDY, sweep.points(STUDY, {}, ()), tmp_path, shown.append, seconds=-1)
+    sweep.sweep(STUDY, sweep.grid_points(STUDY, {}, ()), tmp_path, shown.append, seconds=-1)
     assert not calls and all("left for another time" in line for line in shown)
 
 
@@ -97,20 +98,20 @@ def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     file = tmp_path / "study.toml"
     words = (*SMALL, "--run.rounds=3", "--run.secret=true")
-    file.write_text(config_files.to_toml(config_files.load(None, words)), encoding="utf-8")
+    file.write_text(config_files.to_toml(load_config(None, words)), encoding="utf-8")
     study = STUDY._replace(file=file, metrics={"test_accuracy": 100.0})
-    grid = sweep.points(study, {"seed": ["0"]}, ())
+    grid = sweep.grid_points(study, {"seed": ["0"]}, ())
     output, shown = tmp_path / "out", []
     with monkeypatch.context() as patched:
         kill_after(patched, 2)
         with pytest.raises(Killed):
-            sweep.run_points(study, grid, output, shown.append)
+            sweep.sweep(study, grid, output, shown.append)
     folder = output / grid[0].name
     root = (folder / "checkpoint" / "root.key").read_bytes()
     lost = shutil.copytree(output, tmp_path / "lost")
-    sweep.run_points(study, grid, output, shown.append)
+    sweep.sweep(study, grid, output, shown.append)
     assert read_json(folder, "summary.json")["rounds"] == 3
     assert (folder / "checkpoint" / "root.key").read_bytes() == root
     shutil.rmtree(lost / grid[0].name / "checkpoint")
     with pytest.raises(ValueError, match=r"root\.key must be there"):
-        sweep.run_points(study, grid, lost, shown.append)
+        sweep.sweep(study, grid, lost, shown.append)

@@ -7,7 +7,7 @@ import optax
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.core.ranges import NonNegative, Positive
 from fedjax_dp.evaluation.metrics import Metric
-from fedjax_dp.experiment.components.callbacks import Callback
+from fedjax_dp.experiment import Callback
 from fedjax_dp.server import weighted_mean
 
 looks = []

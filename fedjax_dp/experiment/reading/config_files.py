@@ -34,7 +34,7 @@ _SHOWN = 200
 ROOT = FieldInfo(annotation=Config)
 
 
-def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
     """Reads a configuration: defaults, then a TOML file, then overrides.
 
     Args:
@@ -56,7 +56,7 @@ def load(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Conf
 
 
 def from_toml(text: str, where: str) -> Config:
-    """Reads a configuration from TOML text, checked as `load` does; `where` names it in errors."""
+    """Reads a configuration from TOML text as `load_config` does; `where` names it in errors."""
     return _made(files.parse_toml(text, where), where, [])
 
 
@@ -100,7 +100,7 @@ def _is_within(key: str, given: str) -> bool:
 
 
 def to_toml(config: Config) -> str:
-    """Writes every value that is not None; `load` reads the text back as an equal configuration."""
+    """Writes every value that is not None; `load_config` reads an equal configuration back."""
     tables, privacy = _tables(config), config.privacy
     for unit in {"record", "client"} - set(privacy.units):
         # Of a mechanism that does not run only what was said is repeated.

@@ -20,9 +20,9 @@ from fedjax_dp.evaluation.metrics import METRICS
 from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
 from fedjax_dp.experiment.assembly.population import Population, build_population
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.folder import CHECKPOINT_FOLDER, CLIENTS_FOLDER, CONFIG_FILE
 from fedjax_dp.experiment.running.results import evaluate
-from fedjax_dp.experiment.running.run_folder import accounting_of, first_state
+from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CLIENTS_FOLDER, CONFIG_FILE
+from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.logbook import read_metrics
@@ -107,7 +107,7 @@ def load_run(folder: str | pathlib.Path) -> Run:
     checks.require(found, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
     kept = folder / CHECKPOINT_FOLDER
     checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
-    experiment = assemble(config_files.load(folder / CONFIG_FILE))
+    experiment = assemble(config_files.load_config(folder / CONFIG_FILE))
     checkpoints = Checkpoints(kept, is_read_only=True)
     first = kept_in(first_state(experiment), folder / CLIENTS_FOLDER)
     like = experiment.simulation.portable(first)
@@ -136,7 +136,7 @@ def other_data(run: Run, words: Sequence[str]) -> Population | None:
     """
     if not words:
         return None
-    config = config_files.load(run.folder / CONFIG_FILE, words)
+    config = config_files.load_config(run.folder / CONFIG_FILE, words)
     for name in Config.model_fields:
         same = name == "data" or getattr(config, name) == getattr(run.config, name)
         same |= name in ("execution", "communication")

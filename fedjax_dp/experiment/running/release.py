@@ -14,7 +14,7 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.assemble import Experiment
 from fedjax_dp.experiment.components.callbacks import Callback
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.folder import (
+from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
     CONFIG_FILE,

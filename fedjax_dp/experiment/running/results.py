@@ -16,7 +16,6 @@ from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.experiment.assembly.assemble import Experiment
-from fedjax_dp.experiment.running.folder import CHECKPOINT_FOLDER, RELEASE_FOLDER
 from fedjax_dp.experiment.running.release import (
     PARTITION_COUNTS,
     exact_keys,
@@ -24,7 +23,8 @@ from fedjax_dp.experiment.running.release import (
     read_exactly,
     write_release,
 )
-from fedjax_dp.experiment.running.run_folder import Start
+from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, RELEASE_FOLDER
+from fedjax_dp.experiment.running.starting import Start
 from fedjax_dp.experiment.schema.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.io import client_plots, plots
 from fedjax_dp.io.checkpoint import ROOT_FILE

@@ -1,4 +1,4 @@
-"""Runs an experiment: blocks of rounds, evaluations, checkpoints, a folder that can be resumed."""
+"""Runs an experiment: blocks of rounds, evaluations, checkpoints, results."""
 
 import _thread
 import pathlib
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,66 +20,66 @@ from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import Callback, Look, callbacks_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment, keep_programs
-from fedjax_dp.experiment.running.folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
 from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.running.release import require_publishable, without_model
 from fedjax_dp.experiment.running.results import evaluate, write_results
-from fedjax_dp.experiment.running.run_folder import Start, fresh, restored
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
+from fedjax_dp.experiment.running.starting import Start, fresh, restored
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.disk import full_disk_named
 from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
 
-# What a terminal, and what a scheduler sends to end a run.
+# Sent by a terminal and by a scheduler to end a run.
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-# Signals within so many seconds are one: some send theirs to a process and to its group.
+# Signals within so many seconds count once: some senders signal a process and its group.
 _TOGETHER = 1.0
-# Seconds that an interrupted run has to end by itself.
+# Seconds until a run that was interrupted twice is ended from outside.
 _PATIENCE = 2.0
-# What ends a run before its last round, beside the names of callbacks.
+# Reasons to end a run before its last round, besides names of callbacks.
 _INTERRUPTED, _OVER_BUDGET = "an interruption", "the budget"
 
 
-class Watcher(Protocol):
-    """Whoever wants to see how far a run is."""
+class Watcher:
+    """Receives the progress of a run; this one ignores it.
+
+    A subclass overrides what it wants to show.
+    """
 
     def phase(self, name: str) -> None:
-        """Is told what is being done now, in a few words."""
+        """Receives the current phase.
+
+        Args:
+          name: a few words, such as "compiling".
+        """
 
     def done(self, rounds: int, row: Mapping[str, Any]) -> None:
-        """Is told how many rounds are done, and the newest metrics."""
+        """Receives the number of completed rounds.
+
+        Args:
+          rounds: completed rounds.
+          row: the newest metrics; empty before the first round.
+        """
 
     def warn(self, text: str) -> None:
-        """Is told of something that is not as it should be."""
+        """Receives a warning, which the summary has too.
+
+        Args:
+          text: the warning.
+        """
 
     def end(self) -> None:
-        """Is told that the run is to end now and cannot: by a thread, while a round goes on."""
-
-
-class Nobody:
-    """Watches nothing."""
-
-    def phase(self, name: str) -> None:
-        """Ignores a phase."""
-
-    def done(self, rounds: int, row: Mapping[str, Any]) -> None:
-        """Ignores rounds."""
-
-    def warn(self, text: str) -> None:
-        """Ignores warnings; the summary has them."""
-
-    def end(self) -> None:
-        """Leaves the process alone, which is another's."""
+        """Ends the process; called from a thread when an interrupted run cannot end by itself."""
 
 
 class Outcome(NamedTuple):
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
       folder: the run folder.
       summary: what `summary.json` holds.
-      is_interrupted: whether it was asked to stop before its last round.
+      is_interrupted: whether a signal stopped it before its last round.
       is_over_budget: whether one more round would have exceeded the budget.
-      is_futile: whether no round brought any client's work into the model.
+      is_futile: whether no client's work entered the model in any round.
       stopped_by: the callback that ended the run early, or None.
     """
 
@@ -97,25 +97,26 @@ def run(
     watcher: Watcher | None = None,
     callbacks: Mapping[str, Callback] = {},
 ) -> Outcome:
-    """Runs an experiment to its end, its budget or an interruption, and writes its folder.
+    """Runs an experiment until its last round, its budget or an interruption.
 
     Args:
       config: the experiment.
-      folder: the run folder; the next free one under `runs/` where it is None.
-      watcher: is told how far the run is.
-      callbacks: what is called after each evaluation, by name, beside those of the configuration.
+      folder: the run folder to write; None for the next free one under `runs/`.
+      watcher: receives the progress; None for none.
+      callbacks: called after each evaluation, by name, besides those of the configuration.
 
     Returns:
-      What became of it.
+      The folder, the summary, and why the run ended.
 
     Raises:
-      ValueError: for what `assemble` refuses, or a privacy that cannot be accounted.
+      ValueError: if `assemble` refuses the configuration, the privacy cannot be accounted, or the
+        folder is in use.
     """
     require_place(folder, config.title)
     return _run(
         config,
         lambda experiment, warn: fresh(experiment, folder),
-        watcher or Nobody(),
+        watcher or Watcher(),
         callbacks,
     )
 
@@ -126,26 +127,26 @@ def resume(
     callbacks: Mapping[str, Callback] = {},
     words: Sequence[str] = (),
 ) -> Outcome:
-    """Goes on with an interrupted run from its newest checkpoint, to the bits of one that was not.
+    """Resumes a run from its newest intact checkpoint, with the bits of an uninterrupted run.
 
     Args:
       folder: the run folder.
-      watcher: is told how far the run is.
-      callbacks: as for `run`; those that it was started with.
-      words: overrides as words of a command line, of how it executes, and of the number of rounds:
-        a run may go on for longer than was planned.
+      watcher: receives the progress; None for none.
+      callbacks: the callbacks that the run was started with.
+      words: overrides as on a command line: of `[execution]`, `run.release`, and a larger
+        `run.rounds`.
 
     Returns:
-      What became of it.
+      The same as `run`.
 
     Raises:
-      ValueError: as `run`, or for a folder whose configuration is another than when it started.
+      ValueError: as for `run`, or if the configuration differs from that of the run.
     """
-    config = config_files.load(folder / CONFIG_FILE, words)
+    config = config_files.load_config(folder / CONFIG_FILE, words)
     return _run(
         config,
         lambda experiment, warn: restored(experiment, folder, warn),
-        watcher or Nobody(),
+        watcher or Watcher(),
         callbacks,
     )
 
@@ -215,7 +216,7 @@ def _from(
             "seconds": seconds(),
             "config": text,
         }
-        # It is on the disk before the next round writes over what clients keep.
+        # Saved before the next round overwrites client state.
         at_hand = experiment.simulation.portable(state, copies=False)
         start.checkpoints.save(at_hand, start.hyper, extra)
 
@@ -267,7 +268,7 @@ def _rounds(
     save: Callable[[SimulationState], None],
     is_interrupted: Callable[[], bool],
 ) -> tuple[SimulationState, str]:
-    """Runs blocks of rounds up to the next look; gives the state, and what ended the run."""
+    """Runs blocks of rounds; returns the state and the reason for an early end, or ''."""
     section = experiment.config.run
     history = read_metrics(start.folder) if callbacks else []
     done, total = int(state.round), section.rounds
@@ -287,10 +288,10 @@ def _rounds(
         look = Look(list(history), state, experiment, start.folder)
         return next((name for name, each in callbacks.items() if each.call(look)), None)
 
-    # Asked again only where it is used up: if not everybody was drawn, there is more.
+    # Asked again once used up: if fewer clients were drawn than allowed for, there is more.
     allowed = affordable()
     watcher.done(done, {})
-    # Whatever ended the run before ends it again.
+    # A callback that ended the run before ends it again.
     if history and done % section.evaluate_every == 0 and (name := stopping(state)):
         return state, name
     while done < total and not is_interrupted():
@@ -324,19 +325,19 @@ def _rows(
     info: RoundInfo,
     done: int,
 ) -> list[dict[str, Any]]:
-    """Charges each round to the ledgers and turns its info into a row of metrics."""
+    """Charges each round to the ledgers and returns its row of metrics."""
     rows, accountant = [], experiment.config.privacy.accountant
     shown, sent = as_metrics(record, info), start.traffic.count(record, info)
     for i in range(len(record.stage)):
         start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
-        # PLD takes its time for each distinct history: it is asked once a checkpoint.
+        # Distributions of privacy losses are slow to compose: asked once a checkpoint.
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0
         )
         spent = start.accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
         row = {name: value[i] for name, value in shown.items()}
         if "record" not in experiment.config.privacy.units:
-            # Without a bound on examples' gradients there is none to exceed.
+            # Gradients of examples have no bound to exceed.
             row.pop("clipped_example_share", None)
         if "num_clipped" in row:
             joined = max(int(row["num_participants"]), 1)
@@ -352,11 +353,9 @@ def _rows(
 
 @contextmanager
 def _interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the rounds under way.
-
-    The second is a KeyboardInterrupt, and where a compiled round does not let Python raise it, a
-    thread that listens too tells the watcher, whose process it is, to end.
-    """
+    """Yields whether the run should stop, which the first Ctrl-C or SIGTERM asks for."""
+    # The second raises KeyboardInterrupt. A compiled round may hold that up, so a thread listens
+    # for signals too and has the watcher end the process.
     is_asked = is_urgent = False
     left = threading.Event()
 
@@ -386,21 +385,21 @@ def _interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
 
     try:
         before = {number: signal.signal(number, note) for number in _STOPS}
-    except ValueError:  # Not the main thread: nobody presses Ctrl-C here.
+    except ValueError:  # Not the main thread, which alone receives signals.
         yield lambda: False
         return
-    heard, told = socket.socketpair()
-    told.setblocking(False)
-    woken = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-    listener = threading.Thread(target=listen, args=(heard,), daemon=True)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    woken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=listen, args=(receiver,), daemon=True)
     listener.start()
     try:
         yield lambda: is_asked
     finally:
         left.set()
         signal.set_wakeup_fd(woken)
-        told.close()
+        sender.close()
         listener.join()
-        heard.close()
+        receiver.close()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,7 +16,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
 from fedjax_dp.experiment.running import run as running
-from fedjax_dp.experiment.running.folder import CONFIG_FILE
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
 
@@ -63,7 +63,9 @@ class Point(NamedTuple):
         return ",".join(f"{axis}={value}" for axis, value in self.values.items())
 
 
-def points(study: Study, only: Mapping[str, Sequence[str]], words: Sequence[str]) -> list[Point]:
+def grid_points(
+    study: Study, only: Mapping[str, Sequence[str]], words: Sequence[str]
+) -> list[Point]:
     """Lists the points of a grid.
 
     Args:
@@ -96,7 +98,7 @@ def points(study: Study, only: Mapping[str, Sequence[str]], words: Sequence[str]
     return found
 
 
-def run_points(
+def sweep(
     study: Study,
     grid: Sequence[Point],
     output: pathlib.Path,
@@ -118,12 +120,13 @@ def run_points(
     """
     started = time.perf_counter()
     loaded = [
-        config_files.load(study.file, (f"--run.name={study.name}", *point.words)) for point in grid
+        config_files.load_config(study.file, (f"--run.name={study.name}", *point.words))
+        for point in grid
     ]
     for point, config in zip(grid, loaded, strict=True):
         file = output / point.name / CONFIG_FILE
         if file.is_file():
-            require_same(file, tables_of(config_files.load(file)), tables_of(config))
+            require_same(file, tables_of(config_files.load_config(file)), tables_of(config))
     for number, (point, config) in enumerate(zip(grid, loaded, strict=True), 1):
         folder, label = output / point.name, f"[{number}/{len(grid)}] {point.name}"
         if (folder / "summary.json").is_file():
@@ -147,7 +150,7 @@ def run_points(
         jax.clear_caches()
 
 
-def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:
+def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the summaries of the points that have run.
 
     Args:
@@ -168,12 +171,12 @@ def collect(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]
     return rows
 
 
-def averaged(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Averages over seeds: mean, standard deviation, number, and the published figure beside.
 
     Args:
       study: the grid.
-      rows: what `collect` gave.
+      rows: what `read_summaries` gave.
 
     Returns:
       An entry for each metric and each point but for its seed.

@@ -1,0 +1,34 @@
+# The public names of the package, each with the module that defines it. At run time they are read
+# from here, type checkers and editors read them here too.
+from .assembly.assemble import (
+    Experiment as Experiment,
+    assemble as assemble,
+)
+from .components.callbacks import (
+    Callback as Callback,
+)
+from .reading.config_files import load_config as load_config
+from .running.loading import (
+    Run as Run,
+    evaluate_run as evaluate_run,
+    load_run as load_run,
+)
+from .running.run import (
+    Outcome as Outcome,
+    Watcher as Watcher,
+    resume as resume,
+    run as run,
+)
+from .schema.config import Config as Config
+from .schema.constraints import ConfigError as ConfigError
+from .studies.audits import (
+    AuditReport as AuditReport,
+    audit_experiment as audit_experiment,
+)
+from .studies.sweep import (
+    Study as Study,
+    average_over_seeds as average_over_seeds,
+    grid_points as grid_points,
+    read_summaries as read_summaries,
+    sweep as sweep,
+)
