@@ -26,7 +26,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, RoundInfo, RoundRecord, Simulation, simulation
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.base import Stacked, stateless
 from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.private import gaussian_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean as trimmed_mean_aggregator
@@ -186,15 +186,15 @@ def _by_client(data: FederatedData | None) -> list:
 def median_aggregator() -> Stacked:
     """A stacked aggregator: the coordinate-wise median of the cohort, zero for nobody."""
 
-    def combine(state, numbers, stack: Stack, key):
+    def combine(state, numbers, stack, close):
 
         def median(a):
-            mask = stack.is_real.reshape(-1, *[1] * (a.ndim - 1))
+            mask = close.contributes.reshape(-1, *[1] * (a.ndim - 1))
             return jnp.nan_to_num(jnp.nanmedian(jnp.where(mask, a, jnp.nan), axis=0))
 
-        return state, jax.tree.map(median, stack.contributions), {}
+        return state, jax.tree.map(median, stack), {}
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         return update
 
     return Stacked(stateless, contribute, combine)

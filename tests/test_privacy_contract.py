@@ -148,9 +148,9 @@ def changed_mean(change):
 
 
 def _divides_by_the_realised_count(mean, make_mechanism, expected):
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         (summed, num_clipped), count = total
-        state, aggregate, info = mean.combine(state, numbers, (summed, num_clipped), key)
+        state, aggregate, info = mean.combine(state, numbers, (summed, num_clipped), close)
         return state, trees.scale(aggregate, expected / jnp.maximum(count, 1)), info
 
     return mean._replace(
@@ -193,9 +193,9 @@ def record_sums_are_divided_by_the_nominal_batch_size():
 
 
 def _adds_noise_of_the_sum_to_the_mean(mean, make_mechanism, expected):
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         averaged = trees.scale(total[0], 1.0 / expected)
-        return state, of_numbers(make_mechanism, numbers).add_noise(key.private, averaged), {}
+        return state, of_numbers(make_mechanism, numbers).add_noise(close.private_key, averaged), {}
 
     return mean._replace(combine=combine)
 
@@ -207,9 +207,9 @@ def noise_calibrated_to_the_sum_is_added_to_the_sum():
 
 
 def _weights_by_size(mean, make_mechanism, expected):
-    def contribute(state, numbers, update, weight, sender):
-        bounded, clipped = mean.contribute(state, numbers, update, weight, sender)
-        return trees.scale(bounded, weight), clipped
+    def contribute(state, numbers, update, sender):
+        bounded, clipped = mean.contribute(state, numbers, update, sender)
+        return trees.scale(bounded, sender.weight), clipped
 
     return mean._replace(contribute=contribute)
 
@@ -370,9 +370,9 @@ def padding_is_not_counted():
 
 
 def _skips_empty_rounds(mean, make_mechanism, expected):
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         before, count = total
-        state, aggregate, info = mean.combine(state, numbers, before, key)
+        state, aggregate, info = mean.combine(state, numbers, before, close)
         return state, trees.scale(aggregate, jnp.minimum(count, 1)), info
 
     return mean._replace(
@@ -437,8 +437,8 @@ def a_zero_update_stays_zero():
 
 
 def _noises_every_client(mean, make_mechanism, expected):
-    def contribute(state, numbers, update, weight, sender):
-        bounded, clipped = mean.contribute(state, numbers, update, weight, sender)
+    def contribute(state, numbers, update, sender):
+        bounded, clipped = mean.contribute(state, numbers, update, sender)
         noised = of_numbers(make_mechanism, numbers).add_noise(jax.random.key(0), bounded)
         return noised, clipped
 

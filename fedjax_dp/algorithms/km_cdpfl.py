@@ -12,7 +12,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.base import Stacked, stateless
 from fedjax_dp.server.clustering import by_client, means_of, similarity_of
 from fedjax_dp.server.kmeans import kmeans
 from fedjax_dp.server.mean import ModelChoice
@@ -94,17 +94,17 @@ def km_cdpfl(
         weight = (result.weight > 0).astype(jnp.float32)
         return ClientOutput(ModelChoice(message.model, result.delta), weight, own, result.metrics)
 
-    def contribute(state, numbers, update, weight, sender):
-        return update, weight
+    def contribute(state, numbers, update, sender):
+        return update, sender.weight
 
-    def combine(state, numbers, stack: Stack, key):
-        update, weight = stack.contributions
-        is_real = stack.is_real & (weight > 0)
-        seen = by_client(similarity_of(update.delta, is_real), stack.senders, num_clients)
+    def combine(state, numbers, stack, close):
+        (update, weight), clients = stack, close.roster.clients
+        is_real = close.contributes & (weight > 0)
+        seen = by_client(similarity_of(update.delta, is_real), clients, num_clients)
         found = kmeans(
-            key.private, seen.scatter, seen.is_seen, num_models, num_restarts=num_restarts
+            close.private_key, seen.scatter, seen.is_seen, num_models, num_restarts=num_restarts
         )
-        cluster, weight = found.assignment[stack.senders], is_real.astype(jnp.float32)
+        cluster, weight = found.assignment[clients], is_real.astype(jnp.float32)
         delta, count = means_of(update.delta, cluster, weight, num_models)
         trained = jax.nn.one_hot(update.model, num_models)
         origin, _ = means_of(trained, cluster, weight, num_models)

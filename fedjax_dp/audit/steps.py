@@ -31,9 +31,8 @@ from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.federation import population_of, update_structure
-from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import SimulationState, play_round
-from fedjax_dp.server.base import Aggregator, RoundKey, Stacked
+from fedjax_dp.server.base import Close, Fate, Roster, Sender, Stacked
 from fedjax_dp.server.masking import noised_parts
 
 _COHORT = 4
@@ -170,7 +169,8 @@ def check_cohort(
 
     @jax.jit
     def contribution_of(update, weight):
-        return aggregator.contribute(state.aggregator, numbers, update, weight, jnp.int32(0))
+        sender, _ = _one_client(weight, key, key)
+        return aggregator.contribute(state.aggregator, numbers, update, sender)
 
     not_finite = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan).astype(s.dtype), structure)
     reaches = _reaching_leaves(algorithm, state, contribution_of(ordinary, 1.0), key)
@@ -208,7 +208,7 @@ def check_cohort(
     stddev = stated(state, ordinary, 1.0, True, key)
     if stddev is not None:
         # Rounding adds to discrete noise; the first of tied rounds carries more than later ones.
-        may_exceed = bool(_encoders(aggregator)) or claim.min_separation > 1
+        may_exceed = aggregator.encode is not None or claim.min_separation > 1
         # What is no float, such as a seed that is released beside, is not what noise was added to.
         leaves = [
             i
@@ -264,24 +264,27 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
     return run
 
 
-def _encoders(aggregator: Aggregator) -> tuple[Any, ...]:
-    return () if isinstance(aggregator, Stacked) else aggregator.encoders
+def _one_client(weight: Any, own_key: PRNGKey, round_key: PRNGKey) -> tuple[Sender, Close]:
+    """Makes sender and close of a round with client 0 alone."""
+    index = jnp.int32(0)
+    roster = Roster(index[None], jnp.ones(1, bool))
+    fates = jnp.full(1, Fate.CONTRIBUTED, jnp.int8)
+    sender = Sender(index, weight, own_key, round_key, roster)
+    return sender, Close(roster, fates, round_key, round_key)
 
 
 def _adds_noise(
     algorithm: FederatedAlgorithm, state: SimulationState, contribution: PyTree, key: PRNGKey
 ) -> bool:
     """Checks whether a client adds noise itself: what it sends for zeros depends on its key."""
-    encoders, numbers = _encoders(algorithm.aggregator), algorithm.hyper.aggregator
-    if not encoders:
+    encode, numbers = algorithm.aggregator.encode, algorithm.hyper.aggregator
+    if encode is None:
         return False
 
     @jax.jit
     def message(own_key):
-        part = trees.zeros_like(contribution)
-        for i, encode in enumerate(encoders):
-            part = encode(state.aggregator, numbers, part, key, fold(own_key, Purpose.ENCODING, i))
-        return part
+        sender, _ = _one_client(jnp.float32(1), fold(own_key, Purpose.ENCODING, 0), key)
+        return encode(state.aggregator, numbers, trees.zeros_like(contribution), sender)
 
     one, other = (jax.tree.leaves(message(k)) for k in jax.random.split(key))
     return not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
@@ -293,12 +296,13 @@ def _reaching_leaves(
     """Finds which leaves of a summed contribution move the aggregate; None if summed otherwise."""
     aggregator, numbers = algorithm.aggregator, algorithm.hyper.aggregator
     leaves, structure = jax.tree.flatten(contribution)
-    if isinstance(aggregator, Stacked) or aggregator.encoders:
+    if isinstance(aggregator, Stacked) or aggregator.encode is not None:
         return None
 
     def aggregate(leaves):
         total = jax.tree.unflatten(structure, leaves)
-        return aggregator.combine(state.aggregator, numbers, total, RoundKey(key, key))[1]
+        _, close = _one_client(jnp.float32(1), key, key)
+        return aggregator.combine(state.aggregator, numbers, total, close)[1]
 
     base = aggregate(leaves)
     return [

@@ -1,6 +1,5 @@
 """What a round leaves behind: a record for the ledger, and info for people."""
 
-import enum
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,26 +10,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core.argument_checks import checked
-
-
-class Fate(enum.IntEnum):
-    """What became of a slot of the cohort.
-
-    Attributes:
-      EMPTY: nobody was drawn into it.
-      CONTRIBUTED: what the client sent is in the sum.
-      NOT_FINITE: the client's update was not finite, or too large to be summed; it sent zeros.
-      UNANNOUNCED: drawn, but never told so: nothing left the client.
-      DROPPED: drawn and told so, but nothing came from the client.
-      LATE: what the client sent came when the sum was closed.
-    """
-
-    EMPTY = 0
-    CONTRIBUTED = 1
-    NOT_FINITE = 2
-    UNANNOUNCED = 3
-    DROPPED = 4
-    LATE = 5
+from fedjax_dp.server.base import Fate
 
 
 class RoundRecord(NamedTuple):

@@ -24,7 +24,7 @@ from fedjax_dp.engine.record import (
     training_info,
 )
 from fedjax_dp.engine.record_access import run_client
-from fedjax_dp.server.base import RoundKey, Stack, Stacked
+from fedjax_dp.server.base import Close, Roster, Sender, Stacked
 
 
 class SimulationState(NamedTuple):
@@ -82,6 +82,8 @@ class _Context(NamedTuple):
     examples: Examples
     round: Round
     key: PRNGKey
+    public_key: PRNGKey
+    roster: Roster
 
 
 def play_round(
@@ -110,21 +112,25 @@ def play_round(
     """
     stage = jnp.asarray(algorithm.stage_of(state.server, hyper, state.round), jnp.int32)
     round = Round(state.round, stage)
-    round_key = RoundKey(
-        fold(key, Purpose.PUBLIC, state.round), fold(key, Purpose.CENTRAL_NOISE, state.round)
-    )
-    context = _Context(state, hyper, examples, round, key)
+    public_key = fold(key, Purpose.PUBLIC, state.round)
+    roster = Roster(cohort.ids, cohort.is_drawn & (cohort.fate != Fate.UNANNOUNCED))
+    context = _Context(state, hyper, examples, round, key, public_key, roster)
     slots = _slots_of(algorithm, layout, context, cohort)
     total, outcome, table = _over_devices(algorithm, layout, context, slots)
 
     contributes = slots.takes_part & outcome.is_finite
-    aggregator = algorithm.aggregator
-    if isinstance(aggregator, Stacked):
-        gathered: Any = Stack(outcome.contribution, slots.ids, contributes)
-    else:
-        gathered = sums.value(total)
-    kept, aggregate, told = aggregator.combine(
-        state.aggregator, hyper.aggregator, gathered, round_key
+
+    def fates(contributes: jax.Array) -> jax.Array:
+        fate = jnp.where(slots.takes_part & ~contributes, Fate.NOT_FINITE, cohort.fate)
+        return fate.astype(jnp.int8)
+
+    private_key = fold(key, Purpose.CENTRAL_NOISE, state.round)
+    is_stacked = isinstance(algorithm.aggregator, Stacked)
+    kept, aggregate, told = algorithm.aggregator.combine(
+        state.aggregator,
+        hyper.aggregator,
+        outcome.contribution if is_stacked else sums.value(total),
+        Close(roster, fates(contributes), public_key, private_key),
     )
     # What a server makes of finite contributions may overflow; then nobody has contributed.
     is_finite = trees.is_finite(aggregate)
@@ -137,10 +143,9 @@ def play_round(
         clients = _finished(
             algorithm, layout, context, slots, outcome.own, contributes, server, aggregate
         )
-    fate = jnp.where(slots.takes_part & ~contributes, Fate.NOT_FINITE, cohort.fate)
     record = RoundRecord(
         clients=jnp.where(cohort.is_drawn, cohort.ids, -1),
-        fate=fate.astype(jnp.int8),
+        fate=fates(contributes),
         overflow=cohort.overflow,
         stage=stage,
         is_released=jnp.bool_(True),
@@ -295,25 +300,20 @@ def _run_slot(
     own = None if state.clients is None else trees.take(state.clients, slot.places)
     key = fold(context.key, Purpose.CLIENT, context.round.index, slot.ids)
     output = run_client(algorithm, state.server, own, client, hyper.of_client(slot.ids), key)
-    contribution = aggregator.contribute(
-        state.aggregator, hyper.aggregator, output.update, output.weight, slot.ids
-    )
+    own_key = fold(key, Purpose.ENCODING, 0)
+    sender = Sender(slot.ids, output.weight, own_key, context.public_key, context.roster)
+    numbers = hyper.aggregator
+    contribution = aggregator.contribute(state.aggregator, numbers, output.update, sender)
     contribution = jax.tree.map(trees.at_least_float32, contribution)
     # A finite update can still overflow on its way into the sum, and clipping hides one that is not
     # finite: both ends are looked at.
     is_finite = trees.can_be_summed((output.update, output.weight, output.state, contribution))
     contributes = slot.takes_part & is_finite
     contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
-    if not isinstance(aggregator, Stacked) and aggregator.encoders:
-        public_key = fold(context.key, Purpose.PUBLIC, context.round.index)
-        for i, encode in enumerate(aggregator.encoders):
-            own_key = fold(key, Purpose.ENCODING, i)
-            contribution = encode(
-                state.aggregator, hyper.aggregator, contribution, public_key, own_key
-            )
+    if aggregator.encode is not None:
+        message = aggregator.encode(state.aggregator, numbers, contribution, sender)
         # What is not sent adds neither itself nor its share of the noise.
-        zeros = trees.zeros_like(contribution)
-        contribution = trees.where(slot.takes_part, contribution, zeros)
+        contribution = trees.where(slot.takes_part, message, trees.zeros_like(message))
     training = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.training)
     # Who weighs nothing, as without data, has nothing to tell.
     is_told = contributes & (output.weight > 0)

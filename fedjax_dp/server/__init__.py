@@ -1,7 +1,15 @@
 """Aggregators and server steps."""
 
 from fedjax_dp.server.agnostic import Told, agnostic_mean, onto_simplex
-from fedjax_dp.server.base import Aggregator, RoundKey, Stack, Stacked, Summed, stateless
+from fedjax_dp.server.base import (
+    Aggregator,
+    Close,
+    Roster,
+    Sender,
+    Stacked,
+    Summed,
+    stateless,
+)
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
     Similarity,
@@ -55,6 +63,7 @@ from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 __all__ = [
     "Aggregator",
+    "Close",
     "ClusterAggregate",
     "Clusters",
     "Decomposition",
@@ -62,9 +71,9 @@ __all__ = [
     "Mixture",
     "ModelChoice",
     "NoiseEstimate",
-    "RoundKey",
+    "Roster",
+    "Sender",
     "Similarity",
-    "Stack",
     "Stacked",
     "Summed",
     "Told",

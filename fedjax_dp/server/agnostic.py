@@ -9,7 +9,7 @@ from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.server.base import Stack, Stacked
+from fedjax_dp.server.base import Stacked
 
 # Losses times the step size count up to this, so that none is beyond floats.
 _LARGEST_MOVE = 1e30
@@ -70,19 +70,19 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     numbers, own = {"step_size": step_size}, {"step_size": NonNegative}
     ranges.check(numbers, own)
 
-    def contribute(state, numbers, update: Told, weight, sender):
-        return jax.tree.map(trees.at_least_float32, update), weight
+    def contribute(state, numbers, update: Told, sender):
+        return jax.tree.map(trees.at_least_float32, update), sender.weight
 
-    def combine(weights, numbers, stack: Stack, key):
-        (delta, loss), size = stack.contributions
-        counts = stack.is_real & (size > 0)
-        at = jnp.where(counts, stack.senders, num_clients)
+    def combine(weights, numbers, stack, close):
+        (delta, loss), size = stack
+        counts = close.contributes & (size > 0)
+        at = jnp.where(counts, close.roster.clients, num_clients)
         losses = jnp.zeros(num_clients).at[at].set(loss, mode="drop")
         moves = jnp.clip(numbers["step_size"] * losses, -_LARGEST_MOVE, _LARGEST_MOVE)
         # Moves that are alike change nothing, also where they are much larger than weights.
         climbed = onto_simplex(weights + (moves - jnp.max(moves)))
         weights = jnp.where(jnp.any(counts), climbed, weights)
-        share = jnp.where(counts, weights[stack.senders], 0.0)
+        share = jnp.where(counts, weights[close.roster.clients], 0.0)
         share = share * trees.reciprocal(jnp.sum(share))
         mean = jax.tree.map(
             lambda d: jnp.tensordot(share, d, axes=1, precision=jax.lax.Precision.HIGHEST), delta

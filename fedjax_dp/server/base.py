@@ -1,120 +1,181 @@
-"""How the updates of a cohort become one: aggregators, summed or stacked."""
+"""The contract of an aggregator: how the updates of a cohort become one aggregate."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import flax.struct
 import jax
 from chex import PRNGKey
 
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 
-# `(state, numbers, contribution, public_key, client_key) -> message`.
-Encoder: TypeAlias = Callable[[PyTree, Any, PyTree, PRNGKey, PRNGKey], PyTree]
-# `(state, numbers, update, weight, sender) -> contribution`.
-Contribute: TypeAlias = Callable[[PyTree, Any, PyTree, Any, Any], PyTree]
 
-
-class RoundKey(NamedTuple):
-    """The key of a round's aggregation, in two halves.
+class Fate(enum.IntEnum):
+    """What became of a slot of the cohort.
 
     Attributes:
-      public: what all clients and the server may know, such as the key of a rotation.
-      private: what the server alone knows, such as the key of its noise.
+      EMPTY: no client was drawn into it.
+      CONTRIBUTED: what the client sent is in the sum.
+      NOT_FINITE: the client's update was not finite, or too large to be summed; it sent zeros.
+      UNANNOUNCED: drawn, but the client was not notified: nothing left it.
+      DROPPED: drawn and notified, but nothing came from the client.
+      LATE: what the client sent came when the sum was closed.
     """
 
-    public: PRNGKey
-    private: PRNGKey
+    EMPTY = 0
+    CONTRIBUTED = 1
+    NOT_FINITE = 2
+    UNANNOUNCED = 3
+    DROPPED = 4
+    LATE = 5
 
 
-class Summed(NamedTuple):
-    """Turns the sum of a cohort's contributions into an aggregate.
+@flax.struct.dataclass
+class Roster:
+    """The cohort as clients and server know it while messages are made.
 
-    The engine adds contributions while it streams over the cohort, so that memory does not grow
-    with it.
+    Attributes:
+      clients: the client of each slot, `[slots]`, int32; anything where none was announced.
+      is_announced: which slots hold a client that was notified, `[slots]`, bool; some of these may
+        drop out later.
+    """
+
+    clients: jax.Array
+    is_announced: jax.Array
+
+
+@flax.struct.dataclass
+class Sender:
+    """The client that contributes, and all that it may use beside its update.
+
+    A client that reads the roster learns who takes part. Amplification by sampling, which needs
+    this to be secret, then holds against outsiders alone.
+
+    Attributes:
+      index: the client's index in the population, int32.
+      weight: its weight, float32, at least 0.
+      key: the client's own key for this round's message.
+      public_key: the key that all clients and the server share, such as that of a rotation.
+      roster: the cohort.
+    """
+
+    index: jax.Array
+    weight: jax.Array
+    key: PRNGKey
+    public_key: PRNGKey
+    roster: Roster
+
+
+@flax.struct.dataclass
+class Close:
+    """The end of a round's aggregation, as the server knows it.
+
+    Attributes:
+      roster: the cohort.
+      fates: what became of each slot, a `Fate`, `[slots]`, int8.
+      public_key: the key that all clients know too.
+      private_key: the server's own key, such as that of its noise.
+    """
+
+    roster: Roster
+    fates: jax.Array
+    public_key: PRNGKey
+    private_key: PRNGKey
+
+    @property
+    def contributes(self) -> jax.Array:
+        """The slots whose contribution counts, `[slots]`, bool."""
+        return self.fates == Fate.CONTRIBUTED
+
+
+class Init(Protocol):
+    """Makes an aggregator's state before the first round."""
+
+    def __call__(self, structure: PyTree, /) -> PyTree:
+        """Reads the shapes of an update."""
+
+
+class Contribute(Protocol):
+    """Makes a client's contribution of its update; clipping happens here."""
+
+    def __call__(self, state: PyTree, numbers: Any, update: PyTree, sender: Sender, /) -> PyTree:
+        """Returns the contribution; the engine replaces one that is not finite by zeros."""
+
+
+class Encode(Protocol):
+    """Makes the message that leaves a client: rotation, rounding, masks, a share of noise."""
+
+    def __call__(
+        self, state: PyTree, numbers: Any, contribution: PyTree, sender: Sender, /
+    ) -> PyTree:
+        """Returns the message; a client whose update is not finite encodes zeros."""
+
+
+class Combine(Protocol):
+    """Makes the aggregate; noise is added here, once."""
+
+    def __call__(
+        self, state: PyTree, numbers: Any, total: PyTree, close: Close, /
+    ) -> tuple[PyTree, PyTree, dict[str, Any]]:
+        """Returns the next state, the aggregate, and info by name."""
+
+
+class SentUp(Protocol):
+    """Shows what leaves the client, in the forms of `core.messages`, for counting bytes."""
+
+    def __call__(self, update: PyTree, weight: jax.Array, /) -> PyTree:
+        """Returns the message."""
+
+
+class _Fields(NamedTuple):
+    init: Init
+    contribute: Contribute
+    combine: Combine
+    encode: Encode | None = None
+    numbers: Mapping[str, Any] = {}
+    ranges: Mapping[str, Any] = {}
+    claim: ClientClaim | UnclaimedNoise | None = None
+    sent_up: SentUp | None = None
+
+
+class Summed(_Fields):
+    """Turns the sum of a cohort's messages into an aggregate.
+
+    The engine adds messages while it streams over the cohort, so that memory does not grow with it.
 
     Attributes:
       init: `(structure) -> state` before the first round; `structure` are the shapes of an update.
-      contribute: `(state, numbers, update, weight, sender) -> contribution` of the client `sender`;
-        clipping happens here.
-      combine: `(state, numbers, total, key) -> (state, aggregate, info)`; `total` is the sum in
-        float32 over those who contribute, `key` a `RoundKey`. Noise is added here, once.
-      encoders: what a client makes of its contribution before it leaves (rotation, rounding, a
-        share of noise), in order: `(state, numbers, contribution, public_key, client_key) ->
-        message`. A client whose update is not finite encodes zeros.
-      numbers: what may be swept, by name, such as clip norms and noise multipliers; these are the
-        values that a run starts with, `Hyper.aggregator` those that it uses.
+      contribute: `(state, numbers, update, sender) -> contribution` of one client, see `Sender`.
+      combine: `(state, numbers, total, close) -> (state, aggregate, info)`, see `Close`; `total`
+        is the sum, in float32, over the clients that sent a message.
+      encode: `(state, numbers, contribution, sender) -> message`, what leaves the client; None
+        where that is the contribution.
+      numbers: the values that a run starts with, by name, such as clip norms and noise multipliers;
+        a run uses those of `Hyper.aggregator`.
       ranges: of these numbers, see `core.ranges`.
-      claim: what is promised to a client, `UnclaimedNoise` where noise is added and nothing is
-        promised, None where there is no noise.
-      sent_up: `(update, weight) -> message`, what leaves the client, where that is other than what
-        `contribute` reads of update and weight: for whoever counts bytes, see `core.messages`,
-        in whose forms the update may be.
+      claim: what is promised to a client, `UnclaimedNoise` for noise without a promise, None
+        without noise.
+      sent_up: `(update, weight) -> message`, the message by its forms in `core.messages`, from
+        which bytes are counted; None where that is what `contribute` reads.
     """
 
-    init: Callable[[PyTree], PyTree]
-    contribute: Contribute
-    combine: Callable[[PyTree, Any, Any, RoundKey], tuple[PyTree, PyTree, dict[str, Any]]]
-    encoders: tuple[Encoder, ...] = ()
-    numbers: Mapping[str, Any] = {}
-    ranges: Mapping[str, Any] = {}
-    claim: ClientClaim | UnclaimedNoise | None = None
-    sent_up: Callable[[PyTree, Any], PyTree] | None = None
 
+class Stacked(_Fields):
+    """Turns the messages of a cohort, side by side, into an aggregate.
 
-class Stack(NamedTuple):
-    """All contributions of a cohort, one by one.
-
-    Attributes:
-      contributions: `[slots, ...]`; zeros where nobody contributes.
-      senders: the client of each slot, `[slots]`, int32; anything where nobody contributes.
-      is_real: which slots hold a contribution, `[slots]`, bool.
+    Attributes are those of `Summed`, but that `combine` gets the messages, each leaf
+    `[slots, ...]`, in place of their sum: in the order of `close.roster`, and zeros where
+    `close.contributes` is false.
     """
-
-    contributions: PyTree
-    senders: jax.Array
-    is_real: jax.Array
-
-
-class Stacked(NamedTuple):
-    """Turns all contributions of a cohort, side by side, into an aggregate.
-
-    Attributes:
-      init: as in `Summed`.
-      contribute: as in `Summed`.
-      combine: `(state, numbers, stack, key) -> (state, aggregate, info)`; `stack` is a `Stack`.
-      numbers: as in `Summed`.
-      ranges: as in `Summed`.
-      claim: as in `Summed`.
-      sent_up: as in `Summed`.
-    """
-
-    init: Callable[[PyTree], PyTree]
-    contribute: Contribute
-    combine: Callable[[PyTree, Any, Stack, RoundKey], tuple[PyTree, PyTree, dict[str, Any]]]
-    numbers: Mapping[str, Any] = {}
-    ranges: Mapping[str, Any] = {}
-    claim: ClientClaim | UnclaimedNoise | None = None
-    sent_up: Callable[[PyTree, Any], PyTree] | None = None
 
 
 Aggregator: TypeAlias = Summed | Stacked
 
 
 def bound_of(aggregator: Aggregator | None, structure: PyTree, numbers: Any) -> Any:
-    """Finds how long an update may be before an aggregator shortens it.
-
-    Args:
-      aggregator: one that claims privacy for clients.
-      structure: the shapes of an update.
-      numbers: the aggregator's; may be traced.
-
-    Returns:
-      The L2 bound, at the start of the run where it adapts.
-
-    Raises:
-      ValueError: if nothing bounds an update.
-    """
+    """Returns the L2 norm that an aggregator clips updates to, at the start if it adapts."""
     claim = None if aggregator is None else aggregator.claim
     if not isinstance(claim, ClientClaim):
         raise ValueError("aggregator must bound an update, got one that claims no sensitivity")
@@ -123,7 +184,7 @@ def bound_of(aggregator: Aggregator | None, structure: PyTree, numbers: Any) -> 
 
 
 def stateless(structure: PyTree) -> tuple[()]:
-    """Gives the state of an aggregator that keeps none.
+    """Returns the state of an aggregator that has none.
 
     Args:
       structure: the shapes of an update; not read.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.base import Stacked, stateless
 from fedjax_dp.server.mean import ModelChoice
 
 FEATURES = ("centred", "authors")
@@ -132,15 +132,15 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
     checks.whole("num_clients", num_clients)
     checks.one_of("features", features, FEATURES)
 
-    def contribute(state, numbers, update: ModelChoice, weight, sender):
-        return update, weight
+    def contribute(state, numbers, update: ModelChoice, sender):
+        return update, sender.weight
 
-    def combine(state, numbers, stack: Stack, key):
-        update, weight = stack.contributions
-        is_real = stack.is_real & (weight > 0)
+    def combine(state, numbers, stack, close):
+        update, weight = stack
+        is_real = close.contributes & (weight > 0)
         mean, per_model = means_of(update.delta, update.model, weight * is_real, num_models)
         found = similarity_of(update.delta, is_real, features=features)
-        similarity = by_client(found, stack.senders, num_clients)
+        similarity = by_client(found, close.roster.clients, num_clients)
         return state, ClusterAggregate(mean, similarity), {"weight_per_model": per_model}
 
     return Stacked(stateless, contribute, combine)

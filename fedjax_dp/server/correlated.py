@@ -42,11 +42,11 @@ def correlated_gaussian_mean(
     gaussian = partial(mechanisms.gaussian, method="per_layer" if per_layer else "global")
     mean = private_mean(gaussian, clip_norm, noise_multiplier, expected_cohort_size)
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         summed, num_clipped = total
         stddev = numbers["clip_norm"] * numbers["noise_multiplier"]
         divisor = numbers["expected_cohort_size"]
-        state, noised = banded.add_noise(key.private, state, summed, stddev)
+        state, noised = banded.add_noise(close.private_key, state, summed, stddev)
         info = {"num_clipped": num_clipped, "noise_stddev": stddev / divisor}
         return state, trees.scale(noised, 1.0 / divisor), info
 

@@ -88,12 +88,12 @@ def discrete_mean(
     mechanism = distributed.discrete_mechanism(structure, plan)
     size = trees.num_parameters(structure)
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         return jax.tree.map(trees.at_least_float32, update)
 
-    def encode(state, numbers, contribution, public_key, client_key):
+    def encode(state, numbers, contribution, sender):
         was_clipped = (trees.l2_norm(contribution) > plan.clip_norm).astype(jnp.float32)
-        message = mechanism.encode(public_key, client_key, contribution)
+        message = mechanism.encode(sender.public_key, sender.key, contribution)
         return message, was_clipped, jnp.int32(1)
 
     def filled(key, messages, count):
@@ -102,13 +102,13 @@ def discrete_mean(
         missing = plan.num_shares - jnp.where(is_lost, 0, count)
         return mechanism.add_shares(key, messages, missing), is_lost
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         messages, num_clipped, count = total
         if varies:
-            noised, is_lost = filled(key.private, messages, count)
+            noised, is_lost = filled(close.private_key, messages, count)
         else:
-            noised, is_lost = mechanism.add_noise(key.private, messages), False
-        summed = mechanism.decode(key.public, noised)
+            noised, is_lost = mechanism.add_noise(close.private_key, messages), False
+        summed = mechanism.decode(close.public_key, noised)
         info = {
             "bits_per_parameter": jnp.float32(plan.bits * plan.dimension / size),
             "noise_stddev": jnp.float32(plan.noise_stddev / expected_cohort_size),
@@ -127,4 +127,4 @@ def discrete_mean(
     def sent_up(update, weight):
         return Coded(jnp.zeros(plan.dimension, jnp.uint32), plan.bits)
 
-    return Summed(stateless, contribute, combine, encoders=(encode,), claim=claim, sent_up=sent_up)
+    return Summed(stateless, contribute, combine, encode=encode, claim=claim, sent_up=sent_up)

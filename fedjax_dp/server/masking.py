@@ -166,14 +166,14 @@ def gradient_mask(
         return _around_noise(base, told)._replace(numbers=numbers, ranges=own)
     ranges.check(numbers, own)
 
-    def contribute(state, numbers, update, weight, sender):
-        votes_at_all = (weight > 0).astype(jnp.int32)
+    def contribute(state, numbers, update, sender):
+        votes_at_all = (sender.weight > 0).astype(jnp.int32)
         signs = jax.tree.map(lambda d: jnp.sign(d).astype(jnp.int32) * votes_at_all, update)
-        return base.contribute(state, numbers, update, weight, sender), signs, votes_at_all
+        return base.contribute(state, numbers, update, sender), signs, votes_at_all
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         of_mean, votes, count = total
-        state, aggregate, info = base.combine(state, numbers, of_mean, key)
+        state, aggregate, info = base.combine(state, numbers, of_mean, close)
         aggregate, of_mask = told(aggregate, votes, count, numbers)
         return state, aggregate, {**info, **of_mask}
 
@@ -186,7 +186,7 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
     checks.require(isinstance(claim, ClientClaim), "mean", rule, type(claim).__name__)
     assert isinstance(claim, ClientClaim)
     event = claim.event(mean.numbers)
-    is_gaussian = isinstance(event, dp_accounting.GaussianDpEvent) and not mean.encoders
+    is_gaussian = isinstance(event, dp_accounting.GaussianDpEvent) and mean.encode is None
     checks.require(is_gaussian, "mean", rule, type(event).__name__)
     rule = "clip updates whole, not by layer, so that no vote is shortened by itself"
     checks.require(claim.clips_whole, "mean", rule, "one that states nothing of the kind")
@@ -199,19 +199,21 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
         whole = claim.sensitivity(state, numbers).contribution
         return whole, numbers["vote_share"] * whole / trees.num_parameters(structure) ** 0.5
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         whole, vote = bounds(state, numbers, update)
         widened = jax.tree.map(trees.at_least_float32, update)
-        votes = jax.tree.map(lambda d: jnp.where(weight > 0, vote * jnp.sign(d), 0.0), widened)
+        votes = jax.tree.map(
+            lambda d: jnp.where(sender.weight > 0, vote * jnp.sign(d), 0.0), widened
+        )
         room = jnp.sqrt(whole**2 - trees.l2_norm(votes) ** 2)
         # Votes grow as much as the update is too long: the mean, which shortens both, sees that it
         # is, and brings them back.
         excess = jnp.maximum(trees.l2_norm(widened) / room, 1.0)
         both = {"update": widened, "votes": trees.scale(votes, excess)}
-        return mean.contribute(state, numbers, both, weight, sender)
+        return mean.contribute(state, numbers, both, sender)
 
-    def combine(state, numbers, total, key):
-        kept, both, info = mean.combine(state, numbers, total, key)
+    def combine(state, numbers, total, close):
+        kept, both, info = mean.combine(state, numbers, total, close)
         # The mean of votes is one over the clients that were expected.
         _, vote = bounds(state, numbers, both["votes"])
         votes = jax.tree.map(lambda v: jnp.clip(v / vote, -1.0, 1.0), both["votes"])

@@ -22,10 +22,11 @@ def weighted_mean() -> Summed:
     Source: McMahan and others 2017, algorithm 1.
     """
 
-    def contribute(state, numbers, update, weight, sender):
-        return trees.scale(jax.tree.map(trees.at_least_float32, update), weight), weight
+    def contribute(state, numbers, update, sender):
+        widened = jax.tree.map(trees.at_least_float32, update)
+        return trees.scale(widened, sender.weight), sender.weight
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         summed, weight = total
         return state, trees.scale(summed, trees.reciprocal(weight)), {"total_weight": weight}
 
@@ -40,8 +41,8 @@ def uniform_mean() -> Summed:
     """
     mean = weighted_mean()
 
-    def contribute(state, numbers, update, weight, sender):
-        return mean.contribute(state, numbers, update, jnp.float32(1), sender)
+    def contribute(state, numbers, update, sender):
+        return mean.contribute(state, numbers, update, sender.replace(weight=jnp.float32(1)))
 
     return mean._replace(contribute=contribute)
 
@@ -59,10 +60,10 @@ def scaled_sum(divisor: Positive) -> Summed:
     numbers, own = {"divisor": divisor}, {"divisor": Positive}
     ranges.check(numbers, own)
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         return jax.tree.map(trees.at_least_float32, update)
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         return state, trees.scale(total, 1.0 / numbers["divisor"]), {}
 
     return Summed(stateless, contribute, combine, numbers=numbers, ranges=own)
@@ -84,7 +85,7 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
     """
     for name, part in parts.items():
         checks.require(
-            isinstance(part, Summed) and part.claim is None and not part.encoders,
+            isinstance(part, Summed) and part.claim is None and part.encode is None,
             f"parts[{name!r}]",
             "be summed, add no noise and encode nothing",
             type(part).__name__,
@@ -93,15 +94,15 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
     def init(structure):
         return {name: part.init(structure[name]) for name, part in parts.items()}
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         return {
-            name: part.contribute(state[name], numbers[name], update[name], weight, sender)
+            name: part.contribute(state[name], numbers[name], update[name], sender)
             for name, part in parts.items()
         }
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         done = {
-            name: part.combine(state[name], numbers[name], total[name], key)
+            name: part.combine(state[name], numbers[name], total[name], close)
             for name, part in parts.items()
         }
         info = {f"{name}_{k}": v for name, (_, _, i) in done.items() for k, v in i.items()}
@@ -138,14 +139,14 @@ def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Summed:
     """
     checks.whole("num_models", num_models)
 
-    def contribute(state, numbers, update: ModelChoice, weight, sender):
-        share = jax.nn.one_hot(update.model, num_models) * (weight if is_weighted else 1.0)
+    def contribute(state, numbers, update: ModelChoice, sender):
+        share = jax.nn.one_hot(update.model, num_models) * (sender.weight if is_weighted else 1.0)
         spread = jax.tree.map(
             lambda d: share.reshape(-1, *[1] * d.ndim) * trees.at_least_float32(d), update.delta
         )
         return spread, share
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         summed, weight = total
         inverse = trees.reciprocal(weight)
         mean = jax.tree.map(lambda s: s * inverse.reshape(-1, *[1] * (s.ndim - 1)), summed)

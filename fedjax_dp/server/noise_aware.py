@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.server.base import Stack, Stacked, Summed, stateless
+from fedjax_dp.server.base import Stacked, Summed, stateless
 from fedjax_dp.server.robust_pca import check_options, estimate_noise
 
 # Levels below this share of the largest count as much: a clean update may not outweigh all others
@@ -41,11 +41,12 @@ def weighted_by_client(num_clients: int) -> Summed:
     """
     checks.whole("num_clients", num_clients)
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         delta = jax.tree.map(trees.at_least_float32, update)
-        return trees.scale(delta, weight), weight * jax.nn.one_hot(sender, num_clients)
+        share = sender.weight * jax.nn.one_hot(sender.index, num_clients)
+        return trees.scale(delta, sender.weight), share
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         summed, weights = total
         share = trees.reciprocal(jnp.sum(weights))
         return state, trees.scale(summed, share), {"weights": weights * share}
@@ -127,17 +128,17 @@ def noise_aware_mean(
         zeros = jnp.zeros(num_clients, jnp.float32)
         return NoiseState(zeros, zeros > 0, jnp.int32(0))
 
-    def contribute(state, numbers, update, weight, sender):
-        return jax.tree.map(trees.at_least_float32, update), weight
+    def contribute(state, numbers, update, sender):
+        return jax.tree.map(trees.at_least_float32, update), sender.weight
 
-    def combine(state: NoiseState, numbers, stack: Stack, key):
-        update, weight = stack.contributions
+    def combine(state: NoiseState, numbers, stack, close):
+        update, weight = stack
         # What says nothing holds no noise, and would take all of the weight.
         squares = [
             jnp.sum(jnp.square(x.reshape(len(weight), -1)), 1) for x in jax.tree.leaves(update)
         ]
-        counts = stack.is_real & (weight > 0) & (sum(squares) > 0)
-        clients = stack.senders
+        counts = close.contributes & (weight > 0) & (sum(squares) > 0)
+        clients = close.roster.clients
         is_due = (state.rounds % period == 0) if period else jnp.bool_(False)
         is_new = counts & (is_due | ~state.is_known[clients])
 

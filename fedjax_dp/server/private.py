@@ -66,15 +66,15 @@ def private_mean(
     def mechanism_of(numbers):
         return make_mechanism(numbers["clip_norm"], numbers["noise_multiplier"])
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         widened = jax.tree.map(trees.at_least_float32, update)
         bounded, norm = mechanism_of(numbers).clip(widened)
         return bounded, (norm > numbers["clip_norm"]).astype(jnp.float32)
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         summed, num_clipped = total
         mechanism, divisor = mechanism_of(numbers), numbers["expected_cohort_size"]
-        mean = trees.scale(mechanism.add_noise(key.private, summed), 1.0 / divisor)
+        mean = trees.scale(mechanism.add_noise(close.private_key, summed), 1.0 / divisor)
         info = {"num_clipped": num_clipped, "noise_stddev": mechanism.noise_stddev / divisor}
         return state, mean, info
 
@@ -133,12 +133,12 @@ def by_realised_count(mean: Summed) -> Summed:
     Source: Cheng and others 2022, algorithm 1; `user_level_dp` section 2.
     """
 
-    def contribute(state, numbers, update, weight, sender):
-        return mean.contribute(state, numbers, update, weight, sender), jnp.float32(1)
+    def contribute(state, numbers, update, sender):
+        return mean.contribute(state, numbers, update, sender), jnp.float32(1)
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         contributions, count = total
-        state, aggregate, info = mean.combine(state, numbers, contributions, key)
+        state, aggregate, info = mean.combine(state, numbers, contributions, close)
         factor = numbers["expected_cohort_size"] * trees.reciprocal(count)
         info = info | {"noise_stddev": info["noise_stddev"] * factor}
         return state, trees.scale(aggregate, factor), info
@@ -300,19 +300,19 @@ def adaptive_gaussian_mean(
     def with_clip(clip_norm, numbers):
         return {**numbers, "clip_norm": clip_norm}
 
-    def contribute(clip_norm, numbers, update, weight, sender):
+    def contribute(clip_norm, numbers, update, sender):
         numbers = with_clip(clip_norm, numbers)
-        bounded, num_clipped = mean.contribute((), numbers, update, weight, sender)
+        bounded, num_clipped = mean.contribute((), numbers, update, sender)
         norm = jnp.where(num_clipped > 0, jnp.inf, 0.0)
         return bounded, num_clipped, rule.contribution(norm, clip_norm)
 
-    def combine(clip_norm, numbers, total, key):
+    def combine(clip_norm, numbers, total, close):
         summed, num_clipped, count = total
-        of_mean = key._replace(private=fold(key.private, 0))
+        of_mean = close.replace(private_key=fold(close.private_key, 0))
         _, aggregate, info = mean.combine(
             (), with_clip(clip_norm, numbers), (summed, num_clipped), of_mean
         )
-        following, unclipped = rule.step(fold(key.private, 1), clip_norm, count)
+        following, unclipped = rule.step(fold(close.private_key, 1), clip_norm, count)
         info |= {"clip_norm": clip_norm, "noised_unclipped_share": unclipped}
         return following, aggregate, info
 

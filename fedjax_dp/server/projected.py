@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.base import Stacked, stateless
 
 _EXACT = jax.lax.Precision.HIGHEST
 # Directions of a smaller share of the variance are rounding, not a subspace.
@@ -52,20 +52,20 @@ def projected_mean(
     checks.whole("num_components", num_components)
     num_clients = len(public_host)
 
-    def contribute(state, numbers, update, weight, sender):
-        return jax.tree.map(trees.at_least_float32, update), weight
+    def contribute(state, numbers, update, sender):
+        return jax.tree.map(trees.at_least_float32, update), sender.weight
 
-    def combine(state, numbers, stack: Stack, key):
-        (update, weight), clients = stack.contributions, stack.senders
-        counts = stack.is_real & (weight > 0)
+    def combine(state, numbers, stack, close):
+        (update, weight), clients = stack, close.roster.clients
+        counts = close.contributes & (weight > 0)
         weight = jnp.where(counts, weight, 0.0)
         weight = weight * trees.reciprocal(jnp.sum(weight))
         public = counts & jnp.asarray(public_host)[clients]
         num_public = jnp.sum(public)
         share = jnp.where(public, 1.0 / jnp.maximum(num_public, 1), 0.0)
 
-        def products(stack):
-            rows = stack.reshape(stack.shape[0], -1)
+        def products(updates):
+            rows = updates.reshape(updates.shape[0], -1)
             mean = jnp.tensordot(share, rows, axes=1, precision=_EXACT)
             centred = rows - mean
             variance = jnp.tensordot(share, jnp.square(centred), axes=1, precision=_EXACT)

@@ -28,15 +28,15 @@ def sparse_mean(*, is_masked: bool = True) -> Summed:
     Source: Li and others 2021 (LotteryFL), equation 4; `personalization` sections 5 and 6.
     """
 
-    def contribute(state, numbers, update: Sparse, weight, sender):
+    def contribute(state, numbers, update: Sparse, sender):
         rule = "be Sparse where they are averaged by a sparse mean, as tickets are"
         checks.require(isinstance(update, Sparse), "updates", rule, type(update).__name__)
-        joins = weight > 0
+        joins = sender.weight > 0
         values = masks.applied(update.mask, jax.tree.map(trees.at_least_float32, update.values))
         kept = jax.tree.map(lambda m: (m & joins).astype(jnp.int32), update.mask)
         return trees.scale(values, joins), kept, joins.astype(jnp.int32)
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         summed, kept, count = total
 
         def counted(n, x):

@@ -8,7 +8,7 @@ from annotated_types import Ge, Lt
 
 from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.server.base import Stack, Stacked, stateless
+from fedjax_dp.server.base import Stacked, stateless
 
 # In [0, 0.5): something is left between the two ends.
 TrimmedShare = Annotated[float, Ge(0), Lt(0.5)]
@@ -39,23 +39,24 @@ def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
     numbers, own = {"trimmed_share": trimmed_share}, {"trimmed_share": TrimmedShare}
     ranges.check(numbers, own)
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         return jax.tree.map(trees.at_least_float32, update)
 
-    def combine(state, numbers, stack: Stack, key):
-        count = jnp.sum(stack.is_real)
+    def combine(state, numbers, stack, close):
+        is_real = close.contributes
+        count = jnp.sum(is_real)
         trimmed = jnp.floor(numbers["trimmed_share"] * count * (1 + _ROUNDING)).astype(jnp.int32)
         trimmed = jnp.clip(trimmed, 0, jnp.maximum(count - 1, 0) // 2)
-        rank = jnp.arange(len(stack.is_real))
+        rank = jnp.arange(len(is_real))
         is_kept = (rank >= trimmed) & (rank < count - trimmed)
 
         def mean(values):
             shape = (-1, *[1] * (values.ndim - 1))
             # Empty slots sort behind everybody.
-            ordered = jnp.sort(jnp.where(stack.is_real.reshape(shape), values, jnp.inf), axis=0)
+            ordered = jnp.sort(jnp.where(is_real.reshape(shape), values, jnp.inf), axis=0)
             kept = jnp.where(is_kept.reshape(shape), ordered, 0.0)
             return jnp.sum(kept, axis=0) / jnp.maximum(count - 2 * trimmed, 1)
 
-        return state, jax.tree.map(mean, stack.contributions), {"num_trimmed": trimmed}
+        return state, jax.tree.map(mean, stack), {"num_trimmed": trimmed}
 
     return Stacked(stateless, contribute, combine, numbers=numbers, ranges=own)

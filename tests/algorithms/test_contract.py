@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed, sent_by
 from cases import (
     CASES,
     COHORT,
@@ -30,7 +31,7 @@ from fedjax_dp.engine import examples_of as all_examples
 from fedjax_dp.engine.federation import population_of
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.mechanisms import random_bits
-from fedjax_dp.server import RoundKey, gaussian_mean, uniform_mean, weighted_mean
+from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
 
 FEDERATED = [name for name in CASES if not CASES[name].is_pooled]
 CLIENT_LEVEL = ["dp_fedavg", "dp_both", "blur_lus"]
@@ -102,8 +103,8 @@ def test_noise_has_the_scale_that_sensitivity_and_multiplier_say(clip_norm, mult
     aggregator = gaussian_mean(clip_norm, multiplier, expected)
     zeros = {"a": jnp.zeros((100, 200)), "b": jnp.zeros(5000)}
     state = aggregator.init(zeros)
-    combine, key = jax.jit(aggregator.combine), RoundKey(jax.random.key(0), jax.random.key(1))
-    _, aggregate, info = combine(state, aggregator.numbers, (zeros, 0.0), key)
+    combine = jax.jit(aggregator.combine)
+    _, aggregate, info = combine(state, aggregator.numbers, (zeros, 0.0), closed())
     stddev = multiplier * clip_norm / expected
     noise = flat(aggregate) / stddev
     # Four standard errors of a standard deviation and of a mean: a scale off by 3 % fails.
@@ -139,7 +140,9 @@ def test_one_client_moves_the_sum_by_at_most_the_sensitivity(per_layer):
     for scale in (1e-3, 0.1, 1.0, 1e4, 1e30):
         update = {"a": scale * rng.normal(size=(5, 4)), "b": scale * rng.normal(size=3)}
         update = jax.tree.map(jnp.float32, update)
-        contribution, _ = aggregator.contribute(state, aggregator.numbers, update, 50.0, 0)
+        contribution, _ = aggregator.contribute(
+            state, aggregator.numbers, update, sent_by(weight=50)
+        )
         norms.append(np.linalg.norm(flat(contribution)))
     assert max(norms) <= 0.7 * (1 + 1e-6)
     assert max(norms) > 0.6
@@ -150,7 +153,8 @@ def test_weights_do_not_enter_the_private_mean():
     state = aggregator.init(None)
     for update in ({"w": jnp.array([0.3, 0.4])}, {"w": jnp.array([30.0, 40.0])}):
         light, heavy = (
-            aggregator.contribute(state, aggregator.numbers, update, w, 0) for w in (0.1, 1000.0)
+            aggregator.contribute(state, aggregator.numbers, update, sent_by(weight=w))
+            for w in (0.1, 1000.0)
         )
         np.testing.assert_array_equal(flat(light), flat(heavy))
 
@@ -387,9 +391,8 @@ def test_contributions_and_aggregates_are_float32(make):
     aggregator = make()
     update = {"w": jnp.array([1.0, 2.0], jnp.bfloat16)}
     state = aggregator.init(update)
-    contribution = aggregator.contribute(state, aggregator.numbers, update, jnp.float32(3), 0)
-    key = RoundKey(jax.random.key(0), jax.random.key(1))
-    _, aggregate, _ = aggregator.combine(state, aggregator.numbers, contribution, key)
+    contribution = aggregator.contribute(state, aggregator.numbers, update, sent_by(weight=3))
+    _, aggregate, _ = aggregator.combine(state, aggregator.numbers, contribution, closed())
     assert contribution[0]["w"].dtype == aggregate["w"].dtype == jnp.float32
 
 
@@ -399,7 +402,7 @@ def test_sum_over_many_clients_does_not_stall_in_bfloat16():
     base = gaussian_mean(1e3, 0.0, 600.0)
     # An aggregator that leaves the type to the engine.
     careless = base._replace(
-        contribute=lambda state, numbers, update, weight, sender: (update, jnp.float32(0))
+        contribute=lambda state, numbers, update, sender: (update, jnp.float32(0))
     )
     model = make_model(jnp.bfloat16)
     algorithm = fedavg(model, local_trainer(model, LocalConfig()), aggregator=careless)

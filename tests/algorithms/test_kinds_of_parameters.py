@@ -80,20 +80,19 @@ def aggregators(model: Model):
     banded = banded_strategy()
     gaussian = private.gaussian_mean(0.5, 1.2, 2.0)
 
-    def combine(state, numbers, stack, key):
-        is_real = stack.is_real
+    def combine(state, numbers, stack, close):
         summed = jax.tree.map(
-            lambda a: jnp.tensordot(is_real.astype(a.dtype), a, 1), stack.contributions
+            lambda a: jnp.tensordot(close.contributes.astype(a.dtype), a, 1), stack
         )
-        return gaussian.combine(state, numbers, summed, key)
+        return gaussian.combine(state, numbers, summed, close)
 
     stacked = Stacked(
         gaussian.init,
         gaussian.contribute,
         combine,
-        gaussian.numbers,
-        gaussian.ranges,
-        gaussian.claim,
+        numbers=gaussian.numbers,
+        ranges=gaussian.ranges,
+        claim=gaussian.claim,
     )
 
     return {

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from aggregating import closed, sent_by
 from cases import CASES, JUMP_BY_ALL, ROUNDS, VARIANTS, make_data, make_model
 from marks import slow, telling
 
@@ -25,7 +26,6 @@ from fedjax_dp.engine.record import Fate
 from fedjax_dp.models import Model, kinds
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server import sparse_mean, uniform_mean
-from fedjax_dp.server.base import RoundKey
 
 PLAIN = ExecutionConfig(clients_per_chunk=1, placement="device")
 KEY = jax.random.key(0)
@@ -184,11 +184,9 @@ def test_weights_are_compared_within_a_tensor_or_with_all():
 
 def mean_of(updates, is_masked=True):
     aggregator = sparse_mean(is_masked=is_masked)
-    contributions = [
-        aggregator.contribute((), {}, update, jnp.float32(1), jnp.int32(0)) for update in updates
-    ]
+    contributions = [aggregator.contribute((), {}, update, sent_by()) for update in updates]
     total = jax.tree.map(lambda *x: sum(x), *contributions)
-    return aggregator.combine((), {}, total, RoundKey(KEY, KEY))[1]
+    return aggregator.combine((), {}, total, closed())[1]
 
 
 def test_the_mean_of_tickets_is_that_of_those_who_keep_a_weight():

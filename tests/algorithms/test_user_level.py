@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed, sent_by
 from cases import NUM_CLIENTS, PLAIN, make_data, make_model, plain_trainer, snapshot
 from marks import later, telling
 
@@ -26,7 +27,7 @@ from fedjax_dp.engine import PrivacyAccounting, as_metrics, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import UnclaimedNoise
-from fedjax_dp.server import RoundKey, by_realised_count, gaussian_mean, laplace_mean, uniform_mean
+from fedjax_dp.server import by_realised_count, gaussian_mean, laplace_mean, uniform_mean
 
 KEY = jax.random.key(5)
 
@@ -43,13 +44,13 @@ def released(aggregator, total, key, numbers=None):
     """What a round releases of a total, and its info."""
     numbers = aggregator.numbers if numbers is None else numbers
     _, aggregate, info = aggregator.combine(
-        aggregator.init(None), numbers, total, RoundKey(KEY, key)
+        aggregator.init(None), numbers, total, closed(keys=(KEY, key))
     )
     return aggregate, info
 
 
 def contributed(aggregator, update):
-    return aggregator.contribute(aggregator.init(None), aggregator.numbers, update, 1.0, 0)
+    return aggregator.contribute(aggregator.init(None), aggregator.numbers, update, sent_by())
 
 
 def flat(tree):

@@ -251,14 +251,14 @@ def test_rounds_of_every_algorithm_hold_what_they_state(name):
 def by_count(mean):
     """Divides by the number of clients that contributed."""
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         summed, count = total
-        state, aggregate, info = mean.combine(state, numbers, summed, key)
+        state, aggregate, info = mean.combine(state, numbers, summed, close)
         share = 2.0 / jnp.maximum(count, 1.0)
         return state, trees.scale(aggregate, share), info
 
-    def contribute(state, numbers, update, weight, sender):
-        return mean.contribute(state, numbers, update, weight, sender), jnp.float32(1)
+    def contribute(state, numbers, update, sender):
+        return mean.contribute(state, numbers, update, sender), jnp.float32(1)
 
     return mean._replace(contribute=contribute, combine=combine)
 
@@ -266,9 +266,9 @@ def by_count(mean):
 def by_weight(mean):
     """Weighs clipped updates, with noise for a weight of 1."""
 
-    def contribute(state, numbers, update, weight, sender):
-        bounded, flag = mean.contribute(state, numbers, update, weight, sender)
-        return trees.scale(bounded, weight), flag
+    def contribute(state, numbers, update, sender):
+        bounded, flag = mean.contribute(state, numbers, update, sender)
+        return trees.scale(bounded, sender.weight), flag
 
     return mean._replace(contribute=contribute)
 
@@ -276,8 +276,8 @@ def by_weight(mean):
 def weighted_noise(mean):
     """Adds less noise the more is there to hide."""
 
-    def combine(state, numbers, total, key):
-        state, noised, info = mean.combine(state, numbers, total, key)
+    def combine(state, numbers, total, close):
+        state, noised, info = mean.combine(state, numbers, total, close)
         bare = trees.scale(total[0], 0.5)
         size = 1 + trees.l2_norm(bare)
         noise = jax.tree.map(lambda n, b: (n - b) / size, noised, bare)
@@ -322,8 +322,8 @@ def test_each_broken_mean_is_found(breakage, found):
 def test_a_count_that_adapts_the_clip_norm_without_noise_is_found():
     mean, participation = cases.aggregators()["adaptive"]
 
-    def combine(state, numbers, total, key):
-        _, aggregate, info = mean.combine(state, numbers, total, key)
+    def combine(state, numbers, total, close):
+        _, aggregate, info = mean.combine(state, numbers, total, close)
         return state * (1 + 0.01 * total[2]), aggregate, info
 
     found = broken_names(check_mean(mean._replace(combine=combine), participation))

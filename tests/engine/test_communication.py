@@ -42,8 +42,8 @@ def summed(contribute):
 
 
 def stacked(contribute):
-    def combine(state, numbers, stack, key):
-        return state, jnp.sum(stack.contributions), {}
+    def combine(state, numbers, stack, close):
+        return state, jnp.sum(stack), {}
 
     return Stacked(stateless, contribute, combine)
 
@@ -55,7 +55,7 @@ def sending(message_of, num_clients, *, own=None, broadcast=None, aggregator=sum
         message, own = message_of(own, client)
         return ClientOutput(message, jnp.float32(1), own)
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         # Something of every array is read, so that all of it counts as sent.
         return sum((jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(update)), jnp.float32(0))
 

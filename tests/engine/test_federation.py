@@ -277,8 +277,8 @@ def shared_noise():
     plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, bits=16)
     mean = discrete_mean(structure, plan, NUM_CLIENTS, varies=True)
 
-    def combine(state, numbers, total, key):
-        state, aggregate, info = mean.combine(state, numbers, total, key)
+    def combine(state, numbers, total, close):
+        state, aggregate, info = mean.combine(state, numbers, total, close)
         return state, aggregate, info | {"sum": total[0], "shares": total[2]}
 
     base = fedavg(model, plain_trainer(model), aggregator=mean._replace(combine=combine))
@@ -488,19 +488,19 @@ def _parts(key):
 def test_clients_encode_with_the_public_half_of_the_key():
     """An encoder sends the keys it is given; none of them is that of the server's noise."""
 
-    def encode(state, numbers, contribution, public_key, client_key):
-        own = contribution["one_hot"][:, None] * _parts(client_key)
-        return {"public": _parts(public_key), "own": own, "count": jnp.float32(1)}
+    def encode(state, numbers, contribution, sender):
+        own = contribution["one_hot"][:, None] * _parts(sender.key)
+        return {"public": _parts(sender.public_key), "own": own, "count": jnp.float32(1)}
 
-    def contribute(state, numbers, update, weight, sender):
+    def contribute(state, numbers, update, sender):
         return {"one_hot": jax.nn.one_hot(sender, NUM_CLIENTS)}
 
-    def combine(state, numbers, total, key):
+    def combine(state, numbers, total, close):
         told = {"sent": total["public"] / total["count"], "own": total["own"]}
-        told |= {"public": _parts(key.public), "private": _parts(key.private)}
+        told |= {"public": _parts(close.public_key), "private": _parts(close.private_key)}
         return state, jax.tree.map(jnp.zeros_like, make_model().init(KEY)), told
 
-    aggregator = Summed(stateless, contribute, combine, encoders=(encode,))
+    aggregator = Summed(stateless, contribute, combine, encode=encode)
     model = make_model()
     algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
     joined = participants.participation(sampling.everybody(), NUM_CLIENTS)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed, sent_by
 from marks import later
 
 import fedjax_dp as fdp
@@ -20,7 +21,6 @@ from fedjax_dp.experiment.schema.config import (
     LaplaceLevel,
     RecordLevel,
 )
-from fedjax_dp.server.base import RoundKey
 
 KINDS = typing.get_args(typing.get_args(ClientLevel)[0])
 # The former ties rounds together; the latter cuts off what all planned rounds may spend of δ.
@@ -38,12 +38,13 @@ def first_release(level, relation, num_rounds):
     cohorts = fdp.participation(fdp.fixed_size(), 10, cohort_size=2)
     setting = Setting(cohorts, STRUCTURE, num_rounds, {"accountant": "rdp", "relation": relation})
     mean = client_aggregator(level, setting)
-    key = RoundKey(jax.random.key(1), jax.random.key(2))
+    close = closed(keys=(jax.random.key(1), jax.random.key(2)))
     state, zeros = mean.init(STRUCTURE), {"w": jnp.zeros(3)}
-    sent = mean.contribute(state, mean.numbers, zeros, 1.0, None)
-    for encode in mean.encoders:
-        sent = encode(state, mean.numbers, sent, key.public, jax.random.key(3))
-    return np.asarray(mean.combine(state, mean.numbers, sent, key)[1]["w"])
+    sent = mean.contribute(state, mean.numbers, zeros, sent_by())
+    if mean.encode is not None:
+        sender = sent_by(key=jax.random.key(3), public_key=close.public_key)
+        sent = mean.encode(state, mean.numbers, sent, sender)
+    return np.asarray(mean.combine(state, mean.numbers, sent, close)[1]["w"])
 
 
 def may_be_extended(**levels):

@@ -25,8 +25,8 @@ def by_turns(pool, num_clients, rng, *, skip: int = 0):
 def half_mean():
     whole = weighted_mean()
 
-    def combine(state, numbers, total, key):
-        state, mean, info = whole.combine(state, numbers, total, key)
+    def combine(state, numbers, total, close):
+        state, mean, info = whole.combine(state, numbers, total, close)
         return state, jax.tree.map(lambda x: x / 2, mean), info
 
     return whole._replace(combine=combine)

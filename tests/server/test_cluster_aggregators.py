@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed
 from marks import telling
 from scipy.special import erfc
 from sklearn.cluster import KMeans
@@ -14,8 +15,6 @@ from fedjax_dp.evaluation import is_partition_found
 from fedjax_dp.privacy.reports.separation import overlap
 from fedjax_dp.server import (
     ModelChoice,
-    RoundKey,
-    Stack,
     fit_best_mixture,
     fit_mixture,
     kmeans,
@@ -205,9 +204,7 @@ def test_means_per_cluster_leave_out_whoever_has_no_weight():
     aggregator = mean_per_cluster(4, 30)
     update = ModelChoice(jnp.asarray(models), as_tree(deltas))
     sent = (update, jnp.asarray(weight, jnp.float32))
-    stack = Stack(sent, jnp.asarray(clients), jnp.asarray(contributes))
-    keys = RoundKey(jax.random.key(0), jax.random.key(1))
-    _, aggregate, info = aggregator.combine((), {}, stack, keys)
+    _, aggregate, info = aggregator.combine((), {}, sent, closed(clients, contributes))
     counts = weight * contributes
     mean = np.concatenate(
         [np.asarray(leaf).reshape(4, -1) for leaf in (aggregate.mean["a"], aggregate.mean["b"])], 1

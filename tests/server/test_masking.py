@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from aggregating import closed, sent_by
 from cases import COHORT, NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
 from marks import telling
 from oracles import generalization
@@ -19,7 +20,6 @@ from fedjax_dp.engine import simulation
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.server import (
     Masked,
-    RoundKey,
     adaptive_gaussian_mean,
     apply_aggregate,
     gaussian_mean,
@@ -30,7 +30,6 @@ from fedjax_dp.server import (
 )
 from fedjax_dp.server.private import by_realised_count
 
-KEY = RoundKey(jax.random.key(0), jax.random.key(1))
 EVERYBODY = participants.participation(sampling.everybody(), 6)
 
 
@@ -43,11 +42,11 @@ def aggregated(updates, weights=None, threshold=0.4, **options):
     state = aggregator.init(updates[0])
 
     def contribute(update, weight):
-        return aggregator.contribute(state, numbers, update, weight, jnp.int32(0))
+        return aggregator.contribute(state, numbers, update, sent_by(weight=weight))
 
     each = jax.vmap(contribute)(updates, jnp.asarray(weights, jnp.float32))
     total = jax.tree.map(lambda x: jnp.sum(x, axis=0), each)
-    _, aggregate, info = aggregator.combine(state, numbers, total, KEY)
+    _, aggregate, info = aggregator.combine(state, numbers, total, closed())
     return aggregate, info
 
 
@@ -270,7 +269,7 @@ def test_update_and_votes_stay_within_the_bound_together(scale, share):
     aggregator = private_mask(share=share)
     update = scale * jax.random.normal(jax.random.key(0), (500,))
     state = aggregator.init(update)
-    sent, _ = aggregator.contribute(state, aggregator.numbers, update, jnp.float32(9), jnp.int32(0))
+    sent, _ = aggregator.contribute(state, aggregator.numbers, update, sent_by(weight=9))
     votes = np.linalg.norm(np.asarray(sent["votes"], np.float64))
     assert votes == pytest.approx(share, rel=1e-5)
     whole = np.hypot(votes, np.linalg.norm(np.asarray(sent["update"], np.float64)))
@@ -285,9 +284,7 @@ def test_votes_of_zero_leave_their_room_to_the_update():
     """Of four entries one is voted on, with a quarter of the square of the votes' share."""
     update = jnp.array([7.0, 0.0, 0.0, 0.0])
     aggregator = private_mask(share=0.8)
-    sent, num_clipped = aggregator.contribute(
-        (), aggregator.numbers, update, jnp.float32(1), jnp.int32(0)
-    )
+    sent, num_clipped = aggregator.contribute((), aggregator.numbers, update, sent_by())
     np.testing.assert_allclose(sent["votes"], [0.4, 0, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(sent["update"], [np.sqrt(1 - 0.4**2), 0, 0, 0], rtol=1e-6)
     assert num_clipped == 1
@@ -325,10 +322,10 @@ def test_a_clip_norm_that_adapts_follows_updates_and_not_what_is_left_of_them():
 
     def one(state, _):
         def contribute(update):
-            return aggregator.contribute(state, numbers, update, jnp.float32(1), jnp.int32(0))
+            return aggregator.contribute(state, numbers, update, sent_by())
 
         total = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(contribute)(updates))
-        state, _, info = aggregator.combine(state, numbers, total, KEY)
+        state, _, info = aggregator.combine(state, numbers, total, closed())
         return state, info["num_clipped"]
 
     clip_norm, clipped = jax.lax.scan(one, aggregator.init(updates[0]), length=100)
@@ -341,10 +338,10 @@ def combined(aggregator, updates):
     numbers = jax.tree.map(jnp.float32, dict(aggregator.numbers))
 
     def contribute(update):
-        return aggregator.contribute(state, numbers, update, jnp.float32(1), jnp.int32(0))
+        return aggregator.contribute(state, numbers, update, sent_by())
 
     total = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(contribute)(updates))
-    return aggregator.combine(state, numbers, total, KEY)[1:]
+    return aggregator.combine(state, numbers, total, closed())[1:]
 
 
 @telling

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed, sent_by
 
 from fedjax_dp.core import trees
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server import (
     ModelChoice,
-    RoundKey,
     gaussian_mean,
     mean_per_model,
     per_part,
@@ -19,7 +19,6 @@ from fedjax_dp.server import (
     weighted_mean,
 )
 
-KEY = RoundKey(jax.random.key(0), jax.random.key(1))
 WEIGHTS = np.array([3.0, 0.0, 1.0, 5.0])
 UPDATES = np.random.default_rng(0).normal(size=(4, 3))
 
@@ -28,13 +27,13 @@ def aggregate(aggregator, updates, weights=WEIGHTS):
     """Adds the contributions as an engine does and combines them."""
     state = aggregator.init(jax.tree.map(jnp.zeros_like, updates[0]))
     contributions = [
-        aggregator.contribute(state, aggregator.numbers, update, jnp.float32(weight), jnp.int32(i))
+        aggregator.contribute(state, aggregator.numbers, update, sent_by(i, weight))
         for i, (update, weight) in enumerate(zip(updates, weights, strict=True))
     ]
     total = contributions[0]
     for contribution in contributions[1:]:
         total = trees.add(total, contribution)
-    return aggregator.combine(state, aggregator.numbers, total, KEY)[1:]
+    return aggregator.combine(state, aggregator.numbers, total, closed())[1:]
 
 
 def rows():
@@ -61,8 +60,8 @@ def test_scaled_sum_divides_by_its_constant():
 def test_the_mean_of_nobody_is_zero(make):
     aggregator = make()
     state = aggregator.init(None)
-    one = aggregator.contribute(state, {}, {"w": jnp.ones(3)}, jnp.float32(2), jnp.int32(0))
-    _, result, _ = aggregator.combine(state, {}, trees.zeros_like(one), KEY)
+    one = aggregator.contribute(state, {}, {"w": jnp.ones(3)}, sent_by(weight=2))
+    _, result, _ = aggregator.combine(state, {}, trees.zeros_like(one), closed())
     np.testing.assert_array_equal(result["w"], 0.0)
 
 
@@ -97,7 +96,7 @@ def test_a_private_part_is_refused():
         per_part({"a": gaussian_mean(1.0, 1.0, 1.0)})
     with pytest.raises(ValueError, match=r"parts\['s'\] must be summed"):
         per_part({"s": trimmed_mean()})
-    encoding = uniform_mean()._replace(encoders=(lambda *arguments: arguments[2],))
+    encoding = uniform_mean()._replace(encode=lambda *arguments: arguments[2])
     with pytest.raises(ValueError, match=r"parts\['e'\] must be summed, .* encode nothing"):
         per_part({"e": encoding})
 

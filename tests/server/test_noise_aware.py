@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed, sent_by
 from marks import telling
 from oracles import noise_aware
 
 from fedjax_dp.algorithms import public_clients
 from fedjax_dp.privacy.accounting import budgets
 from fedjax_dp.server import (
-    RoundKey,
-    Stack,
     inverse_noise_weights,
     noise_aware_mean,
     projected_mean,
@@ -22,7 +21,6 @@ from fedjax_dp.server import (
 from fedjax_dp.server.noise_aware import NoiseState
 
 NUM_CLIENTS, PARAMETERS = 6, 300
-KEY = RoundKey(jax.random.key(0), jax.random.key(1))
 
 
 def updates_of(clients, seed=0, spread=None):
@@ -49,13 +47,13 @@ def combine(aggregator, state, clients, deltas, *, weights=None, slots=NUM_CLIEN
     """One round of a stacked aggregator, with empty slots that hold garbage."""
     count = len(clients)
     weights = np.ones(count, np.float32) if weights is None else np.float32(weights)
-    ids = jnp.asarray(np.pad(np.int32(clients), (0, slots - count)))
+    ids = np.pad(np.int32(clients), (0, slots - count))
     deltas = jax.tree.map(
         lambda x: jnp.pad(x, ((0, slots - count), *[(0, 0)] * (x.ndim - 1)), constant_values=0.0),
         deltas,
     )
     sent = (deltas, jnp.pad(jnp.asarray(weights), (0, slots - count)))
-    return aggregator.combine(state, {}, Stack(sent, ids, jnp.arange(slots) < count), KEY)
+    return aggregator.combine(state, {}, sent, closed(ids, np.arange(slots) < count))
 
 
 @functools.cache
@@ -68,15 +66,15 @@ def aware(**options):
 def test_streamed_weights_are_shares_by_name():
     aggregator = weighted_by_client(4)
     parts = [
-        aggregator.contribute((), {}, {"w": jnp.full(2, v)}, jnp.float32(w), jnp.int32(c))
+        aggregator.contribute((), {}, {"w": jnp.full(2, v)}, sent_by(c, w))
         for c, v, w in ((3, 1.0, 1.0), (0, 5.0, 3.0), (2, 7.0, 0.0))
     ]
     total = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
-    _, aggregate, info = aggregator.combine((), {}, total, KEY)
+    _, aggregate, info = aggregator.combine((), {}, total, closed())
     np.testing.assert_allclose(aggregate["w"], 4.0)
     np.testing.assert_allclose(info["weights"], [0.75, 0, 0, 0.25])
     nobody = jax.tree.map(jnp.zeros_like, total)
-    _, aggregate, info = aggregator.combine((), {}, nobody, KEY)
+    _, aggregate, info = aggregator.combine((), {}, nobody, closed())
     assert not np.any(aggregate["w"]) and not np.any(info["weights"])
 
 

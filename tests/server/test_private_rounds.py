@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed, sent_by
 from marks import later, slow, telling
 from scipy import special, stats
 
@@ -26,7 +27,6 @@ from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clippin
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import choose_bits, make_central_plan, make_plan
 from fedjax_dp.server import (
-    RoundKey,
     adaptive_gaussian_mean,
     central_discrete_mean,
     correlated_gaussian_mean,
@@ -93,6 +93,15 @@ def test_discrete_mean_recovers_the_clipped_mean_as_noise_and_granularity_vanish
     assert info.aggregator["bits_per_parameter"][0] == pytest.approx(28 * 8 / DIMENSION)
 
 
+def _sum_of_zeros(aggregator, public_key, keys):
+    """The sum of what clients send for updates of zeros."""
+    zeros = {"w": jnp.zeros(DIMENSION)}
+    messages = jax.vmap(
+        lambda key: aggregator.encode((), {}, zeros, sent_by(key=key, public_key=public_key))
+    )(keys)
+    return jax.tree.map(lambda m: jnp.sum(m, axis=0), messages)
+
+
 @pytest.mark.parametrize(
     "num_shares", [pytest.param(1, marks=slow), pytest.param(12, marks=telling)]
 )
@@ -100,16 +109,13 @@ def test_discrete_mean_has_the_planned_noise(targets, num_shares):
     plan = make_plan(DIMENSION, 1.0, 2.0, num_clients=12, num_shares=num_shares, bits=20)
     run = _simulation(targets, discrete_mean(STRUCTURE, plan, 12))
     aggregator = run.algorithm.aggregator
-    release = jax.jit(lambda total, key: aggregator.combine((), {}, total, key)[1]["w"])
-    (encode,) = aggregator.encoders
-    zeros = {"w": jnp.zeros(DIMENSION)}
 
     @jax.jit
     @jax.vmap
     def one(key):
         public, private, own = jax.random.split(key, 3)
-        sent = jax.vmap(lambda k: encode((), {}, zeros, public, k))(jax.random.split(own, 12))
-        return release(jax.tree.map(lambda m: jnp.sum(m, axis=0), sent), RoundKey(public, private))
+        total = _sum_of_zeros(aggregator, public, jax.random.split(own, 12))
+        return aggregator.combine((), {}, total, closed(keys=(public, private)))[1]["w"]
 
     draws = np.asarray(one(jax.random.split(KEY, 2000))).ravel()
     # Rounding of zeros adds nothing; 12,000 draws know the deviation to 2 % at three sigma.
@@ -126,7 +132,6 @@ def _filled_mean(clip_norm, multiplier, cohort, *, shares, bits=20):
 def test_filled_noise_has_one_law_whatever_the_cohort(count):
     """One share each and the server what is missing: also of nobody, also of more than shares."""
     aggregator, plan = _filled_mean(1.0, 2.0, 5.0, shares=20)
-    zeros = {"w": jnp.zeros(DIMENSION)}
 
     @jax.jit
     @jax.vmap
@@ -134,11 +139,8 @@ def test_filled_noise_has_one_law_whatever_the_cohort(count):
         public, private, own = jax.random.split(key, 3)
         total = (jnp.zeros(8, jnp.uint32), jnp.float32(0), jnp.int32(0))
         if count:
-            keys = jax.random.split(own, count)
-            (encode,) = aggregator.encoders
-            messages = jax.vmap(lambda k: encode((), {}, zeros, public, k))(keys)
-            total = jax.tree.map(lambda m: jnp.sum(m, axis=0), messages)
-        _, aggregate, info = aggregator.combine((), {}, total, RoundKey(public, private))
+            total = _sum_of_zeros(aggregator, public, jax.random.split(own, count))
+        _, aggregate, info = aggregator.combine((), {}, total, closed(keys=(public, private)))
         return aggregate["w"], info["num_lost"]
 
     draws, lost = one(jax.random.split(KEY, 2000))
@@ -179,19 +181,19 @@ def _messages(targets, count):
     bits = choose_bits(DIMENSION, 1.0, 1.0, num_clients=shares)
     plan = make_plan(DIMENSION, 1.0, 1.0, num_clients=shares, bits=bits)
     aggregator = discrete_mean(STRUCTURE, plan, 4, varies=True)
-    (encode,) = aggregator.encoders
+    encode = aggregator.encode
     sent = {}
 
-    def watched(state, numbers, contribution, public_key, client_key):
-        message = encode(state, numbers, contribution, public_key, client_key)
+    def watched(state, numbers, contribution, sender):
+        message = encode(state, numbers, contribution, sender)
         jax.debug.callback(
             lambda key, message: sent.update({key.tobytes(): message.tobytes()}),
-            jax.random.key_data(client_key),
+            jax.random.key_data(sender.key),
             message[0],
         )
         return message
 
-    watching = aggregator._replace(encoders=(watched,))
+    watching = aggregator._replace(encode=watched)
     run = _simulation(targets, watching, sampling.poisson(), 4)
     ids = jnp.arange(len(targets), dtype=jnp.int32)
     fate = jnp.where(ids < count, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
@@ -397,7 +399,7 @@ def test_correlated_noise_follows_its_strategy():
 
     def run(key):
         def one(state, t):
-            keys = RoundKey(key, jax.random.fold_in(key, t))
+            keys = closed(keys=(key, jax.random.fold_in(key, t)))
             state, noised, _ = aggregator.combine(state, aggregator.numbers, (zeros, 0.0), keys)
             return state, noised["w"]
 
@@ -418,14 +420,14 @@ def test_adaptive_clipping_moves_towards_the_quantile_of_norms():
     rule = make_adaptive_clipping(40, initial_clip_norm=0.05, learning_rate=0.3, count_stddev=1.0)
     aggregator = adaptive_gaussian_mean(rule, 0.6)
     contribute = jax.vmap(
-        lambda state, w: aggregator.contribute(state, aggregator.numbers, {"w": w}, 1.0, 0),
+        lambda state, w: aggregator.contribute(state, aggregator.numbers, {"w": w}, sent_by()),
         in_axes=(None, 0),
     )
     updates = jnp.asarray(directions * norms[:, None], jnp.float32)
 
     def one(state, t):
         total = jax.tree.map(lambda x: jnp.sum(x, axis=0), contribute(state, updates))
-        keys = RoundKey(KEY, jax.random.fold_in(KEY, t))
+        keys = closed(keys=(KEY, jax.random.fold_in(KEY, t)))
         state, _, info = aggregator.combine(state, aggregator.numbers, total, keys)
         return state, info["clip_norm"]
 

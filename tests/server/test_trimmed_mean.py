@@ -4,20 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregating import closed, sent_by
 from oracles.trimmed_mean import trimmed_mean as by_hand
 
-from fedjax_dp.server import RoundKey, Stack, trimmed_mean
-
-KEY = RoundKey(jax.random.key(0), jax.random.key(1))
+from fedjax_dp.server import trimmed_mean
 
 
 def combined(updates, is_real, share, start=0.1):
     aggregator = trimmed_mean(start)
-    contribute = jax.vmap(lambda u: aggregator.contribute((), {}, u, jnp.float32(1), jnp.int32(0)))
-    senders = jnp.arange(len(is_real), dtype=jnp.int32)
-    stack = Stack(contribute({"w": jnp.asarray(updates)}), senders, jnp.asarray(is_real))
+    contribute = jax.vmap(lambda u: aggregator.contribute((), {}, u, sent_by()))
+    stack, close = contribute({"w": jnp.asarray(updates)}), closed(range(len(is_real)), is_real)
     numbers = {"trimmed_share": jnp.float32(share)}
-    _, aggregate, info = aggregator.combine((), numbers, stack, KEY)
+    _, aggregate, info = aggregator.combine((), numbers, stack, close)
     return aggregate["w"], int(info["num_trimmed"])
 
 

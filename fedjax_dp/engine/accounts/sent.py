@@ -16,7 +16,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.federation import Federation, Population
 from fedjax_dp.engine.record_access import run_client
-from fedjax_dp.server.base import RoundKey, Stack, Stacked
+from fedjax_dp.server.base import Close, Fate, Roster, Sender, Stacked
 
 _INDEX: Any = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -141,9 +141,10 @@ def _read_by_aggregator(
     aggregator, numbers = algorithm.aggregator, inputs.hyper.aggregator
 
     def contribution(state, update, weight, sender, numbers, key):
-        found = aggregator.contribute(state, numbers, update, weight, sender)
-        for encode in getattr(aggregator, "encoders", ()):
-            found = encode(state, numbers, found, key, key)
+        one = Sender(sender, weight, key, key, _roster(sender))
+        found = aggregator.contribute(state, numbers, update, one)
+        if aggregator.encode is not None:
+            found = aggregator.encode(state, numbers, found, one)
         return found
 
     parts = (state, output.update, output.weight)
@@ -177,18 +178,24 @@ def _aggregate(
     aggregator = algorithm.aggregator
 
     def combined(state, update, numbers, key):
-        found = aggregator.contribute(state, numbers, update, jnp.float32(1), jnp.int32(0))
+        roster = _roster(jnp.int32(0))
+        sender = Sender(jnp.int32(0), jnp.float32(1), key, key, roster)
+        found = aggregator.contribute(state, numbers, update, sender)
         found = jax.tree.map(trees.at_least_float32, found)
+        if aggregator.encode is not None:
+            found = aggregator.encode(state, numbers, found, sender)
         if isinstance(aggregator, Stacked):
-            each = jax.tree.map(lambda x: x[None], found)
-            gathered: Any = Stack(each, jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+            gathered = jax.tree.map(lambda x: x[None], found)
         else:
-            for encode in aggregator.encoders:
-                found = encode(state, numbers, found, key, key)
             gathered = sums.value(sums.zeros_like(found))
-        return aggregator.combine(state, numbers, gathered, RoundKey(key, key))[1]
+        close = Close(roster, jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
+        return aggregator.combine(state, numbers, gathered, close)[1]
 
     return jax.eval_shape(combined, state, update, inputs.hyper.aggregator, inputs.key)
+
+
+def _roster(client: jax.Array) -> Roster:
+    return Roster(client[None], jnp.ones(1, bool))
 
 
 def _is_set(x: Any) -> bool:
