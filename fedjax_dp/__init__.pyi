@@ -116,8 +116,8 @@ from .models import Model as Model
 from .privacy import Ledger as Ledger
 from .server import (
     Aggregator as Aggregator,
-    RoundKey as RoundKey,
-    Stack as Stack,
+    Close as Close,
+    Sender as Sender,
     Stacked as Stacked,
     Summed as Summed,
     gaussian_mean as gaussian_mean,

@@ -18,18 +18,17 @@ _ROUNDING = 1e-6
 
 @checked
 def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
-    """Averages, in each coordinate, what the smallest and the largest values leave.
+    """Averages each coordinate without its smallest and its largest values.
 
-    Of the n clients that contribute, `⌊trimmed_share · n⌋` are left out at either end, other ones
-    in each coordinate. All count the same: a client that lies about its update could lie about its
-    size too.
+    Of n clients `⌊trimmed_share · n⌋` are left out at either end, in each coordinate on its own.
+    Weights are not read: a client that lies about its update could lie about its size too.
 
     Args:
       trimmed_share: β, the share that is left out at either end, in [0, 0.5); 0 is the plain mean.
 
     Returns:
-      The aggregator. It bounds nothing, so that noise behind it is refused. Its info holds
-      `num_trimmed`, the clients left out at either end.
+      The aggregator, without a bound on an update. Its info holds `num_trimmed`, the clients left
+      out at either end.
 
     Raises:
       ValueError: for a share out of its range.
@@ -52,7 +51,7 @@ def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
 
         def mean(values):
             shape = (-1, *[1] * (values.ndim - 1))
-            # Empty slots sort behind everybody.
+            # Empty slots sort last.
             ordered = jnp.sort(jnp.where(is_real.reshape(shape), values, jnp.inf), axis=0)
             kept = jnp.where(is_kept.reshape(shape), ordered, 0.0)
             return jnp.sum(kept, axis=0) / jnp.maximum(count - 2 * trimmed, 1)

@@ -181,7 +181,7 @@ def communication(
     """Counts the bytes that clients and server sent each other.
 
     What counts is what a message holds. Up goes what a client's round ends with, as far as the
-    aggregator reads it and the server cannot know it beforehand, or what encoders make of it, such
+    aggregator reads it and the server cannot know it beforehand, or what `encode` makes of it, such
     as integers of B bits. Down goes what the client's round reads of the server's state, found by
     following every output back to it, so that moments of a server optimiser are not counted; where
     what clients keep is finished with what a round came to, that is sent once more when it is over,
