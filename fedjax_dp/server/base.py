@@ -165,9 +165,16 @@ class Summed(_Fields):
 class Stacked(_Fields):
     """Turns the messages of a cohort, side by side, into an aggregate.
 
-    Attributes are those of `Summed`, but that `combine` gets the messages, each leaf
-    `[slots, ...]`, in place of their sum: in the order of `close.roster`, and zeros where
-    `close.contributes` is false.
+    Attributes:
+      init: as in `Summed`.
+      contribute: as in `Summed`.
+      combine: as in `Summed`, but `total` holds the messages, each leaf `[slots, ...]`, in the
+        order of `close.roster`; zeros where `close.contributes` is false.
+      encode: as in `Summed`.
+      numbers: as in `Summed`.
+      ranges: as in `Summed`.
+      claim: as in `Summed`.
+      sent_up: as in `Summed`.
     """
 
 
