@@ -1227,15 +1227,25 @@ _CASES = (
 )
 CASES = {case.name: case for case in _CASES}
 
-# Between them: the plain mean, stacked updates, state by client, several models that are chosen
-# from, both noises. Every law is tested on the others too, but not quickly.
-QUICK = ("fedavg",)
+# One case of every kind of declaration: what a change of the engine breaks shows in one of them.
+KINDS = (
+    *("fedavg", "fedadam", "fedprox", "median", "feddyn", "scaffold", "gma_private", "dp_both"),
+    *("afl", "term", "propfair", "fedpi", "ifca", "ae_dpfl", "blur_lus", "robust_hdp", "weiavg"),
+    *("r_dpcfl", "km_cdpfl", "mr_mtl", "fedrep", "ditto", "jump_start", "centralized"),
+)
 
 
 def quick_first(names):
-    """Parameters of which all but the quick cases are left to the slow suite, as telling ones."""
+    """Parameters of which all but `fedavg` are left to the slow suite, as telling ones."""
     names = list(names)
-    return later(names, but=[name for name in names if name in QUICK], mark=telling)
+    return later(names, but={"fedavg"} & set(names), mark=telling)
+
+
+def kinds_first(names):
+    """The same, telling for one case of every kind: each compiles a round of its own."""
+    names = list(names)
+    soon = [name for name in names if name in KINDS]
+    return quick_first(soon) + later(name for name in names if name not in KINDS)
 
 
 # Every case in its plainest layout: one client at a time, one device, all data resident.

@@ -50,13 +50,6 @@ def test_the_round_of_the_readme_runs():
     assert "nan" not in loss and "client" in epsilon
 
 
-@telling
-@pytest.mark.parametrize("page", FILES)
-def test_a_page_that_writes_a_part_runs_and_prints_what_it_says(page):
-    printed = run(ROOT / "docs" / page)
-    assert printed.splitlines() == blocks(ROOT / "docs" / page, "")[-1].splitlines()
-
-
 def test_every_page_is_linked_from_the_readme_and_from_the_navigation():
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     read_on = (ROOT / "README.md").read_text("utf-8").partition("Read on: ")[2].partition("\n\n")[0]
@@ -149,17 +142,27 @@ def test_a_page_shows_what_is_in_the_repository(page):
             assert any(part in text or indented in text for text in tests), part
 
 
-WITH_CODE = [
-    page
-    for page in sorted((ROOT / "docs").glob("*.md"))
-    if any(kind or command_lines(code) for kind, code in fenced(page.read_text("utf-8")))
-]
+def is_variation(words: list[str]) -> bool:
+    """Whether a line runs the main job with other parts, on other data, or audits it."""
+    others = any(word.startswith("--privacy.unit") for word in words)
+    return words[0] == "audit" or "DATA" in words or others
 
 
-@telling
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def programs():
+    """Every page with what runs of it: all but variations soon, those too in the slow suite."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        found = fenced(page.read_text("utf-8"))
+        lines = [words for kind, code in found if not kind for words in command_lines(code)]
+        varied = [words for words in lines if is_variation(words)]
+        if len(varied) < len(lines) or any(kind for kind, _ in found):
+            yield pytest.param(page, False, marks=telling, id=page.stem)
+        if varied:
+            yield pytest.param(page, True, marks=slow, id=f"{page.stem}, with variations")
+
+
+@pytest.mark.parametrize(("page", "with_variations"), list(programs()))
 def test_what_a_page_prints_works_in_the_readers_order(
-    page, tmp_path, monkeypatch, capsys, data_folder
+    page, with_variations, tmp_path, monkeypatch, capsys, data_folder
 ):
     """In the reader's order: files are written, command lines given, Python is run.
 
@@ -169,14 +172,17 @@ def test_what_a_page_prints_works_in_the_readers_order(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     names: dict = {"__name__": page.stem}
-    text = page.read_text("utf-8")
+    text, printed = page.read_text("utf-8"), io.StringIO()
     if "[the README's round]" in text:
         exec(blocks(ROOT / "README.md", "python")[0], names)
     for number, (kind, code) in enumerate(fenced(text)):
         write_named(code)
         if kind == "python":
-            exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, f"{page.name}, block {number}", "exec"), names)
         for words in () if kind else command_lines(code):
+            if is_variation(words) and not with_variations:
+                continue
             if "DATA" in words:
                 if not data_folder.is_dir():
                     continue
@@ -186,3 +192,5 @@ def test_what_a_page_prints_works_in_the_readers_order(
             with pytest.raises(SystemExit) as ended:
                 main()
             assert not ended.value.code, f"{words}: {capsys.readouterr().err}"
+    if page.name in FILES:
+        assert printed.getvalue().splitlines() == blocks(page, "")[-1].splitlines()

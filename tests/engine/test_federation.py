@@ -519,15 +519,3 @@ def test_clients_encode_with_the_public_half_of_the_key():
         [np.stack([f["public"], f["private"], *f["own"]]) for f in told] + [_parts(KEY)[None]]
     )
     assert len(np.unique(every_key, axis=0)) == len(every_key)
-
-
-@pytest.mark.parametrize("name", quick_first(CASES))
-def test_a_step_leaves_a_state_of_the_types_that_it_took(name):
-    """Else a loop outside, as over a sweep, would trace it twice."""
-    fed, _, examples = built(name)
-    before = jax.eval_shape(fed.init, KEY)
-    after, _, _ = jax.eval_shape(fed.step, before, fed.hyper, examples, KEY)
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
-        assert not a.weak_type
