@@ -6,13 +6,11 @@ for another: a norm would not be that of what is summed. On a CPU a barrier does
 since XLA removes it before fusion there. What a loop carries is never fused into its readers.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+
+from fedjax_dp.core import jaxprs
 
 
 def materialize(x: jax.Array) -> jax.Array:
@@ -31,26 +29,12 @@ def _through_a_loop(x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda carry: carry[0] < no_steps, step, (jnp.int32(0), x))[1]
 
 
-def _define() -> Primitive:
-    primitive = Primitive("materialize")
-
-    def batch(operands: Any, axes: Any) -> tuple[jax.Array, Any]:
-        return primitive.bind(*operands), axes[0]
-
-    def transpose(cotangent: Any, _: Any) -> list[Any]:
-        return [primitive.bind(cotangent)]
-
-    primitive.def_impl(lambda x: x)
-    primitive.def_abstract_eval(lambda x: x)
-    mlir.register_lowering(
-        primitive, mlir.lower_fun(lax.optimization_barrier, multiple_results=False)
-    )
-    mlir.register_lowering(
-        primitive, mlir.lower_fun(_through_a_loop, multiple_results=False), platform="cpu"
-    )
-    ad.deflinear2(primitive, transpose)
-    batching.primitive_batchers[primitive] = batch
-    return primitive
-
-
-_materialize_p = _define()
+_materialize_p = jaxprs.define(
+    "materialize",
+    lax.optimization_barrier,
+    on_cpu=_through_a_loop,
+    eager=lambda x: x,
+    abstract=lambda x: x,
+    batch=lambda operands, axes: (_materialize_p.bind(*operands), axes[0]),
+    transpose=lambda cotangent, _: [_materialize_p.bind(cotangent)],
+)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from fedjax_dp.core import jaxprs
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.lowering import narrow, winograd
 
@@ -47,18 +47,15 @@ def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
     return _cost(jax.make_jaxpr(fn)(*arguments).jaxpr)
 
 
-def _cost(jaxpr: Jaxpr) -> Cost:
+def _cost(jaxpr: jaxprs.Jaxpr) -> Cost:
     total, direct, largest = 0.0, 0.0, 0
     for eqn in jaxpr.eqns:
         repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         inside = 0.0
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, ClosedJaxpr | Jaxpr):
-                    body = _cost(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
-                    total += repeats * body.operations
-                    inside += repeats * body.direct_operations
-                    largest = max(largest, body.largest_bytes)
+        for body in map(_cost, jaxprs.inner_jaxprs(eqn)):
+            total += repeats * body.operations
+            inside += repeats * body.direct_operations
+            largest = max(largest, body.largest_bytes)
         largest = max([largest, *map(_num_bytes, eqn.outvars)])
         own, share = 0.0, 1.0
         if eqn.primitive.name == "dot_general":

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from fedjax_dp.core import sums, trees
+from fedjax_dp.core import jaxprs, sums, trees
+from fedjax_dp.core.jaxprs import ClosedJaxpr, JaxprEqn, Literal, Var
 from fedjax_dp.core.materialize import materialize
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.models import equations, outer_products
+from fedjax_dp.models import outer_products
 from fedjax_dp.models.lowering import bilinear, narrow, winograd
 
-_INLINED = ("jit", "pjit", "closed_call", "core_call")
 _VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
-_LOOPS_AND_RULES = ("scan", "while", "cond", "custom_jvp_call", "custom_vjp_call")
+_LOOPS_AND_RULES = jaxprs.CONTROL_FLOW | jaxprs.CUSTOM_RULES
 
 
 class PerExample(NamedTuple):
@@ -138,15 +137,12 @@ def _formed(
 
 def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Plan:
     """Traces a loss flat and finds where each parameter meets data."""
-    traced = jax.make_jaxpr(fn)(leaves, example)
-    flat = jax.make_jaxpr(lambda *args: _inlined(traced.jaxpr, traced.consts, args))(
-        *traced.in_avals
-    )
+    flat = jaxprs.inlined(jax.make_jaxpr(fn)(leaves, example))
     owner: dict[Var, int] = {v: i for i, v in enumerate(flat.jaxpr.invars[: len(leaves)])}
     sites: list[_Site] = []
     direct: set[int] = set()
     for index, eqn in enumerate(flat.jaxpr.eqns):
-        read = [v for v in eqn.invars if not isinstance(v, Literal)]
+        read = jaxprs.variables(eqn)
         owned = [v for v in read if v in owner]
         if not owned or not _carries_gradient(eqn):
             continue
@@ -171,28 +167,6 @@ def _carries_gradient(eqn: JaxprEqn) -> bool:
     return any(jnp.issubdtype(_dtype(v), jnp.inexact) for v in eqn.outvars)
 
 
-def _inlined(jaxpr: Jaxpr, consts: Any, args: Any) -> list[Any]:
-    """Evaluates a jaxpr with its calls taken apart."""
-    env = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(v: Any) -> Any:
-        return v.val if isinstance(v, Literal) else env[v]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        if eqn.primitive.name in _INLINED:
-            inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-            body, held = (
-                (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-            )
-            outputs = _inlined(body, held, operands)
-        else:
-            outputs = equations.evaluate(eqn, *operands)
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
-
-
 def _evaluate(
     plan: _Plan,
     frozen: list[jax.Array],
@@ -201,22 +175,21 @@ def _evaluate(
     example: Any,
 ) -> tuple[jax.Array, list[list[Any]]]:
     """Evaluates the loss with a tap added behind every site; returns what each site read."""
-    jaxpr = plan.closed.jaxpr
     arguments = [direct.get(i, leaf) for i, leaf in enumerate(frozen)]
-    env = dict(zip(jaxpr.constvars, plan.closed.consts, strict=True))
-    env.update(zip(jaxpr.invars, [*arguments, *jax.tree.leaves(example)], strict=True))
-    tap_of = {site.equation: tap for site, tap in zip(plan.sites, taps, strict=True)}
+    eqns = plan.closed.jaxpr.eqns
+    tap_of = {id(eqns[s.equation]): tap for s, tap in zip(plan.sites, taps, strict=True)}
     recorded = []
-    for index, eqn in enumerate(jaxpr.eqns):
-        operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-        outputs = equations.evaluate(eqn, *operands)
-        if index in tap_of:
-            outputs = [outputs[0] + tap_of[index]]
-            pairs = zip(operands, eqn.invars, strict=True)
-            recorded.append([x for x, v in pairs if _is_data(plan, v)])
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    loss = jaxpr.outvars[0]
-    return (loss.val if isinstance(loss, Literal) else env[loss]), recorded
+
+    def tapped(eqn: JaxprEqn, *operands: Any) -> list[Any]:
+        outputs = jaxprs.evaluate_equation(eqn, *operands)
+        if id(eqn) not in tap_of:
+            return outputs
+        pairs = zip(operands, eqn.invars, strict=True)
+        recorded.append([x for x, v in pairs if _is_data(plan, v)])
+        return [outputs[0] + tap_of[id(eqn)]]
+
+    inputs = [*arguments, *jax.tree.leaves(example)]
+    return jaxprs.evaluate(plan.closed, inputs, tapped)[0], recorded
 
 
 def _is_data(plan: _Plan, v: Any) -> bool:
@@ -227,12 +200,7 @@ def _view_of(plan: _Plan, site: _Site, leaf: jax.Array) -> jax.Array:
     """Evaluates what only this parameter feeds, up to the operand of its site."""
     jaxpr = plan.closed.jaxpr
     wanted = jaxpr.eqns[site.equation].invars[site.position]
-    env: dict[Var, Any] = {jaxpr.invars[site.leaf]: leaf}
-    for eqn in jaxpr.eqns[: site.equation]:
-        if plan.owner.get(eqn.outvars[0]) == site.leaf:
-            operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            env.update(zip(eqn.outvars, equations.evaluate(eqn, *operands), strict=True))
-    return env[wanted]
+    return jaxprs.compute(wanted, jaxpr.eqns[: site.equation], {jaxpr.invars[site.leaf]: leaf})
 
 
 def _at_site(
@@ -251,7 +219,7 @@ def _at_site(
             else next(supply)
             for i, v in enumerate(eqn.invars)
         ]
-        return equations.evaluate(eqn, *operands)[0]
+        return jaxprs.evaluate_equation(eqn, *operands)[0]
 
     def pulled(leaf, data, cotangent):
         return jax.vjp(lambda p: read(p, data), leaf)[1](cotangent)[0]
@@ -299,7 +267,7 @@ def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
         return _product_of_convolution(
             eqn, site, view, lambda x: bilinear.patches_of(x, kernel, padding)
         )
-    if eqn.primitive.name in ("remat", "remat2", "checkpoint"):
+    if eqn.primitive.name in jaxprs.CHECKPOINTS:
         return _product_of_patches(eqn, site, view)
     return None
 
@@ -330,7 +298,7 @@ def _product_of_patches(
     parameter = inner.invars[site.position]
     views = {parameter}
     for index, step in enumerate(inner.eqns):
-        if not any(v in views for v in step.invars if not isinstance(v, Literal)):
+        if views.isdisjoint(jaxprs.variables(step)):
             continue
         if step.primitive.name in _VIEWS:
             views.update(step.outvars)
@@ -346,12 +314,7 @@ def _product_of_patches(
 
         def reading(inputs, wanted, steps=inner.eqns[:index]):
             def read(*values: jax.Array) -> jax.Array:
-                env = dict(zip(inputs, values, strict=True))
-                for s in steps:
-                    if all(isinstance(v, Literal) or v in env for v in s.invars):
-                        operands = [v.val if isinstance(v, Literal) else env[v] for v in s.invars]
-                        env.update(zip(s.outvars, equations.evaluate(s, *operands), strict=True))
-                return env[wanted]
+                return jaxprs.compute(wanted, steps, dict(zip(inputs, values, strict=True)))
 
             return read
 

@@ -5,16 +5,14 @@ for each of them how it is computed. It is differentiable as often as one likes,
 are made of what is differentiable again.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
+from fedjax_dp.core import jaxprs
 from fedjax_dp.models.lowering.patches import Window, gather_patches
 
 Padding = tuple[tuple[int, int], ...]
@@ -55,13 +53,12 @@ def define(
     convolve: Callable[..., jax.Array],
     gradient_of_input: Callable[..., jax.Array],
     gradient_of_kernel: Callable[..., jax.Array],
-) -> Primitive:
+) -> jaxprs.Primitive:
     """Defines a convolution with stride 1 of `[batch, *spatial, in]` and `[*kernel, in, out]`.
 
     All functions are also given the primitive's parameters, `padding` (negative to crop) among
     them; each gradient is given the cotangent, then input and kernel, one of the two as a shape.
     """
-    primitive = Primitive(name)
 
     def abstract(x: Any, w: Any, **params: Any) -> Any:
         return x.update(shape=shape(x, w, **params))
@@ -81,13 +78,7 @@ def define(
     def of_kernel(cotangent: Any, x: Any, w: Any, **params: Any) -> jax.Array:
         return gradient_of_kernel(cotangent, x, w.aval, **params)
 
-    @functools.partial(jax.jit, static_argnames="params")
-    def compiled(x: Any, w: Any, params: tuple[tuple[str, Any], ...]) -> jax.Array:
-        return convolve(x, w, **dict(params))
-
-    primitive.def_impl(lambda x, w, **params: compiled(x, w, tuple(params.items())))
-    primitive.def_abstract_eval(abstract)
-    mlir.register_lowering(primitive, mlir.lower_fun(convolve, multiple_results=False))
-    ad.defbilinear(primitive, of_input, of_kernel)
-    batching.primitive_batchers[primitive] = batch
+    primitive = jaxprs.define(
+        name, convolve, abstract=abstract, batch=batch, gradients=(of_input, of_kernel)
+    )
     return primitive

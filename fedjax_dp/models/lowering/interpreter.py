@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from fedjax_dp.core import jaxprs
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.models import equations
+from fedjax_dp.core.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn
 from fedjax_dp.models.lowering import convolution, pooling
 
 Replacement = Callable[..., Any]
@@ -58,7 +57,7 @@ def lower(fn: Callable[..., Any]) -> Callable[..., Any]:
 
         arrays = [leaves[i] for i in traced]
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*arrays)
-        outputs = _evaluate(closed.jaxpr, closed.consts, *arrays)
+        outputs = jaxprs.evaluate(closed, arrays, _lower_equation)
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return lowered
@@ -68,62 +67,37 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
-def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """Evaluates a jaxpr, handing every equation that has a rule to that rule."""
-    env: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        rule = _rule(eqn)
-        with eqn.ctx.manager:
-            outputs = equations.evaluate(eqn, *operands) if rule is None else rule(eqn, *operands)
-        env.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
-
-
-def _rule(eqn: JaxprEqn) -> Callable[..., list[Any]] | None:
-    """Finds how to evaluate an equation that holds something to replace; None keeps it."""
+def _lower_equation(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
+    """Evaluates an equation as it was traced, but for what holds something to replace."""
     name = eqn.primitive.name
     if name in _REPLACEMENTS:
-        return _replace
-    if name in _STRUCTURAL_RULES and any(map(_needs_rewrite, _inner_jaxprs(eqn))):
-        return _STRUCTURAL_RULES[name]
+        return [_REPLACEMENTS[name](*operands, **eqn.params)]
+    if name in _STRUCTURES and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
+        return jaxprs.evaluate_structure(eqn, _run, operands)
     if name in _DERIVATIVE_RULES and _custom_needs_rewrite(eqn):
-        return _DERIVATIVE_RULES[name]
-    return None
+        return _DERIVATIVE_RULES[name](eqn, *operands)
+    return jaxprs.evaluate_equation(eqn, *operands)
 
 
-def _inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """Lists the jaxprs that an equation holds among its parameters."""
-    found = []
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                found.append(item.jaxpr)
-            elif isinstance(item, Jaxpr):
-                found.append(item)
-    return found
+def _run(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    return jaxprs.evaluate(closed, operands, _lower_equation)
 
 
 def _needs_rewrite(jaxpr: Jaxpr) -> bool:
-    descends = _STRUCTURAL_RULES.keys() | _DERIVATIVE_RULES.keys()
+    descends = _STRUCTURES | jaxprs.CUSTOM_RULES
     return any(
         eqn.primitive.name in _REPLACEMENTS
-        or (eqn.primitive.name in descends and any(map(_needs_rewrite, _inner_jaxprs(eqn))))
+        or (eqn.primitive.name in descends and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))))
         for eqn in jaxpr.eqns
     )
 
 
 def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
-    """Looks into a custom function and into its derivative, which may convolve on its own."""
-    if any(map(_needs_rewrite, _inner_jaxprs(eqn))):
+    """Checks a custom function and its derivative, which may convolve though it does not."""
+    if any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
         return True
     operands, results = _shapes(eqn.invars), _shapes(eqn.outvars)
-    fn = functools.partial(equations.evaluate, eqn)
+    fn = functools.partial(jaxprs.evaluate_equation, eqn)
     if eqn.primitive.name == "custom_jvp_call":
         derivative = jax.make_jaxpr(lambda xs: _pushforward(fn, xs, xs))(operands)
     else:
@@ -133,74 +107,6 @@ def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
 
 def _shapes(atoms: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms]
-
-
-def _replace(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    return [_REPLACEMENTS[eqn.primitive.name](*operands, **eqn.params)]
-
-
-def _closed(jaxpr: ClosedJaxpr) -> Callable[..., list[Any]]:
-    return functools.partial(_evaluate, jaxpr.jaxpr, jaxpr.consts)
-
-
-def _inline(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    if isinstance(inner, ClosedJaxpr):
-        return _closed(inner)(*operands)
-    return _evaluate(inner, (), *operands)
-
-
-def _remat(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    params = eqn.params
-    body = functools.partial(_evaluate, params["jaxpr"], ())
-    checkpointed = jax.checkpoint(body, prevent_cse=params["prevent_cse"], policy=params["policy"])
-    return checkpointed(*operands)
-
-
-def _scan(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    params = eqn.params
-    body = _closed(params["jaxpr"])
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
-    consts, carry, xs = _split(operands, num_consts, num_carry)
-
-    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        outputs = body(*consts, *carry, *x)
-        return outputs[:num_carry], outputs[num_carry:]
-
-    carry, ys = lax.scan(
-        step,
-        carry,
-        xs,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *ys]
-
-
-def _while(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    params = eqn.params
-    cond, body = _closed(params["cond_jaxpr"]), _closed(params["body_jaxpr"])
-    cond_consts, body_consts, carry = _split(
-        operands, params["cond_nconsts"], params["body_nconsts"]
-    )
-    return lax.while_loop(
-        lambda state: cond(*cond_consts, *state)[0],
-        lambda state: body(*body_consts, *state),
-        carry,
-    )
-
-
-def _cond(eqn: JaxprEqn, index: Any, *operands: Any) -> list[Any]:
-    return lax.switch(index, [_closed(branch) for branch in eqn.params["branches"]], *operands)
-
-
-def _split(values: Sequence[Any], *sizes: int) -> list[list[Any]]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(list(values[start : start + size]))
-        start += size
-    return [*parts, list(values[start:])]
 
 
 def _is_inexact(x: Any) -> bool:
@@ -231,11 +137,12 @@ def _pullback(fn: Callable[..., list[Any]], operands: Sequence[Any]) -> tuple[li
 
 
 def _custom_jvp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    original = functools.partial(equations.evaluate, eqn)
+    original, body = functools.partial(jaxprs.evaluate_equation, eqn), jaxprs.body_of(eqn)
+    assert body is not None
 
     @jax.custom_jvp
     def call(*xs: Any) -> list[Any]:
-        return _closed(eqn.params["call_jaxpr"])(*xs)
+        return _run(body, xs)
 
     @call.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -247,11 +154,12 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
 
 
 def _custom_vjp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    original = functools.partial(equations.evaluate, eqn)
+    original, body = functools.partial(jaxprs.evaluate_equation, eqn), jaxprs.body_of(eqn)
+    assert body is not None
 
     @jax.custom_vjp
     def call(*xs: Any) -> list[Any]:
-        return _closed(eqn.params["call_jaxpr"])(*xs)
+        return _run(body, xs)
 
     def forward(*xs: Any) -> tuple[list[Any], Any]:
         return lower(lambda *ys: _pullback(original, ys))(*xs)
@@ -264,17 +172,5 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
     return call(*operands)
 
 
-_STRUCTURAL_RULES: dict[str, Callable[..., list[Any]]] = {
-    "jit": _inline,
-    "closed_call": _inline,
-    "core_call": _inline,
-    "remat2": _remat,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-}
-
-_DERIVATIVE_RULES: dict[str, Callable[..., list[Any]]] = {
-    "custom_jvp_call": _custom_jvp,
-    "custom_vjp_call": _custom_vjp,
-}
+_STRUCTURES = jaxprs.CALLS | jaxprs.CHECKPOINTS | jaxprs.CONTROL_FLOW
+_DERIVATIVE_RULES = {"custom_jvp_call": _custom_jvp, "custom_vjp_call": _custom_vjp}

@@ -4,7 +4,6 @@ Each is the other's transpose. They are primitives, and not plain functions, bec
 to sum patches is not what transposing the fastest way to gather them would give.
 """
 
-import functools
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -12,10 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
-from fedjax_dp.core import trees
+from fedjax_dp.core import jaxprs, trees
 
 
 class Window(NamedTuple):
@@ -116,21 +113,11 @@ def _scatter_transpose(cotangent: Any, _: Any, *, window: Window, sizes: Any) ->
     return [gather_patches(cotangent, window)]
 
 
-def _define(name: str, fn: Any, abstract: Any, transpose: Any) -> Primitive:
-    primitive = Primitive(name)
-
+def _define(name: str, fn: Any, abstract: Any, transpose: Any) -> jaxprs.Primitive:
     def batch(operands: Any, axes: Any, **params: Any) -> tuple[jax.Array, int]:
         return primitive.bind(jnp.moveaxis(operands[0], axes[0], 0), **params), 0
 
-    @functools.partial(jax.jit, static_argnames=("window", "sizes"))
-    def compiled(x: jax.Array, **params: Any) -> jax.Array:
-        return fn(x, **params)
-
-    primitive.def_impl(compiled)
-    primitive.def_abstract_eval(abstract)
-    mlir.register_lowering(primitive, mlir.lower_fun(fn, multiple_results=False))
-    ad.deflinear2(primitive, transpose)
-    batching.primitive_batchers[primitive] = batch
+    primitive = jaxprs.define(name, fn, abstract=abstract, batch=batch, transpose=transpose)
     return primitive
 
 
