@@ -418,10 +418,6 @@ def binary(planes: np.ndarray, labels: Any) -> bytes:
     return np.column_stack([np.array(labels, np.uint8), planes]).tobytes()
 
 
-def pickled(planes: Any, labels: Any) -> bytes:
-    return pickle.dumps({b"data": planes, b"labels": labels}, 2)
-
-
 def archived(contents: dict[str, bytes], mode: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode) as archive:
@@ -432,84 +428,36 @@ def archived(contents: dict[str, bytes], mode: str) -> bytes:
     return buffer.getvalue()
 
 
-def write_binary(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    for name, batch in batches(rng).items():
-        (folder / f"{name}.bin").write_bytes(binary(*batch))
+def write_archive(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    (folder / "cifar-10-binary.tar.gz").write_bytes(archived(members(rng), "w:gz"))
 
 
-def flip_binary(path: pathlib.Path, at: int, new: int) -> str:
-    return ("a pixel" if at % 3073 else "a label") if at % 3073 or new <= 9 else ""
+def members(rng: np.random.Generator) -> dict[str, bytes]:
+    return {f"cifar-10/{name}.bin": binary(*batch) for name, batch in batches(rng).items()}
 
 
-def binary_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path, planes = folder / "data_batch_3.bin", np.zeros((2, 3072), np.uint8)
-    yield Harm("label 10", path, binary(planes, [0, 10]))
-    yield Harm("label 255", path, binary(planes, [255, 0]))
-    yield Harm("images of 31x32", path, binary(planes[:, : 3 * 31 * 32], [1, 2]))
-    yield Harm("grey images", path, binary(planes[:, :1024], [1, 2]))
-
-
-def write_python(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    for name, batch in batches(rng).items():
-        (folder / name).write_bytes(pickled(*batch))
-
-
-def flip_python(path: pathlib.Path, at: int, new: int) -> str:
-    data = path.read_bytes()
-    batch = pickle.loads(data, encoding="bytes")
-    # Protocol 2 has no bytes: they are written as text in UTF-8.
-    pixels = batch[b"data"].tobytes().decode("latin-1").encode("utf-8")
-    first = data.index(pixels)
-    if first <= at < first + len(pixels):
-        return "a pixel"
-    return "a label" if at > data.index(b"labels") + len("labels") else ""
-
-
-def python_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path, planes = folder / "data_batch_3", np.zeros((2, 3072), np.uint8)
-    whole = {b"data": planes, b"labels": [1, 2]}
-    for what, content in at_every_place(whole, (*JUNK, pathlib.PurePosixPath("x"))):
-        labels = content.get(b"labels", []) if isinstance(content, dict) else []
-        yield Harm(what, path, pickle.dumps(content, 2), is_any=are_whole(labels))
-    for what, other in other_arrays(planes):
-        yield Harm(what, path, pickled(other, [1, 2]), is_any=True)
-    for what, other in other_arrays(np.array([1, 2])):
-        yield Harm(what, path, pickled(planes, other), is_any=are_whole(other))
-    yield Harm("lists of unequal lengths", path, pickled(planes, [[1], [2, 3]]))
-    yield Harm("a huge memo", path, b"\x80\x02]r\xff\xff\xff\x7f.")
-    yield Harm("a huge text", path, b"\x80\x04\x8d" + bytes([255] * 7 + [127]) + b"x.")
-
-
-def write_archive(kind: str) -> Callable[[pathlib.Path, np.random.Generator], None]:
-    def write(folder: pathlib.Path, rng: np.random.Generator) -> None:
-        (folder / f"cifar-10-{kind}.tar.gz").write_bytes(archived(members(kind, rng), "w:gz"))
-
-    return write
-
-
-def members(kind: str, rng: np.random.Generator) -> dict[str, bytes]:
-    form, end = (binary, ".bin") if kind == "binary" else (pickled, "")
-    return {f"cifar-10/{name}{end}": form(*batch) for name, batch in batches(rng).items()}
-
-
-def archive_harms(kind: str) -> Callable[[pathlib.Path, np.random.Generator], Iterator[Harm]]:
-    def harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-        path, whole = folder / f"cifar-10-{kind}.tar.gz", members(kind, rng)
-        for name in whole:
-            some = {k: v for k, v in whole.items() if k != name}
-            yield Harm(f"without {name}", path, archived(some, "w:gz"))
-        name = next(iter(whole))
-        yield Harm("a cut batch", path, archived(whole | {name: whole[name][:-9]}, "w:gz"))
-        plain = archived(whole, "w:")
-        # The header of the fourth member: there the archive would end.
-        block = 512 * (1 + -(-len(whole[name]) // 512))
-        bad = bytearray(plain)
-        bad[3 * block + 3] ^= 1
-        yield Harm("a damaged header", path, gzip.compress(bytes(bad)))
-        yield Harm("a cut archive, packed whole", path, gzip.compress(plain[: 3 * block + 99]))
-        yield Harm("a zip archive", path, zipped(whole))
-
-    return harms
+def archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path, whole = folder / "cifar-10-binary.tar.gz", members(rng)
+    for name in whole:
+        some = {k: v for k, v in whole.items() if k != name}
+        yield Harm(f"without {name}", path, archived(some, "w:gz"))
+    name, planes = next(iter(whole)), np.zeros((2, 3072), np.uint8)
+    for what, batch in (
+        ("a cut batch", whole[name][:-9]),
+        ("label 10", binary(planes, [0, 10])),
+        ("label 255", binary(planes, [255, 0])),
+        ("images of 31x32", binary(planes[:, : 3 * 31 * 32], [1, 2])),
+        ("grey images", binary(planes[:, :1024], [1, 2])),
+    ):
+        yield Harm(what, path, archived(whole | {name: batch}, "w:gz"))
+    plain = archived(whole, "w:")
+    # The header of the fourth member: there the archive would end.
+    block = 512 * (1 + -(-len(whole[name]) // 512))
+    bad = bytearray(plain)
+    bad[3 * block + 3] ^= 1
+    yield Harm("a damaged header", path, gzip.compress(bytes(bad)))
+    yield Harm("a cut archive, packed whole", path, gzip.compress(plain[: 3 * block + 99]))
+    yield Harm("a zip archive", path, zipped(whole))
 
 
 def image(rng: np.random.Generator, form: str, size: tuple[int, int] = (32, 32)) -> bytes:
@@ -530,34 +478,6 @@ def tree(rng: np.random.Generator) -> dict[str, bytes]:
     }
 
 
-def write_tree(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    for name, content in tree(rng).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-
-
-def flip_tree(path: pathlib.Path, at: int, new: int) -> str:
-    # JPEG has no checksum.
-    return "a pixel of a JPEG file" if path.suffix == ".jpg" else ""
-
-
-def cut_tree(path: pathlib.Path, left: int) -> str:
-    return "the mark at the end" if left >= path.stat().st_size - 12 else ""
-
-
-def tree_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / "train" / "automobile" / "1.png"
-    for size in ((31, 32), (32, 1), (64, 64), (1, 1)):
-        yield Harm(f"an image of {size}", path, image(rng, "png", size))
-    yield Harm("text", path, b"no image")
-    huge = bytearray(path.read_bytes())
-    huge[16:24] = struct.pack(">2I", 2**30, 2**30)
-    yield Harm("an image of a huge size", path, bytes(huge))
-    content = path.read_bytes()
-    yield Harm("a class that there is not", folder / "train" / "katze" / "1.png", content)
-    yield Harm("no class", folder / "train" / "1.png", content)
-
-
 def write_image_archive(folder: pathlib.Path, rng: np.random.Generator) -> None:
     (folder / "cifar10-jpeg-q75.tar.xz").write_bytes(archived(tree(rng), "w:xz"))
 
@@ -570,6 +490,12 @@ def image_archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Itera
         yield Harm("a cut image", path, archived(whole | {name: whole[name][:-90]}, "w:xz"))
         other = image(rng, "png", (16, 16))
         yield Harm("a small image", path, archived(whole | {name: other}, "w:xz"))
+    name = "train/automobile/1.png"
+    huge = bytearray(whole[name])
+    huge[16:24] = struct.pack(">2I", 2**30, 2**30)
+    for what, content in (("text", b"no image"), ("an image of a huge size", bytes(huge))):
+        yield Harm(what, path, archived(whole | {name: content}, "w:xz"))
+    yield Harm("no class", path, archived(whole | {"train/1.png": whole[name]}, "w:xz"))
     yield Harm("another class", path, archived(whole | {"train/katze/1.png": b""}, "w:xz"))
 
 
@@ -602,7 +528,9 @@ def flip_tiny_imagenet(path: pathlib.Path, at: int, new: int) -> str:
 
 
 def cut_tiny_imagenet(path: pathlib.Path, left: int) -> str:
-    return cut_tree(path, left) if path.suffix == ".JPEG" else _of_words(path)
+    if path.suffix == ".JPEG":
+        return "the mark at the end" if left >= path.stat().st_size - 12 else ""
+    return _of_words(path)
 
 
 def _of_words(path: pathlib.Path) -> str:
@@ -1009,7 +937,6 @@ def named(name: str, **options: Any) -> Callable[[pathlib.Path], Any]:
 
 
 TABLE = {"may_flip": of_numbers, "may_cut": whole_rows}
-BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 HOSPITALS = " ".join(f"processed.{hospital}.data" for hospital in heart_disease.HOSPITALS)
 HDF5 = {"may_flip": lambda path, at, new: "HDF5 has no checksums"}
 # By the folder in which the files are looked for.
@@ -1024,32 +951,7 @@ READERS = {
     ),
     "emnist": Reader(write_emnist, named("emnist", split="letters"), emnist_harms),
     "emnist/zip": Reader(write_zip, named("emnist", split="letters"), zip_harms),
-    "cifar10/binary": Reader(
-        write_binary,
-        named("cifar10"),
-        binary_harms,
-        flip_binary,
-        may_double=" ".join(f"{name}.bin" for name in BATCHES),
-        alike=" ".join(f"{name}.bin" for name in BATCHES),
-    ),
-    "cifar10/python": Reader(
-        write_python, named("cifar10"), python_harms, flip_python, alike=" ".join(BATCHES)
-    ),
-    "cifar10/binary archive": Reader(
-        write_archive("binary"), named("cifar10"), archive_harms("binary")
-    ),
-    "cifar10/python archive": Reader(
-        write_archive("python"), named("cifar10"), archive_harms("python")
-    ),
-    "cifar10/images": Reader(
-        write_tree,
-        named("cifar10"),
-        tree_harms,
-        flip_tree,
-        cut_tree,
-        may_go="0.png 0.jpg 1.png 1.jpg",
-        alike="0.png 0.jpg 1.png 1.jpg",
-    ),
+    "cifar10": Reader(write_archive, named("cifar10"), archive_harms),
     "cifar10_jpeg": Reader(write_image_archive, named("cifar10"), image_archive_harms),
     "tiny_imagenet": Reader(
         write_tiny_imagenet,
@@ -1133,9 +1035,7 @@ def place(name: str, root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     root = root / name.replace("/", "-").replace(" ", "-")
     if base in ("store", "npz", "safetensors", "summary"):
         return root / base, root / base
-    inner = "cifar10/cifar-10-batches-" if base == "cifar10" else base
-    ends = {"cifar10/binary": "bin", "cifar10/python": "py"}
-    return root, root / (inner + ends[name] if name in ends else base)
+    return root, root / base
 
 
 def is_same(found: Any, whole: Any) -> bool:

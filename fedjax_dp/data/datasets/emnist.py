@@ -1,5 +1,6 @@
 """EMNIST in the IDX files of NIST; they name no writers (see `femnist` for those)."""
 
+import dataclasses
 import pathlib
 import zipfile
 import zlib
@@ -8,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.data.datasets import catalog
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
+from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import Located, locate
 from fedjax_dp.data.datasets.formats import (
     maybe_gunzip,
@@ -52,9 +53,10 @@ def load(
       ValueError: if an option is unknown or a file is damaged.
     """
     checks.one_of("split", split, NUM_CLASSES)
-    info = catalog.emnist(split)
-    located = locate(info, data_dir)
-    names = info.sources[0].files
+    idx, archive = CATALOG["emnist"].sources
+    names = tuple(name.replace("byclass", split) for name in idx.files)
+    sources = (dataclasses.replace(idx, files=names), archive)
+    located = locate(dataclasses.replace(CATALOG["emnist"], sources=sources), data_dir)
     arrays = {name: _read(located, name) for name in names}
     parts = []
     for images_name, labels_name in (names[:2], names[2:]):
