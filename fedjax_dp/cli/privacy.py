@@ -11,7 +11,6 @@ from fedjax_dp.cli.options import answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import rounded_up
-from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.poisson import bound_of_poisson
@@ -151,6 +150,8 @@ def compare(
             done = count
         curves[f"noise {noise_multiplier:g}, rate {rate:g}"] = (rounds, spent)
     title = f"ε at δ = {delta:g} ({accountant}, {relation})"
+    from fedjax_dp.io import plots
+
     plots.save(plots.epsilon_curves(curves, title), output)
     final = {name: spent[-1] for name, (_, spent) in curves.items()}
 

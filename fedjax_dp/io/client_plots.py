@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
-from matplotlib.figure import Figure
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.packages import needed_for
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.evaluation.intervals import wilson_interval
 from fedjax_dp.io import drawing
+
+with needed_for("drawing", "plots"):
+    from matplotlib import colormaps
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
+    from matplotlib.figure import Figure
 
 # More clients than this are drawn as a curve with a band.
 _MOST_MARKS = 60

@@ -5,11 +5,15 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
+
+from fedjax_dp.core.packages import needed_for
+
+with needed_for("drawing", "plots"):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 # Eight colours that stay apart for colour-blind readers too (Okabe and Ito 2008).
 COLOURS = (

@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from fedjax_dp.core.packages import needed_for
 from fedjax_dp.io import drawing
+
+with needed_for("drawing", "plots"):
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
 
 
 def multipliers_by_batch_size(

@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Circle
-from matplotlib.ticker import NullLocator
 
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.packages import needed_for
 from fedjax_dp.io import drawing
+
+with needed_for("drawing", "plots"):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Circle
+    from matplotlib.ticker import NullLocator
 
 # The ending of a metric that is the least over units of privacy.
 _SMALLEST = "_smallest"

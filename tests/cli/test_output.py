@@ -19,6 +19,7 @@ from fedjax_dp.cli import main
 from fedjax_dp.experiment.reading import keys
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.run import Outcome
+from fedjax_dp.io import plots
 from fedjax_dp.io.disk import DiskFull
 
 PRIVACY = ("--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "5", "--delta", "1e-5")
@@ -303,8 +304,8 @@ def test_lists_answer_json(fedjax_dp, monkeypatch, tmp_path):
 def test_accounting_answers_json(fedjax_dp, tmp_path, monkeypatch):
     budget = ("--epsilon", "2", *PRIVACY[2:])
     assert document(fedjax_dp("privacy", "calibrate", *budget, "--json")[1])["epsilon"] == 2
-    unseen = SimpleNamespace(save=lambda *words: None, epsilon_curves=lambda *words: None)
-    monkeypatch.setattr(sys.modules["fedjax_dp.cli.privacy"], "plots", unseen)
+    for name in ("save", "epsilon_curves"):
+        monkeypatch.setattr(plots, name, lambda *words: None)
     words = ("--setting", "2,1", *PRIVACY[4:], "--output", tmp_path / "a.png")
     found = document(fedjax_dp("privacy", "compare", *words, "--json")[1])
     assert list(found["epsilon"]) == ["noise 2, rate 1"]

@@ -1,6 +1,7 @@
 """What a run leaves behind: its summary, its privacy statement, its pictures."""
 
 import pathlib
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
@@ -26,7 +28,6 @@ from fedjax_dp.experiment.running.release import (
 from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, RELEASE_FOLDER
 from fedjax_dp.experiment.running.starting import Start
 from fedjax_dp.experiment.schema.config import DiscreteGaussianLevel, GaussianLevel
-from fedjax_dp.io import client_plots, plots
 from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.logbook import read_metrics, write_json, write_text
 from fedjax_dp.io.statement import write_statement
@@ -242,6 +243,11 @@ def _draw(
     rows: list[dict[str, Any]],
     folder: pathlib.Path,
 ) -> None:
+    try:
+        from fedjax_dp.io import client_plots, plots
+    except MissingPackageError as missing:
+        warnings.warn(f"no plots are drawn: {missing}", stacklevel=2)
+        return
     title = f"{experiment.config.title}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
     plots.save(plots.accuracy_by_megabytes(rows, title), folder / "accuracy_megabytes.png")

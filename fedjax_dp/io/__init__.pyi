@@ -1,0 +1,10 @@
+"""The public names, for tools that read types; `__init__.py` imports each when it is first used."""
+
+from .checkpoint import Checkpoints as Checkpoints
+from .client_plots import client_accuracies as client_accuracies
+from .client_plots import labels_by_client as labels_by_client
+from .logbook import Logbook as Logbook
+from .logbook import read_metrics as read_metrics
+from .logbook import write_json as write_json
+from .plots import accuracy_and_epsilon as accuracy_and_epsilon
+from .plots import accuracy_by_megabytes as accuracy_by_megabytes
