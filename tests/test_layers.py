@@ -159,6 +159,51 @@ def test_a_right_arrow_is_left_alone(module, source):
     assert not violations(source, module, is_package=module == "fedjax_dp")
 
 
+# A sub-room may import those before it.
+EXPERIMENT = ("schema", "components", "reading", "assembly", "running", "studies")
+# Edges that close a circle today, and are to go.
+OPEN = {("cohort", "execution"), ("federation", "execution"), ("round", "execution")}
+
+
+def sub_rooms(layer: str) -> dict[str, set[str]]:
+    """By folder, or file beside them, of a layer: which others of the layer it imports."""
+    start, found = f"fedjax_dp.{layer}.", {}
+    for module, path in modules().items():
+        own = module.removeprefix(start).split(".")[0]
+        if module.startswith(start):
+            inner = imported(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
+            others = {name.removeprefix(start).split(".")[0] for name in inner if start in name}
+            found.setdefault(own, set()).update(others - {own})
+    return found
+
+
+def circle(graph: dict[str, set[str]]) -> set[str]:
+    """What is left when all that import nothing, or nothing that is left, are taken away."""
+    rest = dict(graph)
+    while ready := [name for name, others in rest.items() if not others & set(rest)]:
+        for name in ready:
+            del rest[name]
+    return set(rest)
+
+
+@pytest.mark.parametrize("layer", ["experiment", "engine", "privacy"])
+def test_sub_rooms_have_no_circle(layer):
+    graph = sub_rooms(layer)
+    assert len(graph) > 3
+    for one, other in OPEN if layer == "engine" else ():
+        graph[one].discard(other)
+    assert not circle(graph)
+
+
+def test_sub_rooms_of_experiment_have_an_order():
+    for name, others in sub_rooms("experiment").items():
+        assert others <= set(EXPERIMENT[: EXPERIMENT.index(name)]), name
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+
+
 def calls_and_imports(path: pathlib.Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     named = imported(path.read_text(encoding="utf-8"), "fedjax_dp.x", False)

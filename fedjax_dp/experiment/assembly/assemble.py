@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.clients.base import LocalTrainer
@@ -22,12 +22,12 @@ from fedjax_dp.experiment.assembly.build import (
     record_level,
 )
 from fedjax_dp.experiment.assembly.devices import offer_devices
-from fedjax_dp.experiment.assembly.population import Population, build_population
+from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.mechanism import Setting, structure_of
 from fedjax_dp.experiment.components.numbers_by_client import (
     listed,
-    named,
     names_of,
     with_client_numbers,
 )
@@ -42,37 +42,6 @@ from fedjax_dp.experiment.schema.config import (
     RunSection,
 )
 from fedjax_dp.models.base import Model
-
-
-class Experiment(NamedTuple):
-    """All parts of an experiment, ready to run.
-
-    Attributes:
-      config: what was asked for, with one number for each client in the clients' order.
-      population: the data of the clients.
-      model: what is trained.
-      simulation: the compiled rounds.
-      evaluator: the compiled evaluations.
-      client_clip_norm: bound on one client's update, or None where clients are not protected.
-      dp_delta: δ by unit; of records, one number or one for each client.
-      budget: ε by unit that must not be exceeded.
-      num_parameters: size of what is trained and sent.
-    """
-
-    config: Config
-    population: Population
-    model: Model
-    simulation: Simulation
-    evaluator: Evaluator
-    client_clip_norm: Any
-    dp_delta: dict[str, float | list[float]]
-    budget: dict[str, Any]
-    num_parameters: int
-
-    @property
-    def written(self) -> Config:
-        """The configuration as a run folder keeps it: numbers by client under their names."""
-        return named(self.config, self.population.train)
 
 
 def assemble(config: Config) -> Experiment:

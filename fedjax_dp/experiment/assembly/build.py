@@ -10,10 +10,11 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.registry import Problem
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.core import checks
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine.accounts.calibration import calibrate
 from fedjax_dp.engine.federation import init_key
-from fedjax_dp.experiment.assembly.population import Population
+from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.components.participation import batches_of
@@ -24,7 +25,6 @@ from fedjax_dp.experiment.schema.config import (
     RecordLevel,
     TrainingSection,
 )
-from fedjax_dp.experiment.schema.constraints import check_one_for_each
 from fedjax_dp.io.params import read_params
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
@@ -100,7 +100,7 @@ def build_trainer(
     if level is None:
         return local_trainer(model, numbers, **common)
     for budget in ("epsilon", "dp_delta"):
-        check_one_for_each(f"privacy.record.{budget}", getattr(level, budget), len(sizes))
+        checks.one_for_each(f"privacy.record.{budget}", getattr(level, budget), len(sizes))
     noise = 1.0 if level.noise_multiplier is None else level.noise_multiplier
     numbers = numbers._replace(
         clip_norm=_numbers(level.clip_norm), noise_multiplier=_numbers(noise)

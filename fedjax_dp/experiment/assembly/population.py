@@ -2,15 +2,15 @@
 
 import dataclasses
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_dp.algorithms.centralized import pool
 from fedjax_dp.core import checks
 from fedjax_dp.data import arrays, datasets, partition, statistics
 from fedjax_dp.data.federated import FederatedData, flat
+from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.partitions import PARTITIONS, Facts, Spread
 from fedjax_dp.experiment.schema.config import DataSection
 from fedjax_dp.models.losses import IGNORE_LABEL
@@ -19,53 +19,6 @@ from fedjax_dp.models.losses import IGNORE_LABEL
 _SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
 # How many clients a note names.
 _SHOWN = 5
-
-
-class Population(NamedTuple):
-    """The data of an experiment.
-
-    Attributes:
-      train: training examples by client.
-      client_test: held-out examples of each client, or None.
-      test: the data set's own test part as one client, or None.
-      public_x: public inputs without labels, `[queries, ...]`, or None.
-      num_classes: number of classes or tokens.
-      has_class_labels: whether `y` holds the class of each example.
-      validation: examples of each client that its rounds may look at beside the training ones, or
-        None.
-      exact_statistics: exact figures of the training part that entered every example, in words.
-      notes: what of the data a user may not have meant, in words.
-      sharing: training records that lie with several clients.
-    """
-
-    train: FederatedData
-    client_test: FederatedData | None
-    test: FederatedData | None
-    public_x: np.ndarray | None
-    num_classes: int
-    has_class_labels: bool
-    validation: FederatedData | None = None
-    exact_statistics: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    sharing: statistics.Sharing = statistics.Sharing()
-
-    def statistics(self) -> statistics.PartitionStatistics:
-        """Describes how examples are spread over clients.
-
-        Returns:
-          Figures that can be printed and drawn.
-        """
-        label = "y" if self.has_class_labels else None
-        described = statistics.describe_data(self.train, label)
-        return dataclasses.replace(described, num_shared=self.sharing.num_shared)
-
-    def pooled(self) -> "Population":
-        """Puts the training data of all clients together.
-
-        Returns:
-          A population of one client, with nothing held out for it.
-        """
-        return self._replace(train=pool(self.train), client_test=None, validation=None, notes=())
 
 
 def build_population(section: DataSection, seed: int) -> Population:

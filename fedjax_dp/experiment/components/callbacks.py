@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -10,9 +10,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.engine.round import SimulationState
-
-if TYPE_CHECKING:
-    from fedjax_dp.experiment.assembly.assemble import Experiment
+from fedjax_dp.experiment.components.experiment import Experiment
 
 
 class Look(NamedTuple):
@@ -27,7 +25,7 @@ class Look(NamedTuple):
 
     rows: Sequence[Mapping[str, Any]]
     state: SimulationState
-    experiment: "Experiment"
+    experiment: Experiment
     folder: pathlib.Path
 
 

@@ -17,8 +17,9 @@ from fedjax_dp.engine.execution.client_store import kept_in
 from fedjax_dp.engine.federation import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.metrics import METRICS
-from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
-from fedjax_dp.experiment.assembly.population import Population, build_population
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.assembly.population import build_population
+from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.results import evaluate
 from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CLIENTS_FOLDER, CONFIG_FILE

@@ -17,7 +17,7 @@ from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
-from fedjax_dp.experiment.assembly.assemble import Experiment
+from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.running.release import (
     PARTITION_COUNTS,
     exact_keys,

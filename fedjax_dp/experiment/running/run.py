@@ -15,9 +15,10 @@ import numpy as np
 
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
+from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import Callback, Look, callbacks_of
+from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment, keep_programs
 from fedjax_dp.experiment.running.health import Health, never_reached, without_learning

@@ -17,7 +17,7 @@ from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.execution.client_store import Rows, kept_in
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.assembly.assemble import Experiment
+from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.byte_totals import Traffic
 from fedjax_dp.experiment.running.release import withdraw_release

@@ -35,13 +35,13 @@ from fedjax_dp.engine.execution.client_store import kept_in
 from fedjax_dp.engine.execution.layout import ExecutionConfig
 from fedjax_dp.engine.federation import examples_of, federation
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.assembly.assemble import Experiment
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
     build_problem,
     build_trainer,
     record_level,
 )
+from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import Setting, structure_of, with_share_of_noise
 from fedjax_dp.models.base import Model
 

@@ -1,0 +1,85 @@
+"""An experiment and its data, as values."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp.algorithms.centralized import pool
+from fedjax_dp.data import statistics
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.evaluation import Evaluator
+from fedjax_dp.engine.execution.compile import Simulation
+from fedjax_dp.experiment.components.numbers_by_client import named
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.models.base import Model
+
+
+class Population(NamedTuple):
+    """The data of an experiment.
+
+    Attributes:
+      train: training examples by client.
+      client_test: held-out examples of each client, or None.
+      test: the data set's own test part as one client, or None.
+      public_x: public inputs without labels, `[queries, ...]`, or None.
+      num_classes: number of classes or tokens.
+      has_class_labels: whether `y` holds the class of each example.
+      validation: examples of each client that its rounds may read beside the training ones, or
+        None.
+      exact_statistics: exact figures of the training part that entered every example, in words.
+      notes: what of the data a user may not have meant, in words.
+      sharing: training records that lie with several clients.
+    """
+
+    train: FederatedData
+    client_test: FederatedData | None
+    test: FederatedData | None
+    public_x: np.ndarray | None
+    num_classes: int
+    has_class_labels: bool
+    validation: FederatedData | None = None
+    exact_statistics: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    sharing: statistics.Sharing = statistics.Sharing()
+
+    def statistics(self) -> statistics.PartitionStatistics:
+        """Describes how examples are spread over clients."""
+        label = "y" if self.has_class_labels else None
+        described = statistics.describe_data(self.train, label)
+        return dataclasses.replace(described, num_shared=self.sharing.num_shared)
+
+    def pooled(self) -> "Population":
+        """Pools the training data as one client, with nothing held out for it."""
+        return self._replace(train=pool(self.train), client_test=None, validation=None, notes=())
+
+
+class Experiment(NamedTuple):
+    """All parts of an experiment, ready to run.
+
+    Attributes:
+      config: what was asked for, with one number for each client in the clients' order.
+      population: the data of the clients.
+      model: what is trained.
+      simulation: the compiled rounds.
+      evaluator: the compiled evaluations.
+      client_clip_norm: bound on one client's update, or None where clients are not protected.
+      dp_delta: δ by unit; of records, one number or one for each client.
+      budget: ε by unit that must not be exceeded.
+      num_parameters: size of what is trained and sent.
+    """
+
+    config: Config
+    population: Population
+    model: Model
+    simulation: Simulation
+    evaluator: Evaluator
+    client_clip_norm: Any
+    dp_delta: dict[str, float | list[float]]
+    budget: dict[str, Any]
+    num_parameters: int
+
+    @property
+    def written(self) -> Config:
+        """The configuration as a run folder keeps it: numbers by client under their names."""
+        return named(self.config, self.population.train)
