@@ -207,8 +207,8 @@ def few_classes(
       rng: a NumPy generator, or a seed for one.
       classes_per_client: different classes of a client, at least 1.
       train_per_class: training examples of each of a client's classes, at least 1.
-      validation_per_client: validation examples, from its classes in like numbers, at least 0.
-      test_per_client: test examples, from its classes in like numbers, at least 0.
+      validation_per_client: validation examples, from its classes in like numbers.
+      test_per_client: test examples, from its classes in like numbers.
 
     Returns:
       The rows of each client.
@@ -260,8 +260,8 @@ def class_mixtures(
       rng: a NumPy generator, or a seed for one.
       alpha: the concentration, above 0; large values approach equal shares.
       train_per_client: training examples of a client, at least 1.
-      validation_per_client: validation examples, at least 0.
-      test_per_client: test examples, at least 0.
+      validation_per_client: validation examples.
+      test_per_client: test examples.
 
     Returns:
       The rows of each client.

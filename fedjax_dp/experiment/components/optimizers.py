@@ -17,17 +17,13 @@ def sgd(
     nesterov: bool = False,
     weight_decay: NonNegative | None = None,
 ) -> optax.GradientTransformation:
-    """Takes steps along the gradient.
+    """Takes steps along the gradient, with a penalty that Optax's SGD does not have.
 
     Args:
-      learning_rate: step size.
       momentum: what is kept of earlier steps, in [0, 1); none takes plain steps.
       nesterov: look ahead along the momentum.
       weight_decay: strength of a squared penalty on the parameters, whose gradient is added to that
         of the loss, ahead of momentum, at least 0; none adds nothing.
-
-    Returns:
-      The optimiser.
     """
     steps = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
     if weight_decay is None:
@@ -35,147 +31,31 @@ def sgd(
     return optax.chain(optax.add_decayed_weights(weight_decay), steps)
 
 
-def adam(
-    learning_rate: Any,
-    *,
-    b1: Decay = 0.9,
-    b2: Decay = 0.999,
-    eps: NonNegative = 1e-8,
-    eps_root: NonNegative = 0.0,
-    nesterov: bool = False,
-) -> optax.GradientTransformation:
-    """Scales steps by averages of the gradient and of its square.
-
-    Args:
-      learning_rate: step size.
-      b1: what the average of gradients keeps, in [0, 1).
-      b2: what the average of squares keeps, in [0, 1).
-      eps: added to the root, at least 0.
-      eps_root: added under the root, at least 0.
-      nesterov: look ahead along the momentum.
-
-    Returns:
-      The optimiser.
-    """
-    return optax.adam(learning_rate, b1, b2, eps, eps_root, nesterov=nesterov)
-
-
-def adamw(
-    learning_rate: Any,
-    *,
-    b1: Decay = 0.9,
-    b2: Decay = 0.999,
-    eps: NonNegative = 1e-8,
-    eps_root: NonNegative = 0.0,
-    weight_decay: NonNegative = 1e-4,
-    nesterov: bool = False,
-) -> optax.GradientTransformation:
-    """Adam, and parameters that decay.
-
-    Args:
-      learning_rate: step size.
-      b1: what the average of gradients keeps, in [0, 1).
-      b2: what the average of squares keeps, in [0, 1).
-      eps: added to the root, at least 0.
-      eps_root: added under the root, at least 0.
-      weight_decay: share of the parameters that a step of size 1 takes away, at least 0.
-      nesterov: look ahead along the momentum.
-
-    Returns:
-      The optimiser.
-    """
-    return optax.adamw(
-        learning_rate, b1, b2, eps, eps_root, weight_decay=weight_decay, nesterov=nesterov
-    )
-
-
-def adagrad(
-    learning_rate: Any,
-    *,
-    initial_accumulator_value: NonNegative = 0.1,
-    eps: NonNegative = 1e-7,
-) -> optax.GradientTransformation:
-    """Scales steps by the sum of squared gradients.
-
-    Args:
-      learning_rate: step size.
-      initial_accumulator_value: what the sum starts from, at least 0.
-      eps: added under the root, at least 0.
-
-    Returns:
-      The optimiser.
-    """
-    return optax.adagrad(learning_rate, initial_accumulator_value, eps)
-
-
-def rmsprop(
-    learning_rate: Any,
-    *,
-    decay: Decay = 0.9,
-    eps: Positive = 1e-8,
-    initial_scale: NonNegative = 0.0,
-    centered: bool = False,
-    momentum: Decay | None = None,
-    nesterov: bool = False,
-) -> optax.GradientTransformation:
-    """Scales steps by an average of squared gradients.
-
-    Args:
-      learning_rate: step size.
-      decay: what the average keeps, in [0, 1).
-      eps: added to what is divided by, above 0.
-      initial_scale: what the average starts from, at least 0.
-      centered: divide by the deviation of gradients instead of their size.
-      momentum: what is kept of earlier steps, in [0, 1); none keeps nothing.
-      nesterov: look ahead along the momentum.
-
-    Returns:
-      The optimiser.
-    """
-    return optax.rmsprop(
-        learning_rate,
-        decay,
-        eps,
-        initial_scale,
-        centered=centered,
-        momentum=momentum,
-        nesterov=nesterov,
-    )
-
-
-def yogi(
-    learning_rate: Any, *, b1: Decay = 0.9, b2: Decay = 0.999, eps: NonNegative = 1e-3
-) -> optax.GradientTransformation:
-    """Adam with an average of squares that changes by additions.
-
-    Args:
-      learning_rate: step size.
-      b1: what the average of gradients keeps, in [0, 1).
-      b2: what the average of squares keeps, in [0, 1).
-      eps: added to the root, at least 0.
-
-    Returns:
-      The optimiser.
-    """
-    return optax.yogi(learning_rate, b1, b2, eps)
-
-
-# Somebody's own is a function `(learning_rate, *, options…) -> GradientTransformation` as well.
+_MOMENTS = {"b1": Decay, "b2": Decay, "eps": NonNegative}
+_ADAM = {**_MOMENTS, "eps_root": NonNegative, "nesterov": bool}
+# By name, the options that a configuration can set of Optax's own optimisers.
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "adam": _ADAM,
+    "adamw": {**_ADAM, "weight_decay": NonNegative},
+    "adagrad": {"initial_accumulator_value": NonNegative, "eps": NonNegative},
+    "rmsprop": {
+        "decay": Decay,
+        "eps": Positive,
+        "initial_scale": NonNegative,
+        "centered": bool,
+        "momentum": Decay | None,
+        "nesterov": bool,
+    },
+    "yogi": _MOMENTS,
+}
+# A user's part is a function `(learning_rate, *, options…) -> GradientTransformation` as well.
 OPTIMIZERS: Registry[Callable[..., optax.GradientTransformation]] = Registry(
-    {factory.__name__: factory for factory in (sgd, adam, adamw, adagrad, rmsprop, yogi)}
+    {"sgd": sgd} | {name: getattr(optax, name) for name in KINDS}
 )
 
 
 def local_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Gives the optimiser of local training.
-
-    Args:
-      name: a key of `OPTIMIZERS`.
-      options: its options.
-
-    Returns:
-      `(learning_rate, **numbers) -> optimiser`.
-    """
+    """Returns `(learning_rate, **numbers) -> optimiser`, with what is no number of the options."""
     if name == "sgd" and not options:
         # Trainers know plain steps by this very function.
         return optax.sgd
@@ -184,14 +64,7 @@ def local_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]
 
 
 def optimizer_numbers(options: Mapping[str, Any]) -> dict[str, float]:
-    """Picks the options that are numbers, which a sweep may change without compiling again.
-
-    Args:
-      options: of an optimiser.
-
-    Returns:
-      For `LocalConfig.optimizer`.
-    """
+    """Picks the options that are numbers, which a sweep may change without compiling again."""
     return {
         name: float(value)
         for name, value in options.items()

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.data import clusters, mixtures, partition
 from fedjax_dp.data.datasets import Dataset
@@ -41,6 +41,11 @@ class Facts:
         return labels
 
     @property
+    def test_labels(self) -> np.ndarray:
+        """The class of each example of the test part."""
+        return np.asarray(self.pool.test["y"])
+
+    @property
     def client_ids(self) -> np.ndarray:
         """The client of each example, where the data name clients."""
         ids = self.pool.train_clients
@@ -59,7 +64,7 @@ class Spread(NamedTuple):
 
     Attributes:
       train: training data.
-      validation: what its rounds may look at beside them, or None.
+      validation: what its rounds may read beside them, or None.
       client_test: held-out data, or None.
       rows: for each client the rows of the training pool that its training data are made of, one
         for each of its examples, each once: several clients may have copies of a record.
@@ -75,11 +80,12 @@ class Partition(NamedTuple):
     """A way to spread examples over clients.
 
     Attributes:
-      factory: `(facts…, options…) -> rows of each client`; or, where it changes examples, `->
-        Spread`.
-      given: the facts that it is handed, under their names.
+      factory: `(facts…, options…) -> rows of each client`; or, where it changes examples, a
+        `Spread` or a `Splits`.
+      given: the facts that it is given, under their names.
       defaults: defaults of options in a configuration, where they are not the factory's.
-      counts_clients: whether it makes as many clients as it is told.
+      kinds: annotations of options in a configuration, where they are not the factory's.
+      counts_clients: whether it makes as many clients as are asked for.
       changes_examples: whether clients get changed copies of examples, held-out ones among them.
       num_clients_of: `(options) -> number of clients`, where the options alone say how many.
     """
@@ -87,6 +93,7 @@ class Partition(NamedTuple):
     factory: Callable[..., Any]
     given: tuple[str, ...]
     defaults: Mapping[str, Any] = {}
+    kinds: Mapping[str, Any] = {}
     counts_clients: bool = True
     changes_examples: bool = False
     num_clients_of: Callable[[Mapping[str, Any]], int] | None = None
@@ -94,7 +101,8 @@ class Partition(NamedTuple):
     def make(self, facts: Facts, options: Mapping[str, Any]) -> Any:
         """Calls the factory with the facts it is given and its options."""
         handed = {name: getattr(facts, name) for name in self.given}
-        return self.factory(**handed, **{**self.defaults, **options})
+        made = self.factory(**handed, **{**self.defaults, **options})
+        return _in_parts(facts.pool, made) if isinstance(made, partition.Splits) else made
 
 
 def shifted_clusters(
@@ -106,21 +114,13 @@ def shifted_clusters(
     samples_per_client: Count | None = None,
     test_samples_per_client: Count | None = None,
 ) -> Spread:
-    """Draws overlapping clients in hidden clusters, each with a draw of the test part of its own.
+    """Draws overlapping clients in hidden clusters, each with a draw of its own for testing.
 
     Args:
-      pool: the data set.
-      seed: root of the draws.
       shift: what sets clusters apart: "rotation" of images, or "label" for other labels.
       cluster_sizes: clients of each cluster.
       samples_per_client: training examples that a client draws; a sixth of all where none.
       test_samples_per_client: held-out examples that a client draws; a sixth of all where none.
-
-    Returns:
-      Training and held-out data, and whose records they are.
-
-    Raises:
-      ValueError: if the data are no labelled images.
     """
     is_image_task = pool.task == "classification" and pool.train["x"].ndim == 4
     checks.require(is_image_task, "data.name", "hold labelled images", pool.name)
@@ -139,90 +139,6 @@ def shifted_clusters(
     return Spread(train, None, shifted(pool.test, test_samples_per_client, _TEST)[0], rows)
 
 
-def few_classes(
-    pool: Dataset,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    classes_per_client: Count = 2,
-    train_per_class: Count = 25,
-    validation_per_client: Count = 25,
-    test_per_client: Count = 200,
-) -> Spread:
-    """Gives each client a few classes, with parts for training, validation and testing.
-
-    Args:
-      pool: the data set.
-      num_clients: how many clients to make.
-      rng: root of the draws.
-      classes_per_client: different classes of a client.
-      train_per_class: training examples of each of a client's classes.
-      validation_per_client: validation examples, from its classes in like numbers.
-      test_per_client: test examples, from its classes in like numbers; parts may overlap.
-
-    Returns:
-      Training, validation and held-out data.
-
-    Raises:
-      ValueError: if the data have no classes, or too few examples.
-    """
-    rows = partition.few_classes(
-        *_classes_of(pool),
-        num_clients,
-        rng,
-        classes_per_client=classes_per_client,
-        train_per_class=train_per_class,
-        validation_per_client=validation_per_client,
-        test_per_client=test_per_client,
-    )
-    return _in_parts(pool, rows)
-
-
-def class_mixtures(
-    pool: Dataset,
-    num_clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: Positive = 0.5,
-    train_per_client: Count = 50,
-    validation_per_client: Count = 25,
-    test_per_client: Count = 200,
-) -> Spread:
-    """Gives each client few examples of all classes in shares of its own, in three parts.
-
-    Args:
-      pool: the data set.
-      num_clients: how many clients to make.
-      rng: root of the draws.
-      alpha: concentration of the Dirichlet shares; large values approach equal ones.
-      train_per_client: training examples of a client.
-      validation_per_client: validation examples, in the same shares.
-      test_per_client: test examples, in the same shares; parts of clients may overlap.
-
-    Returns:
-      Training, validation and held-out data.
-
-    Raises:
-      ValueError: if the data have no classes, or too few examples.
-    """
-    rows = partition.class_mixtures(
-        *_classes_of(pool),
-        num_clients,
-        rng,
-        alpha=alpha,
-        train_per_client=train_per_client,
-        validation_per_client=validation_per_client,
-        test_per_client=test_per_client,
-    )
-    return _in_parts(pool, rows)
-
-
-def _classes_of(pool: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    has_classes = pool.task == "classification" and np.ndim(pool.train["y"]) == 1
-    checks.require(has_classes, "data.name", "hold examples with a class each", pool.name)
-    return np.asarray(pool.train["y"]), np.asarray(pool.test["y"])
-
-
 def _in_parts(pool: Dataset, rows: partition.Splits) -> Spread:
     return Spread(
         FederatedData.from_indices(pool.train, rows.train),
@@ -234,6 +150,9 @@ def _in_parts(pool: Dataset, rows: partition.Splits) -> Spread:
 
 _COUNTED = ("num_examples", "num_clients", "rng")
 _LABELLED = ("labels", "num_clients", "rng")
+_IN_PARTS = ("labels", "test_labels", "num_clients", "rng")
+# No part of a client is empty in an experiment.
+_PARTS = {"validation_per_client": Count, "test_per_client": Count}
 
 
 def _adopted(own: Any) -> Partition:
@@ -255,10 +174,14 @@ PARTITIONS: Registry[Partition] = Registry(
         ),
         "majority_classes": Partition(mixtures.majority_classes, _LABELLED),
         "few_classes": Partition(
-            few_classes, ("pool", "num_clients", "rng"), changes_examples=True
+            partition.few_classes, _IN_PARTS, kinds=_PARTS, changes_examples=True
         ),
         "class_mixtures": Partition(
-            class_mixtures, ("pool", "num_clients", "rng"), changes_examples=True
+            partition.class_mixtures,
+            _IN_PARTS,
+            {"alpha": 0.5},
+            kinds=_PARTS,
+            changes_examples=True,
         ),
         "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
         "shifted_clusters": Partition(
