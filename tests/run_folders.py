@@ -16,7 +16,8 @@ from rich.console import Console
 from fedjax_dp.cli.output import Output
 from fedjax_dp.cli.run import shown
 from fedjax_dp.experiment import load_config
-from fedjax_dp.experiment.assembly.assemble import Experiment, assemble
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.schema.config import Config

@@ -1,6 +1,5 @@
 """All algorithms by name, for configurations and for tests that must cover each of them."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,7 @@ from fedjax_dp.algorithms.splitting import steps_of as of_splitting
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.clients.whole_batches import check_copies
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, registry
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.registry import Registry
@@ -88,6 +87,11 @@ class Entry(NamedTuple):
     )
     transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
     option_for_bound: Callable[[Mapping[str, Any]], str] = lambda options: ""
+
+    @property
+    def no_options(self) -> tuple[str, ...]:
+        """The parameters of the factory that are no options of a configuration."""
+        return "model", "trainer", *self.given, *self.for_code
 
     @property
     def asks_public_inputs(self) -> bool:
@@ -226,13 +230,7 @@ def options_of(name: str) -> dict[str, Any]:
     """
     checks.one_of("algorithm.name", name, ALGORITHMS)
     entry = ALGORITHMS[name]
-    left_out = {"model", "trainer", *entry.given, *entry.for_code}
-    parameters = inspect.signature(entry.factory).parameters.values()
-    return {
-        p.name: p.default
-        for p in parameters
-        if p.kind is not p.VAR_KEYWORD and p.name not in left_out
-    }
+    return registry.options_of(entry.factory, entry.no_options)
 
 
 @checked
@@ -259,21 +257,13 @@ def build(
       The algorithm.
 
     Raises:
-      ValueError: for an unknown name or option, a missing option, or a unit of privacy that the
-        algorithm does not offer.
+      ValueError: for an unknown name, or a unit of privacy that the algorithm does not offer.
+      TypeError: for an unknown or a missing option.
     """
-    known = options_of(name)
+    checks.one_of("algorithm.name", name, ALGORITHMS)
     entry = ALGORITHMS[name]
     rule = ", ".join(filter(None, (f"be one of {entry.units} for {name}", entry.reason)))
     checks.require(unit in entry.units, "privacy.unit", rule, unit)
-    for option in options:
-        checks.one_of(f"option of {name}", option, known)
-    missing = [
-        option
-        for option, default in known.items()
-        if default is inspect.Parameter.empty and option not in options
-    ]
-    checks.require(not missing, "algorithm.options", f"give {missing} for {name}", dict(options))
     if entry.asks_public_inputs:
         rule = f"be given for {name}, which asks about public inputs"
         checks.require(problem.public_x is not None, "data.public_examples", rule, None)

@@ -1,9 +1,11 @@
-"""What a signature says is held: kinds and ranges of arguments are read off their annotations."""
+"""Argument checks at run time, read off type annotations."""
 
 import collections.abc
 import functools
 import inspect
+import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -12,21 +14,21 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import jax
 import numpy as np
 import numpy.typing
+from annotated_types import Le, MinLen
 
 from fedjax_dp.core import checks, ranges
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # How much of a value an error shows.
-_SHOWN = 120
+_SHOWN = 200
 
 
 def checked(function: _F) -> _F:
-    """Refuses arguments that are not what a function's annotations say, before it runs.
+    """Refuses arguments that do not fit a function's annotations, before it runs.
 
-    Held are kinds (numbers, texts, arrays, functions, parts of the package), choices, and the
-    ranges of `core.ranges`, whose numbers are finite. Traced numbers cannot be looked at and are
-    let through, whatever their range. What `Any` says, and which shapes arrays have, is left to the
-    function.
+    Checked are kinds (numbers, strings, arrays, functions, parts of the package), choices, and the
+    ranges of `core.ranges`, whose numbers are finite. Traced numbers pass, whatever their range.
+    Arguments annotated with `Any`, and shapes of arrays, are left to the function.
 
     Args:
       function: a function with annotations; its decorator, as in `@checked`.
@@ -60,40 +62,40 @@ def _hold(of: Callable[..., Any], given: Mapping[str, Any], prefix: str = "") ->
     for name, value in given.items():
         rule = rules.get(name)
         if rule is not None and not rule.holds(value):
-            raise _refusal(f"{prefix}{name}", rule, value)
+            raise refusal(f"{prefix}{name}", rule, value)
 
 
 @functools.cache
-def _rules(of: Callable[..., Any]) -> dict[str, "_Rule"]:
+def _rules(of: Callable[..., Any]) -> dict[str, "Rule"]:
     hints = typing.get_type_hints(of, include_extras=True)
     found = {}
     for name, parameter in inspect.signature(of).parameters.items():
         is_one = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_one and name in hints:
             kind = hints[name]
-            rule = _rule(kind if parameter.default is not None else kind | None)
+            rule = rule_of(kind if parameter.default is not None else kind | None)
             if rule is not None:
                 found[name] = rule
     return found
 
 
-def _refusal(name: str, rule: "_Rule", value: Any) -> ValueError:
-    """The error for an argument that is not of its kind, with the nearest word that it may be."""
+class Rule(NamedTuple):
+    """What a value must be; `range_of` describes what a value of the right kind must fulfil."""
+
+    holds: Callable[[Any], bool]
+    words: str
+    choices: tuple[str, ...] = ()
+    range_of: Callable[[Any], str | None] = lambda value: None
+
+
+def refusal(name: str, rule: Rule, value: Any) -> ValueError:
+    """Makes the error for a value that breaks its rule, with the nearest of its choices."""
     hint = checks.nearest(value, rule.choices) if isinstance(value, str) and rule.choices else None
     shown = checks.shown(value, _SHOWN) if _is_plain(value) else f"a {type(value).__name__}"
     return ValueError(
         f"{name} must be {rule.range_of(value) or rule.words}, got {shown}"
         + (f"; did you mean {hint!r}?" if hint else "")
     )
-
-
-class _Rule(NamedTuple):
-    """What an argument must be; `range_of` says of a value of the right kind what it misses."""
-
-    holds: Callable[[Any], bool]
-    words: str
-    choices: tuple[str, ...] = ()
-    range_of: Callable[[Any], str | None] = lambda value: None
 
 
 def _is_plain(value: Any) -> bool:
@@ -166,10 +168,18 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return _is_number(value) and (_is_traced(value) or bool(np.isfinite(float(value))))
+    return _is_number(value) and (_is_traced(value) or bool(np.isfinite(_as_float(value))))
 
 
-def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str) -> _Rule:
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        # A whole number of hundreds of digits.
+        return np.inf
+
+
+def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str) -> Rule:
     """The rule of a number with a range, or of an array of such numbers."""
 
     def holds(value: Any) -> bool:
@@ -178,89 +188,125 @@ def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str
         if _is_traced(value) or (isinstance(value, Sequence) and any(map(_is_traced, value))):
             return True
         if is_of_kind is _fit_arrays and isinstance(value, jax.Array):
-            # Computed, as traced ones are: who computes with it answers what is out of range.
+            # Computed, as traced ones are: out of range, its result is defined where it is used.
             return True
-        return ranges.inside(np.asarray(value), limits)
+        return ranges.inside(
+            np.asarray(_as_float(value) if isinstance(value, int) else value), limits
+        )
 
     limits_in_words = ranges.in_words(limits)
 
     def range_of(value: Any) -> str | None:
-        return limits_in_words if is_of_kind(value) and is_of_kind is not _is_integer else None
+        if is_of_kind is _is_integer or not is_of_kind(value):
+            return None
+        is_any = Le(math.inf) in limits or not isinstance(value, float) or math.isfinite(value)
+        return limits_in_words if is_any else f"{limits_in_words} and finite"
 
-    return _Rule(holds, f"{words} {limits_in_words}", range_of=range_of)
+    return Rule(holds, words, range_of=range_of)
 
 
+class _Words(NamedTuple):
+    """What values are called in Python, or in a file."""
+
+    none: str = "None"
+    boolean: str = "True or False"
+    sequence: str = "a sequence"
+    mapping: str = "a mapping"
+
+
+_IN_PYTHON, _IN_FILE = _Words(), _Words("none", "true or false", "a list", "a table")
 _LIKE_ARRAYS = [
     frozenset(typing.get_args(kind)) for kind in (jax.typing.ArrayLike, numpy.typing.ArrayLike)
 ]
 _PLAIN = {
-    type(None): _Rule(lambda value: value is None, "None"),
-    bool: _Rule(lambda value: isinstance(value, bool | np.bool_), "True or False"),
-    int: _Rule(_is_integer, "an integer"),
-    float: _Rule(_is_finite, "a finite number"),
-    str: _Rule(lambda value: isinstance(value, str), "a text"),
-    np.ndarray: _Rule(_is_host_array, "an array"),
-    jax.Array: _Rule(_is_array, "an array"),
-    os.PathLike: _Rule(lambda value: isinstance(value, os.PathLike), "a path"),
+    int: Rule(_is_integer, "an integer"),
+    float: Rule(_is_finite, "a finite number"),
+    str: Rule(lambda value: isinstance(value, str), "a string"),
+    np.ndarray: Rule(_is_host_array, "an array"),
+    jax.Array: Rule(_is_array, "an array"),
+    os.PathLike: Rule(lambda value: isinstance(value, os.PathLike), "a path"),
 }
-_NUMBERS = _Rule(_are_numbers, "a number or an array of numbers")
+_NUMBERS = Rule(_are_numbers, "a number or an array of numbers")
+_SEQUENCES, _MAPPINGS = (Sequence, list, tuple), (Mapping, dict)
 
 
-def _rule(kind: Any) -> _Rule | None:
-    """What an annotation says; None where that is anything."""
+def rule_of(kind: Any, *, in_file: bool = False) -> Rule | None:
+    """Reads an annotation, in the words of Python or of a file; None where it allows anything."""
+    called = _IN_FILE if in_file else _IN_PYTHON
     origin = typing.get_origin(kind)
     if origin is Annotated:
         kind, *limits = typing.get_args(kind)
-        if kind is int:
-            return _within(limits, _is_integer, "an integer of")
-        if kind is float:
-            return _within(limits, _is_number, "a number,")
-        return _within(
-            limits, _fit_arrays, "a number (integers below 2^31) or an array of numbers,"
-        )
+        return _limited(kind, limits, in_file)
     if origin in (typing.Union, types.UnionType):
-        return _of_alternatives(typing.get_args(kind))
+        return _of_alternatives(typing.get_args(kind), in_file)
+    if kind is type(None):
+        return Rule(lambda value: value is None, called.none)
+    if kind is bool:
+        return Rule(lambda value: isinstance(value, bool | np.bool_), called.boolean)
     if kind in _PLAIN:
         return _PLAIN[kind]
     if origin is Literal:
         choices = typing.get_args(kind)
         words = "one of " + ", ".join(map(repr, choices))
         texts = tuple(choice for choice in choices if isinstance(choice, str))
-        return _Rule(lambda value: isinstance(value, str | int) and value in choices, words, texts)
+        return Rule(lambda value: isinstance(value, str | int) and value in choices, words, texts)
     if origin is collections.abc.Callable or kind is Callable:
-        return _Rule(callable, "a function")
-    if origin in (Sequence, list, tuple):
-        return _of_entries(origin, typing.get_args(kind))
+        return Rule(callable, "a function")
+    if origin in _SEQUENCES:
+        return _of_entries(origin, typing.get_args(kind), called.sequence, in_file)
+    of = origin or kind
+    if of in _MAPPINGS:
+        values = [rule_of(value, in_file=in_file) for value in typing.get_args(kind)[1:]]
+        return _of_values(*values, words=called.mapping)
     if origin is type or kind in (Any, object):
         return None
-    of = origin or kind
-    if of is Mapping:
-        return _Rule(lambda value: isinstance(value, Mapping), "a mapping")
     if not inspect.isclass(of) or getattr(of, "_is_protocol", False):
         return None
     if issubclass(of, os.PathLike):
         return _PLAIN[os.PathLike]
     article = "an" if of.__name__[0] in "AEIOU" else "a"
-    return _Rule(lambda value: isinstance(value, of), f"{article} {of.__name__}")
+    return Rule(lambda value: isinstance(value, of), f"{article} {of.__name__}")
 
 
-def _of_alternatives(kinds: Sequence[Any]) -> _Rule | None:
+def _limited(kind: Any, limits: Sequence[Any], in_file: bool) -> Rule | None:
+    if kind is int:
+        return _within(limits, _is_integer, ranges.of_kind("an integer", limits))
+    if kind is float:
+        return _within(limits, _is_number, ranges.of_kind("a number", limits))
+    if kind is str:
+        (pattern,) = limits
+        fits = functools.partial(re.fullmatch, pattern.regex)
+        return Rule(lambda value: isinstance(value, str) and bool(fits(value)), pattern.words)
+    if limits == [MinLen(1)]:
+        some = rule_of(kind, in_file=in_file)
+        assert some is not None
+        noun, comma, entries = some.words.partition(",")
+        words = f"{noun} of at least one entry{comma}{entries}"
+        return some._replace(holds=lambda value: some.holds(value) and len(value) > 0, words=words)
+    noun = "a number (integers below 2^31) or an array of numbers"
+    return _within(limits, _fit_arrays, f"{noun}, {ranges.in_words(limits)}")
+
+
+def _of_alternatives(kinds: Sequence[Any], in_file: bool) -> Rule | None:
     like = next((names for names in _LIKE_ARRAYS if names <= set(kinds)), frozenset())
-    found = [_rule(one) for one in kinds if one not in like] + ([_NUMBERS] if like else [])
+    found = [rule_of(one, in_file=in_file) for one in kinds if one not in like]
+    found += [_NUMBERS] if like else []
     if any(rule is None for rule in found):
         return None
     rules = [rule for rule in found if rule is not None]
+    if in_file:
+        rules = [_for_each(rule, one, kinds) for rule, one in zip(rules, kinds, strict=True)]
     # "or None" comes last.
-    rules.sort(key=lambda rule: rule.words == "None")
+    rules.sort(key=lambda rule: rule.words in ("None", "none"))
     words = list(dict.fromkeys(rule.words for rule in rules))
     choices = tuple(choice for rule in rules for choice in rule.choices)
 
     def range_of(value: Any) -> str | None:
         return next(filter(None, (rule.range_of(value) for rule in rules)), None)
 
-    # Arrays first: whether one is a sequence of numbers takes a look at each of them.
+    # Arrays first: whether one is a sequence of numbers takes a check of each of them.
     quick_first = sorted(rules, key=lambda rule: rule.holds is not _is_host_array)
-    return _Rule(
+    return Rule(
         lambda value: any(rule.holds(value) for rule in quick_first),
         " or ".join(words),
         choices,
@@ -268,11 +314,22 @@ def _of_alternatives(kinds: Sequence[Any]) -> _Rule | None:
     )
 
 
-def _of_entries(origin: Any, kinds: Sequence[Any]) -> _Rule:
+def _for_each(rule: Rule, kind: Any, kinds: Sequence[Any]) -> Rule:
+    """Shortens the words of a list or table whose entries are another alternative of the kinds."""
+    base = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
+    origin, parts = typing.get_origin(base), typing.get_args(base)
+    if origin not in (list, dict) or parts[-1] not in kinds:
+        return rule
+    is_list = origin is list
+    words = "a list of such, one for each client" if is_list else "a table of such by client name"
+    return rule._replace(words=words)
+
+
+def _of_entries(origin: Any, kinds: Sequence[Any], words: str, in_file: bool) -> Rule:
     """Sequences, which arrays are too; of tuples of unlike entries only that they are tuples."""
     accepted = (origin,) if origin is tuple else (Sequence, np.ndarray, jax.Array)
     same = [kind for kind in kinds if kind is not Ellipsis]
-    rule = _rule(same[0]) if len(same) == 1 else None
+    rule = rule_of(same[0], in_file=in_file) if len(same) == 1 else None
 
     def holds(value: Any) -> bool:
         if not isinstance(value, accepted) or isinstance(value, str | bytes):
@@ -281,5 +338,15 @@ def _of_entries(origin: Any, kinds: Sequence[Any]) -> _Rule:
             return False
         return rule is None or all(map(rule.holds, value))
 
-    name = "tuple" if origin is tuple else "sequence"
-    return _Rule(holds, f"a {name}" + (f", each entry {rule.words}" if rule is not None else ""))
+    noun = "a tuple" if origin is tuple else words
+    return Rule(holds, noun + (f", each entry {rule.words}" if rule is not None else ""))
+
+
+def _of_values(rule: Rule | None = None, *, words: str) -> Rule:
+    """Mappings, whatever their keys are."""
+
+    def holds(value: Any) -> bool:
+        is_mapping = isinstance(value, Mapping)
+        return is_mapping and (rule is None or all(map(rule.holds, value.values())))
+
+    return Rule(holds, words + (f", each value {rule.words}" if rule is not None else ""))

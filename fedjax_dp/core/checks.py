@@ -68,6 +68,12 @@ def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np
     return np.asarray(values, np.float32)
 
 
+def one_for_each(key: str, value: Any, num_clients: int) -> None:
+    """Requires a list to hold as many numbers as there are clients; anything else passes."""
+    rule = f"be one number or have one for each of the {num_clients} clients"
+    require(not isinstance(value, list) or len(value) == num_clients, key, rule, value)
+
+
 def at_least_one(argument: str, value: Any) -> None:
     """Requires a finite number of at least one, or an array of such numbers."""
     require(_all(value, lambda a: np.isfinite(a) & (a >= 1)), argument, "be at least 1", value)

@@ -1,4 +1,4 @@
-"""Ranges of numbers, as types: what a number may be is read off its annotation."""
+"""Ranges of numbers as types, and their checks and words."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,14 @@ class ZeroOrAtLeast:
     """A limit for 0 and for all numbers of at least `least`, which is above 0."""
 
     least: float
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A limit for texts, which must match `regex`; `words` complete the phrase "must be …"."""
+
+    regex: str
+    words: str
 
 
 # Above 0.
@@ -57,19 +65,12 @@ Bounds = Annotated[jax.typing.ArrayLike, Ge(0), Le(math.inf)]
 SMALLEST, LARGEST = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 
 _HOLDS = {
-    Gt: lambda x, limit: (x > limit.gt, f"above {limit.gt:g}"),
-    Ge: lambda x, limit: (x >= limit.ge, f"at least {limit.ge:g}"),
-    Lt: lambda x, limit: (x < limit.lt, _below(limit.lt)),
-    Le: lambda x, limit: (x <= limit.le, f"at most {limit.le:g}"),
-    ZeroOrAtLeast: lambda x, limit: (
-        (x == 0) | (x >= limit.least),
-        f"0 or at least {limit.least:g}",
-    ),
+    Gt: lambda x, limit: x > limit.gt,
+    Ge: lambda x, limit: x >= limit.ge,
+    Lt: lambda x, limit: x < limit.lt,
+    Le: lambda x, limit: x <= limit.le,
+    ZeroOrAtLeast: lambda x, limit: (x == 0) | (x >= limit.least),
 }
-
-
-def _below(limit: float) -> str:
-    return "below 2^31" if limit == COUNT_LIMIT else f"below {limit:g}"
 
 
 def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "") -> None:
@@ -93,12 +94,10 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
         if value is None or isinstance(value, jax.core.Tracer):
             continue
         base, *limits = get_args(kind)
-        rule = f"be {in_words(limits)}"
+        rule = f"be {of_kind('an integer', limits) if base is int else in_words(limits)}"
         checks.numbers(f"{prefix}{name}", rule, value)
         array = np.asarray(value)
         is_whole = base is not int or bool(np.all(np.mod(array, 1) == 0))
-        if base is int:
-            rule = rule.replace("be ", "be whole and ", 1)
         holds = is_whole and inside(array, limits)
         checks.require(holds, f"{prefix}{name}", rule, value)
         rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
@@ -117,9 +116,39 @@ def inside(array: np.ndarray, limits: Sequence[Any]) -> bool:
     """Whether all numbers lie in a range; NaN never does, infinity only for "at most inf"."""
     if Le(math.inf) not in limits and not np.all(np.isfinite(array)):
         return False
-    return all(bool(np.all(_HOLDS[type(limit)](array, limit)[0])) for limit in limits)
+    return all(bool(np.all(_HOLDS[type(limit)](array, limit))) for limit in limits)
 
 
 def in_words(limits: Sequence[Any]) -> str:
-    """Describes limits, to complete the phrase "must be …": "at least 0 and at most 1"."""
-    return " and ".join(_HOLDS[type(limit)](0, limit)[1] for limit in limits)
+    """Describes limits, to complete the phrase "must be …": "at least 0", or "in [0, 1)"."""
+    low = next((limit for limit in limits if isinstance(limit, Ge | Gt)), None)
+    high = next((limit for limit in limits if isinstance(limit, Le | Lt)), None)
+    if low is None or high in (None, Lt(COUNT_LIMIT), Le(math.inf)):
+        return " and ".join(map(_alone, limits))
+    left = f"[{_shown(low.ge)}" if isinstance(low, Ge) else f"({_shown(low.gt)}"
+    right = f"{_shown(high.le)}]" if isinstance(high, Le) else f"{_shown(high.lt)})"
+    return f"in {left}, {right}"
+
+
+def of_kind(noun: str, limits: Sequence[Any]) -> str:
+    """Puts a noun before its limits: "a number in [0, 1)", "an integer of at least 1"."""
+    words = in_words(limits)
+    return f"{noun}{' of' * words.startswith('at ')}{',' * words[0].isdigit()} {words}"
+
+
+def _alone(limit: Any) -> str:
+    match limit:
+        case Gt():
+            return f"above {_shown(limit.gt)}"
+        case Ge():
+            return f"at least {_shown(limit.ge)}"
+        case Lt():
+            return f"below {_shown(limit.lt)}"
+        case Le():
+            return f"at most {_shown(limit.le)}"
+    return f"0 or at least {_shown(limit.least)}"
+
+
+def _shown(limit: Any) -> str:
+    is_power = limit in (2**31, 2**32)
+    return f"2^{int(limit).bit_length() - 1}" if is_power else f"{limit:g}"

@@ -1,13 +1,14 @@
-"""Parts by name: those of the package, and whatever somebody brings along as `module:function`."""
+"""Parts by name: those of the package, and those of users as `module:function`."""
 
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +49,16 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
     def __len__(self) -> int:
         """Counts the names that are listed."""
         return len(self._parts)
+
+
+def options_of(factory: Callable[..., Any], given: Collection[str] = ()) -> dict[str, Any]:
+    """Lists the parameters of a factory, but for given ones, with their defaults.
+
+    The default of one that must be given is `inspect.Parameter.empty`.
+    """
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(factory).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind not in several and p.name not in given}
 
 
 def is_own(name: str) -> bool:

@@ -1,12 +1,8 @@
 # The public names of the package, each with the module that defines it. At run time they are read
 # from here, type checkers and editors read them here too.
-from .assembly.assemble import (
-    Experiment as Experiment,
-    assemble as assemble,
-)
-from .components.callbacks import (
-    Callback as Callback,
-)
+from .assembly.assemble import assemble as assemble
+from .components.callbacks import Callback as Callback
+from .components.experiment import Experiment as Experiment
 from .reading.config_files import load_config as load_config
 from .running.loading import (
     Run as Run,

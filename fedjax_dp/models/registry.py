@@ -8,7 +8,7 @@ import jax
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.registry import Registry
+from fedjax_dp.core.registry import Registry, options_of
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
 from fedjax_dp.models.lenet import lenet5
@@ -58,8 +58,7 @@ def options(name: str) -> dict[str, Any]:
       ValueError: if the model does not exist; the message names the nearest one that does.
     """
     checks.one_of("model", name, FACTORIES)
-    parameters = inspect.signature(FACTORIES[name]).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return options_of(FACTORIES[name], GIVEN)
 
 
 @checked

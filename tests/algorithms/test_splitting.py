@@ -464,16 +464,16 @@ def test_record_level_privacy_is_that_of_the_trainer():
 
 
 REFUSED = {
-    "alpha must be at least 0 and at most 2, got 2.1": {"alpha": 2.1},
-    "beta must be at least 0 and at most 2, got -0.1": {"beta": -0.1},
-    "gamma must be at least 0 and at most 1, got 1.5": {"gamma": 1.5},
+    "alpha must be in [0, 2], got 2.1": {"alpha": 2.1},
+    "beta must be in [0, 2], got -0.1": {"beta": -0.1},
+    "gamma must be in [0, 1], got 1.5": {"gamma": 1.5},
     "step_size must be above 0, got 0.0": {"step_size": 0.0},
     "period must be given for the schedule 'exponential'": {"schedule": "exponential"},
     "period must be left out for the schedule 'inverse'": {"schedule": "inverse", "period": 3},
     "schedule must be": {"schedule": "linear"},
     "form must be": {"form": "federated"},
     "alpha must be": {"alpha": [1.0, 2.5]},
-    "gamma must be a number, at least 0 and at most 1 or a sequence": {"gamma": [1.5]},
+    "gamma must be a number in [0, 1] or a sequence": {"gamma": [1.5]},
     "beta must be one number, or a list with one for each round": {"beta": []},
     "dual_weight must be left out where beta and gamma are 1": {"dual_weight": 1.0},
     "dual_weight must be 0 or of a size that float32 holds": {"beta": 2.0, "dual_weight": 1e39},

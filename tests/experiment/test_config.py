@@ -4,15 +4,14 @@ import tomllib
 from collections.abc import Callable
 
 import pytest
-import tomli_w
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import describe, describe_choice
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.schema.constraints import ConfigError, Section
-from fedjax_dp.experiment.schema.options import options_model
+from fedjax_dp.experiment.schema.constraints import ConfigError, Section, annotation_of, rule_of
+from fedjax_dp.experiment.schema.options import fields_of
 
 
 def keys_of(section, prefix=""):
@@ -55,84 +54,52 @@ CHOSEN = {
     "privacy.client.num_deviations": ("--privacy.client.mechanism=discrete_gaussian",),
     "privacy.client.bands": ("--privacy.client.mechanism=correlated_gaussian",),
 }
-# Another value of the same kind for every key there is.
-CHANGED = {
-    "run.name": "2024-05-01",
-    "evaluation.personal": "after_local",
-    "evaluation.training": True,
-    "run.seed": 5,
-    "run.secret": True,
-    "run.release": "private",
-    "run.rounds": 7,
-    "run.evaluate_every": 2,
-    "run.checkpoint_every": 3,
+# Values of keys for which no value fits by its kind alone.
+NAMED = {
     "run.metrics": ["f1"],
     "run.callbacks": {"early_stopping": {"patience": 2}},
     "data.name": "mnist",
-    "data.data_dir": "some/where",
-    "data.client_numbers": "numbers.csv",
     "data.options": {"seed": 3, "distinct": True, "target": "kind"},
     "data.partition": "dirichlet",
-    "data.num_clients": 4,
     "data.partition_options": {"alpha": 0.1},
-    "data.client_test_share": 0.5,
-    "data.client_validation_share": 0.25,
-    "data.public_examples": 5,
-    "data.check_finite": False,
     "model.name": "mlp",
-    "model.pretrained": "some/where.npz",
     "model.options": {"hidden_sizes": [8, 4]},
-    "model.frozen": ["params/Conv_0/*", "params/Dense_0"],
     "algorithm.name": "fedprox",
     "algorithm.options": {"mu": 0.5},
     "algorithm.aggregator": "trimmed_mean",
     "algorithm.aggregator_options": {"trimmed_share": 0.25},
-    "acceleration.memory": 3,
-    "acceleration.of": "clients",
-    "acceleration.weights": "equal",
-    "acceleration.first": 4,
-    "acceleration.ridge": 1e-6,
-    "acceleration.damping": 0.5,
-    "acceleration.growth": 10.0,
     "training.optimizer": "adam",
     "training.optimizer_options": {"b1": 0.5},
-    "training.learning_rate": [0.5, 0.25],
-    "training.batch_size": 7.0,
-    "training.num_epochs": 2.5,
-    "training.num_steps": 3.0,
-    "training.sampler": "shuffled",
-    "training.micro_batch_size": 4,
     "participation.sampler": "poisson",
-    "participation.cohort_size": 2.5,
-    "participation.capacity": 3,
-    "participation.separation": 2,
-    "participation.everybody_first": 3,
-    "privacy.unit": "none",
-    "privacy.relation": "replace_one",
-    "privacy.accountant": "pld",
-    "privacy.record.clip_norm": [0.5, 2.0],
-    "privacy.record.noise_multiplier": 1.5,
-    "privacy.record.epsilon": None,
-    "privacy.record.dp_delta": 1e-7,
-    "privacy.record.per_layer": True,
-    "privacy.client.clip_norm": 0.125,
-    "privacy.client.noise_multiplier": 1.5,
-    "privacy.client.epsilon": 0.5,
-    "privacy.client.dp_delta": 0.01,
-    "privacy.client.per_layer": True,
     "privacy.client.mechanism": "laplace",
-    "privacy.client.denominator": "realised",
-    "privacy.client.num_deviations": 2.5,
-    "privacy.client.adaptive_clipping": True,
-    "privacy.client.target_quantile": 0.75,
-    "privacy.client.bits": 12,
-    "privacy.client.bands": 3,
-    "execution.clients_per_chunk": 3,
-    "execution.devices": 2,
-    "execution.placement": "host",
-    "execution.compilation_cache": "cache",
-    "communication.encoding": "bitmap",
+    "run.name": "2024-05-01",
+    "training.learning_rate": [0.5, 0.25],
+    "privacy.record.epsilon": None,
 }
+VALUES = (0.25, 7.0, 3, True, False, "elsewhere", ["a", "b"])
+
+
+def fields(field=config_files.ROOT, prefix=""):
+    """The field of every key, of whatever section has it."""
+    for section in config_files.sections_of(field):
+        for name, inner in section.model_fields.items():
+            if config_files.sections_of(inner):
+                yield from fields(inner, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", inner
+
+
+def another(key, field):
+    """A value of a key that is not its default."""
+    if key in NAMED:
+        return NAMED[key]
+    rule, before = rule_of(annotation_of(field)), value_at(loaded(*CHOSEN.get(key, ())), key)
+    fits = (v for v in (*VALUES, *rule.choices) if rule.holds(v) and (v, type(v)) != (before, bool))
+    return next(value for value in fits if value != before)
+
+
+def loaded(*words):
+    return load_config(None, words)
 
 
 def as_word(value):
@@ -150,42 +117,26 @@ def as_toml(value):
     return f'"{value}"' if isinstance(value, str) else as_word(value)
 
 
-def test_the_table_of_changes_is_complete():
-    assert set(CHANGED) == set(config_files.all_keys())
-    for key, value in CHANGED.items():
-        assert value_at(load_config(None, CHOSEN.get(key, ())), key) != value
-
-
-@pytest.mark.parametrize("key", CHANGED)
-def test_every_key_can_be_overridden_in_both_forms_and_survives_a_file(tmp_path, key):
-    word, chosen = as_word(CHANGED[key]), CHOSEN.get(key, ())
-    apart = load_config(None, [*chosen, f"--{key}", word])
-    joined = load_config(None, [f"--{key}={word}", *chosen])
-    assert apart == joined
-    assert value_at(apart, key) == CHANGED[key]
-    assert type(value_at(apart, key)) is type(CHANGED[key])
-    # A sampler or a mechanism brings keys of its own, at their defaults.
-    before, tag = dict(keys_of(load_config(None, chosen))), key.rpartition(".")[0]
-    for other, value in keys_of(apart):
-        if other != key and (other in before or not other.startswith(tag)):
-            assert value == before[other], other
-    assert load_config(written(tmp_path, config_files.to_toml(apart))) == apart
-
-
-def test_many_changes_at_once_come_from_a_file(tmp_path):
-    tables = {}
-    left_out = ("participation.separation", "participation.everybody_first")
-    left_out += ("privacy.client.bits", "privacy.client.num_deviations", "privacy.client.bands")
-    left_out += ("data.options", "data.partition_options", "privacy.client.mechanism")
-    changed = {k: v for k, v in CHANGED.items() if k not in left_out}
-    for key, value in changed.items():
-        *path, last = key.split(".")
-        table = tables
-        for part in path:
-            table = table.setdefault(part, {})
-        table[last] = "none" if value is None else value
-    words = [f"--{key}={as_word(value)}" for key, value in changed.items()]
-    assert load_config(written(tmp_path, tomli_w.dumps(tables))) == load_config(None, words)
+def test_every_key_can_be_overridden_in_both_forms_and_survives_a_file(tmp_path):
+    for key, field in dict(fields()).items():
+        value = another(key, field)
+        word, chosen = as_word(value), CHOSEN.get(key, ())
+        apart = loaded(*chosen, f"--{key}", word)
+        assert apart == loaded(f"--{key}={word}", *chosen), key
+        assert value_at(apart, key) == value and type(value_at(apart, key)) is type(value), key
+        # A sampler or a mechanism brings keys of its own, at their defaults.
+        before, tag = dict(keys_of(loaded(*chosen))), key.rpartition(".")[0]
+        for other, found in keys_of(apart):
+            if other != key and (other in before or not other.startswith(tag)):
+                assert found == before[other], (key, other)
+        assert load_config(written(tmp_path, config_files.to_toml(apart))) == apart, key
+        if isinstance(value, dict):
+            # An override of a part drops the options of a file.
+            continue
+        section, _, last = key.rpartition(".")
+        text = as_toml("none" if value is None else value)
+        path = written(tmp_path, f"[{section}]\n{last} = {text}\n")
+        assert load_config(path, chosen) == apart, key
 
 
 def test_overrides_win_over_the_file_and_merge_into_its_option_tables(tmp_path):
@@ -254,7 +205,7 @@ def test_a_table_as_a_whole_and_in_parts_is_refused_in_either_order(whole):
 
 def test_a_whole_number_is_a_number_and_a_fraction_no_whole_number():
     assert load_config(None, ["--training.learning_rate=2"]).training.learning_rate == 2.0
-    with pytest.raises(ConfigError, match=r"run\.rounds must be a whole number .* got 2\.5"):
+    with pytest.raises(ConfigError, match=r"run\.rounds must be an integer .* got 2\.5"):
         load_config(None, ["--run.rounds=2.5"])
 
 
@@ -264,7 +215,7 @@ def test_none_takes_away_a_text_too():
 
 def test_negative_numbers_and_signs_are_values_and_not_keys():
     for words in (["--training.learning_rate", "-0.5"], ["--training.learning_rate=-0.5"]):
-        with pytest.raises(ConfigError, match=r"learning_rate must be .* got -0\.5"):
+        with pytest.raises(ConfigError, match=r"learning_rate must be at least 0, got -0\.5"):
             load_config(None, words)
     config = load_config(None, ["--training.learning_rate", "+0.5"])
     assert config.training.learning_rate == 0.5
@@ -310,28 +261,11 @@ def test_unknown_names_on_the_command_line_are_named_with_the_nearest(word, near
 
 
 WRONG_VALUES = [
-    ("run.rounds", '"three"', "a whole number"),
-    ("run.rounds", "true", "a whole number"),
-    ("data.check_finite", "1", "true or false"),
-    ("data.options", "3", "a table"),
-    ("model.frozen", '"params/Dense_0"', "a list, each entry a text"),
-    ("model.frozen", "[1]", "a list, each entry a text"),
-    ("data.client_test_share", "true", "a number in [0, 1)"),
-    ("training.learning_rate", '"fast"', "a number of at least 0 or a list of such"),
-    ("training.learning_rate", "nan", "a number of at least 0"),
-    ("training.learning_rate", "[]", "a list of such, one for each client"),
+    ("run.rounds", "true", "an integer of at least 1 and below 2^31"),
+    ("model.frozen", "[1]", "a list, each entry a string"),
     ("training.learning_rate", "[0.1, -1]", "a list of such, one for each client"),
-    ("training.learning_rate", "[0.1, inf]", "a list of such"),
-    ("training.learning_rate", "[0.1, true]", "a list of such"),
-    ("privacy.record.epsilon", "inf", "a number above 0"),
+    ("privacy.record.epsilon", "inf", "above 0 and finite"),
     ("privacy.unit", '"recrod"', "did you mean 'record'?"),
-    ("privacy.unit", "3", "one of 'none', 'record', 'client', 'both'"),
-    ("training.sampler", '"posson"', "did you mean 'poisson'?"),
-    (
-        "execution.clients_per_chunk",
-        '"atuo"',
-        "a whole number of at least 1 and below 2^31 or one of 'auto'",
-    ),
 ]
 
 
@@ -422,38 +356,12 @@ def test_an_error_names_where_the_value_came_from(tmp_path):
         assert str(error.value).startswith(f"{origin}: algorithm.options.mu must be ")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--training.optimizer_options.momentum=-0.5"], "a number in [0, 1) or none, got -0.5"),
-        (["--data.partition_options.alpha=-1"], "a number above 0, got -1"),
-        (["--data.options.seed=-1"], "a whole number in [0, 4294967296), got -1"),
-        (["--model.name=mlp", "--model.options.hidden_sizes=[-3]"], "a whole number of at least 1"),
-        (["--model.name=mlp", "--model.options.dropout=-0.1"], "a number in [0, 1), got -0.1"),
-        (
-            [
-                "--algorithm.aggregator=trimmed_mean",
-                "--algorithm.aggregator_options.trimmed_share=-0.1",
-            ],
-            "a number in [0, 0.5), got -0.1",
-        ),
-    ],
-)
-def test_options_out_of_range_are_refused_with_key_rule_and_value(words, message):
-    with pytest.raises(ConfigError) as error:
-        load_config(None, words)
-    key = words[-1].removeprefix("--").partition("=")[0]
-    assert str(error.value).startswith(f"command line: {key} must be ")
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "name"), [(key, name) for key, choice in CHOICES.items() for name in choice.names]
-)
-def test_every_part_has_typed_and_described_options(key, name):
+def test_every_part_has_typed_and_described_options():
     """A parameter without annotation, or one that no file can hold, ends here."""
-    for option, rule, _, about in describe_choice(f"{key}={name}"):
-        assert option.startswith(CHOICES[key].options) and rule and about
+    for key, choice in CHOICES.items():
+        for name in choice.names:
+            for option, rule, _, about in describe_choice(f"{key}={name}"):
+                assert option.startswith(choice.options) and rule and about
 
 
 def test_an_option_that_a_file_cannot_hold_is_found():
@@ -480,8 +388,8 @@ def test_an_option_that_a_file_cannot_hold_is_found():
         (silent, "have a line in the docstr"),
     ):
         with pytest.raises(TypeError, match=f"must {fault}"):
-            options_model("a part", factory, given=("model",))
-    assert not options_model("a part", called, given=("model", "weigh")).model_fields
+            fields_of("a part", factory, given=("model",))
+    assert not fields_of("a part", called, given=("model", "weigh"))
 
 
 def test_an_option_can_be_left_out_by_the_word_none(tmp_path):

@@ -49,7 +49,7 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
     [
         (["--run.rounds=" + "[" * 2000], "run.rounds must hold no brackets nested hundreds deep"),
         (["--run.rounds=" + "1" * 5000], "no number of thousands of digits"),
-        (["--run.rounds=2.5"], "run.rounds must be a whole number of at least 1 and below 2^31"),
+        (["--run.rounds=2.5"], "run.rounds must be an integer of at least 1 and below 2^31"),
         (["--run.rounds=1e300"], "below 2^31, got 1e+300"),
         (["--training.learning_rate=1e39"], "that float32 holds, 1.2e-38 to 3.4e+38, got 1e+39"),
         (["--training.learning_rate=[1.0, 1e-46]"], "learning_rate must be 0 or of a size"),
@@ -73,7 +73,7 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
         ),
         (
             [*FEDAVG, "--participation.sampler=fixed_size", "--participation.cohort_size=1.5"],
-            "participation.cohort_size must be a whole number under the sampler",
+            "participation.cohort_size must be an integer under the sampler",
         ),
         (
             [

@@ -315,7 +315,7 @@ def test_early_stopping_waits_for_something_better(losses, stop):
         (f'--run.metrics=["{PARTS}:number"]', "be a Metric"),
         ("--run.callbacks={early_stoping = {}}", "did you mean 'early_stopping'"),
         ("--run.callbacks.early_stopping=3", "must be a table of options, got 3"),
-        ("--run.callbacks.early_stopping.patience=0", "patience must be a whole number of at leas"),
+        ("--run.callbacks.early_stopping.patience=0", "patience must be an integer of at leas"),
         ("--data.name=digit", "did you mean 'digits'"),
     ],
 )

@@ -174,7 +174,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         ),
         (
             ("--privacy.unit=none", "--algorithm.name=ifca"),
-            "algorithm.options must hold 'num_models', a whole number",
+            "algorithm.options must hold 'num_models', an integer",
         ),
         (
             ("--data.partition_options.alpha=abc",),
@@ -210,18 +210,18 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         ),
         (
             ("--run.rounds=0",),
-            "run.rounds must be a whole number of at least 1 and below 2^31, got 0",
+            "run.rounds must be an integer of at least 1 and below 2^31, got 0",
         ),
-        (("--run.evaluate_every=0",), "run.evaluate_every must be a whole number of at least 1"),
+        (("--run.evaluate_every=0",), "run.evaluate_every must be an integer of at least 1"),
         (
             ("--run.checkpoint_every=-2",),
-            "run.checkpoint_every must be a whole number of at least 1",
+            "run.checkpoint_every must be an integer of at least 1",
         ),
-        (("--run.seed=-1",), "run.seed must be a whole number in [0, 4294967296), got -1"),
-        (("--run.seed=4294967296",), "run.seed must be a whole number in [0, 4294967296)"),
+        (("--run.seed=-1",), "run.seed must be an integer in [0, 2^32), got -1"),
+        (("--run.seed=4294967296",), "run.seed must be an integer in [0, 2^32)"),
         (
             ("--data.num_clients=0",),
-            "data.num_clients must be a whole number of at least 1 and below 2^31, got 0",
+            "data.num_clients must be an integer of at least 1 and below 2^31, got 0",
         ),
         (
             ("--data.client_test_share=1.0",),
@@ -244,12 +244,12 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         (("--training.num_steps=-1",), "training.num_steps must be a number of at least 0"),
         (
             ("--training.micro_batch_size=0",),
-            "training.micro_batch_size must be a whole number of at least 1",
+            "training.micro_batch_size must be an integer of at least 1",
         ),
         (("--execution.devices=4096",), "devices must be at most"),
         (
             ("--execution.clients_per_chunk=0",),
-            "execution.clients_per_chunk must be a whole number of at least 1 and below 2^31 or",
+            "execution.clients_per_chunk must be an integer of at least 1 and below 2^31 or",
         ),
     ],
 )
@@ -388,7 +388,7 @@ def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
         ),
         (
             ("--participation.sampler=poisson", "--participation.capacity=0"),
-            "capacity must be a whole number of at least 1 and below 2^31 or none, got 0",
+            "capacity must be an integer of at least 1 and below 2^31 or none, got 0",
         ),
     ],
 )
@@ -400,7 +400,7 @@ def test_impossible_cohorts_are_refused_before_data_are_read(tmp_path, no_data, 
 
 def test_a_fraction_of_a_client_is_for_poisson_alone(tmp_path, no_training):
     words = ("--participation.sampler=fixed_size", "--participation.cohort_size=1.5")
-    with pytest.raises(ValueError, match="cohort_size must be a whole number"):
+    with pytest.raises(ValueError, match="cohort_size must be an integer"):
         execute(tmp_path / "run", *SMALL, *FEDAVG, *words)
 
 

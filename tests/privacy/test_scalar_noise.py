@@ -149,7 +149,7 @@ def test_pure_dp_costs_what_randomised_response_costs(epsilon):
         ),
         (
             lambda: sn.add_bounded_laplace(jax.random.key(0), ZEROS, 1.0, 0.5, 1.0),
-            "dp_delta must be above 0 and below 0.5",
+            r"dp_delta must be in \(0, 0\.5\)",
         ),
     ],
 )
@@ -338,7 +338,7 @@ def test_no_noise_and_bad_numbers_of_bounded_laplace():
     ledger = Ledger(unit="client")
     ledger.charge(bounded(0.0).event())
     assert np.isinf(ledger.epsilon(1e-5)[0])
-    with pytest.raises(ValueError, match=r"entry_delta must be above 0 and below 0\.5"):
+    with pytest.raises(ValueError, match=r"entry_delta must be in \(0, 0\.5\)"):
         bounded(entry_delta=0.5)
     with pytest.raises(ValueError, match="number of entries in the sum must be 4"):
         bounded(num_entries=4).add_noise(jax.random.key(0), tree)

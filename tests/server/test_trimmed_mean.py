@@ -68,5 +68,5 @@ def test_as_many_liars_as_are_trimmed_move_it_no_further_than_honest_clients_lie
 
 @pytest.mark.parametrize("share", [-0.1, 0.5, np.nan])
 def test_a_bad_share_is_refused(share):
-    with pytest.raises(ValueError, match=r"trimmed_share must be at least 0 and below 0\.5"):
+    with pytest.raises(ValueError, match=r"trimmed_share must be in \[0, 0\.5\)"):
         trimmed_mean(share)

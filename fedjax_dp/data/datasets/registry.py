@@ -1,7 +1,6 @@
 """Data sets by name: which there are, which are on this computer, and how to load them."""
 
 import dataclasses
-import inspect
 import os
 import pathlib
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import Any
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.registry import Registry, is_own
+from fedjax_dp.core.registry import Registry, is_own, options_of
 from fedjax_dp.data.datasets import (
     adult,
     cifar,
@@ -116,8 +115,7 @@ def options(name: str) -> dict[str, Any]:
     Raises:
       ValueError: if there is no such data set.
     """
-    parameters = inspect.signature(loader(name)).parameters
-    return {key: value.default for key, value in parameters.items() if key != "data_dir"}
+    return options_of(loader(name), ("data_dir",))
 
 
 def loader(name: str) -> Callable[..., Dataset]:

@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.core import checks
-from fedjax_dp.core.registry import is_own
+from fedjax_dp.core.registry import is_own, options_of
 from fedjax_dp.data import datasets
 from fedjax_dp.evaluation.metrics import METRICS
+from fedjax_dp.experiment.components import optimizers
 from fedjax_dp.experiment.components.callbacks import CALLBACKS
 from fedjax_dp.experiment.components.optimizers import OPTIMIZERS
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.schema.constraints import ConfigError, Section
-from fedjax_dp.experiment.schema.options import options_model, read_options
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
 from fedjax_dp.models import registry as models
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
@@ -25,44 +26,47 @@ class Choice(NamedTuple):
     Attributes:
       options: the key of the part's options.
       names: what there is, and whatever can be imported.
-      model: `(name) -> options of that part`.
+      fields: `(name) -> options of that part`.
     """
 
     options: str
     names: Collection[str]
-    model: Callable[[str], type[Section]]
+    fields: Callable[[str], Fields]
 
 
-def _data(name: str) -> type[Section]:
-    return options_model(name, datasets.loader(name), given=("data_dir",))
+def _data(name: str) -> Fields:
+    return fields_of(name, datasets.loader(name), given=("data_dir",))
 
 
-def _partition(name: str) -> type[Section]:
+def _partition(name: str) -> Fields:
     entry = PARTITIONS[name]
-    return options_model(name, entry.factory, given=entry.given, defaults=entry.defaults)
+    own = {"kinds": entry.kinds, "defaults": entry.defaults}
+    return fields_of(name, entry.factory, given=entry.given, **own)
 
 
-def _model(name: str) -> type[Section]:
-    return options_model(name, models.FACTORIES[name], given=models.GIVEN)
+def _model(name: str) -> Fields:
+    return fields_of(name, models.FACTORIES[name], given=models.GIVEN)
 
 
-def _algorithm(name: str) -> type[Section]:
+def _algorithm(name: str) -> Fields:
     entry = algorithms.ALGORITHMS[name]
-    given = ("model", "trainer", *entry.given, *entry.for_code)
-    return options_model(name, entry.factory, given=given, kinds=entry.stand_in)
+    return fields_of(name, entry.factory, given=entry.no_options, kinds=entry.stand_in)
 
 
-def _aggregator(name: str) -> type[Section]:
+def _aggregator(name: str) -> Fields:
     given = (AROUND[name],) if name in AROUND else ()
-    return options_model(name, AGGREGATORS[name], given=given)
+    return fields_of(name, AGGREGATORS[name], given=given)
 
 
-def _optimizer(name: str) -> type[Section]:
-    return options_model(name, OPTIMIZERS[name], given=("learning_rate",))
+def _optimizer(name: str) -> Fields:
+    factory, kinds = OPTIMIZERS[name], optimizers.KINDS.get(name, {})
+    # Of Optax's optimisers, whatever has no kind here has Optax's default.
+    of_optax = [option for option in options_of(factory) if option not in kinds]
+    return fields_of(name, factory, given=of_optax if kinds else ("learning_rate",), kinds=kinds)
 
 
-def _callback(name: str) -> type[Section]:
-    return options_model(name, CALLBACKS[name])
+def _callback(name: str) -> Fields:
+    return fields_of(name, CALLBACKS[name])
 
 
 CHOICES = {
@@ -130,8 +134,8 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
                 rule = f"{choice.options} must be empty where no {key} is given, got {options!r}"
                 raise ConfigError(f"{origin(choice.options)}: {rule}")
             continue
-        model = _model_of(choice, key, name, origin)
-        ready = read_options(model, name, choice.options, options, origin)
+        fields = _fields_of(choice, key, name, origin)
+        ready = read_options(fields, name, choice.options, options, origin)
         section, _, table = choice.options.partition(".")
         changed = getattr(config, section).model_copy(update={table: ready})
         config = config.model_copy(update={section: changed})
@@ -144,10 +148,10 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
     callbacks = {}
     for name, options in config.run.callbacks.items():
         key = f"run.callbacks.{name}"
-        model = _model_of(_CALLBACK, "run.callbacks", name, origin)
+        fields = _fields_of(_CALLBACK, "run.callbacks", name, origin)
         if not isinstance(options, Mapping):
             raise ConfigError(f"{origin(key)}: {key} must be a table of options, got {options!r}")
-        callbacks[name] = read_options(model, name, key, options, origin)
+        callbacks[name] = read_options(fields, name, key, options, origin)
     return config.model_copy(update={"run": config.run.model_copy(update={"callbacks": callbacks})})
 
 
@@ -160,10 +164,10 @@ def _require_known(
         raise ConfigError(f"{origin(key)}: {error}") from None
 
 
-def _model_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]) -> type[Section]:
+def _fields_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]) -> Fields:
     _require_known(key, name, choice.names, origin)
     try:
-        return choice.model(name)
+        return choice.fields(name)
     except (TypeError, NameError) as error:
         if not is_own(name):
             raise

@@ -5,12 +5,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.schema.constraints import annotation_of, refusal, require_float32
+from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value
 
 # The keys that hold one number for all clients, or one for each.
 KEYS = (
@@ -44,7 +42,9 @@ def with_client_numbers(config: Config) -> Config:
             section = getattr(section, part)
         rule = f"be left out, since a column of {file} fills it"
         checks.require(name not in section.model_fields_set, key, rule, getattr(section, name))
-        _require_kind(key, annotation_of(type(section).model_fields[name]), column)
+        kind = annotation_of(type(section).model_fields[name])
+        for client, number in column.items():
+            ready_value(column.place(client), key, kind, {client: number})
         config = _replaced(config, path, name, column)
     return _replaced(config, ["data"], "client_numbers", None)
 
@@ -59,17 +59,6 @@ class _Column(dict[str, float]):
     def place(self, name: str) -> str:
         """Names the line of a client."""
         return files.at_line(self.file, self.line_of[name])
-
-
-def _require_kind(key: str, kind: Any, column: _Column) -> None:
-    """Requires each number of a column to be of its key's kind, and of a size for float32."""
-    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
-    for name, number in column.items():
-        try:
-            adapter.validate_python({name: number}, strict=True)
-        except ValidationError:
-            raise refusal(column.place(name), key, kind, {name: number}) from None
-        require_float32(column.place(name), key, number)
 
 
 def listed(config: Config, names: Sequence[str] | None) -> Config:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import dp_accounting
 import numpy as np
 
-from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core import checks
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.schema.config import (
     ClientLevel,
@@ -17,7 +17,7 @@ from fedjax_dp.experiment.schema.config import (
     PrivacySection,
     TrainingSection,
 )
-from fedjax_dp.experiment.schema.constraints import Section, check_one_for_each
+from fedjax_dp.experiment.schema.constraints import Section
 from fedjax_dp.privacy.accounting import dp_accounting_adapter
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import DistributedDiscreteGaussianDpEvent
@@ -60,7 +60,7 @@ def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
     Raises:
       UnsupportedEvent: holding the reason, and what to change so that nothing is refused.
     """
-    check_one_for_each("training.batch_size", asked.training.batch_size, len(sizes))
+    checks.one_for_each("training.batch_size", asked.training.batch_size, len(sizes))
     try:
         _tell(asked, sizes)
     except ValueError as error:
@@ -71,7 +71,7 @@ def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
 def require_possible_analysis(asked: Asked, num_clients: int) -> None:
     """Requires an analysis for clients of some size, before sizes are known."""
     try:
-        require_analysis(asked, np.full(num_clients, COUNT_LIMIT))
+        require_analysis(asked, np.full(num_clients, checks.COUNT_LIMIT))
     except UnsupportedEvent as error:
         # A batch that holds all of a client is not sampled, and may have an analysis.
         with contextlib.suppress(UnsupportedEvent):

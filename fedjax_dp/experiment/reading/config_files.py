@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.algorithms.registry import ALGORITHMS, options_of
@@ -18,12 +17,10 @@ from fedjax_dp.experiment.schema.constraints import (
     ConfigError,
     Section,
     annotation_of,
-    as_asked,
     bare,
     kinds_of,
-    may_be_none,
-    refusal,
-    require_float32,
+    ready_value,
+    with_floats,
 )
 
 _COMMAND_LINE = "command line"
@@ -72,13 +69,7 @@ def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -
 
     replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
     tables = functools.reduce(_without, replaced, tables)
-    merged = _prepared(ROOT, _merged(tables, changes), (), origin)
-    try:
-        config = Config.model_validate(merged)
-    except ValidationError as error:
-        raise _first(error, merged, origin) from None
-    _require_float32(config, "", origin)
-    return read_parts(config, origin)
+    return read_parts(_section(ROOT, _merged(tables, changes), (), origin), origin)
 
 
 def _read(path: str | pathlib.Path) -> dict[str, Any]:
@@ -287,10 +278,10 @@ def _unknown(key: str, origin: str, *, is_section: bool = False) -> ConfigError:
     )
 
 
-def _prepared(
+def _section(
     field: FieldInfo, table: Any, path: tuple[str, ...], origin: Callable[[str], str]
-) -> dict[str, Any]:
-    """Readies a section's table for validation: known keys alone, the word "none" as None."""
+) -> Any:
+    """Makes a section of its table."""
     here = ".".join(path)
     if not isinstance(table, Mapping):
         raise ConfigError(f"{origin(here)}: {here} must be a section, got {table!r}")
@@ -314,22 +305,11 @@ def _prepared(
                     f"{tag_of(section, field)}, got {value!r}; it belongs to {words}"
                 )
         elif sections_of(known[name]):
-            ready[name] = _prepared(known[name], value, inner, origin)
-        elif value == "none" and may_be_none(known[name].annotation):
-            ready[name] = None
+            ready[name] = _section(known[name], value, inner, origin)
         else:
-            ready[name] = as_asked(known[name].annotation, value)
-    return ready
-
-
-def _require_float32(section: Section, prefix: str, origin: Callable[[str], str]) -> None:
-    """Requires all numbers to be of a size that float32 has; options are read with their part."""
-    for name, field in type(section).model_fields.items():
-        value, key = getattr(section, name), f"{prefix}{name}"
-        if isinstance(value, Section):
-            _require_float32(value, f"{key}.", origin)
-        elif field.annotation != Options:
-            require_float32(origin(key), key, value)
+            kind = annotation_of(known[name])
+            ready[name] = with_floats(kind, ready_value(origin(key), key, kind, value))
+    return section.model_construct(**ready)
 
 
 def _chosen(
@@ -351,20 +331,3 @@ def _chosen(
             + (f"; did you mean {hint!r}?" if hint else "")
         )
     return choices[word]
-
-
-def _first(
-    error: ValidationError, tables: Mapping[str, Any], origin: Callable[[str], str]
-) -> ConfigError:
-    """Makes the error for the first value that is not of its kind."""
-    field, value = ROOT, tables
-    path: list[str] = []
-    for part in error.errors()[0]["loc"]:
-        if not sections_of(field):
-            break
-        if part in value:
-            section = _chosen(field, value, ".".join(path), origin)
-            field, value = section.model_fields[str(part)], value[str(part)]
-            path.append(str(part))
-    key = ".".join(path)
-    return refusal(origin(key), key, annotation_of(field), value)

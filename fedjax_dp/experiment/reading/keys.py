@@ -28,7 +28,7 @@ def describe_choice(word: str) -> list[Row]:
         )
     choice = CHOICES[key]
     checks.one_of(key, name, choice.names)
-    fields = choice.model(name).model_fields
+    fields = choice.fields(name)
     return [_row(f"{choice.options}.{option}", field) for option, field in fields.items()]
 
 
@@ -60,7 +60,7 @@ def _row(key: str, field: FieldInfo) -> Row:
     default = (
         "needed" if field.is_required() else _shown(field.get_default(call_default_factory=True))
     )
-    return key, rule_of(annotation_of(field)), default, field.description or ""
+    return key, rule_of(annotation_of(field)).words, default, field.description or ""
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,6 @@ from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
-from fedjax_dp.experiment.components.catalogue import read_parts
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.reading.analysis import Asked, require_possible_analysis
@@ -29,7 +28,6 @@ from fedjax_dp.experiment.schema.config import (
     RunSection,
     TrainingSection,
 )
-from fedjax_dp.experiment.schema.constraints import check_one_for_each
 from fedjax_dp.server.registry import AROUND
 
 # Options of algorithms that may be a list with one entry for each client.
@@ -38,7 +36,6 @@ _BY_CLIENT = ("declared_epsilon", "clusters")
 
 def validate(config: Config) -> None:
     """Checks all that can be known before data are read; named lists are resolved."""
-    read_parts(config, lambda key: "configuration")
     name, privacy = config.algorithm.name, config.privacy
     entry = algorithms.ALGORITHMS[name]
     _check_public_examples(name, entry, config.data.public_examples)
@@ -73,13 +70,13 @@ def check_clients(config: Config, num_clients: int) -> None:
     """Checks all that can be known once the clients that train are counted."""
     privacy, options = config.privacy, config.algorithm.options
     for key in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
-        check_one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
+        checks.one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
     if "record" in privacy.units:
         for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
-            check_one_for_each(f"privacy.record.{key}", getattr(privacy.record, key), num_clients)
-    check_one_for_each("acceleration.weights", config.acceleration.weights, num_clients)
+            checks.one_for_each(f"privacy.record.{key}", getattr(privacy.record, key), num_clients)
+    checks.one_for_each("acceleration.weights", config.acceleration.weights, num_clients)
     for key in _BY_CLIENT:
-        check_one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
+        checks.one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation_of(config.participation, num_clients)

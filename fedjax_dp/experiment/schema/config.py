@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge, Le, Lt, MinLen
-from pydantic import Field, StringConstraints
+from annotated_types import Ge, Le, MinLen
+from pydantic import Field
 
 from fedjax_dp.core.messages import Encoding
 from fedjax_dp.core.ranges import (
@@ -13,8 +13,10 @@ from fedjax_dp.core.ranges import (
     Fraction,
     Index,
     NonNegative,
+    Pattern,
     Positive,
     ProperFraction,
+    Seed,
     Size,
 )
 from fedjax_dp.experiment.schema.constraints import Section
@@ -33,7 +35,13 @@ Positives = Positive | Each[Positive] | ByName[Positive]
 NonNegatives = NonNegative | Each[NonNegative] | ByName[NonNegative]
 Amounts = Amount | Each[Amount] | ByName[Amount]
 # Names a folder too, and never leads out of its own.
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w .,=+-]*$")]
+Name = Annotated[
+    str,
+    Pattern(
+        r"\w[\w .,=+-]*",
+        "a plain name of letters, digits, spaces and .,=+-_, not begun by a sign",
+    ),
+]
 Options = dict[str, Any]
 
 
@@ -52,9 +60,7 @@ class RunSection(Section):
         None, "name of the run, for titles and its folder; that of the data if not given"
     )
     # A key holds 32 bits of its seed: beyond them two seeds would share all noise.
-    seed: Annotated[int, Ge(0), Lt(2**32)] = _setting(
-        0, "root of all random draws, of the partition too"
-    )
+    seed: Seed = _setting(0, "root of all random draws, of the partition too")
     secret: bool = _setting(
         False, "draw cohorts, batches and noise from a root that only the checkpoint holds"
     )
