@@ -367,7 +367,7 @@ MASKED = "--algorithm.aggregator=gradient_mask"
         ),
         (
             (OPEN, "--algorithm.name=q_ffl", "--algorithm.options.q=200"),
-            "algorithm.options.q must be a number in [0, 20], got 200",
+            "algorithm.options.q must be in [0, 20], got 200",
         ),
     ],
 )

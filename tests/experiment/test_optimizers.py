@@ -37,5 +37,5 @@ def test_weight_decay_pulls_weights_before_momentum(momentum, nesterov):
 def test_weight_decay_is_a_key_of_sgd():
     words = ["--training.optimizer_options.weight_decay=1e-5"]
     assert load_config(None, words).training.optimizer_options == {"weight_decay": 1e-5}
-    with pytest.raises(ConfigError, match=r"weight_decay must be .* at least 0 .* got -1"):
+    with pytest.raises(ConfigError, match=r"weight_decay must be at least 0, got -1"):
         load_config(None, ["--training.optimizer_options.weight_decay=-1"])
