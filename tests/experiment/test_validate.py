@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from run_folders import NOT_PRIVATE, SMALL, execute
@@ -11,6 +12,7 @@ from fedjax_dp.data import datasets
 from fedjax_dp.engine.execution import compile as engine
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import assemble, population
+from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running.run_folder import next_folder
@@ -28,6 +30,8 @@ def no_data(monkeypatch):
     def touched(*_args, **_kwargs):
         raise TouchedError("data were read")
 
+    # How many devices there are is settled once JAX has started.
+    jax.devices()
     monkeypatch.setattr(population.datasets, "load", touched)
 
 
@@ -55,28 +59,14 @@ def test_the_trap_of_training_does_spring(tmp_path, no_training):
         execute(tmp_path / "run", *SMALL, *NOT_PRIVATE)
 
 
-UNKNOWN = [
-    ("data.name", "digts", "digits"),
-    ("data.options.test_fracton", "0.5", "test_fraction"),
-    ("data.partition", "dirichle", "dirichlet"),
-    ("data.partition_options.alhpa", "0.5", "alpha"),
-    ("model.name", "logistic_regresion", "logistic_regression"),
-    ("algorithm.name", "dp_sdg", "dp_sgd"),
-    ("algorithm.aggregator", "trimed_mean", "trimmed_mean"),
-    ("training.optimizer", "sdg", "sgd"),
-    ("training.optimizer_options.momentun", "0.9", "momentum"),
-]
-
-
-@pytest.mark.parametrize(("key", "value", "nearest"), UNKNOWN)
-def test_names_that_do_not_exist_are_refused_before_data_are_read(
-    tmp_path, no_data, key, value, nearest
-):
+@pytest.mark.parametrize("key", CHOICES)
+def test_names_that_do_not_exist_are_refused_before_data_are_read(tmp_path, no_data, key):
+    name = next(iter(CHOICES[key].names))
     with pytest.raises(ValueError) as error:
-        execute(tmp_path / "run", *SMALL, f"--{key}={value}")
+        execute(tmp_path / "run", *SMALL, f"--{key}={name}x")
     message = str(error.value)
-    assert message.startswith("command line: ") and key in message and value in message
-    assert message.endswith(f"did you mean {nearest!r}?")
+    assert message.startswith(f"command line: {key} must be one of ") and f"'{name}x'" in message
+    assert message.endswith(f"did you mean {name!r}?")
     assert not (tmp_path / "run").exists()
 
 
@@ -169,88 +159,23 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             "there is no option algorithm.options.mu of dp_sgd, got 1; dp_sgd has no options",
         ),
         (
-            ("--data.partition=natural", "--data.partition_options.alpha=1"),
-            "there is no option data.partition_options.alpha of natural, got 1",
-        ),
-        (
             ("--privacy.unit=none", "--algorithm.name=ifca"),
             "algorithm.options must hold 'num_models', an integer",
-        ),
-        (
-            ("--data.partition_options.alpha=abc",),
-            "data.partition_options.alpha must be a number above 0, got 'abc'",
-        ),
-        (
-            ("--training.optimizer=adam", "--training.optimizer_options.b1=high"),
-            "training.optimizer_options.b1 must be a number in [0, 1), got 'high'",
-        ),
-        (
-            ("--training.optimizer_options.nesterov=1",),
-            "training.optimizer_options.nesterov must be true or false, got 1",
-        ),
-        (
-            ("--data.options.test_fraction=most",),
-            "data.options.test_fraction must be a number in (0, 1)",
         ),
         (
             (*DP_FEDAVG, "--algorithm.aggregator=trimmed_mean"),
             "algorithm.aggregator must be none where clients are protected",
         ),
         (
-            (
-                "--privacy.unit=none",
-                "--algorithm.name=feddyn",
-                "--algorithm.aggregator=weighted_mean",
-            ),
+            (*FEDAVG[:1], "--algorithm.name=feddyn", "--algorithm.aggregator=weighted_mean"),
             "algorithm.aggregator must be none for feddyn, which combines updates in a way of",
         ),
         (
             (*FEDAVG, "--algorithm.aggregator_options.trimmed_share=0.1"),
             "algorithm.aggregator_options must be empty where no algorithm.aggregator is given",
         ),
-        (
-            ("--run.rounds=0",),
-            "run.rounds must be an integer of at least 1 and below 2^31, got 0",
-        ),
-        (("--run.evaluate_every=0",), "run.evaluate_every must be an integer of at least 1"),
-        (
-            ("--run.checkpoint_every=-2",),
-            "run.checkpoint_every must be an integer of at least 1",
-        ),
-        (("--run.seed=-1",), "run.seed must be an integer in [0, 2^32), got -1"),
-        (("--run.seed=4294967296",), "run.seed must be an integer in [0, 2^32)"),
-        (
-            ("--data.num_clients=0",),
-            "data.num_clients must be an integer of at least 1 and below 2^31, got 0",
-        ),
-        (
-            ("--data.client_test_share=1.0",),
-            "data.client_test_share must be a number in [0, 1), got 1.0",
-        ),
-        (
-            ("--training.learning_rate=-1",),
-            "training.learning_rate must be a number of at least 0",
-        ),
-        (
-            ("--training.batch_size=0.5",),
-            "training.batch_size must be a number of at least 1",
-        ),
-        (
-            ("--training.num_epochs=-1",),
-            "training.num_epochs must be a number of at least 0",
-        ),
-        (("--training.num_steps=1e30",), "a number of at least 0 and below 2^31 or a list"),
-        (("--run.rounds=10000000000000",), "of at least 1 and below 2^31, got 10000000000000"),
-        (("--training.num_steps=-1",), "training.num_steps must be a number of at least 0"),
-        (
-            ("--training.micro_batch_size=0",),
-            "training.micro_batch_size must be an integer of at least 1",
-        ),
+        (("--training.num_steps=1e30",), "training.num_steps must be at least 0 and below 2^31"),
         (("--execution.devices=4096",), "devices must be at most"),
-        (
-            ("--execution.clients_per_chunk=0",),
-            "execution.clients_per_chunk must be an integer of at least 1 and below 2^31 or",
-        ),
     ],
 )
 def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data, words, message):
@@ -263,24 +188,8 @@ def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data,
     ("words", "message"),
     [
         (
-            ("--privacy.record.clip_norm=-1",),
-            "privacy.record.clip_norm must be a number above 0",
-        ),
-        (
-            ("--privacy.record.clip_norm=[1, 0, 1]",),
-            "privacy.record.clip_norm must be a number above 0 or a list",
-        ),
-        (("--privacy.record.epsilon=0",), "privacy.record.epsilon must be a number above 0"),
-        (
-            ("--privacy.record.noise_multiplier=-1",),
-            "noise_multiplier must be a number of at least 0",
-        ),
-        *(
-            (
-                (f"--privacy.record.dp_delta={delta}",),
-                "privacy.record.dp_delta must be a number in (0, 1)",
-            )
-            for delta in ("0.0", "1.0", "-1e-5", "2", "[0.1, 0.0, 0.1]", "[0.1, 0.1, 1.0]")
+            ("--privacy.record.dp_delta=[0.1, 0.1, 1.0]",),
+            "privacy.record.dp_delta must be a number in (0, 1) or a list",
         ),
         (
             ("--privacy.record.noise_multiplier=0",),
@@ -299,32 +208,14 @@ def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data,
             (*DP_FEDAVG, "--privacy.client.noise_multiplier=0"),
             "privacy.client.noise_multiplier must be above 0 to keep the budget",
         ),
-        ((*DP_FEDAVG, "--privacy.client.clip_norm=-1"), "privacy.client.clip_norm must be"),
-        (
-            (*DP_FEDAVG, "--privacy.client.dp_delta=1"),
-            "privacy.client.dp_delta must be a number in (0, 1)",
-        ),
-        *(
-            (
-                (*DP_FEDAVG, f"--privacy.client.{key}=[1, 1, 1]"),
-                f"privacy.client.{key} must be a number",
-            )
-            for key in ("clip_norm", "noise_multiplier", "epsilon")
-        ),
         (
             (*DP_FEDAVG, "--privacy.client.dp_delta=[0.1, 0.1, 0.1]"),
             "privacy.client.dp_delta must be a number in (0, 1), got [0.1, 0.1, 0.1]",
         ),
         (("--privacy.unit=client",), "privacy.unit must be record or both for the algorithm dp_sg"),
-        (("--privacy.unit=none",), "privacy.unit must be record or both for the algorithm dp_sgd"),
-        (("--algorithm.name=dp_fedavg",), "privacy.unit must be client or both"),
         (
             ("--privacy.unit=client", "--algorithm.name=scaffold"),
             "privacy.unit must be none or record for the algorithm scaffold, got 'client'",
-        ),
-        (
-            ("--algorithm.name=ifca", "--algorithm.options.num_models=2"),
-            "privacy.unit must be none for the algorithm ifca, got 'record'",
         ),
     ],
 )
@@ -344,27 +235,27 @@ def two_numbers(key):
     return [0.1, 0.2] if key.endswith("dp_delta") else [1.0, 2.0]
 
 
-@pytest.mark.parametrize("key", PER_CLIENT)
 def test_lists_of_another_length_than_the_clients_are_refused_before_data_are_read(
-    tmp_path, no_data, key
+    tmp_path, no_data
 ):
-    with pytest.raises(ValueError) as error:
-        execute(tmp_path / "run", *SMALL, f"--{key}={two_numbers(key)}")
-    rule = "be one number or have one for each of the 3 clients"
-    assert str(error.value) == f"{key} must {rule}, got {two_numbers(key)}"
+    for key in PER_CLIENT:
+        with pytest.raises(ValueError) as error:
+            execute(tmp_path / "run", *SMALL, f"--{key}={two_numbers(key)}")
+        rule = "be one number or have one for each of the 3 clients"
+        assert str(error.value) == f"{key} must {rule}, got {two_numbers(key)}"
 
 
-@pytest.mark.parametrize("key", PER_CLIENT)
 def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
-    tmp_path, no_training, monkeypatch, key
+    tmp_path, no_training, monkeypatch
 ):
     real = datasets.load("digits")
     clients = np.arange(len(real.train["y"])) % 3
     data = dataclasses.replace(real, train_clients=clients)
     monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
-    with pytest.raises(ValueError) as error:
-        execute(tmp_path / "run", "--data.partition=natural", f"--{key}={two_numbers(key)}")
-    assert key.rpartition(".")[2] in str(error.value) and "3 clients" in str(error.value)
+    for key in PER_CLIENT:
+        with pytest.raises(ValueError) as error:
+            execute(tmp_path / "run", "--data.partition=natural", f"--{key}={two_numbers(key)}")
+        assert key.rpartition(".")[2] in str(error.value) and "3 clients" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -375,20 +266,12 @@ def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
             "participation.cohort_size must be at most the population of 3 clients, got 4.0",
         ),
         (
-            ("--participation.sampler=fixed_size", "--participation.cohort_size=0"),
-            "participation.cohort_size must be a number above 0 or none, got 0",
-        ),
-        (
             ("--participation.cohort_size=2",),
             "participation.cohort_size must be left out under the sampler everybody",
         ),
         (
             ("--participation.sampler=cyclic", "--participation.capacity=2"),
             "participation.capacity must be left out under the sampler cyclic, got 2",
-        ),
-        (
-            ("--participation.sampler=poisson", "--participation.capacity=0"),
-            "capacity must be an integer of at least 1 and below 2^31 or none, got 0",
         ),
     ],
 )
