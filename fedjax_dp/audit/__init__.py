@@ -1,4 +1,4 @@
-"""Audits: what attacks prove of the engine's own rounds, beside what is claimed."""
+"""Audits: lower bounds on ε from attacks on the engine's rounds, beside the claimed ε."""
 
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.audit.clients import plant_clients

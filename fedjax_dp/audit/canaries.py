@@ -1,4 +1,4 @@
-"""Canaries: clients or records of the auditor's making, planted in a population and watched."""
+"""Canaries: clients or records made by the auditor, planted in a population and observed."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 
-# The array that tells the engine's programs which records are canaries: -1 for an ordinary record,
+# The array that marks the records that are canaries: -1 for an ordinary record,
 # k for canary k that is included, -2 - k for canary k that is not.
 MARK = "canary"
 # A canary's contribution before clipping, in units of the parameters: far beyond any clip norm.
 STRENGTH = 1e6
-# The name under which a watched algorithm tells what an attacker sees of canaries.
+# The name under which the algorithm's info reports what an attacker sees of canaries.
 SEEN = "seen_of_canaries"
 
 

@@ -40,9 +40,9 @@ def plant_clients(
 ) -> Planted:
     """Adds clients whose update is one entry of the parameters, far above the clip norm.
 
-    No two canaries share an entry, so that in the released aggregate each shows in its own place.
-    Under zero-out a canary that is not included sends an update that is not finite, which the
-    engine counts as nobody's; under replace-one it sends the opposite update.
+    No two canaries share an entry, so that each has its own place in the released aggregate. Under
+    zero-out a canary that is not included sends an update that is not finite, which contributes
+    zero; under replace-one it sends the opposite update.
 
     Args:
       algorithm: an algorithm that claims privacy for clients; its aggregate, behind a mask the

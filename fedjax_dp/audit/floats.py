@@ -75,10 +75,10 @@ def search_sums(
             if rng.random() < 0.3:
                 records = [records[place]] * batch_size
             batch = {name: np.stack([r[name] for r, _ in records]) for name in records[0][0]}
-        everybody, alone = np.ones(batch_size, bool), np.arange(batch_size) == place
+        all_real, alone = np.ones(batch_size, bool), np.arange(batch_size) == place
         by_itself = total(batch, alone)
         moved = max(
-            distance(total(batch, everybody), total(batch, ~alone)),
+            distance(total(batch, all_real), total(batch, ~alone)),
             distance(by_itself, jax.tree.map(jnp.zeros_like, by_itself)),
         )
         ratio = moved / bound
@@ -111,7 +111,7 @@ def hostile_records(
 
     def make(rng):
         made, families = {}, []
-        # What one array is too small for, another may make up for.
+        # Where one array is too small, another is large.
         balance = None
         if rng.random() < 0.4:
             balance = int(_exponent(rng) if rng.random() < 0.5 else rng.choice([-63, 63]))
@@ -208,7 +208,7 @@ def search_norms(
             for (_, family), array in zip(arrays, np.asarray(after["w"]), strict=True):
                 tried += 1
                 ratio = norm(array.astype(np.float64)) / bound
-                # What is no number is above every bound.
+                # NaN is above every bound.
                 if not ratio <= worst.ratio:
                     name = f"{family}, {'×'.join(map(str, shape))}"
                     worst = Worst(np.inf if np.isnan(ratio) else ratio, tried, name)

@@ -24,22 +24,21 @@ def check_client(
 ) -> list[StepCheck]:
     """Compares everything that a client sends, with and without a canary among its records.
 
-    In every stage in which a client does nothing but train, it takes one local step on all of its
-    records. Each part of what it sends (and its own model, where it sends nothing) must carry noise
-    to hide the canary's share in it, or must not depend on the canary at all, as its weight must
-    not. Parts are looked at one by one, since one may be a function of another, like a control
-    variate of an update. Votes have no distance that noise could be held against: they are left to
-    the canaries, and all else is looked at.
+    In every stage in which a client only trains, it takes one local step on all of its records.
+    Each part of what it sends (or its own model, where it sends nothing) must carry noise that
+    hides the canary's share, or must not depend on the canary at all; its weight must not. Parts
+    are compared one by one, since one may be a function of another, like a control variate of an
+    update. Votes have no distance to compare with noise: `plant_votes` attacks them.
 
     Args:
-      planted: canary records in an algorithm whose local optimiser is plain SGD; others do not
-        keep differences in proportion to the noise.
+      planted: canary records in an algorithm whose local optimiser is plain SGD; others change the
+        ratio of differences to noise.
       state: a state of the planted algorithm.
       key: root of all draws.
       num_draws: steps from which the noise is measured, at least 2.
 
     Returns:
-      The checks; empty where no event states like releases with noise of a known kind.
+      The checks; empty where no event consists of equal releases with noise of a known kind.
 
     Raises:
       ValueError: if the canaries are not records.

@@ -19,7 +19,7 @@ from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import ModelChoice
 
-# The array that holds the label of what stands in a canary's place under replace-one.
+# The array that holds the label of the record that replaces a canary under replace-one.
 OTHER = "other_label"
 
 
@@ -36,8 +36,8 @@ def plant_losses(
 ) -> Planted:
     """Adds mislabelled copies of records, which are learned by the model's own loss.
 
-    A canary's gradient is whatever the network makes of it, so that everything between a record and
-    an update is attacked: per-example gradients, their norms, clipping, sums and noise. An attacker
+    A canary's gradient is that of the network, so that everything between a record and an update is
+    attacked: per-example gradients, their norms, clipping, sums and noise. An attacker
     who knows the canary and the model that a client starts from projects what the client sends on
     that gradient, and likewise the change of the client's own model. Where the client
     chooses one of several models, it sees the choice beside the update: whether the canary's

@@ -1,4 +1,4 @@
-"""Membership inference: what the outputs of a model alone tell about who it was trained on."""
+"""Membership inference from the outputs of a model alone."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ _SMALLEST_LOSS = 1e-6
 
 
 class MembershipResult(NamedTuple):
-    """How well an attacker told members from others, on examples that it did not learn from.
+    """How well an attacker distinguished members from others, on examples held out from it.
 
     Attributes:
       accuracy: share of right answers; 1/2 is guessing.
@@ -127,7 +127,7 @@ def attack_model(
       params: its parameters after training.
       members: examples that it was trained on, named arrays `[examples, ...]`.
       others: examples of the same kind that it was not trained on.
-      rng: draws who is looked at.
+      rng: draws the examples that are attacked.
 
     Returns:
       The result.

@@ -42,10 +42,10 @@ def plant_records(
     """Adds records whose gradient is one entry of the parameters, far above the clip norm.
 
     The model is wrapped: for a canary the loss is a multiple of one parameter, and its prediction
-    counts as right where it is included; for all other records both are what they were. What is
-    watched is what leaves the client, or, where nothing does, the client's own model. Under
-    zero-out a canary that is not included has gradient zero and the client's size, which is
-    public, stays; under replace-one it has the opposite gradient.
+    is correct where it is included; other records are unchanged. The attacker observes what leaves
+    the client, or, where nothing does, the client's own model. Under zero-out a canary that is not
+    included has gradient zero, and the client's size, which is public, does not change; under
+    replace-one it has the opposite gradient.
 
     Args:
       make_algorithm: `(model) -> algorithm` that claims privacy for records.
@@ -124,7 +124,7 @@ def watch_records(
         return output._replace(info={**output.info, SEEN: seen})
 
     def scores(record, info):
-        # What is told is the mean over those who contributed.
+        # The info holds the mean over the clients that contributed.
         count = jnp.sum(jnp.asarray(record.fate) == Fate.CONTRIBUTED, axis=-1)
         seen = info.clients[SEEN]
         return seen * count.reshape(count.shape + (1,) * (seen.ndim - count.ndim))

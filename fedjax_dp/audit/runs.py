@@ -1,4 +1,4 @@
-"""Audits: attacks through canaries, and what they prove beside what is claimed."""
+"""Audits: attacks through canaries, and the ε that they prove beside the claimed ε."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,19 +25,19 @@ from fedjax_dp.privacy.events import flatten
 from fedjax_dp.privacy.reports import auditing
 from fedjax_dp.privacy.reports.auditing import LowerBound
 
-# What a thousand runs can tell apart shows at a large δ; the ledger's claim holds at every δ.
+# A thousand runs suffice at a large δ; the ledger's claim holds at every δ.
 _LARGE_DELTA = 0.1
 # With fewer runs no threshold proves anything.
 _FEWEST_RUNS = 40
 
 
 class AuditRuns(NamedTuple):
-    """What the auditor did and saw.
+    """The auditor's coins and observations.
 
     Attributes:
       planted: what was attacked.
-      seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`; where it
-        sees several numbers a round, they stand in the place of as many rounds.
+      seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`; several
+        numbers a round count as so many rounds.
       is_included: the auditor's coins, `[runs, canaries]`, bool.
       record: of every round, `[runs, rounds, ...]`, on the host.
       federation: what was run.
@@ -92,7 +92,7 @@ def run_audit(
 ) -> AuditRuns:
     """Runs a planted population, every canary included with probability 1/2 in every run.
 
-    All runs are one program and start from the same parameters; keys and coins tell them apart.
+    All runs are one program and start from the same parameters, with keys and coins of their own.
     A round is `Federation.step`, as in any simulation, on examples whose marks differ by run.
 
     Args:
@@ -102,11 +102,11 @@ def run_audit(
       num_rounds: rounds of each run, at least 1.
       runs_at_once: runs that are computed side by side; memory follows it.
       execution: how the rounds are laid out, on one device that holds all examples.
-      running: what runs in the place of `planted.algorithm`, whose claims stay those that bounds
-        are held against; the same with less noise shows what an audit can find.
+      running: runs in place of `planted.algorithm`, with whose claims bounds are still compared;
+        the same algorithm with less noise shows what an audit can find.
 
     Returns:
-      What was seen, and the coins, on the host.
+      Observations and coins, on the host.
 
     Raises:
       ValueError: if an argument is not valid, or the population with its canaries has no privacy
@@ -134,7 +134,7 @@ def run_audit(
                 return state, (planted.scores(record, info), record)
 
             state, left = jax.lax.scan(one_round, own[0] if own else states, None, num_rounds)
-            # The states of all runs side by side are kept only where somebody goes on with them.
+            # The states of all runs side by side are returned only where they are needed.
             return (None if is_last else state), left
 
         has_own = jnp.ndim(states.round) > 0
@@ -153,7 +153,7 @@ def run_audit(
             states = _after_host_steps(states, steps, bound.hyper, keys)
     seen, record = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
     if running is not None:
-        # What is charged is what was claimed, and not what these rounds ran with.
+        # The claimed numbers are charged, and not those that these rounds ran with.
         record = record._replace(digest=None)
     seen = seen.astype(np.float64).reshape(num_runs, -1, seen.shape[-1])
     return AuditRuns(planted, seen, np.asarray(is_included), record, claimed)

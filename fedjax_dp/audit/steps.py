@@ -53,8 +53,8 @@ def check_gradient_rule(
 ) -> list[StepCheck]:
     """Compares sums and releases of a gradient rule on batches that differ in one record.
 
-    The first record of the batch is there or not, or is exchanged for another, or lies in the
-    padding; it holds what it holds, and everything that `extreme_records` lists.
+    The first record of the batch is present or not, or is exchanged for another, or lies in the
+    padding; it is itself, and every record that `extreme_records` lists.
 
     Args:
       rule: a rule that claims privacy.
@@ -76,7 +76,7 @@ def check_gradient_rule(
     size = len(next(iter(batch.values())))
     checks.require(size >= 2, "batch", "hold two examples at least", size)
     contribution, event = float(rule.bound(config).contribution), rule.event(config)
-    everybody, others = np.ones(size, bool), np.arange(size) > 0
+    all_real, others = np.ones(size, bool), np.arange(size) > 0
 
     @jax.jit
     def total(batch, is_real):
@@ -88,12 +88,12 @@ def check_gradient_rule(
 
     without = total(batch, others)
     zeros = trees.zeros_like(without)
-    before = farthest = total(batch, everybody)
+    before = farthest = total(batch, all_real)
     alone = present = exchanged = padded = 0.0
     first = {name: array[0] for name, array in batch.items()}
     for record in extreme_records(first, np.random.default_rng(0)):
         changed = {name: np.stack([record[name], *array[1:]]) for name, array in batch.items()}
-        summed = total(changed, everybody)
+        summed = total(changed, all_real)
         moved = distance(summed, without)
         if math.isfinite(moved) and moved > present:
             farthest = summed
@@ -136,9 +136,8 @@ def check_cohort(
     """Compares the engine's round on cohorts that differ in one client.
 
     A few clients take part, all where clients share the noise; of these the last sends the updates
-    and weights that `extreme_updates` lists, or NaN, which counts as nobody's, while the others
-    send ones. What is compared is all that a round releases: the aggregate and the aggregator's
-    next state.
+    and weights that `extreme_updates` lists, or NaN, which contributes zero, while the others send
+    ones. All that a round releases is compared: the aggregate and the aggregator's next state.
 
     Args:
       algorithm: an algorithm that claims privacy for clients, with the numbers to be checked.
@@ -180,7 +179,7 @@ def check_cohort(
     rounds = []
 
     def length_of(update: PyTree, weight: float) -> float:
-        """How long what reaches the noise is; the engine lets nobody add what is not finite."""
+        """Measures what reaches the noise; updates that are not finite contribute zero."""
         part = contribution_of(update, weight)
         if not trees.is_finite((update, jnp.float32(weight), part)):
             return 0.0
@@ -209,7 +208,7 @@ def check_cohort(
     if stddev is not None:
         # Rounding adds to discrete noise; the first of tied rounds carries more than later ones.
         may_exceed = aggregator.encode is not None or claim.min_separation > 1
-        # What is no float, such as a seed that is released beside, is not what noise was added to.
+        # Noise is added to floats alone; a seed may be released beside them.
         leaves = [
             i
             for i, x in enumerate(jax.tree.leaves(without[0]))
@@ -219,7 +218,7 @@ def check_cohort(
             noise.against("noise of a round", float(stddev), leaves, may_exceed=may_exceed)
         )
     results.append(noise.same_as("noise with and without a client", quiet))
-    # Clients that add noise themselves add other noise than who stands in for them.
+    # Clients that add noise themselves do not add the noise of their substitutes.
     if not _adds_noise(algorithm, state, contribution_of(ordinary, 1.0), key):
         empty_slot = release(state, ordinary, 1.0, False, key)
         gap = distance(empty_slot, without)
@@ -241,7 +240,7 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
             sent = trees.where(is_last, update, ordinary)
             return ClientOutput(sent, jnp.where(is_last, weight, 1.0), None)
 
-        # These clients read no records and keep nothing.
+        # These clients read no records and have no state.
         declared = algorithm._replace(
             broadcast=lambda server, client: (),
             client=client,

@@ -47,7 +47,7 @@ def plant_votes(
     that no data hold, the wrapped model answers how far one parameter has moved from 0, where it
     starts. A canary's record is such an input, with a loss far above the clip norm; the public
     inputs of every round ask of every canary's parameter whether it has moved further than each of
-    `LEVELS`. What is watched is the votes alone.
+    `LEVELS`. The votes are all that is observed.
 
     Args:
       make_algorithm: `(model, public_x) -> algorithm` that claims privacy for records and whose

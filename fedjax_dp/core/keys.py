@@ -1,4 +1,4 @@
-"""Random keys, folded by purpose, so that no draw depends on who else was drawn before it."""
+"""Random keys, folded by purpose, so that no draw depends on the draws before it."""
 
 import enum
 import secrets
@@ -34,14 +34,14 @@ class Purpose(enum.IntEnum):
 def secret_key() -> PRNGKey:
     """Draws a root key from the operating system, as many random bits as a key of JAX holds.
 
-    For `Simulation.run`, in place of `jax.random.key(seed)`: cohorts, batches and noise are then no
-    function of anything that is written down. Whoever calls this keeps the key as long as the run
-    may have to go on to the same bits, and destroys it after.
+    For `Simulation.run`, in place of `jax.random.key(seed)`: cohorts, batches and noise then follow
+    from nothing that is written down. Keep the key for as long as the run may have to be resumed to
+    the same bits, and destroy it afterwards.
 
     Guarantee: the bits come from `secrets`. JAX's own generator, threefry2x32, holds 64 of them
-    (`jax.random.key_data`): who knows all but the noise of a release finds its key in 2^64 tries,
-    some years of one accelerator. It is no cryptographic generator, and nothing shorter is proven
-    impossible.
+    (`jax.random.key_data`): an attacker who knows all but the noise of a release finds its key in
+    2^64 tries, some years of one accelerator. It is no cryptographic generator, and no shorter
+    attack is proven impossible.
 
     Returns:
       The key, of the implementation that `jax.random.key` uses.

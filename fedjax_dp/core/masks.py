@@ -1,4 +1,4 @@
-"""Masks: which entries of arrays are alive, one bit each where they are kept."""
+"""Masks: which entries of arrays are alive, one bit each where they are stored."""
 
 import math
 from typing import Any
@@ -12,14 +12,12 @@ from fedjax_dp.core.trees import PyTree
 
 @flax.struct.dataclass
 class Sparse:
-    """Arrays of which only those entries are meant that a mask keeps.
-
-    It is what a sparse message is made of: whoever counts bytes counts the entries that are kept.
+    """Arrays of which only those entries count that a mask keeps, as in a sparse message.
 
     Attributes:
       values: arrays; 0 where the mask is.
       mask: of their structure, bool, with None in the place of an array that is whole.
-      is_known: whether who receives it has the mask, which then need not be sent; static.
+      is_known: whether the receiver has the mask, which then need not be sent; static.
     """
 
     values: PyTree

@@ -1,4 +1,4 @@
-"""Sums that keep what their roundings lose, so that their order does not matter."""
+"""Compensated sums, whose order does not matter."""
 
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ def over_first_axis(tree: PyTree) -> PyTree:
 
     Up to 85 numbers are added plainly, which errs by at most 8.7e-4 of the largest of them in all,
     with one of them and without it together (2^-24 · 85 · 169), in any order; longer sums are made
-    of such blocks, and keep what is lost between them.
+    of such blocks, with compensation between them.
     """
     return jax.tree.map(_over_first_axis, tree)
 

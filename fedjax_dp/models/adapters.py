@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
@@ -15,10 +15,26 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 
 Init = Callable[[PRNGKey], PyTree]
-Apply = Callable[..., tuple[Any, PyTree]]
 
 _TRAINING = ("is_training", "train", "training")
 _EVALUATION = ("deterministic", "use_running_average")
+
+
+class Apply(Protocol):
+    """A model's outputs."""
+
+    def __call__(
+        self,
+        params: PyTree,
+        x: Any,
+        /,
+        *,
+        is_training: bool = False,
+        key: PRNGKey | None = None,
+        mask: jax.Array | None = None,
+    ) -> tuple[Any, PyTree]:
+        """Computes outputs, `[examples, ...]`, and the parameters with refreshed buffers."""
+        ...
 
 
 def linen_functions(
@@ -81,8 +97,8 @@ def nnx_functions(
         checks.require(
             "mask" in inspect.signature(abstract.__call__).parameters,
             "constructor",
-            "build a module whose __call__ takes a mask and hands it to its batch norms, "
-            "because padded rows would enter the statistics",
+            "build a module whose __call__ takes a mask and passes it to its batch norms, "
+            "because padding would enter the statistics",
             class_name,
         )
 
@@ -157,12 +173,12 @@ def _settings_of(
 
 @contextlib.contextmanager
 def _masked_batch_norm(mask: jax.Array | None) -> Iterator[None]:
-    """Hands the mask of examples to every Linen batch norm that is called inside the context."""
+    """Passes the mask of examples to every Linen batch norm that is called in the context."""
     if mask is None:
         yield
         return
-    # Statistics over no row at all would be 0/0; they are computed over the zeros of the padded
-    # rows instead and thrown away afterwards.
+    # Statistics over no example would be 0/0; they are computed over the padding instead, which is
+    # zero, and thrown away afterwards.
     real = mask | ~jnp.any(mask)
 
     def interceptor(next_fn: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext):

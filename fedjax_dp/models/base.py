@@ -13,6 +13,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import adapters, kinds, lowering
+from fedjax_dp.models.adapters import Apply
 from fedjax_dp.models.kinds import Where
 from fedjax_dp.models.losses import Batch, CorrectFn, LossFn, resolve
 
@@ -22,12 +23,12 @@ def _same(params: PyTree) -> PyTree:
 
 
 class Model(NamedTuple):
-    """Holds what training and evaluation need to know of a model.
+    """A model: the functions that training and evaluation need.
 
     Attributes:
-      name: what reports call it.
+      name: the name in reports.
       init: `init(key) -> params`. The parameters are everything that is trained, sent and averaged,
-        buffers such as batch-norm statistics included; what is frozen is not among them.
+        including buffers such as batch-norm statistics, but no frozen parameters.
       apply: `apply(params, x, *, is_training=False, key=None, mask=None) -> (outputs, params)`.
         The outputs are `[examples, ...]`; the second result is `params` with refreshed buffers, the
         same object where nothing is refreshed. `is_training` is a Python bool, `key` feeds dropout,
@@ -39,15 +40,15 @@ class Model(NamedTuple):
         batch normalisation. Per-example clipping refuses such models.
       buffer_keys: names the buffers among `params`, whose leaves no gradient reaches and training
         refreshes, as `kinds.marked` takes it; empty where there are none.
-      full_params: `full_params(params) -> params` with the frozen parameters back in their places,
-        as whoever goes on without the `Model` needs them; the same object where nothing is frozen.
+      full_params: `full_params(params) -> params` with the frozen parameters, for use without the
+        `Model`; the same object where nothing is frozen.
       is_quadratic: whether the loss of every example is a quadratic function of the parameters,
-        which exact proximal steps ask for; nothing can check it.
+        which exact proximal steps require; it cannot be checked.
     """
 
     name: str
     init: Callable[[PRNGKey], PyTree]
-    apply: Callable[..., tuple[Any, PyTree]]
+    apply: Apply
     loss_fn: LossFn
     correct_fn: CorrectFn | None
     mixes_examples: bool
@@ -66,8 +67,8 @@ class Model(NamedTuple):
     ) -> tuple[jax.Array, PyTree]:
         """Computes the loss of every example.
 
-        Rows that `mask` rules out are set to zero before the model sees them, so that whatever
-        they hold, NaN included, reaches neither a loss nor a gradient.
+        Examples that `mask` rules out are zeroed before the model sees them, so that nothing in
+        them, NaN included, reaches a loss or a gradient.
 
         Args:
           params: the model's parameters.
@@ -116,9 +117,9 @@ class Model(NamedTuple):
     ) -> "Model":
         """Takes parameters out of training and lets the model hold their values.
 
-        What is frozen is no part of the new model's parameters. It is not copied, clipped, noised,
-        sent, averaged, counted or saved by client, since nothing but `apply` knows of it, and no
-        gradient is computed for it. Compiled programs hold the values as constants.
+        Frozen parameters are not among the new model's parameters: they are not copied, clipped,
+        noised, sent, averaged, counted or saved by client, and no gradient is computed for them.
+        Compiled programs hold the values as constants.
 
         A model all of whose buffers are frozen is applied as in evaluation: batch norm by the
         frozen statistics, without dropout.
@@ -128,12 +129,12 @@ class Model(NamedTuple):
             above them such as "params/Dense_0", several of these, or `(path, leaf) -> bool`.
           params: the values: a tree that holds the frozen parameters at least, under the same
             paths, such as `init(key)` or what was read from a file.
-          mixes_examples: whether, in training, examples still influence one another; as before
-            where it is None. Freezing all statistics of a batch norm ends it, which nothing can
-            check: a wrong answer voids per-example clipping.
+          mixes_examples: whether, in training, examples still influence one another; None leaves
+            it as before. Freezing all statistics of a batch norm ends it, which cannot be checked:
+            a wrong value voids per-example clipping.
 
         Returns:
-          The model of what is left to train; its `full_params` gives all parameters.
+          The model of the remaining parameters; its `full_params` gives all parameters.
 
         Raises:
           ValueError: for a pattern that matches nothing, naming the nearest path; if nothing or
@@ -166,10 +167,10 @@ class Model(NamedTuple):
 
         Args:
           params: a tree of arrays, or arrays by path, such as "params/Dense_0/kernel", as
-            `io.read_params` reads them from a file; what it does not hold starts as before.
+            `io.read_params` reads them from a file; other parameters start as before.
 
         Returns:
-          The model; its `init` draws only what is not given.
+          The model; its `init` draws only the other parameters.
 
         Raises:
           ValueError: for a path that the model does not have, naming the nearest, or an array of
@@ -222,8 +223,8 @@ class Model(NamedTuple):
             `jax.ShapeDtypeStruct`, or a tree of them. Nothing of its size is allocated.
           loss: a name from `losses.NAMES` or `(outputs, batch) -> losses [examples]`.
           correct_fn: `(outputs, batch) -> (correct, weight)`; None takes that of a named loss.
-          name: what reports call it; None takes the name of the module's class.
-          mixes_examples: whether outputs depend on other examples in training; None answers yes
+          name: the name in reports; None takes the name of the module's class.
+          mixes_examples: whether outputs depend on other examples in training; None means yes
             where there are collections beside "params".
           rng_streams: names under which the module draws random numbers in `apply`.
           lower: whether convolutions and pooling are rewritten as matrix products.
@@ -232,8 +233,8 @@ class Model(NamedTuple):
           The model.
 
         Raises:
-          ValueError: from `apply`, if a batch norm sees inputs whose first axis is not the axis of
-            the mask.
+          ValueError: from `apply`, if the first axis of a batch norm's inputs is not that of the
+            mask.
         """
         init, apply, buffer_keys = adapters.linen_functions(module, example_x, tuple(rng_streams))
         return cls(
@@ -268,8 +269,8 @@ class Model(NamedTuple):
             `training`, `deterministic`, `use_running_average` or `mask`.
           loss: a name from `losses.NAMES` or `(outputs, batch) -> losses [examples]`.
           correct_fn: `(outputs, batch) -> (correct, weight)`; None takes that of a named loss.
-          name: what reports call it; None takes the name of the module's class.
-          mixes_examples: whether outputs depend on other examples in training; None answers yes
+          name: the name in reports; None takes the name of the module's class.
+          mixes_examples: whether outputs depend on other examples in training; None means yes
             where there is state beside parameters and random streams.
           lower: whether convolutions and pooling are rewritten as matrix products.
 
@@ -313,13 +314,13 @@ class Model(NamedTuple):
             those that it names.
           loss: a name from `losses.NAMES` or `(outputs, batch) -> losses [examples]`.
           correct_fn: `(outputs, batch) -> (correct, weight)`; None takes that of a named loss.
-          name: what reports call it.
-          mixes_examples: whether outputs depend on other examples in training. Nothing can check
-            this; a wrong answer voids per-example clipping.
+          name: the name in reports.
+          mixes_examples: whether outputs depend on other examples in training. This cannot be
+            checked; a wrong value voids per-example clipping.
           refreshes_buffers: whether `apply` returns `(outputs, params)` instead of the outputs.
-          buffer_keys: the buffers: top-level keys of the parameters, or whatever else
-            `kinds.marked` takes. Where nothing refreshes them and `init` gives them the same value
-            whatever the key, they are constants, and frozen.
+          buffer_keys: the buffers: top-level keys of the parameters, or a pattern or predicate as
+            in `freeze`. Buffers that are not refreshed and have the same initial value under any
+            key are constants, and frozen.
           lower: whether convolutions and pooling are rewritten as matrix products.
 
         Returns:
@@ -359,7 +360,7 @@ def _zero_padding(leaf: Any, mask: jax.Array) -> jax.Array:
     return jnp.where(mask.reshape(mask.shape + (1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
 
 
-def _lowered(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _lowered(apply: Apply) -> Apply:
     rewritten = lowering.lower(apply)
 
     def lowered_apply(params: PyTree, x: Any, **arguments: Any) -> tuple[Any, PyTree]:

@@ -1,4 +1,4 @@
-"""What the models of the zoo do to their inputs before the first layer."""
+"""Conversions and checks of the inputs of the zoo's models."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
-"""Kinds of parameters: which ones are meant, by path or predicate, and a model without the frozen.
+"""Kinds of parameters, chosen by path or predicate.
 
 A parameter is *trained*; or a *buffer*, which no gradient reaches and training refreshes; or
-*frozen*: then the model itself holds its value, and it is no part of what `init` gives.
+*frozen*: then the model itself holds its value, and `init` does not return it.
 """
 
 import fnmatch
@@ -16,7 +16,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 
 Where = str | Sequence[str] | Callable[[str, Any], bool]
-# Stands for the layers of batch norm, where parameters are chosen that stay at home.
+# Matches the layers of batch norm, where the parameters are chosen that stay with a client.
 BATCH_NORM = "batch_norm"
 
 

@@ -1,7 +1,7 @@
 """Losses per example and the counts behind accuracy, in float32 or better."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,23 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 
 Batch = Mapping[str, Any]
-LossFn = Callable[[Any, Batch], jax.Array]
-CorrectFn = Callable[[Any, Batch], tuple[jax.Array, jax.Array]]
-
 IGNORE_LABEL = -1
+
+
+class LossFn(Protocol):
+    """A loss for each example."""
+
+    def __call__(self, outputs: Any, batch: Batch, /) -> jax.Array:
+        """Computes the losses, `[examples]`."""
+        ...
+
+
+class CorrectFn(Protocol):
+    """The counts behind accuracy."""
+
+    def __call__(self, outputs: Any, batch: Batch, /) -> tuple[jax.Array, jax.Array]:
+        """Computes correct answers and their weights, each `[examples]`."""
+        ...
 
 
 @checked

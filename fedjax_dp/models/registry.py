@@ -18,8 +18,7 @@ from fedjax_dp.models.mlp import mlp
 from fedjax_dp.models.resnet import resnet18, resnet34
 from fedjax_dp.models.transformer import char_transformer
 
-# Somebody's own is a function `(example_x, num_classes, *, options…) -> Model` as well, or one
-# without `num_classes`.
+# A user's factory is `(example_x, num_classes, *, options…) -> Model` too, or has no `num_classes`.
 FACTORIES: Registry[Callable[..., Model]] = Registry(
     {
         factory.__name__: factory
@@ -40,7 +39,7 @@ FACTORIES: Registry[Callable[..., Model]] = Registry(
     }
 )
 
-# What the data tell a model; all other parameters are options.
+# Arguments that the data determine; all other parameters are options.
 GIVEN = ("example_x", "num_classes")
 
 
@@ -92,5 +91,5 @@ def build(
     takes_classes = "num_classes" in inspect.signature(factory).parameters
     given = (example["x"], num_classes) if takes_classes else (example["x"],)
     model = factory(*given, **chosen)
-    checks.require(isinstance(model, Model), f"what {name} gives", "be a Model", type(model))
+    checks.require(isinstance(model, Model), f"the result of {name}", "be a Model", type(model))
     return model
