@@ -2,8 +2,8 @@
 
 A patch repeats every entry of the input once for each entry of the kernel. Forwards one product of
 patches gives the result as a whole, for all of its readers. Backwards, patches would be summed;
-there a convolution is taken as what each *row* of the kernel adds, with patches of one row alone, whose
-gradients are several times smaller. Which of the two is meant depends on what is differentiated, so
+there a convolution is taken as what each *row* of the kernel adds, with patches of one row alone,
+whose gradients are several times smaller. Which form is used depends on what is differentiated, so
 that the convolution is a primitive.
 """
 
