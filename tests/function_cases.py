@@ -687,7 +687,6 @@ CASES: dict[str, Case] = {
         name: Case(getattr(privacy, name), given(tree=TREE, clip_norm=1.0))
         for name in ("clip_by_global_norm", "clip_by_l1_norm", "clip_per_layer")
     },
-    "clip_entries": Case(privacy.clip_entries, given(tree=TREE, bound=1.0)),
     "published_batch_sizes": Case(privacy.published_batch_sizes, given(num_clients=20)),
     "published_budgets": Case(privacy.published_budgets, given(name="Dist1", num_clients=20)),
     "score_units": Case(privacy.score_units, given(limit=100)),
@@ -702,14 +701,6 @@ CASES: dict[str, Case] = {
     ),
     "overlap": Case(privacy.overlap, given(separation=1.0)),
     "separation_scores": Case(privacy.separation_scores, given(centres=np.eye(2), stddevs=1.0)),
-    "sampled_event": Case(
-        privacy.sampled_event,
-        lambda: {
-            "sampler": "poisson",
-            "base": dp_accounting.GaussianDpEvent(1.0),
-            "sampling_rate": 0.1,
-        },
-    ),
     "select": Case(
         privacy.select, given(key=KEY, scores=jnp.arange(3.0), epsilon=1.0, sensitivity=1.0)
     ),

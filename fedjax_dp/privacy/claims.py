@@ -1,4 +1,4 @@
-"""Claims: what a mechanism promises, as one value that is made where the mechanism is made.
+"""Claims: what a mechanism guarantees, as one value that is made where the mechanism is made.
 
 The ledger, the statement, the calibration and the audits read claims and nothing else.
 """
@@ -15,7 +15,7 @@ RecordEvent: TypeAlias = Callable[[int, Any], DpEvent]
 
 
 class ClientClaim(NamedTuple):
-    """What an aggregator promises to a client that takes part.
+    """What an aggregator guarantees to a client that takes part.
 
     Attributes:
       sensitivity: `(state, numbers) -> Sensitivity` of the sum that noise is added to.
@@ -39,17 +39,13 @@ class ClientClaim(NamedTuple):
 
 
 class UnclaimedNoise(NamedTuple):
-    """Noise lands on what clients send, and nothing is promised for it.
-
-    Attributes:
-      reason: why not, in words.
-    """
+    """Noise on what clients send that nothing is claimed for, and the reason in words."""
 
     reason: str
 
 
 class RecordClaim(NamedTuple):
-    """What is promised to one record of a client that takes part.
+    """What is guaranteed to one record of a client that takes part.
 
     Attributes:
       events: by stage, `(size, numbers) -> DpEvent` of what the record pays in a round; a single
@@ -62,34 +58,22 @@ class RecordClaim(NamedTuple):
     not_covered: str | None = None
 
     def at(self, stage: int) -> RecordEvent:
-        """Gives the event of a stage.
-
-        Args:
-          stage: from 0.
-
-        Returns:
-          The event; the only one where rounds are all of a kind.
-        """
+        """The event of a stage; the only one where all rounds are alike."""
         return self.events[stage if len(self.events) > 1 else 0]
 
 
 class Claims(NamedTuple):
-    """All that an algorithm promises, by unit of privacy.
-
-    Attributes:
-      client: to whole clients, or None.
-      record: to records of a client, or None.
-    """
+    """All claims of an algorithm, by unit of privacy; None where there is none."""
 
     client: ClientClaim | None = None
     record: RecordClaim | None = None
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Names the units that something is promised to."""
+        """The units of privacy that have a claim."""
         return tuple(unit for unit, claim in self._asdict().items() if claim is not None)
 
     @property
     def not_covered(self) -> str | None:
-        """Tells what leaves clients without any protection, in words."""
+        """What leaves clients without any protection, in words."""
         return None if self.record is None else self.record.not_covered

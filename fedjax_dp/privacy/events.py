@@ -17,7 +17,7 @@ _OWN_EVENTS: dict[str, type[DpEvent]] = {}
 
 
 class Advice(NamedTuple):
-    """What to choose instead of what was refused; None for what may stay.
+    """A valid choice in place of what was refused; None for what may stay.
 
     Attributes:
       accountant: "rdp" or "pld".
@@ -60,67 +60,37 @@ class UnsupportedEvent(ValueError):
 class CurveDpEvent(DpEvent):
     """An event of this package that brings its own Rényi curve.
 
-    Subclasses are attrs classes whose fields describe the mechanism in full, so that anybody
-    can recompute the curve from the stored event.
-
-    Attributes:
-      has_loss_masses: whether a privacy loss distribution is known too.
+    Subclasses are attrs classes whose fields describe the mechanism in full, so that the curve can
+    be computed again from the stored event. `has_loss_masses` says whether a privacy loss
+    distribution is known too.
     """
 
     has_loss_masses: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Makes the class known to `from_json`."""
+        """Registers the class for `from_dict`."""
         _OWN_EVENTS[cls.__name__] = cls
 
     def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
-        """Computes the Rényi divergences of one run of the mechanism.
-
-        Args:
-          orders: `[orders]`, above 1.
-          relation: "add_remove", "zero_out" or "replace_one".
-
-        Returns:
-          `[orders]`.
-        """
+        """Computes the Rényi divergences of one run at orders above 1, `[orders]`."""
         raise NotImplementedError
 
     def loss_masses(self, interval: float) -> dict[int, float]:
-        """Spreads the privacy loss of a dominating pair over a lattice, never to its advantage.
+        """Computes the probabilities of a dominating pair's losses, by multiple of `interval`.
 
-        Read only where `has_loss_masses`. One distribution has to serve both directions of both
-        relations.
-
-        Args:
-          interval: width of the lattice, above 0.
-
-        Returns:
-          By multiple of `interval` the probability of that loss; they sum to 1.
+        They sum to 1 and never understate a loss. One distribution has to serve both directions of
+        both relations.
         """
         raise NotImplementedError
 
     def slack(self, relation: str) -> float:
-        """Computes the δ that the curve does not cover.
-
-        Args:
-          relation: "add_remove", "zero_out" or "replace_one".
-
-        Returns:
-          The probability with which one run may reveal everything; 0 unless a class says otherwise.
-        """
+        """Computes the δ that the curve does not cover: the chance to reveal everything."""
         del relation
         return 0.0
 
 
 def to_dict(event: DpEvent) -> dict[str, Any]:
-    """Writes an event as plain data: its class and its fields.
-
-    Args:
-      event: any event of dp-accounting or of this package.
-
-    Returns:
-      A dictionary that `json` can write.
-    """
+    """Writes an event as plain data that `json` can write: its class and its fields."""
     fields = {f.name: _plain(getattr(event, f.name)) for f in attr.fields(type(event))}
     return {"type": type(event).__name__, **fields}
 
@@ -165,29 +135,14 @@ def _restored(value: Any) -> Any:
 
 
 def key_of(event: DpEvent) -> str:
-    """Writes an event as one line of text that equal events share.
-
-    Args:
-      event: any event.
-
-    Returns:
-      The text.
-    """
+    """Writes an event as one line of text that equal events share."""
     return json.dumps(to_dict(event), sort_keys=True)
 
 
 def flatten(event: DpEvent, count: int = 1) -> list[tuple[DpEvent, int]]:
-    """Takes compositions apart; every accountant here adds up, in any order.
+    """Takes compositions apart into parts with counts; every accountant here adds up, in any order.
 
-    Args:
-      event: any event.
-      count: how often it ran, at least 0.
-
-    Returns:
-      The parts with their counts, without events that cost nothing.
-
-    Raises:
-      ValueError: if `event` is no event, a count is not whole, or a parameter is out of range.
+    Events that cost nothing are left out, and numbers out of range are refused.
     """
     checks.require(isinstance(event, DpEvent), "event", "be a dp_accounting DpEvent", event)
     if isinstance(event, dpa.NoOpDpEvent):
@@ -214,17 +169,10 @@ def _check_parameters(event: DpEvent) -> None:
 
 
 def slack_of(event: DpEvent, relation: str) -> float:
-    """Bounds the δ that the Rényi curves of an event do not cover.
+    """Bounds the δ that the Rényi curves of an event do not cover; it adds up over compositions.
 
     A mechanism that is (ε, δ)-DP is, but for an event of probability δ, one that is ε-DP; behind
     Poisson sampling that event needs the unit to be drawn.
-
-    Args:
-      event: any event.
-      relation: "add_remove", "zero_out" or "replace_one".
-
-    Returns:
-      A number of at least 0, which adds up over compositions.
 
     Source: Murtagh and Vadhan 2016, lemma 3.2, for the decomposition.
     """
@@ -245,14 +193,7 @@ def concrete(argument: str, value: jax.typing.ArrayLike) -> float:
 
 
 def effective_noise_multiplier(event: DpEvent) -> float | None:
-    """Finds the one Gaussian that a composition of Gaussians on the same sample amounts to.
-
-    Args:
-      event: any event.
-
-    Returns:
-      The noise multiplier, or None where something else than Gaussians is in it.
-    """
+    """Finds the one Gaussian that a composition equals; None if others are in it."""
     precision = 0.0
     for part, count in flatten(event):
         if not isinstance(part, dpa.GaussianDpEvent):

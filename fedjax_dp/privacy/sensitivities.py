@@ -1,4 +1,4 @@
-"""Sensitivity of released values, and the noise that a multiplier stands for."""
+"""Sensitivity of released values, and the noise of a multiplier."""
 
 import dataclasses
 
@@ -75,7 +75,7 @@ def sensitivity_of_sum(
 
 
 def noise_stddev(sensitivity: Sensitivity, noise_multiplier: NonNegativeNumbers) -> Scalar:
-    """Computes the noise that a multiplier stands for, in units of the noised value.
+    """Computes the noise of a multiplier, in units of the noised value.
 
     The multiplier counts in contributions (`Sensitivity.contribution`), as `GaussianDpEvent`
     does; a ledger that claims replace-one takes the factor 2 into its accounting.

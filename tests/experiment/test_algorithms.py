@@ -127,7 +127,7 @@ def test_a_statement_tells_what_clients_keep(tmp_path, name, unit, said):
     status, _ = execute(tmp_path / "run", *words, f"--privacy.unit={unit}")
     assert status == 0
     text = (tmp_path / "run" / "privacy.md").read_text(encoding="utf-8")
-    assert ("Clients keep models" in text) == (said is not None)
+    assert ("Clients have personal models" in text) == (said is not None)
     assert said is None or said in text
 
 

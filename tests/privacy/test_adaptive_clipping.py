@@ -89,18 +89,6 @@ def test_a_runaway_clip_norm_is_held():
         assert np.isfinite(clip_norm) and clip_norm > 0
 
 
-@pytest.mark.parametrize(
-    "call,message",
-    [
-        (lambda: ac.make_adaptive_clipping(0.0), "expected_cohort_size must be positive"),
-        (
-            lambda: ac.make_adaptive_clipping(1.0, target_quantile=1.5),
-            "target_quantile must lie in",
-        ),
-        (lambda: ac.make_adaptive_clipping(1.0, count_stddev=0.0), "count_stddev must be positive"),
-        (lambda: ac.update_noise_multiplier(10.0, 4.0), "count_stddev must exceed 5"),
-    ],
-)
-def test_bad_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_a_count_that_costs_more_than_the_round_is_refused():
+    with pytest.raises(ValueError, match="count_stddev must exceed 5"):
+        ac.update_noise_multiplier(10.0, 4.0)

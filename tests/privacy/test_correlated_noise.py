@@ -127,14 +127,6 @@ def test_the_whole_run_is_one_gaussian_release():
     assert noise.sensitivity == pytest.approx(np.sqrt(10), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "call,message",
-    [
-        (lambda: cn.banded_noise(10, 4, min_separation=3), "bands must be at most min_separation"),
-        (lambda: cn.banded_noise(0, 1, min_separation=3), "num_rounds must be"),
-        (lambda: cn.banded_noise(5, 1, min_separation=3).event(-1.0), "noise_multiplier must be"),
-    ],
-)
-def test_bad_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_more_bands_than_rounds_of_separation_are_refused():
+    with pytest.raises(ValueError, match="bands must be at most min_separation"):
+        cn.banded_noise(10, 4, min_separation=3)

@@ -138,35 +138,6 @@ def test_pure_dp_costs_what_randomised_response_costs(epsilon):
     assert ledger.epsilon(1e-5)[0] < 100 * epsilon * 1.001
 
 
-@pytest.mark.parametrize(
-    "call,message",
-    [
-        (lambda: sn.add_staircase(jax.random.key(0), ZEROS, 0.0, 1.0), "epsilon must be above 0"),
-        (lambda: sn.add_staircase(jax.random.key(0), ZEROS, 1.0, 0.0), "sensitivity must be"),
-        (
-            lambda: sn.add_staircase(jax.random.key(0), ZEROS, 1.0, 1.0, flatness=1.0),
-            "flatness must lie in",
-        ),
-        (
-            lambda: sn.add_bounded_laplace(jax.random.key(0), ZEROS, 1.0, 0.5, 1.0),
-            r"dp_delta must be in \(0, 0\.5\)",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@pytest.mark.parametrize("epsilon", later([0.5, 3.0, 8.0], but=[3.0]))
-def test_the_stated_deviation_is_that_of_the_draws(epsilon):
-    draws = np.asarray(sn.add_staircase(jax.random.key(5), FEWER_ZEROS, epsilon, 2.0), np.float64)
-    fourth = np.mean(draws**4)
-    error = np.sqrt((fourth - np.mean(draws**2) ** 2) / draws.size)
-    stated = 2.0 * float(sn.staircase_stddev(epsilon))
-    assert np.mean(draws**2) == pytest.approx(stated**2, abs=5 * error)
-
-
 def test_the_mechanism_bounds_entries_and_pays_for_all_of_them():
     mechanism = mechanisms.staircase(0.5, 2.0, num_entries=3)
     tree = {"a": jnp.array([0.25, -7.0]), "b": jnp.array([1.0])}
@@ -208,8 +179,6 @@ def test_no_noise_and_bad_numbers_of_the_mechanism():
     ledger = Ledger(unit="client")
     ledger.charge(mechanisms.staircase(1.0, 0.0, num_entries=3).event())
     assert np.isinf(ledger.epsilon(1e-5)[0])
-    with pytest.raises(ValueError, match="num_entries must be an integer of at least 1"):
-        mechanisms.staircase(1.0, 1.0, num_entries=0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -338,8 +307,6 @@ def test_no_noise_and_bad_numbers_of_bounded_laplace():
     ledger = Ledger(unit="client")
     ledger.charge(bounded(0.0).event())
     assert np.isinf(ledger.epsilon(1e-5)[0])
-    with pytest.raises(ValueError, match=r"entry_delta must be in \(0, 0\.5\)"):
-        bounded(entry_delta=0.5)
     with pytest.raises(ValueError, match="number of entries in the sum must be 4"):
         bounded(num_entries=4).add_noise(jax.random.key(0), tree)
 
@@ -404,18 +371,12 @@ def test_edges_of_steps_are_floats_and_no_nearer_than_the_sensitivity():
             assert np.float64(np.float32(digits) * np.float32(width)) == digits * width
 
 
-@pytest.mark.parametrize("log_odds", [2.0**-16, 2.0**-9, 0.1, 0.999])
-def test_small_odds_of_a_digit_are_exact_to_their_last_places(log_odds):
-    _, lost = sn._shares(jnp.float32(log_odds))
-    assert float(lost) == pytest.approx(np.tanh(np.float64(np.float32(log_odds)) / 2), rel=3e-7)
-
-
-@pytest.mark.parametrize("log_odds", [1.001, 5.0, 20.0, 60.0])
-def test_large_odds_of_a_digit_are_exact_to_their_last_places(log_odds):
-    kept, _ = sn._shares(jnp.float32(log_odds))
-    assert float(kept) == pytest.approx(
-        2 / (1 + np.exp(np.float64(np.float32(log_odds)))), rel=4e-7
-    )
+def test_odds_of_a_digit_are_exact_to_their_last_places():
+    small, large = np.float32([2.0**-16, 2.0**-9, 0.1, 0.999]), np.float32([1.001, 5.0, 20.0, 60.0])
+    _, lost = sn._shares(small)
+    np.testing.assert_allclose(lost, np.tanh(np.float64(small) / 2), rtol=3e-7)
+    kept, _ = sn._shares(large)
+    np.testing.assert_allclose(kept, 2 / (1 + np.exp(np.float64(large))), rtol=4e-7)
 
 
 @pytest.mark.parametrize("epsilon", [2.0**-9, 0.3])

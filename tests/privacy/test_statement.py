@@ -66,7 +66,7 @@ def test_events_of_this_package_are_recomputed_as_the_documentation_says(rate):
 
 def test_sampler_mechanism_and_noise_are_read_off_what_ran(ledger):
     data = st.statement(ledger, 1e-5, clip_norm=np.array([1.0, 2.0]))
-    assert data["samplers"] == ["Poisson sampling", "everybody who takes part"]
+    assert data["samplers"] == ["Poisson sampling", "no sampling"]
     assert data["mechanisms"] == ["Gaussian noise", "releases with a zCDP cost"]
     assert data["noise_multiplier"] == [1.5, 2.5]
     assert data["clip_norm"] == [1.0, 2.0]
@@ -131,7 +131,7 @@ def test_noise_is_told_in_the_measure_of_its_mechanism():
             None,
             ["one record of one client", "replaced by zeros", "numbers of clients", "public"],
         ),
-        ("record", "replace_one", None, ["one record of one client", "exchanged", "Nobody but"]),
+        ("record", "replace_one", None, ["one record of one client", "exchanged", "Only the"]),
         ("client", "add_remove", "secure_aggregation", ["Secure aggregation is trusted"]),
     ],
 )
@@ -143,21 +143,14 @@ def test_words_name_unit_relation_numbers_and_trust(unit, relation, trust, phras
     for phrase in [*phrases, f"ε = {data['epsilon']:.4g}", "δ = 1e-06", "`pld`", "10 releases"]:
         assert phrase in words
     assert "Not private" in words and "losses" in words
-
-
-def test_a_claim_that_records_are_zeroed_out_never_reads_as_if_they_were_missing():
-    ledger = Ledger("record", "zero_out")
-    ledger.charge(poisson(0.1, 1.5), count=10)
-    data = st.statement(ledger, 1e-5)
-    assert data["relation"] == "zero_out"
-    assert "there or not" not in st.in_words(data)
+    assert ("there or not" in words) == (relation == "add_remove")
 
 
 @pytest.mark.parametrize(
     "noise_root, said, unsaid",
     [
-        ("seed", ["run.seed", "take it away", "publishing two of them may cancel"], "operating"),
-        ("secret", ["operating system", "destroyed or kept secret", "64", "no crypto"], "run.seed"),
+        ("seed", ["run.seed", "subtract it", "publishing two of them may cancel"], "operating"),
+        ("secret", ["operating system", "destroyed or kept secret", "64", "not crypto"], "run.seed"),
     ],
 )
 def test_the_statement_says_what_the_noise_was_drawn_from(ledger, noise_root, said, unsaid):
@@ -253,7 +246,7 @@ def test_copies_of_a_record_at_several_clients_compose():
     assert data["epsilon"] == pytest.approx(alone, rel=1e-6)
     assert shared(data) == (pytest.approx(together, rel=1e-6), 1e-5) and together > 1.5 * alone
     words = st.in_words(data)
-    assert "7 training records lie with more than one client, one of them with 3" in words
+    assert "7 training records are held by more than one client, one of them by 3" in words
     printed = re.search(r"for a record as a whole \*\*ε = ([0-9.]+)\*\* at δ = 1e-05", words)
     # Rounded up: 9.042281 to four digits is 9.043.
     assert printed and together <= float(printed[1]) <= together * (1 + 1e-3)
@@ -265,15 +258,6 @@ def test_copies_of_a_record_at_several_clients_compose():
     # Each of its copies chose its own δ: the largest three of these are added.
     data = st.statement(ledger, [1e-5, 1e-5, 1e-6, 1e-4, 1e-7], num_shared=7, most_holders=3)
     assert shared(data)[1] == pytest.approx(1.2e-4)
-
-
-def test_an_epsilon_of_copies_is_printed_rounded_up():
-    """Three Gaussian releases of two copies: ε = 9.04228, which four digits to nearest undercut."""
-    ledger = Ledger("record", num_units=4)
-    ledger.charge(dpa.GaussianDpEvent(1.5), count=3)
-    data = st.statement(ledger, 1e-5, num_shared=1, most_holders=2)
-    printed = re.search(r"as a whole \*\*ε = ([0-9.]+)\*\*", st.in_words(data))
-    assert printed and float(printed[1]) >= shared(data)[0] > float(f"{shared(data)[0]:.4g}")
 
 
 def test_no_epsilon_of_copies_is_stated_whose_deltas_reach_1():
@@ -353,6 +337,6 @@ def test_what_clients_keep_is_told(unit, said, unsaid):
     assert "kept_by_clients" not in plain
     data = st.statement(ledger, 1e-5, has_personal_models=True)
     words = st.in_words(data)
-    assert "released to nobody but the client itself" in words
+    assert "released to the client itself alone" in words
     assert said in words and unsaid not in words
     assert said in data["kept_by_clients"] and json.loads(json.dumps(data)) == data

@@ -1,6 +1,5 @@
 """What mechanisms cost: ledgers, Rényi curves, privacy loss distributions, calibration."""
 
-from fedjax_dp.privacy.accounting.amplification import sampled_event
 from fedjax_dp.privacy.accounting.budgets import published_batch_sizes, published_budgets
 from fedjax_dp.privacy.accounting.calibration import (
     calibrate_noise_multiplier,
@@ -19,5 +18,4 @@ __all__ = [
     "max_poisson_steps",
     "published_batch_sizes",
     "published_budgets",
-    "sampled_event",
 ]

@@ -14,7 +14,6 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 
 NUM_CLIENTS = (20, 40, 60)
-BATCH_SIZES = (16, 32, 64, 128)
 DISTRIBUTIONS = tuple(f"Dist{i}" for i in range(1, 10))
 
 

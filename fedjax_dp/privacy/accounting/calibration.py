@@ -10,10 +10,16 @@ from scipy import optimize
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.privacy.accounting import noise_search, poisson
+from fedjax_dp.privacy.accounting import poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.sensitivities import RELATIONS
+
+# Multipliers outside of this range have no use, so that a search that gets there has failed.
+_SMALLEST, _LARGEST = 2.0**-10, 2.0**24
+# Largest logarithm of a ratio: beyond it costs count as without bound.
+_BOUND = 50.0
+_TOLERANCE = 1e-7
 
 
 @checked
@@ -56,14 +62,7 @@ def calibrate_noise_multiplier(
 
 
 def rounded_up(noise_multiplier: ArrayLike) -> np.ndarray:
-    """Gives the next float32, so that the noise that runs is never below what was calibrated.
-
-    Args:
-      noise_multiplier: a number or an array of them.
-
-    Returns:
-      The same shape, float32.
-    """
+    """Rounds up to float32, so that the noise that runs is never below what was calibrated."""
     # A Python number would be compared as float32, and never be found larger.
     exact = np.asarray(noise_multiplier, dtype=np.float64)
     rounded = exact.astype(np.float32)
@@ -107,8 +106,8 @@ def calibrate_poisson(
     _check_budget(epsilon, dp_delta)
     checks.one_of("relation", relation, RELATIONS)
     rows, shape = poisson.rows_of(epsilon, dp_delta, rho, sampling_rate, num_steps, accountant)
-    unique, for_everybody = poisson.distinct(rows, shape)
-    return for_everybody(_calibrated(tuple(map(tuple, unique.tolist())), accountant, relation))
+    unique, for_all = poisson.distinct(rows, shape)
+    return for_all(_calibrated(tuple(map(tuple, unique.tolist())), accountant, relation))
 
 
 @checked
@@ -133,7 +132,7 @@ def max_poisson_steps(
       noise_multiplier: above 0; a scalar or `[clients]`.
       accountant: "rdp", "pld" or "rdp-classic-64".
       relation: "add_remove" or "replace_one".
-      limit: the largest answer that is looked for.
+      limit: the largest answer.
 
     Returns:
       int64, `[clients]`, or a scalar array where all arguments are scalars.
@@ -147,14 +146,14 @@ def max_poisson_steps(
     checks.positive("noise_multiplier", noise_multiplier)
     columns = np.broadcast_arrays(epsilon, dp_delta, sampling_rate, noise_multiplier)
     rows = np.stack([np.asarray(c, float).ravel() for c in columns], axis=1)
-    unique, for_everybody = poisson.distinct(rows, columns[0].shape)
+    unique, for_all = poisson.distinct(rows, columns[0].shape)
     steps = [
         Ledger(relation=relation).max_rounds(
             poisson.step_event(rate, z), budget, delta, accountant=accountant, limit=limit
         )
         for budget, delta, rate, z in unique.tolist()
     ]
-    return for_everybody(np.asarray(steps, np.int64))
+    return for_all(np.asarray(steps, np.int64))
 
 
 def _check_budget(epsilon: ArrayLike, dp_delta: ArrayLike) -> None:
@@ -174,11 +173,11 @@ def _smallest(
 
     @functools.cache
     def excess(log_multiplier: float) -> float:
-        return noise_search.log_ratio(spent(math.exp(log_multiplier)), epsilon).item()
+        return _log_ratio(spent(math.exp(log_multiplier)), epsilon).item()
 
-    found = noise_search.root(excess, start, step)
+    found = _root(excess, start, step)
     if found is None:
-        log_spent = excess(math.log(noise_search.LARGEST))
+        log_spent = excess(math.log(_LARGEST))
         raise ValueError(_unreachable(epsilon, dp_delta, accountant, log_spent))
     return math.exp(found)
 
@@ -186,7 +185,7 @@ def _smallest(
 def _unreachable(epsilon: float, dp_delta: float, accountant: str, log_spent: float) -> str:
     if accountant == "rdp-classic-64":
         hint = "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
-    elif log_spent < noise_search.BOUND:
+    elif log_spent < _BOUND:
         hint = "what does not depend on the noise multiplier spends it already"
     else:
         hint = (
@@ -208,12 +207,12 @@ def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: 
         asked = table[which].copy()
         asked[:, 0] = np.exp(log_multiplier)
         spent = poisson.bounds(asked, accountant, relation).value
-        return noise_search.log_ratio(spent, budget[which])
+        return _log_ratio(spent, budget[which])
 
-    found = noise_search.roots(excess, len(rows))
+    found = _roots(excess, len(rows))
     (lost,) = np.nonzero(np.isnan(found))
     if lost.size:
-        log_spent = excess(lost[:1], np.array([math.log(noise_search.LARGEST)])).item()
+        log_spent = excess(lost[:1], np.array([math.log(_LARGEST)])).item()
         epsilon, dp_delta = rows[lost[0]][:2]
         raise ValueError(_unreachable(epsilon, dp_delta, accountant, log_spent))
     return np.exp(found)
@@ -247,7 +246,85 @@ def _first_guess(
         total = float(steps @ shifts) * (4 if relation == "replace_one" else 1)
         return math.log(max(total, 1e-300)) - 2 * math.log(mu)
 
-    low, high = math.log(noise_search.SMALLEST), math.log(noise_search.LARGEST)
+    low, high = math.log(_SMALLEST), math.log(_LARGEST)
     if excess(low) <= 0 or excess(high) > 0:
         return 0.0
     return float(optimize.brentq(excess, low, high, xtol=1e-3))
+
+
+def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
+    """Computes log(spent / budget) in [-50, 50], above 0 where a budget is exceeded."""
+    with np.errstate(divide="ignore"):
+        ratio = np.asarray(spent, float) / np.asarray(budget, float)
+        return np.clip(np.log(ratio), -_BOUND, _BOUND)
+
+
+def _root(excess: Callable[[float], float], start: float, step: float) -> float | None:
+    """Finds where a falling function of the logarithm of a multiplier reaches zero, from above.
+
+    `step` is how far from `start` the first probe lies; None where the function has no zero.
+    """
+    smallest, largest = math.log(_SMALLEST), math.log(_LARGEST)
+    low = high = start
+    reach = step
+    while excess(high) > 0:
+        if high == largest:
+            return None
+        low, high, reach = high, min(high + reach, largest), 2 * reach
+    reach = step
+    while low == high or excess(low) <= 0:
+        if low == smallest:
+            return smallest
+        low, high, reach = max(low - reach, smallest), low, 2 * reach
+    found = float(optimize.brentq(excess, low, high, xtol=_TOLERANCE, rtol=1e-12))
+    lift = _TOLERANCE
+    while excess(found) > 0:
+        found, lift = found + lift, 2 * lift
+    return found
+
+
+def _roots(excess: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int) -> np.ndarray:
+    """Finds the zeros of many falling functions at once, by false position with Illinois weights.
+
+    `excess` maps (which, logarithms of multipliers) to values, all `[functions asked]`. Returns the
+    upper end of each bracket, where the function is known not to be above zero; nan where it is
+    above zero everywhere, and then no other is searched for.
+    """
+    everyone = np.arange(count)
+    low, high = np.full(count, math.log(_SMALLEST)), np.full(count, math.log(_LARGEST))
+    at_low, at_high = excess(everyone, low), excess(everyone, high)
+    if np.any(at_high > 0):
+        return np.where(at_high > 0, np.nan, high)
+    high = np.where(at_low <= 0, low, high)
+    last_side = np.zeros(count)
+    for iteration in range(200):
+        (open_,) = np.nonzero(high - low > _TOLERANCE)
+        if not open_.size:
+            break
+        a, b, fa, fb = low[open_], high[open_], at_low[open_], at_high[open_]
+        middle = _between(a, b, fa, fb, is_halved=iteration % 3 == 2)
+        value = excess(open_, middle)
+        is_below = value > 0
+        side = np.where(is_below, -1.0, 1.0)
+        # An end that stays twice weighs half.
+        weight = np.where(side == last_side[open_], 0.5, 1.0)
+        low[open_], at_low[open_] = (
+            np.where(is_below, middle, a),
+            np.where(is_below, value, weight * fa),
+        )
+        high[open_], at_high[open_] = (
+            np.where(is_below, b, middle),
+            np.where(is_below, weight * fb, value),
+        )
+        last_side[open_] = side
+    return high
+
+
+def _between(
+    a: np.ndarray, b: np.ndarray, fa: np.ndarray, fb: np.ndarray, *, is_halved: bool
+) -> np.ndarray:
+    """Chooses the next probe in brackets from a to b: by false position, or in the middle."""
+    is_slow = is_halved | (np.abs(fa) > 5) | (np.abs(fb) > 5)
+    middle = np.where(is_slow, a + (b - a) / 2, (a * fb - b * fa) / (fb - fa))
+    # Both ends must close in, so that no step may come closer than a part of the tolerance.
+    return np.clip(middle, a + _TOLERANCE / 4, b - _TOLERANCE / 4)

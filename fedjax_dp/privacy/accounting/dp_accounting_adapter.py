@@ -1,4 +1,4 @@
-"""What an accountant is told for a neighbouring relation, or why it is told nothing."""
+"""Which event dp-accounting composes for ours under a relation, or why there is none."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -24,20 +24,9 @@ from fedjax_dp.privacy.sensitivities import RELATIONS
 ACCOUNTANTS = ("rdp", "pld", "rdp-classic-64")
 
 
-def accountant_name(accountant: str) -> str:
-    """Checks the name of an accountant.
-
-    Args:
-      accountant: "rdp", "pld" or "rdp-classic-64".
-
-    Returns:
-      The name.
-
-    Raises:
-      ValueError: if it is not known.
-    """
+def require_accountant(accountant: str) -> None:
+    """Requires a known accountant."""
     checks.one_of("accountant", accountant, ACCOUNTANTS)
-    return accountant
 
 
 class _Refusal(Exception):
@@ -49,30 +38,19 @@ def _refuse(reason: str) -> None:
 
 
 def translate(event: DpEvent, relation: str, accountant: str) -> DpEvent:
-    """Writes a part of a composition as dp-accounting must be told it for a relation.
+    """Writes a part of a composition as dp-accounting needs it for a relation.
 
     Noise multipliers come in as standard deviation over the largest contribution of one unit.
-    Replacing a unit moves a sum twice that far; the PLD accountant of dp-accounting knows it,
-    its RDP accountant does not and is given half the multiplier. Zeroing a unit out moves a sum as
+    Replacing a unit moves a sum twice that far; the PLD accountant of dp-accounting knows it, its
+    RDP accountant does not and is given half the multiplier. Zeroing a unit out moves a sum as
     removing it does, and none of the samplers that are accounted for add/remove reads more of a
-    unit than its place.
-
-    Args:
-      event: a part as `flatten` returns it.
-      relation: "add_remove", "zero_out" or "replace_one".
-      accountant: "rdp", "pld" or "rdp-classic-64".
-
-    Returns:
-      The event to compose.
-
-    Raises:
-      UnsupportedEvent: if there is no valid analysis; the message holds the reason and the
-        nearest valid choice.
+    unit than its place. Without a valid analysis, `UnsupportedEvent` holds the reason and the
+    nearest valid choice.
     """
     checks.one_of("relation", relation, RELATIONS)
-    accountant_name(accountant)
+    require_accountant(accountant)
     try:
-        return _told(event, relation, accountant)
+        return _translated(event, relation, accountant)
     except _Refusal as refusal:
         raise UnsupportedEvent(
             f"{type(event).__name__} under relation {relation!r} has no valid analysis by "
@@ -81,7 +59,7 @@ def translate(event: DpEvent, relation: str, accountant: str) -> DpEvent:
         ) from None
 
 
-def _told(event: DpEvent, relation: str, accountant: str) -> DpEvent:
+def _translated(event: DpEvent, relation: str, accountant: str) -> DpEvent:
     """Applies the rule of an event, or refuses."""
     if isinstance(event, dpa.NonPrivateDpEvent | dpa.NoOpDpEvent):
         return event
@@ -100,50 +78,28 @@ def nearest_choice(
     """Searches for the smallest change after which all events have an analysis together.
 
     Fewer changes come first, and of as many those that leave alone what runs: the accountant, then
-    the relation, the sampler, the mechanism.
-
-    Args:
-      events: any events.
-      relation: "add_remove" or "replace_one".
-      accountant: who was asked; None where any accountant will do.
-
-    Returns:
-      What to change, which `follow` puts into the events; None where no change helps.
+    the relation, the sampler, the mechanism. With `accountant=None` any accountant will do. None
+    where no change helps.
     """
     parts = [part for event in events for part, _ in flatten(event)]
     asked = Advice(accountant, relation)
     found: list[Advice] = []
-    for mechanism, sampler, other, who in itertools.product(*CHOICES.values()):
-        values = (who, other, sampler, mechanism)
+    for mechanism, sampler, other, asked_of in itertools.product(*CHOICES.values()):
+        values = (asked_of, other, sampler, mechanism)
         choice = Advice(*(None if v == a else v for v, a in zip(values, asked, strict=True)))
-        if all(_is_told(follow(part, choice), str(other), str(who)) for part in parts):
+        if all(_has_analysis(follow(part, choice), str(other), str(asked_of)) for part in parts):
             found.append(choice)
     return min(found, key=distance, default=None)
 
 
 def distance(choice: Advice) -> tuple[int, ...]:
-    """Orders advice: by how much is changed, and then by what, the accountant first.
-
-    Args:
-      choice: the advice.
-
-    Returns:
-      A key to sort by; the nearest comes first.
-    """
+    """Sorts advice: by how many things it changes, and then by what, the accountant first."""
     is_changed = [int(value is not None) for value in choice]
     return sum(is_changed), *reversed(is_changed)
 
 
 def follow(event: DpEvent, advice: Advice) -> DpEvent:
-    """Puts another sampler or mechanism in the place of an event's own.
-
-    Args:
-      event: a part as `flatten` returns it.
-      advice: what to change.
-
-    Returns:
-      The event of the same run with these changes, noise multipliers of 1 in new mechanisms.
-    """
+    """Changes sampler or mechanism of an event as advised; a new mechanism has multiplier 1."""
     inner = getattr(event, "event", None)
     base = event if inner is None else inner
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent) or advice.mechanism is not None:
@@ -165,9 +121,11 @@ def _rate(event: Any) -> float | None:
     return None if found is None else float(found)
 
 
-def _is_told(event: DpEvent, relation: str, accountant: str) -> bool:
+def _has_analysis(event: DpEvent, relation: str, accountant: str) -> bool:
     try:
-        return all(_told(part, relation, accountant) is not None for part, _ in flatten(event))
+        return all(
+            _translated(part, relation, accountant) is not None for part, _ in flatten(event)
+        )
     except (_Refusal, UnsupportedEvent):
         return False
 
@@ -177,8 +135,7 @@ def _same(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 
 
 def _rdp_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
-    reason = "only a Rényi curve is known, and it fixes no privacy loss distribution"
-    _refuse(reason)
+    _refuse("only a Rényi curve is known, and it fixes no privacy loss distribution")
     return event
 
 
@@ -198,20 +155,18 @@ def _add_remove_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 
 def _randomized_response(event: DpEvent, relation: str, accountant: str) -> DpEvent:
     if relation != "replace_one":
-        reason = "one who answers cannot be absent"
-        _refuse(reason)
+        _refuse("randomised response has no add/remove analysis: every unit answers")
     return event
 
 
 def _poisson_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
     if relation == "replace_one":
-        reason = "the Rényi analysis of Poisson sampling holds for add/remove and zeroing out"
-        _refuse(reason)
+        _refuse("the Rényi analysis of Poisson sampling holds for add/remove and zeroing out")
     z = effective_noise_multiplier(event.event)
     if z is not None:
         return dpa.PoissonSampledDpEvent(event.sampling_probability, dpa.GaussianDpEvent(z))
     for part, _ in flatten(event.event):
-        _told(part, relation, accountant)
+        _translated(part, relation, accountant)
     return event
 
 
@@ -222,8 +177,7 @@ def _poisson_pld(event: Any, relation: str, accountant: str) -> DpEvent:
     if not flatten(event.event):
         return dpa.NoOpDpEvent()
     if not isinstance(event.event, dpa.LaplaceDpEvent):
-        reason = "what is sampled is neither Gaussian nor Laplace"
-        _refuse(reason)
+        _refuse("what is sampled is neither Gaussian nor Laplace")
     return _add_remove_only(event, relation, accountant)
 
 
@@ -235,8 +189,7 @@ def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
         )
     z = effective_noise_multiplier(event.event)
     if z is None:
-        reason = "its analysis is known for Gaussian noise only"
-        _refuse(reason)
+        _refuse("its analysis is known for Gaussian noise only")
     if z == 0:
         return dpa.NonPrivateDpEvent()
     return attr.evolve(event, event=dpa.GaussianDpEvent(z / 2))  # type: ignore[operator]
@@ -244,10 +197,9 @@ def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
 
 def _repeat_and_select(event: Any, relation: str, accountant: str) -> DpEvent:
     if any(isinstance(part, CurveDpEvent) for part, _ in flatten(event.event)):
-        reason = "what is repeated brings a curve that dp-accounting does not know"
-        _refuse(reason)
+        _refuse("what is repeated brings a curve that dp-accounting does not know")
     parts = [
-        dpa.SelfComposedDpEvent(_told(part, relation, accountant), count)
+        dpa.SelfComposedDpEvent(_translated(part, relation, accountant), count)
         for part, count in flatten(event.event)
     ]
     return attr.evolve(event, event=dpa.ComposedDpEvent(parts))
@@ -296,19 +248,11 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
 
 
 def require_some_accountant(event: DpEvent, relation: str) -> None:
-    """Requires that at least one accountant can analyse a part under a relation.
-
-    Args:
-      event: a part as `flatten` returns it.
-      relation: "add_remove", "zero_out" or "replace_one".
-
-    Raises:
-      UnsupportedEvent: holding the reasons of all accountants.
-    """
+    """Requires that some accountant can analyse a part under a relation."""
     reasons = []
     for accountant in ("rdp", "pld"):
         try:
-            _told(event, relation, accountant)
+            _translated(event, relation, accountant)
             return
         except _Refusal as refusal:
             reasons.append(f"by {accountant!r} {refusal}")

@@ -1,4 +1,4 @@
-"""The ledger: what really ran, per unit of privacy, and what it cost."""
+"""The ledger: what ran, per unit of privacy, and what it cost."""
 
 import json
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import pld_answers, rdp
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import (
-    accountant_name,
+    require_accountant,
     require_some_accountant,
     translate,
 )
@@ -30,11 +30,9 @@ _SLACK = 1e-9
 
 
 class Bound(NamedTuple):
-    """What a history costs, and by whom.
+    """ε or δ of a history, never below the exact one, and the accountant that gave it.
 
-    Attributes:
-      value: ε or δ, never below the exact one.
-      accountant: who gave it, text; where "pld" was asked and "rdp" had less to state, "rdp".
+    Where "pld" was asked and "rdp" had a smaller bound, that is "rdp".
     """
 
     value: np.ndarray
@@ -85,7 +83,7 @@ class Ledger:
         self._table: scipy.sparse.csr_array | None = None
 
     def copy(self) -> "Ledger":
-        """Takes a snapshot that later charges do not reach; it costs no more than a dictionary."""
+        """Copies the ledger; later charges do not reach the copy, which shares its arrays."""
         other = Ledger(self.unit, self.relation, self.num_units)
         other._parts = dict(self._parts)
         other._counts = dict(self._counts)
@@ -96,7 +94,7 @@ class Ledger:
     def charge(
         self, event: DpEvent, *, units: ArrayLike | None = None, count: ArrayLike = 1
     ) -> None:
-        """Enters what ran.
+        """Records what ran.
 
         Args:
           event: what one run is to the accountant; compositions are taken apart.
@@ -147,7 +145,7 @@ class Ledger:
 
     @checked
     def events(self, unit: int = 0) -> DpEvent:
-        """Writes one unit's whole history as an event, for anybody to recompute.
+        """Writes one unit's whole history as an event, from which its cost can be computed again.
 
         Args:
           unit: the unit's index.
@@ -183,12 +181,12 @@ class Ledger:
 
         Args:
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
-          accountant: "rdp", "pld" (tighter, some hundredths of a second for each distinct history
-            and δ; where its lattice cannot resolve a history, the better of it and "rdp"), or
+          accountant: "rdp", "pld" (tighter and slower, see docs/privacy.md; where its lattice
+            cannot resolve a history, the smaller of it and "rdp"), or
             "rdp-classic-64" (orders up to 64 and the conversion of older papers).
 
         Returns:
-          `[num_units]`, float64; 0 for units without a charge. `bound` tells by whom.
+          `[num_units]`, float64; 0 for units without a charge. `bound` names the accountant too.
 
         Raises:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
@@ -198,7 +196,7 @@ class Ledger:
 
     @checked
     def bound(self, dp_delta: ArrayLike, accountant: str = "rdp") -> Bound:
-        """Computes ε of every unit at its δ, and says who gave it.
+        """Computes ε of every unit at its δ, and names the accountant that gave it.
 
         Args:
           dp_delta: as for `epsilon`.
@@ -243,7 +241,7 @@ class Ledger:
 
     def _answer(self, question: str, at: np.ndarray, accountant: str) -> Bound:
         """Answers what is asked of every unit at its ε or δ, `[num_units]`."""
-        accountant_name(accountant)
+        require_accountant(accountant)
         history, labels = self._histories()
         # Units that share a history and what they are asked at share the answer.
         asked, labels = np.unique(np.stack([labels, at], axis=1), axis=0, return_inverse=True)
@@ -284,12 +282,12 @@ class Ledger:
     def _by_losses(self, question: str, at: float, row: Any) -> pld_answers.Answer:
         """Answers one history by privacy loss distributions."""
         parts = list(self._parts[k] for k in self._counts)
-        told = [
+        events = [
             (translate(parts[i], self.relation, "pld"), int(count))
             for i, count in zip(row.indices, row.data, strict=True)
         ]
         ask = pld_answers.epsilon if question == "epsilon" else pld_answers.delta
-        return ask(told, self.relation, float(at))
+        return ask(events, self.relation, float(at))
 
     def _other(self, question: str, at: float, history: scipy.sparse.csr_array) -> float:
         """Answers one history by Rényi curves; inf where they have no analysis of it."""
@@ -366,7 +364,7 @@ class Ledger:
         count: int = 1,
         accountant: str = "rdp",
     ) -> bool:
-        """Tells whether a charge would take one of its units past a budget.
+        """Checks whether a charge would take one of its units past a budget.
 
         Args:
           event: what is about to run.
@@ -386,7 +384,7 @@ class Ledger:
     def _concerned(
         self, units: ArrayLike | None, epsilon: ArrayLike, dp_delta: ArrayLike
     ) -> tuple["Ledger", np.ndarray, np.ndarray] | None:
-        """The accounts, ε and δ of those whom a charge concerns; None where nobody."""
+        """The accounts, ε and δ of the units that a charge concerns; None where there are none."""
         index, _ = self._charged(units, 1)
         index = np.unique(index)
         budget = np.asarray(epsilon, float)
@@ -428,7 +426,7 @@ class Ledger:
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
           units: as for `charge`.
           accountant: as for `epsilon`.
-          limit: the largest answer that is looked for, at least 1.
+          limit: the largest answer, at least 1.
 
         Returns:
           The number of rounds, from 0 to `limit`.

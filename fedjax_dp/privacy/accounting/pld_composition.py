@@ -70,9 +70,9 @@ def convolve_weighted(
     """Composes weighted losses with themselves and each other in a window, by one transform.
 
     The losses of step kind k are the multiples of a lattice from some first one on. Weighting their
-    masses p by `e^(θs)` commutes with convolution, so that whoever wants the tail of a composition
-    at ε chooses θ such that the weighted mean lies there, composes, and weighs the result back by
-    `e^(−θs)`: the error below is then relative to that tail, however small it is.
+    masses p by `e^(θs)` commutes with convolution, so that the tail of a
+    composition at ε is found by a θ that moves the weighted mean there, and by weighting the result
+    back by `e^(−θs)`: the error below is then relative to that tail, however small it is.
 
     Every output of a transform of n is a sum of its inputs along log2(n) additions and products,
     each rounded; the power multiplies a relative error. Sums outside of the window fold back into

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.privacy.accounting import rdp
-from fedjax_dp.privacy.accounting.dp_accounting_adapter import accountant_name
+from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_accountant
 from fedjax_dp.privacy.accounting.ledger import Bound, Ledger
 from fedjax_dp.privacy.accounting.renyi import orders_of
 from fedjax_dp.privacy.events import DpEvent
@@ -34,7 +34,7 @@ def epsilon_of_poisson(
       noise_multiplier: standard deviation over the largest contribution, at least 0; a scalar or
         `[clients]`.
       sampling_rate: in [0, 1]; a scalar, `[clients]`, or `[clients, phases]` where the rate
-        changes in the course of a run. Rate 1 means that everybody takes part.
+        changes in the course of a run. Rate 1 is full participation.
       num_steps: steps of each phase, the shape of `sampling_rate` or one that broadcasts to it;
         whole numbers, except for "rdp-classic-64", whose recipe counts `epochs·N/b`.
       dp_delta: δ in (0, 1); a scalar or `[clients]`.
@@ -65,54 +65,21 @@ def bound_of_poisson(
     accountant: str = "rdp",
     relation: str = "add_remove",
 ) -> Bound:
-    """Computes ε of Poisson-sampled Gaussian steps, and says which accountant gave it.
-
-    Args:
-      noise_multiplier: as for `epsilon_of_poisson`.
-      sampling_rate: as for `epsilon_of_poisson`.
-      num_steps: as for `epsilon_of_poisson`.
-      dp_delta: as for `epsilon_of_poisson`.
-      rho: as for `epsilon_of_poisson`.
-      accountant: as for `epsilon_of_poisson`; by "pld" the better of it and "rdp" is taken where
-        a lattice cannot resolve what is asked.
-      relation: as for `epsilon_of_poisson`.
-
-    Returns:
-      ε and the accountant's name, `[clients]` each, or scalar arrays.
-
-    Raises:
-      UnsupportedEvent: if the combination has no valid analysis.
-      ValueError: if an argument is not valid.
-    """
+    """Computes what `epsilon_of_poisson` does, and says which accountant gave it."""
     checks.non_negative("noise_multiplier", noise_multiplier)
     rows, shape = rows_of(noise_multiplier, dp_delta, rho, sampling_rate, num_steps, accountant)
-    unique, for_everybody = distinct(rows, shape)
-    return Bound(*map(for_everybody, bounds(unique, accountant, relation)))
+    unique, for_all = distinct(rows, shape)
+    return Bound(*map(for_all, bounds(unique, accountant, relation)))
 
 
 def require_delta(dp_delta: ArrayLike) -> None:
-    """Requires every δ to lie inside of (0, 1).
-
-    Args:
-      dp_delta: one or many.
-
-    Raises:
-      ValueError: if one does not.
-    """
+    """Requires every δ to lie inside of (0, 1)."""
     inside = np.all((np.asarray(dp_delta) > 0) & (np.asarray(dp_delta) < 1))
     checks.require(bool(inside), "dp_delta", "lie in (0, 1)", dp_delta)
 
 
 def step_event(rate: float, noise_multiplier: float) -> DpEvent:
-    """Makes the event of one step.
-
-    Args:
-      rate: in [0, 1]; 1 means that everybody takes part.
-      noise_multiplier: standard deviation over the largest contribution.
-
-    Returns:
-      The event.
-    """
+    """Makes the event of one step; rate 1 means full participation."""
     gaussian = dpa.GaussianDpEvent(noise_multiplier)
     return gaussian if rate == 1 else dpa.PoissonSampledDpEvent(rate, gaussian)
 
@@ -125,24 +92,12 @@ def rows_of(
     num_steps: ArrayLike,
     accountant: str,
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Checks what is known of clients and writes it as a table.
+    """Checks the numbers of clients and writes them as a table, one row a client.
 
-    Args:
-      first: a number of each client, checked by the caller: its budget or its noise multiplier.
-      dp_delta: as for `epsilon_of_poisson`.
-      rho: as for `epsilon_of_poisson`.
-      sampling_rate: as for `epsilon_of_poisson`.
-      num_steps: as for `epsilon_of_poisson`.
-      accountant: as for `epsilon_of_poisson`.
-
-    Returns:
-      One row a client, `[clients, 3 + 2·phases]`: first, δ, ρ, then the rates and the steps of all
-      phases; and the shape of an answer.
-
-    Raises:
-      ValueError: if an argument is not valid.
+    `first` is a client's budget or noise multiplier, checked by the caller. Returns `[clients, 3 +
+    2·phases]` (first, δ, ρ, then the rates and the steps of all phases) and the shape of an answer.
     """
-    accountant_name(accountant)
+    require_accountant(accountant)
     require_delta(dp_delta)
     checks.probability("sampling_rate", sampling_rate, allow_zero=True)
     checks.non_negative("num_steps", num_steps)
@@ -166,30 +121,13 @@ def rows_of(
 def distinct(
     rows: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """Keeps one of all clients with the same numbers, so that they share the work.
-
-    Args:
-      rows: `[clients, columns]`.
-      shape: of an answer.
-
-    Returns:
-      The distinct rows, and what gives every client the answer of its row.
-    """
+    """Finds the distinct rows, and a function from their answers to those of all clients."""
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
     return unique, lambda answers: answers[inverse.reshape(-1)].reshape(shape)
 
 
 def bounds(rows: np.ndarray, accountant: str, relation: str) -> Bound:
-    """Computes ε of each row of a table.
-
-    Args:
-      rows: as `rows_of` writes them, beginning with the noise multiplier.
-      accountant: as for `epsilon_of_poisson`.
-      relation: as for `epsilon_of_poisson`.
-
-    Returns:
-      ε and the accountant's name, `[rows]` each.
-    """
+    """Computes ε of each row of a table of `rows_of` that begins with the noise multiplier."""
     if accountant == "pld" or relation == "replace_one":
         found = [bound_alone(row, float(row[0]), accountant, relation) for row in rows]
         return Bound(*(np.concatenate(column) for column in zip(*found, strict=True)))
@@ -207,17 +145,7 @@ def bounds(rows: np.ndarray, accountant: str, relation: str) -> Bound:
 
 
 def bound_alone(row: np.ndarray, noise_multiplier: float, accountant: str, relation: str) -> Bound:
-    """Computes ε of one row by a ledger.
-
-    Args:
-      row: as `rows_of` writes it; what it begins with is not read.
-      noise_multiplier: standard deviation over the largest contribution.
-      accountant: as for `epsilon_of_poisson`.
-      relation: as for `epsilon_of_poisson`.
-
-    Returns:
-      ε and the accountant's name, `[1]` each.
-    """
+    """Computes ε of one row of `rows_of`, whose first number is not read, by a ledger."""
     ledger = Ledger(relation=relation)
     ledger.charge(_event(row, noise_multiplier))
     return ledger.bound(float(row[1]), accountant)

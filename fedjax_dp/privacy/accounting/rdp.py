@@ -1,4 +1,7 @@
-"""Rényi curves of the sampled Gaussian for many settings at once, and their conversions."""
+"""Rényi curves of Poisson sampling, for many settings at once, and their conversions.
+
+Functions of plain arrays, which depend on NumPy and SciPy alone.
+"""
 
 from collections.abc import Sequence
 
@@ -68,12 +71,53 @@ def poisson_gaussian(
         for start in range(0, sampled.size, _CHUNK):
             rows = sampled[start : start + _CHUNK]
             curves[rows] = _log_moments(q[rows], z[rows], alpha) / (alpha - 1)
-        # Sampling never costs more than taking everybody.
+        # Sampling never costs more than full participation.
         drawn = (q > 0) & is_noised
         full = alpha / (2 * z[drawn, None] ** 2)
     curves[drawn] = np.where(q[drawn, None] < 1, np.minimum(curves[drawn], full), full)
     curves[(q > 0) & ~is_noised] = np.inf
     return curves * (1 + 8 * EPS)
+
+
+def poisson_of_any(
+    sampling_probability: float, curve: np.ndarray, orders: np.ndarray
+) -> np.ndarray:
+    """Bounds the Rényi curve of any mechanism behind Poisson sampling under add/remove.
+
+    Between whole orders `(α − 1)·ρ(α)`, which is convex, is bounded by its chord.
+
+    Args:
+      sampling_probability: in [0, 1].
+      curve: `[m]`, the mechanism's own divergences at orders 2, 3, ..., m + 1.
+      orders: `[orders]` in (1, m + 1].
+
+    Returns:
+      `[orders]`.
+
+    Source: Zhu and Wang 2019, "Poisson Subsampled Rényi Differential Privacy", theorem 5;
+    Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
+    """
+    q = float(sampling_probability)
+    if q == 0:
+        return np.zeros(len(orders))
+    if q == 1:
+        q = float(np.nextafter(1.0, 0.0))
+    ends = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)])).astype(int)
+    moments = {1: 0.0}
+    for alpha in ends[ends >= 2].tolist():
+        lifts = np.arange(1, alpha) * curve[: alpha - 1]
+        # What two draws cost beyond 1, e^x − 1, and what more cost, 3·e^x − 1: all positive.
+        with np.errstate(over="ignore"):
+            costs = np.append(_log_expm1(lifts[:1]), np.log(3) + lifts[1:])
+            costs[1:] += np.log1p(-np.exp(-costs[1:]))
+        size = np.max(lifts, where=np.isfinite(lifts), initial=0.0)
+        moments[alpha] = float(_log_moment(alpha, q, costs, size))
+    low, high = np.floor(orders), np.ceil(orders)
+    below, above = (np.array([moments[int(a)] for a in end]) for end in (low, high))
+    part = orders - low
+    with np.errstate(invalid="ignore"):
+        chord = (1 - part) * below + part * above
+    return np.where(part == 0, below, chord) / (orders - 1)
 
 
 def _log_moments(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
@@ -96,19 +140,13 @@ def _log_moments(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(found), np.inf, found)
 
 
-def log_moment(
+def _log_moment(
     order: int, sampling_probability: ArrayLike, log_costs: np.ndarray, parts: ArrayLike = 0.0
 ) -> np.ndarray:
     """Sums `log(1 + Σ C(α,k)·q^k·(1−q)^(α−k)·cost(k))` over k from 2 to α, rounded up.
 
-    Args:
-      order: α, a whole number of at least 2.
-      sampling_probability: q in (0, 1), `[settings]` or a scalar.
-      log_costs: `[settings, α − 1]` or `[α − 1]`, logarithms of the costs.
-      parts: the largest numbers that the logarithms were summed from, `[settings]`.
-
-    Returns:
-      `[settings]`, or a scalar array.
+    `log_costs` is `[settings, α − 1]` or `[α − 1]`; `parts` are the largest numbers that they were
+    summed from, `[settings]`.
     """
     q = np.asarray(sampling_probability, float)[..., None]
     k = np.arange(2.0, order + 1)
@@ -123,15 +161,8 @@ def log_moment(
     return np.logaddexp(0.0, total + 8 * EPS * (size + 1)) * (1 + 4 * EPS)
 
 
-def log_expm1(x: np.ndarray) -> np.ndarray:
-    """Computes `log(e^x − 1)` for x of at least 0, where neither end loses anything.
-
-    Args:
-      x: any shape.
-
-    Returns:
-      The same shape; -inf at 0.
-    """
+def _log_expm1(x: np.ndarray) -> np.ndarray:
+    """Computes `log(e^x − 1)` for x of at least 0 without loss at either end; -inf at 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(x > 1, x + np.log(-np.expm1(-x)), np.log(np.expm1(np.minimum(x, 1.0))))
 
@@ -143,7 +174,7 @@ def _log_comb(n: np.ndarray | float, k: np.ndarray | float) -> np.ndarray:
 def _log_moments_whole(q: np.ndarray, z: np.ndarray, alpha: int) -> np.ndarray:
     k = np.arange(2.0, alpha + 1)
     exponents = (k * k - k) / (2 * z[:, None] ** 2)
-    return log_moment(alpha, q, log_expm1(exponents), exponents[:, -1])
+    return _log_moment(alpha, q, _log_expm1(exponents), exponents[:, -1])
 
 
 def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:

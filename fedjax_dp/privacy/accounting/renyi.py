@@ -19,41 +19,25 @@ DPA_RELATION = {
 
 
 def orders_of(accountant: str) -> tuple[float, ...]:
-    """Names the Rényi orders that an accountant looks at.
-
-    Args:
-      accountant: "rdp" or "rdp-classic-64".
-
-    Returns:
-      The orders.
-    """
+    """Gives the Rényi orders of an accountant by "rdp" or "rdp-classic-64"."""
     return rdp.CLASSIC_ORDERS if accountant == "rdp-classic-64" else rdp.DEFAULT_ORDERS
 
 
 def rdp_curves(
     parts: Sequence[DpEvent], relation: str = "add_remove", accountant: str = "rdp"
 ) -> np.ndarray:
-    """Computes the Rényi curves of many events, sampled Gaussians all at once.
+    """Computes the Rényi curves of one run of each part, `[parts, orders]`.
 
-    Args:
-      parts: events as `events.flatten` returns them.
-      relation: "add_remove" or "replace_one".
-      accountant: "rdp" or "rdp-classic-64"; they differ in their orders.
-
-    Returns:
-      `[parts, orders]`: the divergences of one run of each event.
-
-    Raises:
-      UnsupportedEvent: if one of the events has no Rényi analysis under the relation.
+    Sampled Gaussians are computed all at once. Parts without an analysis raise `UnsupportedEvent`.
     """
-    told = [translate(part, relation, accountant) for part in parts]
-    return _curves(told, relation, np.asarray(orders_of(accountant)))
+    events = [translate(part, relation, accountant) for part in parts]
+    return _curves(events, relation, np.asarray(orders_of(accountant)))
 
 
-def _curves(told: Sequence[Any], relation: str, orders: np.ndarray) -> np.ndarray:
-    curves = np.empty((len(told), len(orders)))
+def _curves(events: Sequence[Any], relation: str, orders: np.ndarray) -> np.ndarray:
+    curves = np.empty((len(events), len(orders)))
     sampled: list[int] = []
-    for i, event in enumerate(told):
+    for i, event in enumerate(events):
         if isinstance(event, CurveDpEvent):
             curves[i] = event.rdp(orders, relation)
         elif not isinstance(event, dpa.PoissonSampledDpEvent):
@@ -64,8 +48,8 @@ def _curves(told: Sequence[Any], relation: str, orders: np.ndarray) -> np.ndarra
         else:
             curves[i] = _poisson_of_any(event, relation, orders)
     if sampled:
-        rates = [told[i].sampling_probability for i in sampled]
-        multipliers = [told[i].event.noise_multiplier for i in sampled]
+        rates = [events[i].sampling_probability for i in sampled]
+        multipliers = [events[i].event.noise_multiplier for i in sampled]
         curves[sampled] = rdp.poisson_gaussian(rates, multipliers, tuple(orders))
     return curves
 
@@ -83,52 +67,13 @@ def _lifted(event: Any, curve: np.ndarray, orders: np.ndarray) -> np.ndarray:
 
 
 def _poisson_of_any(event: Any, relation: str, orders: np.ndarray) -> np.ndarray:
-    """Bounds the curve of Poisson sampling before whatever has a curve itself."""
+    """Bounds the curve of a Poisson-sampled event that has a curve without sampling."""
 
     def base(at: np.ndarray) -> np.ndarray:
         parts = flatten(event.event)
-        told = [translate(part, relation, "rdp") for part, _ in parts]
-        return np.array([count for _, count in parts]) @ _curves(told, relation, at)
+        events = [translate(part, relation, "rdp") for part, _ in parts]
+        return np.array([count for _, count in parts]) @ _curves(events, relation, at)
 
     whole = np.arange(2.0, np.ceil(orders.max()) + 1)
-    amplified = poisson_bound(event.sampling_probability, base(whole), orders)
+    amplified = rdp.poisson_of_any(event.sampling_probability, base(whole), orders)
     return np.minimum(amplified, base(orders))
-
-
-def poisson_bound(sampling_probability: float, curve: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """Bounds the Rényi curve of any mechanism behind Poisson sampling under add/remove.
-
-    Between whole orders `(α − 1)·ρ(α)`, which is convex, is bounded by its chord.
-
-    Args:
-      sampling_probability: in [0, 1].
-      curve: `[m]`, the mechanism's own divergences at orders 2, 3, ..., m + 1.
-      orders: `[orders]` in (1, m + 1].
-
-    Returns:
-      `[orders]`.
-
-    Source: Zhu and Wang 2019, "Poisson Subsampled Rényi Differential Privacy", theorem 5;
-    Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
-    """
-    q = float(sampling_probability)
-    if q == 0:
-        return np.zeros(len(orders))
-    if q == 1:
-        q = float(np.nextafter(1.0, 0.0))
-    ends = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)])).astype(int)
-    moments = {1: 0.0}
-    for alpha in ends[ends >= 2].tolist():
-        lifts = np.arange(1, alpha) * curve[: alpha - 1]
-        # What two draws cost beyond 1, e^x − 1, and what more cost, 3·e^x − 1: all positive.
-        with np.errstate(over="ignore"):
-            costs = np.append(rdp.log_expm1(lifts[:1]), np.log(3) + lifts[1:])
-            costs[1:] += np.log1p(-np.exp(-costs[1:]))
-        size = np.max(lifts, where=np.isfinite(lifts), initial=0.0)
-        moments[alpha] = float(rdp.log_moment(alpha, q, costs, size))
-    low, high = np.floor(orders), np.ceil(orders)
-    below, above = (np.array([moments[int(a)] for a in end]) for end in (low, high))
-    part = orders - low
-    with np.errstate(invalid="ignore"):
-        chord = (1 - part) * below + part * above
-    return np.where(part == 0, below, chord) / (orders - 1)

@@ -4,7 +4,6 @@ from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, mak
 from fedjax_dp.privacy.mechanisms.clipping import (
     clip_by_global_norm,
     clip_by_l1_norm,
-    clip_entries,
     clip_per_layer,
 )
 from fedjax_dp.privacy.mechanisms.correlated_noise import BandedNoise, banded_noise
@@ -62,7 +61,6 @@ __all__ = [
     "choose_bits",
     "clip_by_global_norm",
     "clip_by_l1_norm",
-    "clip_entries",
     "clip_per_layer",
     "discrete_mechanism",
     "gaussian",

@@ -9,9 +9,9 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Fraction, NonNegative, Positive
 from fedjax_dp.privacy.mechanisms import random_bits
-
-Scalar = jax.typing.ArrayLike
+from fedjax_dp.privacy.sensitivities import Scalar
 
 # A clip norm outside of this range has run away; it is held there instead of reaching 0 or inf.
 _SMALLEST, _LARGEST = 1e-12, 1e12
@@ -75,12 +75,12 @@ class AdaptiveClipping(NamedTuple):
 
 @checked
 def make_adaptive_clipping(
-    expected_cohort_size: float,
+    expected_cohort_size: Positive,
     *,
-    initial_clip_norm: float = 0.1,
-    target_quantile: float = 0.5,
-    learning_rate: float = 0.2,
-    count_stddev: float | None = None,
+    initial_clip_norm: Positive = 0.1,
+    target_quantile: Fraction = 0.5,
+    learning_rate: NonNegative = 0.2,
+    count_stddev: Positive | None = None,
 ) -> AdaptiveClipping:
     """Builds the rule with the defaults of its paper.
 
@@ -101,12 +101,7 @@ def make_adaptive_clipping(
     Raises:
       ValueError: if an argument is out of its range.
     """
-    checks.positive("expected_cohort_size", expected_cohort_size)
-    checks.positive("initial_clip_norm", initial_clip_norm)
-    checks.probability("target_quantile", target_quantile, allow_zero=True)
-    checks.non_negative("learning_rate", learning_rate)
     stddev = expected_cohort_size / 20 if count_stddev is None else count_stddev
-    checks.positive("count_stddev", stddev)
     return AdaptiveClipping(
         initial_clip_norm,
         target_quantile,
@@ -116,31 +111,17 @@ def make_adaptive_clipping(
     )
 
 
-def update_noise_multiplier(noise_multiplier: float, count_stddev: float) -> float:
-    """Splits one round's noise multiplier between the updates and the count.
+@checked
+def update_noise_multiplier(noise_multiplier: Positive, count_stddev: Positive) -> float:
+    """Computes the multiplier of updates that leaves the count its share of a round's.
 
-    Updates and count are one Gaussian release of the same sample: `z⁻² = z_Δ⁻² + (2σ_b)⁻²`. A
-    round is charged with `noise_multiplier`, and its updates are noised with what is returned.
-
-    Args:
-      noise_multiplier: z of the whole round, above 0.
-      count_stddev: σ_b, above 0; 2σ_b is the count's multiplier, its contributions being ±1/2.
-
-    Returns:
-      z_Δ, larger than z.
-
-    Raises:
-      ValueError: if the count alone would cost more than the round may.
+    Updates and count are one Gaussian release of the same sample: `z⁻² = z_Δ⁻² + (2σ_b)⁻²`, since
+    contributions to the count are ±1/2. A round is charged with z. A count that alone would cost
+    more than the round may is refused.
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, theorem 1.
     """
-    checks.positive("noise_multiplier", noise_multiplier)
-    checks.positive("count_stddev", count_stddev)
     left = noise_multiplier**-2 - (2 * count_stddev) ** -2
-    checks.require(
-        left > 0,
-        "count_stddev",
-        f"exceed {noise_multiplier / 2:g} for this multiplier",
-        count_stddev,
-    )
+    rule = f"exceed {noise_multiplier / 2:g} for this multiplier"
+    checks.require(left > 0, "count_stddev", rule, count_stddev)
     return 1 / math.sqrt(left)

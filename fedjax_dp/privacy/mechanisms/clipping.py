@@ -14,8 +14,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.materialize import materialize
 from fedjax_dp.core.ranges import Norms
 from fedjax_dp.core.trees import PyTree
-
-Scalar = jax.typing.ArrayLike
+from fedjax_dp.privacy.sensitivities import Scalar
 
 # Scales below this are as good as none: rounded to the next float, they could be much larger.
 SMALLEST_FACTOR = 2.0**-120
@@ -125,22 +124,13 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
 
 @checked
 def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
-    """Cuts every entry off at a largest absolute value.
+    """Cuts every entry of a tree off at a largest absolute value, in float32 or better.
+
+    Returns the largest entry before that too, inf where one is not finite, which is not private.
 
     Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
-    that is not finite makes the whole tree zero.
-
-    Args:
-      tree: a tree of float arrays.
-      bound: the largest absolute value, above 0; may be traced. A traced bound that is nan or not
-        positive lets nothing through.
-
-    Returns:
-      `(clipped, largest)`: the clipped tree, and the largest absolute value before clipping, inf
-      where the tree was not finite. The latter is not private.
-
-    Raises:
-      ValueError: if a static `bound` is not positive or a leaf holds no floats.
+    that is not finite makes the whole tree zero. A traced bound that is not above 0 lets nothing
+    through.
     """
     leaves, treedef = _leaves_of(tree)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in leaves]))
@@ -154,29 +144,19 @@ def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
 
 @checked
 def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, jax.Array]:
-    """Cuts every entry off at a largest absolute value and rounds it, so that sums are exact.
+    """Cuts entries off at a largest absolute value and rounds them, so that sums are exact.
 
     Entries become multiples of a power of two near `bound / 4096`. A sum of such trees holds no
     rounding as long as no entry of any partial sum is beyond 2^24 of these multiples, or if it is
     made by `core.sums`, which keeps what partial sums lose; `within_exact_sums` cuts sums off
-    there.
+    there. A bound of inf means neither a bound nor rounding; a traced one that is nan or not above
+    2^-100 lets nothing through. Returns as `clip_entries`.
 
     Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
     that is not finite makes the whole tree zero. One tree more or less moves an entry of
     `within_exact_sums(total, bound)` by at most `bound`, exactly, if `total` is summed as above. A
     plain running sum that passes 2^24 multiples and comes back has rounded on its way: it is not
     covered.
-
-    Args:
-      tree: a tree of float arrays.
-      bound: the largest absolute value, above 2^-100; may be traced; inf means neither a bound nor
-        rounding. A traced bound that is nan or not above 2^-100 lets nothing through.
-
-    Returns:
-      `(clipped, largest)`, as `clip_entries`.
-
-    Raises:
-      ValueError: if a static `bound` is not above 2^-100 or a leaf holds no floats.
     """
     limit, unit = _lattice(bound)
     clipped, largest = clip_entries(tree, jnp.where(limit > 0, limit, 1.0))
@@ -191,13 +171,7 @@ def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, 
 def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
     """Cuts a sum off where it would begin to be rounded, 2,048 to 4,096 bounds from zero.
 
-    Args:
-      total: a sum of trees of `clip_entries_to_lattice`, exact or made by `core.sums`: what a
-        partial sum has rounded cannot be seen here.
-      bound: theirs.
-
-    Returns:
-      The sum.
+    What a partial sum has rounded cannot be seen here; see `clip_entries_to_lattice`.
     """
     limit, unit = _lattice(bound)
     most = jnp.where(jnp.isinf(limit), jnp.inf, _MOST_UNITS * unit)
@@ -205,7 +179,7 @@ def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
 
 
 def _lattice(bound: Scalar) -> tuple[jax.Array, jax.Array]:
-    """Gives the largest multiple of a lattice's unit within a bound, 0 where there is none."""
+    """Finds the largest multiple of a unit within a bound, 0 if there is none, and the unit."""
     bound = jnp.asarray(bound, jnp.float32)
     is_ordinary = (bound > _LEAST_LATTICE_BOUND) & jnp.isfinite(bound)
     _, exponent = jnp.frexp(jnp.where(is_ordinary, bound, 1.0))

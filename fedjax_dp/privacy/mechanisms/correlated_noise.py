@@ -1,4 +1,4 @@
-"""Noise that is correlated over rounds: banded matrix factorisation, for cohorts nobody samples."""
+"""Noise that is correlated over rounds: banded matrix factorisation, for unsampled cohorts."""
 
 import math
 from typing import NamedTuple
@@ -10,6 +10,8 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.mechanisms import random_bits
@@ -77,7 +79,7 @@ class BandedNoise(NamedTuple):
         return jax.tree.unflatten(treedef, kept), jax.tree.unflatten(treedef, noised)
 
     def event(self, noise_multiplier: float) -> DpEvent:
-        """Names the event of the whole run, which is one Gaussian release of C x.
+        """Builds the event of the whole run, which is one Gaussian release of C x.
 
         Guarantee: charged once, before the first round, it covers every prefix of the run. Adding
         or removing a unit means that its contributions are zero while all others take part as
@@ -96,8 +98,13 @@ class BandedNoise(NamedTuple):
         return dpa.GaussianDpEvent(float(noise_multiplier))
 
 
+@checked
 def banded_noise(
-    num_rounds: int, bands: int, *, min_separation: int, max_participations: int | None = None
+    num_rounds: Count,
+    bands: Count,
+    *,
+    min_separation: Count,
+    max_participations: Count | None = None,
 ) -> BandedNoise:
     """Finds the best banded noise for a participation pattern.
 
@@ -120,15 +127,10 @@ def banded_noise(
 
     Source: Choquette-Choo and others 2023, theorem 2 (sensitivity) and section 4 (bands).
     """
-    checks.whole("num_rounds", num_rounds)
-    checks.whole("min_separation", min_separation)
-    checks.whole("bands", bands)
-    checks.require(
-        bands <= min_separation, "bands", f"be at most min_separation, {min_separation}", bands
-    )
+    rule = f"be at most min_separation, {min_separation}"
+    checks.require(bands <= min_separation, "bands", rule, bands)
     fitting = math.ceil(num_rounds / min_separation)
     if max_participations is not None:
-        checks.whole("max_participations", max_participations)
         fitting = min(fitting, max_participations)
     coefficients = best_coefficients(num_rounds, min(bands, num_rounds))
     # Rounding to float32 happens before the sensitivity is taken, so that it is the one that runs.
@@ -138,15 +140,7 @@ def banded_noise(
 
 
 def best_coefficients(num_rounds: int, bands: int) -> np.ndarray:
-    """Finds the banded Toeplitz strategy with the smallest error at fixed privacy.
-
-    Args:
-      num_rounds: rounds of the run, at least 1.
-      bands: from 1 to `num_rounds`.
-
-    Returns:
-      `[bands]`, float64, Euclidean norm 1.
-    """
+    """Finds the banded Toeplitz strategy of least error at fixed privacy, of norm 1."""
     if bands == 1:
         return np.ones(1)
     # Importing it takes a third of a second, which runs without correlated noise need not pay.

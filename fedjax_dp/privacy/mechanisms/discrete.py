@@ -32,7 +32,7 @@ class IntegerLaw(NamedTuple):
     Attributes:
       thresholds: `[4, magnitudes]` uint32, the words of the cumulative probabilities of
         magnitudes 0, 1, ..., most significant first.
-      stddev: standard deviation of the law, for people.
+      stddev: standard deviation of the law, for reports alone.
     """
 
     thresholds: np.ndarray | jax.Array
@@ -73,22 +73,12 @@ def _split(threshold: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=128)
 def discrete_gaussian(sigma: float) -> IntegerLaw:
-    """Builds the discrete Gaussian: `P(k) ∝ exp(−k²/(2σ²))`.
+    """Builds the discrete Gaussian, `P(k) ∝ exp(−k²/(2σ²))`, for σ in [0, 2^15]; 0 is no noise.
 
-    Guarantee: added to integers with L2 sensitivity Δ it is Δ²/(2σ²)-zCDP, as continuous noise
-    is.
+    Guarantee: added to integers with L2 sensitivity Δ it is Δ²/(2σ²)-zCDP, as continuous noise is.
 
-    Args:
-      sigma: σ in [0, 2^15]; the standard deviation is a little less. 0 is no noise.
-
-    Returns:
-      The law.
-
-    Raises:
-      ValueError: if `sigma` is out of range.
-
-    Source: Canonne, Kamath, Steinke 2020, definition 1 and theorem 14. Their rejection sampler
-    has no table; this one draws from the same law in constant time on any accelerator.
+    Source: Canonne, Kamath, Steinke 2020, definition 1 and theorem 14. Their rejection sampler has
+    no table; this one draws from the same law in constant time on any accelerator.
     """
     check_scale("sigma", sigma)
 
@@ -113,18 +103,9 @@ def discrete_gaussian(sigma: float) -> IntegerLaw:
 
 @functools.lru_cache(maxsize=128)
 def skellam(variance: float) -> IntegerLaw:
-    """Builds the difference of two independent Poisson variables.
+    """Builds the difference of two Poisson variables, `P(k) ∝ I_k(variance)`, variance up to 2^30.
 
     Sums of Skellam variables are Skellam, so that shares of many parties add up without loss.
-
-    Args:
-      variance: in [0, 2^30]; the sum of both Poisson means.
-
-    Returns:
-      The law, `P(k) ∝ I_k(variance)`.
-
-    Raises:
-      ValueError: if `variance` is out of range.
 
     Source: Agarwal, Kairouz, Liu 2021, definition 3.1.
     """
@@ -149,46 +130,21 @@ def skellam(variance: float) -> IntegerLaw:
 
 
 def check_scale(argument: str, value: float) -> None:
-    """Refuses noise that has no table.
-
-    Args:
-      argument: the name to put into the error.
-      value: σ, or the scale.
-
-    Raises:
-      ValueError: if it is negative or above 2^15.
-    """
+    """Requires a scale from 0 to 2^15; others have no table."""
     checks.non_negative(argument, value)
     rule = "be at most 2^15; make the lattice coarser"
     checks.require(value <= MAX_STDDEV, argument, rule, value)
 
 
 def draw(key: PRNGKey, shape: tuple[int, ...], law: IntegerLaw) -> jax.Array:
-    """Draws independent integers from a law.
-
-    Args:
-      key: used for these draws and nothing else.
-      shape: of the result.
-      law: its table may be traced, so that another law of the same size does not recompile.
-
-    Returns:
-      int32, `shape`.
-    """
+    """Draws independent integers, int32; laws whose tables have one size share a program."""
     words = jax.random.bits(key, (_WORDS, *shape), jnp.uint32)
     magnitude = magnitude_of(words, law)
     return jnp.where(words[-1] & 1, -magnitude, magnitude)
 
 
 def magnitude_of(words: jax.Array, law: IntegerLaw) -> jax.Array:
-    """Looks up which magnitude random words stand for.
-
-    Args:
-      words: `[4, ...]` uint32, most significant first; the last bit of all is not read.
-      law: its thresholds.
-
-    Returns:
-      int32: how many thresholds the number has reached.
-    """
+    """Looks up the magnitudes of random words, `[4, ...]`; the last bit is not read."""
     *rows, last_row = jnp.asarray(law.thresholds, jnp.uint32)
     *drawn, last = words
     last = last >> 1

@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import attr
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Ge, Le
 from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count, Decay, NonNegative, Positive, Probability, ProperFraction
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
 from fedjax_dp.privacy.mechanisms import clipping, discrete, rotation
@@ -161,7 +163,7 @@ class Plan(NamedTuple):
         return self.noise_stddev / self.granularity / math.sqrt(self.num_shares)
 
     def event(self) -> DpEvent:
-        """Names the event of one release; sampling comes on top.
+        """Builds the event of one release; sampling comes on top.
 
         Guarantee: holds if at least `num_shares` shares of noise are in the sum. That a unit is
         zeroed out means that it sends zeros, its share of the noise staying in.
@@ -179,16 +181,16 @@ class Plan(NamedTuple):
 
 @checked
 def make_plan(
-    dimension: int,
-    clip_norm: float,
-    noise_multiplier: float,
+    dimension: Count,
+    clip_norm: Positive,
+    noise_multiplier: NonNegative,
     *,
-    num_clients: int,
-    num_shares: int | None = None,
-    bits: int = 20,
+    num_clients: Count,
+    num_shares: Count | None = None,
+    bits: Annotated[int, Ge(2), Le(32)] = 20,
     noise: str = "gaussian",
-    rounding_bias: float = math.exp(-0.5),
-    num_deviations: float = 4.0,
+    rounding_bias: Decay = math.exp(-0.5),
+    num_deviations: Positive = 4.0,
 ) -> Plan:
     """Chooses the finest lattice on which a sum of clients fits into B bits.
 
@@ -216,14 +218,7 @@ def make_plan(
     Source: Kairouz, Liu, Steinke 2021, theorem 34 and equation (61).
     """
     checks.one_of("noise", noise, ("gaussian", "skellam"))
-    checks.whole("dimension", dimension)
-    checks.whole("num_clients", num_clients)
-    checks.positive("clip_norm", clip_norm)
-    checks.non_negative("noise_multiplier", noise_multiplier)
-    checks.require(0 <= rounding_bias < 1, "rounding_bias", "lie in [0, 1)", rounding_bias)
-    checks.require(2 <= bits <= 32, "bits", "lie between 2 and 32", bits)
     shares = num_clients if num_shares is None else num_shares
-    checks.whole("num_shares", shares)
     padded = 1 << max(dimension - 1, 0).bit_length()
     stddev = noise_multiplier * clip_norm
     room = (2.0**bits / (2 * num_deviations)) ** 2 - num_clients / 4
@@ -245,12 +240,12 @@ def make_plan(
 
 @checked
 def make_central_plan(
-    dimension: int,
-    clip_norm: float,
-    noise_multiplier: float,
+    dimension: Count,
+    clip_norm: Positive,
+    noise_multiplier: NonNegative,
     *,
-    rounding_bias: float = math.exp(-0.5),
-    tolerance: float = 0.01,
+    rounding_bias: ProperFraction = math.exp(-0.5),
+    tolerance: Probability = 0.01,
 ) -> Plan:
     """Chooses the lattice for discrete Gaussian noise that a trusted server adds.
 
@@ -275,11 +270,6 @@ def make_central_plan(
 
     Source: Kairouz, Liu, Steinke 2021, proposition 22, solved for the width of the lattice.
     """
-    checks.whole("dimension", dimension)
-    checks.positive("clip_norm", clip_norm)
-    checks.non_negative("noise_multiplier", noise_multiplier)
-    checks.require(0 < rounding_bias < 1, "rounding_bias", "lie in (0, 1)", rounding_bias)
-    checks.require(0 < tolerance <= 1, "tolerance", "lie in (0, 1]", tolerance)
     # l² + d/4 + s·(l + √d/2) = (1 + tolerance)²·l², for the length l of S on the lattice.
     spread = math.sqrt(2 * math.log(1 / rounding_bias))
     growth = (1 + tolerance) ** 2 - 1
@@ -301,13 +291,13 @@ def make_central_plan(
 
 @checked
 def choose_bits(
-    dimension: int,
-    clip_norm: float,
-    noise_multiplier: float,
+    dimension: Count,
+    clip_norm: Positive,
+    noise_multiplier: Positive,
     *,
-    num_clients: int,
-    tolerance: float = 0.01,
-    num_deviations: float = 4.0,
+    num_clients: Count,
+    tolerance: Positive = 0.01,
+    num_deviations: Positive = 4.0,
     **options: Any,
 ) -> int:
     """Chooses the fewest bits at which the lattice hardly costs anything.
@@ -333,9 +323,6 @@ def choose_bits(
 
     Source: Kairouz, Liu, Steinke 2021, section 4; `user_level_dp` section 6.
     """
-    checks.positive("noise_multiplier", noise_multiplier)
-    checks.positive("tolerance", tolerance)
-    checks.positive("num_deviations", num_deviations)
     # Fewer do not hold the rounding of so many clients.
     fewest = max(2, math.floor(math.log2(num_deviations) + 0.5 * math.log2(num_clients)) + 1)
     options |= {"num_clients": num_clients, "num_deviations": num_deviations}
@@ -438,15 +425,7 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
 
 
 def centre(total: jax.Array, bits: int) -> jax.Array:
-    """Reads integers modulo 2^B as numbers around zero.
-
-    Args:
-      total: uint32; only its low B bits are read.
-      bits: B, from 2 to 32.
-
-    Returns:
-      int32 in [−2^(B−1), 2^(B−1)).
-    """
+    """Reads integers modulo 2^bits, of which higher bits are not read, as numbers around zero."""
     shift = 32 - bits
     return (total << shift).astype(jnp.int32) >> shift
 
@@ -466,17 +445,12 @@ def round_conditionally(
 ) -> jax.Array:
     """Rounds each coordinate up or down at random, again until the whole is short enough.
 
+    The vector is `[d]` floats in units of the lattice; the bound on its squared norm may be traced.
+    After 64 attempts, of which each fails with probability below 0.61 at the default bound,
+    coordinates are rounded towards zero.
+
     Guarantee: the result's squared norm is at most `norm_squared` wherever that is at least the
     squared norm of the vector. Without the condition it is unbiased; with it, nearly so.
-
-    Args:
-      key: used for this rounding and nothing else.
-      vector: `[d]` floats, finite, in units of the lattice.
-      norm_squared: the bound; may be traced.
-
-    Returns:
-      int32 `[d]`. After 64 attempts, of which each fails with probability below 0.61 at the
-      default bound, coordinates are rounded towards zero.
 
     Source: Kairouz, Liu, Steinke 2021, definition 21.
     """

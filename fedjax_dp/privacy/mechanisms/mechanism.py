@@ -17,8 +17,8 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import sensitivities
 from fedjax_dp.privacy.events import DpEvent, concrete
 from fedjax_dp.privacy.mechanisms import clipping, noise, scalar_noise
-from fedjax_dp.privacy.mechanisms.clipping import LatticeNorms, Scalar
-from fedjax_dp.privacy.sensitivities import Sensitivity
+from fedjax_dp.privacy.mechanisms.clipping import LatticeNorms
+from fedjax_dp.privacy.sensitivities import Scalar, Sensitivity
 
 # 1/ε of one entry that staircase noise hides.
 SMALLEST_STAIRCASE_MULTIPLIER = 1 / scalar_noise.LARGEST_STAIRCASE_EPSILON
@@ -38,7 +38,7 @@ class Mechanism(NamedTuple):
       noise_stddev: standard deviation of the noise per entry, in units of the sum.
       add_noise: `(key, total) → noised total`; the key is used once, the noise is added once.
       event: `() → DpEvent` of one release from a given set of units; sampling comes on top
-        (`amplification.sampled_event`). Raises ValueError where its numbers are traced.
+        (`Sampler.event`). Raises ValueError where its numbers are traced.
       clips_by_leaf_norms: whether `clip` scales each leaf by a number that depends on the L2 norms
         of the leaves alone, so that it can be applied to the norms without the leaves.
       clips_whole: whether `clip` scales the tree by one number, 1 within the bound in L2 norm.

@@ -11,9 +11,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.mechanisms import random_bits
-
-Scalar = jax.typing.ArrayLike
-Sampler = Callable[..., jax.Array]
+from fedjax_dp.privacy.sensitivities import Scalar
 
 
 def _check_scale(argument: str, value: Scalar) -> None:
@@ -22,25 +20,16 @@ def _check_scale(argument: str, value: Scalar) -> None:
 
 
 def release(value: jax.Array, scale: Scalar, draw: jax.Array) -> jax.Array:
-    """Adds scaled noise, or releases zeros where the scale is none.
+    """Adds scaled noise, or releases zeros where a traced scale is negative or not finite.
 
-    Zero is a release that any amount of noise covers, so it answers a traced scale that is
-    negative or not finite; no NaN reaches a model.
-
-    Args:
-      value: any shape, float32 or better.
-      scale: a scalar; may be traced.
-      draw: noise of scale 1, the shape of `value`.
-
-    Returns:
-      The noised value.
+    Zero is a release that any amount of noise covers, and no NaN reaches a model.
     """
     scale = jnp.asarray(scale, value.dtype)
     is_valid = jnp.isfinite(scale) & (scale >= 0)
     return jnp.where(is_valid, value + scale * draw, 0)
 
 
-def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Sampler) -> PyTree:
+def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Callable[..., jax.Array]) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     wide = [trees.at_least_float32(jnp.asarray(leaf)) for leaf in leaves]
     for leaf in wide:

@@ -62,7 +62,7 @@ _FAR = (
 
 
 def blocks(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Draws 64 random bits for each entry, as two words.
+    """Draws 64 random bits for each entry, as two words, of fewer than 2^32 entries.
 
     Each entry is given a whole block of the Threefry cipher. The cipher has to be run for it in any
     case: sharing its two words among two entries, as libraries do, computes it twice or spoils the
@@ -70,13 +70,6 @@ def blocks(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     over memory, so that it compiles fast; noise is drawn where it is added, and drawing it is what
     it costs: here all rounds are one pass. Entry i has the words of the counter (i, 0). Keys of
     other kinds are left to `jax.random`.
-
-    Args:
-      key: used for this draw and nothing else.
-      shape: of the results, fewer than 2^32 entries.
-
-    Returns:
-      Two arrays of uint32.
 
     Source: Salmon and others 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
@@ -105,36 +98,24 @@ def _threefry(key: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     return a, b
 
 
-def normal(key: PRNGKey, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def normal(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """Draws standard normal numbers from 63 random bits each: a sign, and 62 bits of the tail.
 
-    Where all 62 are zero, which they are once in 4.6·10¹⁸ numbers, the tail goes on with 248 bits
+    Where all 62 are zero, which they are once in 4.6·10¹⁸ numbers, the tail continues with 248 bits
     more, so that the numbers reach 20.6 standard deviations. Those bits are drawn once a call: two
     numbers of one call that both need them are equal in size, which happens in a call of n numbers
     with probability n²·2^-125.
-
-    Args:
-      key: used for this draw and nothing else.
-      shape: of the result.
-      dtype: of the result, float32 or better.
-
-    Returns:
-      The numbers.
     """
     further = jnp.concatenate(blocks(keys.fold(key, 1), (_FURTHER_WORDS // 2,)))
-    return normal_of(*blocks(key, shape), further).astype(dtype)
+    return normal_of(*blocks(key, shape), further)
 
 
 def normal_of(first: jax.Array, second: jax.Array, further: jax.Array) -> jax.Array:
     """Turns random bits into standard normal numbers by the inverse of their distribution.
 
-    Args:
-      first: uint32, any shape: the sign, and the 31 most significant bits of the tail.
-      second: uint32, the same shape: the next 31 bits; the last bit is not read.
-      further: `[words]` uint32: 31 bits each that follow, read where all before are zero.
-
-    Returns:
-      The numbers, float32.
+    `first` holds the sign and the 31 most significant bits of the tail, `second` the next 31 bits,
+    its last bit is not read; `further` is `[words]` of 31 bits each, read where all before are
+    zero.
     """
     upper, lower = first & ~_SIGN, second >> 1
     # Numbers lie close together in the tail and at zero: each end is measured from where it is.
@@ -151,7 +132,7 @@ def normal_of(first: jax.Array, second: jax.Array, further: jax.Array) -> jax.Ar
 
 
 def _beyond(words: jax.Array) -> jax.Array:
-    """Gives the quantile of an upper tail of 2^-63 times the number in (0, 1) of 31-bit words."""
+    """Computes the quantile of 2^-63 times the number in (0, 1) that 31-bit words make up."""
     is_last = jnp.arange(words.shape[0]) == words.shape[0] - 1
     place = jnp.argmax((words != 0) | is_last)
     after = jnp.where(is_last, np.uint32(1 << 30), jnp.roll(words, -1))
@@ -178,18 +159,10 @@ def _signed(words: jax.Array) -> jax.Array:
 
 
 def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array]) -> list[jax.Array]:
-    """Draws numbers of the shapes of some arrays.
+    """Draws float32 numbers of the shapes of some arrays.
 
     Small arrays are parts of one draw, which compiles once; large ones have a draw each, which is
     cut only where its length divides badly.
-
-    Args:
-      key: used for this draw and nothing else.
-      leaves: arrays, or what has their shapes.
-      sampler: one of this module.
-
-    Returns:
-      The numbers, float32.
     """
     shapes = [jnp.shape(leaf) for leaf in leaves]
     sizes = [math.prod(shape) for shape in shapes]
@@ -210,16 +183,9 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
 
 
 def complements(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Draws a uniform number and what it lacks to 1, each exact to rounding however small it is.
+    """Draws u and 1 − u, each exact to rounding however small it is, and at least 2^-97.
 
-    Of 64 bits each; what lies below goes on with 32 bits more, drawn once a call.
-
-    Args:
-      key: used for this draw and nothing else.
-      shape: of the results.
-
-    Returns:
-      `(u, 1 − u)`, float32, each at least 2^-97.
+    Of 64 bits each; below them follow 32 bits more, drawn once a call.
     """
     high, low = blocks(key, shape)
     further = (blocks(keys.fold(key, 1), ())[0].astype(jnp.float32) + 0.5) * 2.0**-96
@@ -232,46 +198,19 @@ def complements(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Ar
     return number(high, low), number(~high, ~low)
 
 
-def exponential(key: PRNGKey, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Draws exponential numbers of mean 1; they reach 67.
-
-    Args:
-      key: used for this draw and nothing else.
-      shape: of the result.
-      dtype: of the result, float32 or better.
-
-    Returns:
-      The numbers, above 0.
-    """
+def exponential(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
+    """Draws exponential numbers of mean 1, above 0; they reach 67."""
     small, rest = complements(key, shape)
-    return jnp.where(small < 0.5, -jnp.log(small), -jnp.log1p(-rest)).astype(dtype)
+    return jnp.where(small < 0.5, -jnp.log(small), -jnp.log1p(-rest))
 
 
-def laplace(key: PRNGKey, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Draws Laplace numbers of scale 1; they reach 67.
-
-    Args:
-      key: used for this draw and nothing else.
-      shape: of the result.
-      dtype: of the result, float32 or better.
-
-    Returns:
-      The numbers.
-    """
+def laplace(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
+    """Draws Laplace numbers of scale 1; they reach 67."""
     sign_key, size_key = jax.random.split(key)
     sign = jax.random.rademacher(sign_key, shape, jnp.float32)
-    return (sign * exponential(size_key, shape)).astype(dtype)
+    return sign * exponential(size_key, shape)
 
 
-def gumbel(key: PRNGKey, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Draws Gumbel numbers of scale 1; they reach from −4.2 to 67.
-
-    Args:
-      key: used for this draw and nothing else.
-      shape: of the result.
-      dtype: of the result, float32 or better.
-
-    Returns:
-      The numbers.
-    """
-    return -jnp.log(exponential(key, shape)).astype(dtype)
+def gumbel(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
+    """Draws Gumbel numbers of scale 1; they reach from −4.2 to 67."""
+    return -jnp.log(exponential(key, shape))

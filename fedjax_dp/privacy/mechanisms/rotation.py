@@ -13,13 +13,13 @@ from fedjax_dp.core.trees import PyTree
 
 
 class Layout(NamedTuple):
-    """How a tree is laid out as one padded vector.
+    """How a tree is laid out as one vector.
 
     Attributes:
       treedef: the structure of the tree.
       shapes: the shape of each leaf.
       dimension: the number of scalars.
-      padded: the length of the vector: the smallest power of two that holds them, or just that.
+      padded: the length of the vector, a power of two where it is to be rotated.
     """
 
     treedef: Any
@@ -29,15 +29,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(tree: PyTree, *, is_padded: bool = True) -> Layout:
-    """Reads the layout of a tree.
-
-    Args:
-      tree: a tree of arrays or of `jax.ShapeDtypeStruct`.
-      is_padded: whether the vector is as long as a power of two, as `rotate` needs it.
-
-    Returns:
-      The layout.
-    """
+    """Reads the layout of a tree of arrays or shapes, padded to a power of two or not."""
     leaves, treedef = jax.tree.flatten(tree)
     dimension = trees.num_parameters(leaves)
     padded = 1 << max(dimension - 1, 0).bit_length() if is_padded else dimension
@@ -45,30 +37,14 @@ def layout_of(tree: PyTree, *, is_padded: bool = True) -> Layout:
 
 
 def flatten(tree: PyTree, layout: Layout) -> jax.Array:
-    """Writes a tree as one vector, padded with zeros.
-
-    Args:
-      tree: a tree of float arrays of the layout.
-      layout: from `layout_of`.
-
-    Returns:
-      `[padded]`, float32 or better.
-    """
+    """Writes a tree as one vector, `[padded]` in float32 or better, padded with zeros."""
     leaves = [trees.at_least_float32(jnp.asarray(x)).ravel() for x in jax.tree.leaves(tree)]
     flat = jnp.concatenate(leaves) if leaves else jnp.zeros(0)
     return jnp.pad(flat, (0, layout.padded - layout.dimension))
 
 
 def unflatten(vector: jax.Array, layout: Layout) -> PyTree:
-    """Reads a tree back from its vector and drops the padding.
-
-    Args:
-      vector: `[padded]`.
-      layout: from `layout_of`.
-
-    Returns:
-      The tree.
-    """
+    """Reads a tree back from its vector and drops the padding."""
     sizes = [math.prod(shape) for shape in layout.shapes]
     parts = jnp.split(vector[: layout.dimension], np.cumsum(sizes)[:-1])
     leaves = [part.reshape(shape) for part, shape in zip(parts, layout.shapes, strict=True)]
@@ -76,16 +52,9 @@ def unflatten(vector: jax.Array, layout: Layout) -> PyTree:
 
 
 def rotate(key: PRNGKey, vector: jax.Array) -> jax.Array:
-    """Applies random signs and the orthonormal Walsh-Hadamard transform.
+    """Applies random signs and the orthonormal Walsh-Hadamard transform, d being a power of two.
 
     All parties of one sum use the same key, so that the rotated vectors add up.
-
-    Args:
-      key: the public key of this rotation.
-      vector: `[d]`, d a power of two, float32 or better.
-
-    Returns:
-      `[d]`, of the same norm.
 
     Source: Kairouz, Liu, Steinke 2021, section 4.2.
     """
@@ -93,15 +62,7 @@ def rotate(key: PRNGKey, vector: jax.Array) -> jax.Array:
 
 
 def rotate_back(key: PRNGKey, vector: jax.Array) -> jax.Array:
-    """Undoes `rotate`.
-
-    Args:
-      key: as given to `rotate`.
-      vector: `[d]`.
-
-    Returns:
-      `[d]`.
-    """
+    """Undoes `rotate` with the same key."""
     return _hadamard(vector) * _signs(key, vector)
 
 

@@ -1,6 +1,7 @@
 """Noise for single numbers: staircase and bounded Laplace."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import attr
@@ -11,12 +12,11 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys, sums, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import HalfFraction, PositiveNumbers
+from fedjax_dp.core.ranges import HalfFraction, PositiveNumbers, ProperFraction
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.events import CurveDpEvent
 from fedjax_dp.privacy.mechanisms import random_bits
-
-Scalar = jax.typing.ArrayLike
+from fedjax_dp.privacy.sensitivities import Scalar
 
 # The smallest ε of one entry that staircase noise is drawn for, which bounds its number of steps;
 # the largest, beyond which noise is too rare and too small to be seen beside a sum; and by how much
@@ -71,15 +71,7 @@ class EntrywiseDpEvent(CurveDpEvent):
     num_entries: int
 
     def rdp(self, orders: np.ndarray, relation: str) -> np.ndarray:
-        """Computes the curve of pure DP with the ε of all entries together.
-
-        Args:
-          orders: `[orders]`, above 1.
-          relation: "add_remove", "zero_out" or "replace_one".
-
-        Returns:
-          `[orders]`.
-        """
+        """Computes the curve of pure DP with the ε of all entries together."""
         if self.noise_multiplier == 0:
             return np.full(np.shape(orders), np.inf)
         steps = 2 if relation == "replace_one" else 1
@@ -87,7 +79,7 @@ class EntrywiseDpEvent(CurveDpEvent):
 
     @property
     def entry_stddev(self) -> float:
-        """Gives the standard deviation of the noise over the bound on an entry."""
+        """The standard deviation of the noise over the bound on an entry."""
         is_noised = self.noise_multiplier > 0
         return float(self._stddev(1 / self.noise_multiplier)) if is_noised else 0.0
 
@@ -134,13 +126,14 @@ class BoundedLaplaceDpEvent(EntrywiseDpEvent):
         return bounded_laplace_stddev(epsilon, self.entry_delta)
 
 
-def _add(key: PRNGKey, tree: PyTree, sample: Any) -> PyTree:
+def _noised(
+    key: PRNGKey, tree: PyTree, noised: Callable[[PRNGKey, jax.Array], jax.Array]
+) -> PyTree:
+    """Adds noise to each leaf in float32 or better, by a key of the leaf."""
     leaves, treedef = jax.tree.flatten(tree)
-    noised = []
-    for index, leaf in enumerate(leaves):
-        wide = trees.at_least_float32(jnp.asarray(leaf))
-        noised.append(wide + sample(keys.fold(key, index), wide.shape, wide.dtype))
-    return jax.tree.unflatten(treedef, noised)
+    leaves = [trees.at_least_float32(jnp.asarray(leaf)) for leaf in leaves]
+    each = [noised(keys.fold(key, index), leaf) for index, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, each)
 
 
 @checked
@@ -150,7 +143,7 @@ def add_staircase(
     epsilon: PositiveNumbers,
     sensitivity: PositiveNumbers,
     *,
-    flatness: float | None = None,
+    flatness: ProperFraction | None = None,
 ) -> PyTree:
     """Adds staircase noise to every number of a tree.
 
@@ -180,15 +173,10 @@ def add_staircase(
 
     Source: Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
     """
-    for name, value in (("epsilon", epsilon), ("sensitivity", sensitivity)):
-        if not isinstance(value, jax.core.Tracer):
-            checks.positive(name, value)
     if not isinstance(epsilon, jax.core.Tracer):
         can_all_be_drawn = bool(np.all(_can_be_drawn(np.asarray(epsilon))))
         rule = "be from 2^-16 to 16 for staircase noise"
         checks.require(can_all_be_drawn, "epsilon", rule, epsilon)
-    if flatness is not None:
-        checks.require(0 < flatness < 1, "flatness", "lie in (0, 1)", flatness)
     epsilon = jnp.asarray(epsilon, jnp.float32)
     can_be_drawn = _can_be_drawn(epsilon)
     epsilon = jnp.where(can_be_drawn, epsilon, 1.0) - _RATIO_ERROR
@@ -211,10 +199,7 @@ def add_staircase(
         moved = total.high + (total.low + sign * position * width.astype(x.dtype))
         return jnp.where(can_be_drawn, moved, 0)
 
-    leaves, treedef = jax.tree.flatten(tree)
-    leaves = [trees.at_least_float32(jnp.asarray(leaf)) for leaf in leaves]
-    each = [noised(keys.fold(key, index), leaf) for index, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(treedef, each)
+    return _noised(key, tree, noised)
 
 
 def _can_be_drawn(epsilon: Any) -> Any:
@@ -258,18 +243,12 @@ def _is_rare(key: PRNGKey, shape: tuple[int, ...], log_odds: jax.Array) -> jax.A
 
 
 def _shares(log_odds: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Gives `1 − tanh(log_odds/2)`, exact relative to itself, and `tanh(log_odds/2)`, likewise."""
+    """Computes `1 − tanh(log_odds/2)` and `tanh(log_odds/2)`, each exact relative to itself."""
     return 2 / (1 + jnp.exp(log_odds)), jnp.tanh(log_odds / 2)
 
 
 def staircase_stddev(epsilon: Scalar) -> jax.Array:
-    """Computes the standard deviation of staircase noise of the default flatness.
-
-    Args:
-      epsilon: above 0; may be traced.
-
-    Returns:
-      The deviation, in units of the sensitivity.
+    """Computes the deviation of staircase noise of the default flatness, in sensitivities.
 
     Source: moments of the sampler of Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
     """
@@ -316,35 +295,19 @@ def add_bounded_laplace(
     scale = sensitivity / jnp.asarray(epsilon, jnp.float32)
     cut, inside = jnp.exp(-largest / scale), -jnp.expm1(-largest / scale)
 
-    def sample(key: PRNGKey, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        sign = jax.random.rademacher(keys.fold(key, 0), shape, dtype)
-        small, rest = random_bits.complements(keys.fold(key, 1), shape)
+    def noised(key: PRNGKey, x: jax.Array) -> jax.Array:
+        sign = jax.random.rademacher(keys.fold(key, 0), x.shape, x.dtype)
+        small, rest = random_bits.complements(keys.fold(key, 1), x.shape)
         # What is left of the density at the distance, between its value at the end and 1.
         far, near = -jnp.log(cut + small * inside), -jnp.log1p(-rest * inside)
         distance = scale * jnp.where(small < 0.5, far, near)
-        return sign * jnp.minimum(distance, largest).astype(dtype)
+        return x + sign * jnp.minimum(distance, largest).astype(x.dtype)
 
-    return _add(key, tree, sample)
+    return _noised(key, tree, noised)
 
 
 def bounded_laplace_range(epsilon: Scalar, dp_delta: float, sensitivity: Scalar) -> jax.Array:
-    """Computes the largest noise that `add_bounded_laplace` adds: `Δ/ε·ln(1 + (e^ε − 1)/(2δ))`.
-
-    Args:
-      epsilon: above 0; may be traced.
-      dp_delta: δ in (0, 1/2).
-      sensitivity: Δ, above 0; may be traced.
-
-    Returns:
-      The distance, in units of the sensitivity, float32.
-
-    Raises:
-      ValueError: if an argument is out of range.
-    """
-    for name, value in (("epsilon", epsilon), ("sensitivity", sensitivity)):
-        if not isinstance(value, jax.core.Tracer):
-            checks.positive(name, value)
-    checks.require(0 < dp_delta < 0.5, "dp_delta", "lie in (0, 1/2)", dp_delta)
+    """Computes the largest noise that may be added, `Δ/ε·ln(1 + (e^ε − 1)/(2δ))`."""
     epsilon = jnp.asarray(epsilon, jnp.float32)
     # Beyond ε = 30 the ones are lost in float32, and e^ε would soon be infinite.
     near = jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 30)) / (2 * dp_delta))
@@ -354,15 +317,7 @@ def bounded_laplace_range(epsilon: Scalar, dp_delta: float, sensitivity: Scalar)
 
 
 def bounded_laplace_stddev(epsilon: Scalar, dp_delta: float) -> jax.Array:
-    """Computes the standard deviation of bounded Laplace noise.
-
-    Args:
-      epsilon: above 0; may be traced.
-      dp_delta: δ in (0, 1/2).
-
-    Returns:
-      The deviation, in units of the sensitivity.
-    """
+    """Computes the deviation of bounded Laplace noise, in sensitivities."""
     epsilon = jnp.asarray(epsilon, jnp.float32)
     reach = bounded_laplace_range(epsilon, dp_delta, 1.0) * epsilon
     lost = jnp.exp(-reach)

@@ -10,11 +10,9 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Bounds, PositiveNumbers
+from fedjax_dp.core.ranges import Bounds, Count, NonNegative, PositiveNumbers
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
 from fedjax_dp.privacy.mechanisms import random_bits
-
-Scalar = jax.typing.ArrayLike
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -135,8 +133,8 @@ def select(
 
 
 @checked
-def selection_event(epsilon: float) -> DpEvent:
-    """Names the cost of one private choice.
+def selection_event(epsilon: NonNegative) -> DpEvent:
+    """Builds the event of one private choice.
 
     The mechanism has range bounded by ε, which costs ε²/8 in zCDP, a quarter of what an ε-DP
     mechanism costs in general. By "pld" it costs about ε²/6, since the worst case of each a is
@@ -154,13 +152,12 @@ def selection_event(epsilon: float) -> DpEvent:
     Source: Cesar and Rogers 2021, "Bounding, Concentrating, and Truncating"; Dong, Durfee, Rogers
     2020.
     """
-    checks.non_negative("epsilon", epsilon)
     return BoundedRangeDpEvent(float(epsilon))
 
 
 @checked
-def score_units(limit: int) -> int:
-    """Chooses how many whole units the largest score of one example stands for.
+def score_units(limit: Count) -> int:
+    """Chooses how many whole units the largest score of one example is worth.
 
     Args:
       limit: the largest number of examples whose scores are summed, at least 1.
@@ -171,13 +168,12 @@ def score_units(limit: int) -> int:
     Raises:
       ValueError: if `limit` is not an integer from 1 to 2^31 - 1.
     """
-    checks.whole("limit", limit)
     return 1 << min(20, int(np.iinfo(np.int32).max // limit).bit_length() - 1)
 
 
 @checked
 def summed_scores(
-    scores: jax.Array, is_real: jax.Array, largest: PositiveNumbers, units: int
+    scores: jax.Array, is_real: jax.Array, largest: PositiveNumbers, units: Count
 ) -> jax.Array:
     """Sums scores of examples as whole numbers, each of them clipped on its own.
 
@@ -191,7 +187,7 @@ def summed_scores(
       scores: `[..., examples]`; one that is not a number counts as `largest`.
       is_real: bool, of the same shape or one that broadcasts to it; false for padding.
       largest: the largest score that counts, above 0; may be traced.
-      units: what `largest` stands for, of `score_units`.
+      units: what `largest` is worth, of `score_units`.
 
     Returns:
       `[...]`, int32, at least 0.
@@ -199,7 +195,6 @@ def summed_scores(
     Raises:
       ValueError: if `units` is not an integer from 1 to `score_units(examples)`.
     """
-    checks.whole("units", units)
     most = score_units(max(1, jnp.shape(scores)[-1]))
     checks.require(units <= most, "units", f"be at most {most}, so that the sum fits int32", units)
     share = jnp.clip(jnp.asarray(scores, jnp.float32) / largest, 0.0, 1.0)

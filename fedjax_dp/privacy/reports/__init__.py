@@ -1,4 +1,4 @@
-"""What is reported about privacy: statements, empirical bounds, effects of noise."""
+"""What is reported about privacy: statements, empirical bounds, separation in noise."""
 
 from fedjax_dp.privacy.reports.separation import overlap, separation_scores
 

@@ -10,9 +10,9 @@ from scipy import optimize, special, stats
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Fraction, ProperFraction
+from fedjax_dp.core.ranges import Decay, Fraction, ProperFraction
 
-# Beyond this no number of runs that anybody makes could prove anything.
+# Beyond this no practical number of runs could prove anything.
 _LARGEST_EPSILON = 200.0
 # A test is chosen as if it had to hold with far more confidence than it will: otherwise the
 # luckiest of many thresholds wins, out in the tails, and disappoints on the other half.
@@ -21,10 +21,10 @@ _MAX_THRESHOLDS = 512
 
 
 class LowerBound(NamedTuple):
-    """A lower bound on ε that holds with a stated confidence.
+    """A lower bound on ε: what was attacked is not (ε', δ)-DP for any ε' below `epsilon`.
 
     Attributes:
-      epsilon: the bound, at least 0; what was attacked is not (ε', δ)-DP for any ε' below it.
+      epsilon: the bound, at least 0.
       dp_delta: δ.
       confidence: how often, at least, such a bound is right.
       method: "threshold", "gaussian" or "one_run".
@@ -42,13 +42,8 @@ def rate_upper_bound(
 ) -> np.ndarray:
     """Bounds an error rate from above by Clopper and Pearson's exact limit.
 
-    Args:
-      errors: how many of the trials failed, at least 0, any shape.
-      trials: how many independent trials there were, at least 0.
-      significance: how often, at most, the true rate may lie above the bound, in (0, 1).
-
-    Returns:
-      The bounds; 1 where every trial failed or there was none.
+    The true rate lies above the bound with a chance of at most `significance`; the bound is 1 where
+    every trial failed or there was none.
 
     Source: Clopper and Pearson 1934.
     """
@@ -65,16 +60,8 @@ def epsilon_of_rates(
 ) -> np.ndarray:
     """Computes the smallest ε that a pair of error rates is possible under.
 
-    Every test between neighbours under (ε, δ)-DP has `FPR + e^ε FNR ≥ 1 − δ` and
-    `FNR + e^ε FPR ≥ 1 − δ`.
-
-    Args:
-      false_positive: rate of taking an excluded canary for an included one, in [0, 1].
-      false_negative: rate of the opposite mistake, in [0, 1].
-      dp_delta: δ in [0, 1).
-
-    Returns:
-      ε, at least 0; infinite where a rate is 0 and the other one below `1 − δ`.
+    Every test between neighbours under (ε, δ)-DP has `FPR + e^ε FNR ≥ 1 − δ` and `FNR + e^ε FPR ≥ 1
+    − δ`. It is infinite where a rate is 0 and the other one below `1 − δ`.
 
     Source: Kairouz, Oh, Viswanath 2015, theorem 2.1.
     """
@@ -91,11 +78,11 @@ def epsilon_of_rates(
 def threshold_bound(
     scores_in: ArrayLike,
     scores_out: ArrayLike,
-    dp_delta: float,
+    dp_delta: Decay,
     *,
-    confidence: float = 0.95,
+    confidence: ProperFraction = 0.95,
 ) -> LowerBound:
-    """Bounds ε from scores of many independent runs with and without one canary.
+    """Bounds ε from scores of many independent runs with and without one canary, `[runs]`.
 
     A threshold, and on which side of it a canary is taken for included, are chosen on every second
     run; the error rates are bounded on the others, each with half of what may go wrong.
@@ -103,25 +90,13 @@ def threshold_bound(
     Guarantee: the bound exceeds the true ε in at most `1 − confidence` of all audits, whatever the
     mechanism and the scores.
 
-    Args:
-      scores_in: `[runs]`, one score of each run in which the canary took part.
-      scores_out: `[runs]`, likewise without it; runs of both kinds are independent.
-      dp_delta: δ in [0, 1).
-      confidence: in (0, 1).
-
-    Returns:
-      The bound.
-
-    Raises:
-      ValueError: if an argument is not valid.
-
     Source: Jagielski, Ullman, Oprea 2020; Nasr and others 2021.
     """
 
     def value(fpr: np.ndarray, fnr: np.ndarray) -> np.ndarray:
         return epsilon_of_rates(fpr, fnr, dp_delta)
 
-    epsilon = _split_bound(scores_in, scores_out, dp_delta, confidence, value)
+    epsilon = _split_bound(scores_in, scores_out, confidence, value)
     return LowerBound(epsilon, dp_delta, confidence, "threshold")
 
 
@@ -129,9 +104,9 @@ def threshold_bound(
 def gaussian_bound(
     scores_in: ArrayLike,
     scores_out: ArrayLike,
-    dp_delta: float,
+    dp_delta: ProperFraction,
     *,
-    confidence: float = 0.95,
+    confidence: ProperFraction = 0.95,
 ) -> LowerBound:
     """Bounds ε from many runs of a mechanism that is known to be Gaussian.
 
@@ -142,38 +117,18 @@ def gaussian_bound(
     that of a Gaussian mechanism: noise on a sum without sampling. Under sampling, or for other
     noise, the result is no lower bound.
 
-    Args:
-      scores_in: `[runs]`, one score of each run in which the canary took part.
-      scores_out: `[runs]`, likewise without it.
-      dp_delta: δ in (0, 1).
-      confidence: in (0, 1).
-
-    Returns:
-      The bound.
-
-    Raises:
-      ValueError: if an argument is not valid.
-
     Source: Dong, Roth, Su 2022, corollary 2.13; Nasr and others 2023, section 4.
     """
 
     def value(fpr: np.ndarray, fnr: np.ndarray) -> np.ndarray:
         return np.maximum(-special.ndtri(fpr) - special.ndtri(fnr), 0.0)
 
-    checks.require(0 < dp_delta < 1, "dp_delta", "lie in (0, 1)", dp_delta)
-    mu = _split_bound(scores_in, scores_out, dp_delta, confidence, value)
+    mu = _split_bound(scores_in, scores_out, confidence, value)
     return LowerBound(gaussian_epsilon(mu, dp_delta), dp_delta, confidence, "gaussian")
 
 
 def gaussian_epsilon(mu: float, dp_delta: float) -> float:
-    """Computes ε of Gaussian DP.
-
-    Args:
-      mu: distance of the two means in standard deviations, at least 0.
-      dp_delta: δ in (0, 1).
-
-    Returns:
-      The smallest ε at δ.
+    """Computes ε of Gaussian DP, whose means lie `mu` standard deviations apart.
 
     Source: Balle and Wang 2018, theorem 8; Dong, Roth, Su 2022, corollary 2.13.
     """
@@ -189,17 +144,11 @@ def gaussian_epsilon(mu: float, dp_delta: float) -> float:
 
 
 def linear_direction(inside: ArrayLike, outside: ArrayLike) -> np.ndarray:
-    """Learns how to add several observations of a canary up to one score (Fisher's discriminant).
+    """Learns unit weights of several observations of a canary (Fisher's discriminant).
 
-    It must be learned from other runs than those that a bound is made from.
-
-    Args:
-      inside: `[samples, observations]` of canaries that were included.
-      outside: `[samples, observations]` of canaries that were not.
-
-    Returns:
-      The weights, `[observations]`, of unit length; equal ones where there are fewer than twenty
-      samples an observation on a side, which would teach noise.
+    `[samples, observations]` of canaries that were included and of others, from other runs than
+    those that a bound is made from. Fewer than twenty samples an observation on a side would teach
+    noise; then all weights are equal.
     """
     sides = np.asarray(inside, float), np.asarray(outside, float)
     size = sides[0].shape[1]
@@ -220,13 +169,10 @@ def linear_direction(inside: ArrayLike, outside: ArrayLike) -> np.ndarray:
 def _split_bound(
     scores_in: ArrayLike,
     scores_out: ArrayLike,
-    dp_delta: float,
     confidence: float,
     value: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> float:
     """Chooses a test on every second run and bounds what it proves on the others."""
-    checks.require(0 <= dp_delta < 1, "dp_delta", "lie in [0, 1)", dp_delta)
-    checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
     halves = []
     for name, scores in (("scores_in", scores_in), ("scores_out", scores_out)):
         array = np.asarray(scores, float)
@@ -272,20 +218,8 @@ def one_run_p_value(
     """Bounds the probability of so many right guesses about the canaries of one run.
 
     Under ε-DP no guesser beats coins that show the truth with probability `e^ε / (1 + e^ε)`; δ
-    helps it by at most the second term.
-
-    Args:
-      num_canaries: m, canaries of the run, each included with probability 1/2, independently.
-      num_guesses: r, on how many the guesser did not abstain.
-      num_correct: v, how many of these guesses were right.
-      epsilon: ε of the hypothesis, at least 0.
-      dp_delta: δ of the hypothesis in [0, 1].
-
-    Returns:
-      The bound, in [0, 1]: if it is small, the hypothesis is not credible.
-
-    Raises:
-      ValueError: unless `0 ≤ num_correct ≤ num_guesses ≤ num_canaries`.
+    helps it by at most the second term. Each canary is included with probability 1/2,
+    independently.
 
     Source: Steinke, Nasr, Jagielski 2023, corollary 5.4.
     """
@@ -308,26 +242,14 @@ def one_run_epsilon(
     num_correct: int,
     dp_delta: Fraction,
     *,
-    confidence: float = 0.95,
+    confidence: ProperFraction = 0.95,
 ) -> float:
     """Finds the largest ε that right guesses about one run's canaries rule out.
 
-    Args:
-      num_canaries: m, as for `one_run_p_value`.
-      num_guesses: r, fixed before the run.
-      num_correct: v.
-      dp_delta: δ in [0, 1].
-      confidence: in (0, 1).
-
-    Returns:
-      A lower bound on ε, at least 0.
-
-    Raises:
-      ValueError: if the counts or the confidence are not valid.
+    The number of guesses must be fixed before the run.
 
     Source: Steinke, Nasr, Jagielski 2023, section 4.3.
     """
-    checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
 
     def excess(epsilon: float) -> float:
         p_value = one_run_p_value(num_canaries, num_guesses, num_correct, epsilon, dp_delta)
@@ -345,35 +267,23 @@ def one_run_epsilon(
     return float(optimize.brentq(excess, low, low + 0.25, xtol=1e-12))
 
 
+@checked
 def one_run_bound(
     scores: ArrayLike,
     is_included: ArrayLike,
-    dp_delta: float,
+    dp_delta: Fraction,
     *,
-    confidence: float = 0.95,
+    confidence: ProperFraction = 0.95,
     guess_shares: Sequence[float] = (0.05, 0.2, 1.0),
 ) -> LowerBound:
-    """Bounds ε from the scores of many canaries in one run.
+    """Bounds ε from the scores of many canaries in one run, `[canaries]`, and the coins of each.
 
     The highest scores are taken for included, as many of the lowest for excluded, and on the rest
-    the guesser abstains. Each number of guesses is an audit of its own; what may go wrong is
-    shared among them, and the best one counts.
+    the guesser abstains. Each number of guesses, a share of the canaries that is fixed before the
+    run, is an audit; what may go wrong is shared among them, and the best one counts.
 
     Guarantee: the bound exceeds the true ε in at most `1 − confidence` of all audits, provided that
     the auditor's coins are fair and independent of everything else. Scores need not be independent.
-
-    Args:
-      scores: `[canaries]`, higher where inclusion is likelier; functions of the run's output.
-      is_included: `[canaries]`, bool, the coins.
-      dp_delta: δ in [0, 1].
-      confidence: in (0, 1).
-      guess_shares: shares of the canaries that are guessed, each in (0, 1], fixed before the run.
-
-    Returns:
-      The bound.
-
-    Raises:
-      ValueError: if an argument is not valid.
 
     Source: Steinke, Nasr, Jagielski 2023, algorithm 1 and corollary 5.8.
     """

@@ -1,4 +1,4 @@
-"""How far clusters stand apart in noise, and how much they overlap."""
+"""How well clusters are separated in noise, and how much they overlap."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,7 +10,7 @@ from fedjax_dp.core.argument_checks import checked
 
 @checked
 def separation_scores(centres: ArrayLike, stddevs: ArrayLike) -> np.ndarray:
-    """Computes how far clusters stand apart, in standard deviations of the noise.
+    """Computes how well clusters are separated, in standard deviations of the noise.
 
     Half the distance between two centres over the larger of the two standard deviations *of one
     coordinate*: with noise of variance σ² summed over p coordinates that is `√p Δ/(2σ)`.

@@ -44,37 +44,37 @@ _TRUST = {
         "who was drawn and how many. Covered are all who see only the models that it releases."
     ),
     "client": (
-        "Nobody but the client itself is trusted: its noise is added before anything leaves it. "
-        "Covered are the server and everybody else."
+        "Only the client itself is trusted: its noise is added before anything leaves it. Covered "
+        "are the server and everyone else."
     ),
     "secure_aggregation": (
         "Secure aggregation is trusted, and that at least as many shares of the noise are added as "
-        "were accounted, one by every client and, where cohorts vary, those that are missing by "
-        "whoever sums, who knows them: a single message carries too little noise to protect "
-        "anybody."
+        "were accounted, one by every client and, where cohorts vary, the missing ones by the "
+        "party that sums, which knows them: a single message carries too little noise to protect "
+        "anyone."
     ),
 }
 _ROOTS = {
     "seed": (
-        "The noise is a function of the seed of the run, `run.seed` in `config.toml`: whoever has "
-        "it can draw the same noise again and take it away, and is not covered by the claim. Runs "
-        "that share a seed share noise, so that publishing two of them may cancel it. "
+        "The noise is a function of the seed of the run, `run.seed` in `config.toml`: anyone who "
+        "has it can draw the same noise again and subtract it, and the claim does not hold against "
+        "them. Runs that share a seed share noise, so that publishing two of them may cancel it. "
         "`run.secret = true` draws the noise from a secret root instead."
     ),
     "secret": (
         "Cohorts, batches and noise were drawn from a secret root that the operating system gave, "
         "and that no other run shares. It must be destroyed or kept secret, and with it what was "
-        "saved beside it: whoever has the root can take the noise away. The root has as many bits "
-        "as a key of JAX, 64 by default, and JAX's generator is no cryptographic one: the claim "
-        "holds for whoever cannot search that many keys."
+        "saved beside it: anyone who has the root can subtract the noise. The root has as many "
+        "bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic: the claim "
+        "holds against those who cannot search that many keys."
     ),
 }
 _NOT_PRIVATE = (
     "training losses, accuracies, norms, shares of clipped contributions, who took part and how "
-    "many, and what tells how many, such as bytes sent, seconds and the share of padding, all of "
+    "many, and what reveals how many, such as bytes sent, seconds and the share of padding, all of "
     "which are computed exactly for the experimenter",
     "the numbers of examples and clients, which are treated as public",
-    "choices that were made by looking at the data outside of the run, such as hyper-parameters",
+    "choices that were made from the data outside of the run, such as hyper-parameters",
 )
 _MECHANISMS = {
     dpa.GaussianDpEvent: "Gaussian noise",
@@ -117,7 +117,7 @@ _NOT_CONTINUOUS = {
 }
 _FLOATING_POINT = (
     "The claim is for noise of real numbers. What was added are floating-point numbers: no tail is "
-    "cut off, but they and the sums that they were added to lie on a grid, and whoever sees the "
+    "cut off, but they and the sums that they were added to lie on a grid, and those who see the "
     "last bits of a release may learn more than is claimed (Mironov 2012; Haney and others 2022; "
     "Casacuberta and others 2022). "
 )
@@ -132,7 +132,7 @@ _WAY_OUT = {
     ),
 }
 
-# What is measured of the noise, and how it is told.
+# What is measured of the noise, in words.
 _NOISE = {
     "noise_multiplier": (
         "The Gaussian noise has a standard deviation of {} times the largest contribution of one "
@@ -148,11 +148,11 @@ _NOISE = {
 }
 
 _KEPT = {
-    "client": "Clients keep models, or parts of them, of their own. These are released to nobody "
-    "but the client itself; no noise is in them, and no ε covers them: whoever publishes them, or "
-    "answers questions with them, releases more than is counted.",
-    "record": "Clients keep models, or parts of them, of their own. These are released to nobody "
-    "but the client itself; they were trained within the releases that are counted, which cover "
+    "client": "Clients have personal models, or parts of them, which are released to the client "
+    "itself alone; no noise is in them, and no ε covers them: publishing them, or answering "
+    "questions with them, releases more than is counted.",
+    "record": "Clients have personal models, or parts of them, which are released to the client "
+    "itself alone; they were trained within the releases that are counted, which cover "
     "them.",
 }
 
@@ -171,46 +171,15 @@ def statement(
     most_holders: int = 1,
     **facts: Any,
 ) -> dict[str, Any]:
-    """Collects what a ledger's run may claim, as plain data.
+    """Collects what a ledger's run may claim, as plain data that `json` can write.
 
     Sampler, mechanism and noise are read off the events that were charged, so that the statement
-    cannot part from what ran.
-
-    Args:
-      ledger: what ran.
-      dp_delta: δ in (0, 1), a scalar or `[num_units]`.
-      accountant: "rdp", "pld" or "rdp-classic-64".
-      trust: who is trusted: "server", "client" or "secure_aggregation"; where None, "server" for
-        client-level and "client" for record-level privacy.
-      not_covered: what left the units without any protection, in words; None for nothing.
-      noise_root: what noise and sampling were drawn from: "seed", a number that is written down, or
-        "secret", see `fedjax_dp.secret_key`.
-      also_not_private: what else no ε covers, in words.
-      has_personal_models: whether clients keep models, or parts of them, of their own.
-      num_shared: records that lie with more than one client, each of which pays for its copy.
-      most_holders: the most clients that one record lies with, at least 1.
-      **facts: more to say, such as `clip_norm`; numbers, text, or arrays of numbers. In words stand
-        `clip_norm`, `clip_norm_per_unit`, `batch_size_per_unit`, `client_names`, `seed` and
-        `versions`.
-
-    Returns:
-      A dictionary that `json` can write: `unit`, `relation`, `samplers`, `sampling_rate` (the
-      smallest and the largest of a draw; None where nothing is sampled), `mechanisms`,
-      `noise_multiplier` of Gaussian noise, `laplace_scale` over the bound on the L1 norm and
-      `entry_stddev` over the bound on an entry (each the smallest and the largest; None where there
-      is none), `dp_delta` and `epsilon` (the largest), `dp_delta_per_unit`, `epsilon_per_unit`,
-      `accountant`, `num_compositions` (per unit), `histories` (for each distinct history its units
-      and its event), `trusted`, `noise_root`, `must_stay_hidden` (what sampling,
-      where it amplifies, takes for unknown to all who are not trusted), `not_private`,
-      `floating_point` where noise was continuous, `kept_by_clients` where they keep models,
-      `shared_records` where records lie with several clients (`num_shared`, `most_holders`, and for
-      such a record as a whole `epsilon`, `dp_delta` and `by`, how its copies were composed, None
-      where that is unknown), `not_covered` where there is something, and the facts.
-      An infinite ε is written as "inf".
-
-    Raises:
-      UnsupportedEvent: if a charged event has no valid analysis by the accountant.
-      ValueError: if an argument is not valid.
+    cannot differ from what ran. By default the server is trusted under a claim for clients, and
+    only the client under one for records. `not_covered` and `also_not_private` name what no ε
+    covers, `num_shared` counts records that several clients have, at most `most_holders` each.
+    `facts` are added as they are; the text has `clip_norm`, `batch_size_per_unit`,
+    `initial_clip_norm`, `seed` and `versions` of them. Figures that differ by unit are given as the
+    smallest and the largest, None where there are none, and an infinite ε as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
@@ -290,7 +259,7 @@ def _of_all_copies(
 def _describe(
     event: DpEvent, samplers: set[str], mechanisms: set[str], noise: dict[str, list[float]]
 ) -> None:
-    samplers.add(_SAMPLERS.get(type(event), "everybody who takes part"))
+    samplers.add(_SAMPLERS.get(type(event), "no sampling"))
     rate = _rate(event)
     if rate is not None:
         noise["sampling_rate"].append(rate)
@@ -309,7 +278,7 @@ def _describe(
 
 
 def _rate(event: DpEvent) -> float | None:
-    """Gives the chance of a unit to be drawn, where a draw hides it."""
+    """The chance of a unit to be drawn, where a draw hides it."""
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         return event.sample_size / event.source_dataset_size
     rate = getattr(event, "sampling_probability", None)
@@ -329,14 +298,7 @@ def _plain(value: Any) -> Any:
 
 
 def in_words(data: dict[str, Any]) -> str:
-    """Writes a statement as Markdown paragraphs.
-
-    Args:
-      data: what `statement` returned.
-
-    Returns:
-      The text.
-    """
+    """Writes what `statement` returned as Markdown paragraphs."""
     unit = _UNITS[data["unit"]]
     largest = float(data["epsilon"])
     if not data["histories"] or not any(data["num_compositions"]):
@@ -358,7 +320,7 @@ def in_words(data: dict[str, Any]) -> str:
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
         f"(`{data['relation']}`).",
         *_shared(data),
-        f"Mechanism: {', '.join(data['mechanisms'])}; drawn: {', '.join(data['samplers'])}"
+        f"Mechanism: {', '.join(data['mechanisms'])}; sampling: {', '.join(data['samplers'])}"
         + (f", at a rate of {_range(data['sampling_rate'])}" if data["sampling_rate"] else "")
         + ". "
         + "".join(noise)
@@ -376,12 +338,12 @@ def in_words(data: dict[str, Any]) -> str:
 
 
 def _shared(data: dict[str, Any]) -> list[str]:
-    """Says what holds for a record that lies with several clients."""
+    """Writes what holds for a record that several clients have."""
     if "shared_records" not in data:
         return []
     found = data["shared_records"]
     words = (
-        f"{found['num_shared']} training records lie with more than one client, one of them with "
+        f"{found['num_shared']} training records are held by more than one client, one of them by "
         f"{found['most_holders']}. The claim above is for the copy that one client has; what its "
         "copies release together composes, and for a record as a whole "
     )
@@ -399,7 +361,7 @@ def _shared(data: dict[str, Any]) -> list[str]:
 
 
 def _settings(data: dict[str, Any]) -> str:
-    """Tells bound and batch, where they are known."""
+    """Writes bound and batch, where they are known."""
     text = ""
     clip = data.get("clip_norm_per_unit", data.get("clip_norm"))
     if clip is not None:
@@ -416,7 +378,7 @@ def _listed(value: Any) -> list[float]:
 
 
 def _computed(data: dict[str, Any]) -> list[str]:
-    """Tells seed and versions, where they are known."""
+    """Writes seed and versions, where they are known."""
     words = [f"seed {data['seed']}"] if data.get("seed") is not None else []
     words += [f"{name} {version}" for name, version in data.get("versions", {}).items()]
     return [f"Computed with {', '.join(words)}."] if words else []
@@ -430,7 +392,7 @@ def _hidden(what: list[str]) -> str:
     if _COUNT in what:
         words += (
             " Given that n of N were drawn, a unit's chance to be among them is n/N and not the "
-            "sampling rate, also to the eyes of one who takes part and only sends zeros."
+            "sampling rate, also for a participant that only sends zeros."
         )
     return words
 
