@@ -150,7 +150,7 @@ def test_words_name_unit_relation_numbers_and_trust(unit, relation, trust, phras
     "noise_root, said, unsaid",
     [
         ("seed", ["run.seed", "subtract it", "publishing two of them may cancel"], "operating"),
-        ("secret", ["operating system", "destroyed or kept secret", "64", "not crypto"], "run.seed"),
+        ("secret", ["operating system", "destroyed or kept", "64", "not crypto"], "run.seed"),
     ],
 )
 def test_the_statement_says_what_the_noise_was_drawn_from(ledger, noise_root, said, unsaid):
