@@ -127,7 +127,7 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
             for mechanism in ("central_discrete_gaussian", "gaussian")
             for bits, got in ((8, "8"), ("auto", "'auto'"))
         ),
-        (("--data.public_examples=-1",), "public_examples must be a whole number of at least 0"),
+        (("--data.public_examples=-1",), "public_examples must be an integer of at least 0"),
         (
             ("--data.public_examples=9",),
             "public_examples must be 0 for dp_fedavg, which asks about no public inputs",

@@ -201,7 +201,7 @@ def assembled(*words):
 def test_an_own_algorithm_takes_its_options():
     words = (f"--algorithm.name={PARTS}:algorithm", "--algorithm.options.pull=2.5")
     assert assembled(*words).simulation.algorithm.name == "pulled by 2.5"
-    with pytest.raises(ConfigError, match="pull must be a number of at least 0, got -1"):
+    with pytest.raises(ConfigError, match="pull must be at least 0, got -1"):
         assembled(words[0], "--algorithm.options.pull=-1")
     with pytest.raises(ConfigError, match="did you mean 'pull'"):
         assembled(words[0], "--algorithm.options.pul=1")

@@ -2,10 +2,13 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
+from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.reading import analysis
 from fedjax_dp.experiment.schema import config
 from fedjax_dp.privacy.accounting.ledger import UnsupportedEvent
@@ -53,6 +56,14 @@ def refusal(asked):
     except UnsupportedEvent as error:
         return error
     return None
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_is_analysed_without_numbers_is_what_a_mechanism_claims(mechanism):
+    level, structure = mechanism(noise_multiplier=1.0), jax.ShapeDtypeStruct((1,), "float32")
+    everyone = participation_of(config.FullParticipation(), 2)
+    mean = client_aggregator(level, Setting(everyone, structure, 1, {"relation": "zero_out"}))
+    assert type(mean.claim.event(mean.numbers)) is type(analysis.EVENTS[level.mechanism])
 
 
 @pytest.mark.parametrize(

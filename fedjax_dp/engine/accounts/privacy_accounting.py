@@ -18,6 +18,7 @@ from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.record import RoundRecord, digest_of
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import RecordEvent
 from fedjax_dp.privacy.sensitivities import RELATIONS
@@ -116,9 +117,9 @@ class PrivacyAccounting:
         if claims.record is not None:
             sizes = self._federation.population.sizes
             events["record"] = [_events_by_client(e, sizes, hyper) for e in claims.record.events]
-        for unit, priced in events.items():
+        for priced in events.values():
             found = [event for prices in priced for event, _ in prices]
-            _require_analysis(found, unit, self._relation, self._accountant)
+            require_analysis(found, self._relation, self._accountant)
         self._events, self._numbers, self._digest = events, numbers, digest_of(hyper)
 
     @property
@@ -338,23 +339,6 @@ def _by_stage(priced: list[_Prices], stages: np.ndarray) -> list[tuple[int | Non
     if len(priced) == 1:
         return [(None, priced[0])]
     return [(int(stage), priced[stage]) for stage in np.unique(stages)]
-
-
-def _require_analysis(events: list[Any], unit: str, relation: str, accountant: str | None) -> None:
-    asked: set[Any] = set()
-    for event in events:
-        trial = Ledger(unit, relation)
-        trial.charge(event)
-        # Whether there is an analysis depends on the kinds of event, not on their numbers.
-        kind = _kind(event)
-        if accountant is not None and kind not in asked and trial.num_compositions.any():
-            trial.epsilon(0.5, accountant)
-            asked.add(kind)
-
-
-def _kind(event: Any) -> tuple[Any, ...]:
-    inner = [event.event] if hasattr(event, "event") else list(getattr(event, "events", ()))
-    return (type(event), *map(_kind, inner))
 
 
 def _events_by_client(

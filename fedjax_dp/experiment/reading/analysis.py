@@ -1,4 +1,4 @@
-"""Whether samplers, mechanisms, relation and accountant of an experiment go together."""
+"""Whether the privacy that a configuration asks for has an analysis, and what to change if not."""
 
 import contextlib
 import itertools
@@ -23,8 +23,9 @@ from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import DistributedDiscreteGaussianDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
-# What each mechanism is to an accountant; whether there is an analysis depends on no number of it.
-_EVENTS: dict[str, DpEvent] = {
+# What each mechanism claims, without its numbers, on which no analysis depends: to build one would
+# start JAX, before the devices of a run are made.
+EVENTS: dict[str, DpEvent] = {
     "gaussian": dp_accounting.GaussianDpEvent(1.0),
     "correlated_gaussian": dp_accounting.GaussianDpEvent(1.0),
     "laplace": dp_accounting.LaplaceDpEvent(1.0),
@@ -37,13 +38,7 @@ _DRAWN = ("poisson", "fixed_size", "shuffled", "shuffled_whole")
 
 
 class Asked(NamedTuple):
-    """What of a configuration an accountant has to do with.
-
-    Attributes:
-      privacy: units, mechanisms, relation and accountant.
-      participation: how cohorts are drawn.
-      training: how batches are drawn.
-    """
+    """The sections that an analysis depends on."""
 
     privacy: PrivacySection
     participation: ParticipationSection
@@ -51,18 +46,10 @@ class Asked(NamedTuple):
 
 
 def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
-    """Requires that all units of privacy have an analysis by the accountant that is asked.
-
-    Args:
-      asked: the sections in question.
-      sizes: examples of each client, `[num_clients]`.
-
-    Raises:
-      UnsupportedEvent: holding the reason, and what to change so that nothing is refused.
-    """
+    """Requires an analysis of all units for clients of these sizes; an error advises a change."""
     checks.one_for_each("training.batch_size", asked.training.batch_size, len(sizes))
     try:
-        _tell(asked, sizes)
+        _require(asked, sizes)
     except ValueError as error:
         reason = str(error).split("; nearest valid choice")[0].split("; the nearest valid")[0]
         raise UnsupportedEvent(reason, _nearest(asked, sizes)) from None
@@ -81,15 +68,7 @@ def require_possible_analysis(asked: Asked, num_clients: int) -> None:
 
 
 def follow(asked: Asked, advice: Advice) -> Asked:
-    """Changes sections as advised.
-
-    Args:
-      asked: the sections.
-      advice: what to change. Another sampler takes the place of those that draw by chance.
-
-    Returns:
-      The sections with these changes.
-    """
+    """Changes sections as advised; another sampler replaces those that draw by chance."""
     privacy, participation, training = asked
     changes: dict[str, Any] = {"accountant": advice.accountant, "relation": advice.relation}
     changes = {key: value for key, value in changes.items() if value is not None}
@@ -106,7 +85,7 @@ def follow(asked: Asked, advice: Advice) -> Asked:
 
 
 def _switched(section: Section, union: Any, tag: str, word: str) -> Any:
-    """Gives the section of another word, with all that both of them have."""
+    """Returns the section of another tag, with the values that both of them have."""
     kinds = typing.get_args(typing.get_args(union)[0])
     (kind,) = (k for k in kinds if k.model_fields[tag].default == word)
     if isinstance(section, kind):
@@ -117,25 +96,24 @@ def _switched(section: Section, union: Any, tag: str, word: str) -> Any:
     return kind(**kept)
 
 
-def _tell(asked: Asked, sizes: np.ndarray) -> None:
-    """Tells the accountant the kinds of event of a run, which it may refuse."""
+def _require(asked: Asked, sizes: np.ndarray) -> None:
+    """Requires an analysis of the kinds of event of a run, without advice for the configuration."""
     privacy = asked.privacy
     events: list[DpEvent] = []
     if "client" in privacy.units and not privacy.client.is_realised:
-        base = _EVENTS[privacy.client.mechanism]
+        base = EVENTS[privacy.client.mechanism]
         events.append(participation_of(asked.participation, len(sizes)).event(base))
     if "record" in privacy.units:
         batches = np.broadcast_to(np.asarray(asked.training.batch_size, float), sizes.shape)
-        sampler, gaussian = batches_of(asked.training, is_private=True), _EVENTS["gaussian"]
+        sampler, gaussian = batches_of(asked.training, is_private=True), EVENTS["gaussian"]
         for size, batch in sorted(set(zip(sizes.tolist(), batches.tolist(), strict=True))):
             if size > 0:
                 events.append(sampler.event(gaussian, size, batch))
-    for event in events:
-        dp_accounting_adapter.translate(event, privacy.relation, privacy.accountant)
+    dp_accounting_adapter.require_analysis(events, privacy.relation, privacy.accountant)
 
 
 def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
-    """Searches for the smallest change that nothing is refused behind."""
+    """Finds the smallest change after which everything has an analysis."""
     found: list[Advice] = []
     privacy = asked.privacy
     for values in itertools.product(*dp_accounting_adapter.CHOICES.values()):
@@ -151,7 +129,7 @@ def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
         )
         followed = follow(asked, choice)
         try:
-            _tell(followed, sizes)
+            _require(followed, sizes)
         except ValueError:
             continue
         if _keeps_distance(followed, len(sizes)):
@@ -160,7 +138,7 @@ def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
 
 
 def _keeps_distance(asked: Asked, num_clients: int) -> bool:
-    """Tells whether participations are as far apart as correlated noise needs."""
+    """Whether participations are as far apart as correlated noise needs."""
     client = asked.privacy.client
     if "client" not in asked.privacy.units or not isinstance(client, CorrelatedGaussianLevel):
         return True

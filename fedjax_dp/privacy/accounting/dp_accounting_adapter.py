@@ -1,7 +1,7 @@
 """Which event dp-accounting composes for ours under a relation, or why there is none."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attr
@@ -245,6 +245,16 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "relation": RELATIONS,
     "accountant": ("rdp", "pld"),
 }
+
+
+def require_analysis(events: Iterable[DpEvent], relation: str, accountant: str | None) -> None:
+    """Requires an analysis of all events under a relation, by one accountant or, if None, any."""
+    for event in events:
+        for part, _ in flatten(event):
+            if accountant is None:
+                require_some_accountant(part, relation)
+            else:
+                translate(part, relation, accountant)
 
 
 def require_some_accountant(event: DpEvent, relation: str) -> None:
