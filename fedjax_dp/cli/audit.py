@@ -1,4 +1,4 @@
-"""`fedjax-dp audit`: attacks an experiment and puts what that proves beside what is claimed."""
+"""`fedjax-dp audit`: audits the privacy claims of an experiment."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,20 +23,18 @@ def command(
     out: Output,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="A TOML file; the defaults alone if not given."),
+        typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults."),
     ] = None,
     canaries: Annotated[
         int | None,
-        typer.Option(help="Canaries of a run; 100 if not given, or one for each parameter."),
+        typer.Option(help="Canaries of a run; by default 100, at most one for each parameter."),
     ] = None,
-    runs: Annotated[
-        int, typer.Option(help="Runs; one audits all canaries, many audit one canary too.")
-    ] = 1,
+    runs: Annotated[int, typer.Option(help="Runs; several also audit one canary alone.")] = 1,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds of a run; those of the experiment if not given.")
+        int | None, typer.Option(help="Rounds of a run; by default those of the experiment.")
     ] = None,
     confidence: Annotated[
-        float, typer.Option(help="How sure the lower bounds of a unit are together.")
+        float, typer.Option(help="Joint confidence of the lower bounds of a unit.")
     ] = 0.95,
     membership: Annotated[
         bool, typer.Option(help="Train once more and attack the model's outputs.")
@@ -44,21 +42,21 @@ def command(
     records: Annotated[
         Literal["made", "mislabelled"],
         typer.Option(
-            help="Canary records: made ones with a gradient of one entry, or mislabelled ones, "
-            "learned by the model's own loss."
+            help="Canary records: made, with a gradient of one entry, or mislabelled, learned by "
+            "the model's own loss."
         ),
     ] = "made",
     noise_share: Annotated[
         float,
         typer.Option(
-            help="Attack runs with this share of the claimed noise, to see what an audit can find."
+            help="Attack runs with this share of the claimed noise, to see what the audit can find."
         ),
     ] = 1.0,
 ) -> Answer:
     """Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.
 
-    The exit status is 1 where more was proven than claimed, or a step does not hold what it states.
-    `--section.key VALUE` overrides a key of FILE, as `fedjax-dp run` has it.
+    The exit status is 1 if a proven bound exceeds its claim, or a step exceeds its stated bound.
+    `--section.key VALUE` overrides a key of FILE, as in `fedjax-dp run`.
     """
     config = config_files.load_config(file, context.args)
     if canaries is not None:
@@ -128,8 +126,8 @@ def _show(out: Output, report: AuditReport) -> None:
             f"{attack.true_positive_rate:.3f} of members found at 1 % false alarms"
         )
     if not report.bounds and not report.steps:
-        out.say("no privacy is claimed: there is nothing to hold the run to")
+        out.say("no privacy is claimed: there is nothing to audit")
     elif report.is_violated:
-        out.say("more was proven than claimed, or a step does not hold what it states")
+        out.say("violated: a proven bound exceeds its claim, or a step exceeds its stated bound")
     else:
-        out.say("nothing was proven beyond what is claimed; that is no proof of privacy")
+        out.say("no violation found, which does not prove privacy")

@@ -1,4 +1,4 @@
-"""`fedjax-dp bench`: seconds per round, against the machine's own limit."""
+"""`fedjax-dp bench`: times the rounds of a workload."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ def command(
     layout: Annotated[
         str, typer.Option(help="auto, tuned, sequential, vmap, or a chunk size.")
     ] = "auto",
-    devices: Annotated[str, typer.Option(help="How many share a cohort, or auto.")] = "auto",
+    devices: Annotated[str, typer.Option(help="Number of devices, or auto.")] = "auto",
     scale: Annotated[
         str | None, typer.Option(help="A curve over clients, cohort, chunk, devices or model.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`fedjax-dp data`: which data sets are there, and how to get the others."""
+"""`fedjax-dp data`: lists and fetches data sets."""
 
 import pathlib
 from typing import Annotated
@@ -14,13 +14,13 @@ app = application("Data sets: list them, fetch them.")
 
 _DataDir = Annotated[
     pathlib.Path | None,
-    typer.Option(help="Folder of data files; else FEDJAX_DP_DATA, else ~/.cache/fedjax_dp."),
+    typer.Option(help="Folder of data files; by default FEDJAX_DP_DATA or ~/.cache/fedjax_dp."),
 ]
 
 
 @answering(app, "list")
 def list_(out: Output, data_dir: _DataDir = None) -> Answer:
-    """List the data sets, whether they are here, and how to get those that are not."""
+    """List the data sets, and how to get those that are missing."""
     states = [datasets.status(name, data_dir) for name in datasets.available()]
 
     def show(out: Output) -> None:
@@ -39,10 +39,10 @@ def list_(out: Output, data_dir: _DataDir = None) -> Answer:
 @answering(app)
 def fetch(
     out: Output,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `fedjax-dp data list` has it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedjax-dp data list`.")],
     data_dir: _DataDir = None,
 ) -> Answer:
-    """Download a data set with checksums, where there is a network."""
+    """Download a data set and verify its checksums."""
     is_live = out.has_progress and out.notes.is_terminal
     with rich.progress.Progress(
         rich.progress.TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""`fedjax-dp evaluate`: the model of a run on held-out data."""
+"""`fedjax-dp evaluate`: evaluates the model of a run on held-out data."""
 
 import pathlib
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ def command(
 ) -> Answer:
     """Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.
 
-    `--data.key VALUE` names other data to evaluate the shared model on.
+    `--data.key VALUE` selects other data to evaluate the shared model on.
     """
     out.note("reading the run")
     run = load_run(folder)

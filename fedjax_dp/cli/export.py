@@ -1,4 +1,4 @@
-"""`fedjax-dp export`: the parameters of a run, for use without this package."""
+"""`fedjax-dp export`: writes the parameters of a run for other programs."""
 
 import pathlib
 from typing import Annotated
@@ -18,19 +18,18 @@ app = application()
 def command(
     out: Output,
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
-    output: Annotated[
-        pathlib.Path, typer.Option(help="The file, or for orbax the folder, to write; must be new.")
-    ],
+    output: Annotated[pathlib.Path, typer.Option(help="The new file, or folder for orbax.")],
     form: Annotated[
         str, typer.Option("--format", help="safetensors, npz or orbax.")
     ] = "safetensors",
     client: Annotated[
-        int | None, typer.Option(help="A client, for its own model; the shared one if not given.")
+        int | None,
+        typer.Option(help="A client, for its personal model; by default the shared model."),
     ] = None,
 ) -> Answer:
     """Write a run's parameters: `fedjax-dp export DIR --output FILE.safetensors`.
 
-    Every leaf has its path as its name, frozen ones among them, and `model.pretrained` reads them.
+    Each parameter, trained or frozen, is named by its path; `model.pretrained` reads the file.
     """
     checks.one_of("--format", form, FORMATS)
     checks.require(not output.exists(), "--output", "be new", str(output))

@@ -18,7 +18,7 @@ _SMALLER = (
     "nearest valid choices: a smaller execution.clients_per_chunk or training.micro_batch_size, "
     "execution.placement=host, a smaller model or fewer clients"
 )
-# The first line of each command's own help: to list them, none is imported.
+# The first line of each command's help, so that no command is imported to list them.
 COMMANDS = {
     "run": "Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.",
     "evaluate": "Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.",
@@ -29,15 +29,15 @@ COMMANDS = {
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
     "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",
 }
-# The groups, whose commands have two words.
+# Groups, whose commands have two words.
 _GROUPS = ("data", "privacy")
 
 
 class _Commands(TyperGroup):
-    """The commands, each imported when it is called; until then a stand-in is listed."""
+    """The commands, each imported when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Gives name, command and what follows; `--json` before a command is handed on to it."""
+        """Returns name, command and rest of the line; passes on a `--json` before the command."""
         name, found, rest = super().resolve_command(ctx, args)
         if ctx.params.get("as_json") and "--json" not in rest:
             end = rest.index("--") if "--" in rest else len(rest)
@@ -46,14 +46,7 @@ class _Commands(TyperGroup):
 
 
 def command(name: str) -> Any:
-    """Imports a command.
-
-    Args:
-      name: a key of `COMMANDS`.
-
-    Returns:
-      The command.
-    """
+    """Imports a command of `COMMANDS`."""
     return get_command(import_module(f"fedjax_dp.cli.{name}").app)
 
 
@@ -92,7 +85,7 @@ def _root(
 
 
 def _stand_in() -> None:
-    """Is listed for a command that has not been imported."""
+    """Stands for a command that is not imported yet."""
 
 
 for _name, _about in COMMANDS.items():
@@ -100,10 +93,7 @@ for _name, _about in COMMANDS.items():
 
 
 def main() -> None:
-    """Runs the command line; a mistake of the user ends in one line and status 2.
-
-    With `--json` that line is in a document, too.
-    """
+    """Runs the command line; a user error ends in one line, also in the document, and status 2."""
     try:
         sys.exit(app(prog_name="fedjax-dp", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
@@ -118,10 +108,10 @@ def main() -> None:
     except MemoryError as error:
         _end(f"out of memory: {error or 'the system gave no more'}; {_SMALLER}")
     except Exception as error:
-        # Typer's own errors, whose type has moved between its versions.
+        # Errors of Typer, whose type differs between its versions.
         if hasattr(error, "format_message"):
             _end(error.format_message().strip())
-        # JAX has no type of its own for it.
+        # JAX has no type for it.
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
             _end(f"out of memory: {error}; {_SMALLER}")
         if not _wants_json():
@@ -145,6 +135,6 @@ def _end(text: str, status: int = 2) -> NoReturn:
 
 
 def _end_without_a_reader() -> NoReturn:
-    """Ends as programs do whose reader has enough, such as `head`."""
+    """Ends quietly when a reader such as `head` has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

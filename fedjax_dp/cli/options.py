@@ -1,4 +1,4 @@
-"""What all commands share: their options, how a line is taken apart, and how it is answered."""
+"""Shared by all commands: options, overrides of a configuration, printing of answers."""
 
 import contextlib
 import functools
@@ -21,11 +21,11 @@ from fedjax_dp.cli.output import (
 
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]
 _Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print the answer in its shortest form, no progress.")
+    bool, typer.Option("--quiet", "-q", help="Print the shortest answer, without progress.")
 ]
 _Level = Annotated[
     LogLevel,
-    typer.Option(help="What the error stream gets: all that libraries log, progress, or less."),
+    typer.Option(help="What to print to the error stream."),
 ]
 _SHARED = {
     "as_json": (_Json, False),
@@ -35,14 +35,7 @@ _SHARED = {
 
 
 def application(help: str | None = None) -> typer.Typer:
-    """Makes what a command, or a group of them, is registered with.
-
-    Args:
-      help: what a group is for; None for a command.
-
-    Returns:
-      The application.
-    """
+    """Makes the application of a command, or of a group if it has a help text."""
     return typer.Typer(
         help=help,
         no_args_is_help=help is not None,
@@ -55,17 +48,7 @@ def application(help: str | None = None) -> typer.Typer:
 def answering(
     app: typer.Typer, name: str | None = None, cls: type[TyperCommand] | None = None
 ) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
-    """Registers a function as a command that prints its answer as `--json` or `--quiet` ask for.
-
-    Args:
-      app: what it is registered with.
-      name: the name of the command; that of the function if None.
-      cls: the class of the command.
-
-    Returns:
-      A decorator of functions of their options, `out`, the `Output`, among them, and `context` if
-      they want it; they return an `Answer`.
-    """
+    """Registers a function of options and `out` as a command that prints its `Answer`."""
 
     def register(function: Callable[..., Answer]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -75,7 +58,7 @@ def answering(
             out = Output(console(), console(is_error=True), as_json, is_quiet, log_level)
             if "context" in own:
                 given["context"] = context
-            # Whatever a part of the user's own prints would be no JSON.
+            # What the user's code prints would break the JSON document.
             aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
             with aside, logging_at(log_level):
                 answer = function(out=out, **given)
@@ -100,7 +83,7 @@ def answering(
 
 
 def _name_of(context: typer.Context) -> str:
-    """Names a command without the program: "run", "privacy epsilon"."""
+    """Returns the name of a command: "run", "privacy epsilon"."""
     names: list[str] = []
     at: Any = context
     while at.parent is not None:
@@ -110,12 +93,12 @@ def _name_of(context: typer.Context) -> str:
 
 
 class Line(NamedTuple):
-    """The words of a command line, taken apart.
+    """The words of a command line.
 
     Attributes:
-      own: what the command itself reads.
-      overrides: `--key=value` of a configuration, in their order.
-      unfinished: the keys behind which no value stands.
+      own: options and arguments of the command.
+      overrides: `--key=value` of a configuration.
+      unfinished: keys without a value.
     """
 
     own: list[str]
@@ -123,16 +106,8 @@ class Line(NamedTuple):
     unfinished: list[str]
 
 
-def taken_apart(words: Iterable[str], options: Collection[str]) -> Line:
-    """Takes a line apart: a key of a configuration may stand before or after what else there is.
-
-    Args:
-      words: of the command line.
-      options: the options of the command itself, with their dashes.
-
-    Returns:
-      The line. A value never begins with two dashes.
-    """
+def split_line(words: Iterable[str], options: Collection[str]) -> Line:
+    """Splits a command line; a value never begins with two dashes."""
     rest, line = list(words), Line([], [], [])
     while rest:
         word = rest.pop(0)
@@ -151,10 +126,10 @@ def taken_apart(words: Iterable[str], options: Collection[str]) -> Line:
 
 
 class Once(TyperCommand):
-    """A command whose options are given once each."""
+    """A command whose options may be given only once."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses an option that is given twice, of which the first would be dropped in silence."""
+        """Refuses an option that is given twice, as the first would be ignored."""
         for option in self.get_params(ctx):
             names = {*option.opts, *option.secondary_opts}
             given = [word for word in args if word.partition("=")[0] in names and word[:1] == "-"]
@@ -165,22 +140,19 @@ class Once(TyperCommand):
 
 
 class Configured(Once):
-    """A command whose line may override keys of a configuration: `--section.key VALUE`.
-
-    The function finds them in `context.args`, as `--section.key=VALUE`.
-    """
+    """A command with overrides `--section.key VALUE`, which it finds in `context.args`."""
 
     keys, shown = "", "--section.key"
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Lists what may stand on the line."""
+        """Lists the parts of the usage line."""
         return [*super().collect_usage_pieces(ctx), f"[{self.shown} VALUE]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Sets overrides aside before the rest of the line is read."""
+        """Separates the overrides before parsing the rest."""
         options = {name for each in self.get_params(ctx) for name in each.opts}
         options |= {name for each in self.get_params(ctx) for name in each.secondary_opts}
-        line = taken_apart(args, options)
+        line = split_line(args, options)
         if line.unfinished and not ctx.resilient_parsing:
             from fedjax_dp.experiment.reading.config_files import require_key
 
@@ -199,7 +171,7 @@ class Configured(Once):
         return ctx.args
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Lists what an unfinished word may become, keys of a configuration among it."""
+        """Lists completions, with keys of the configuration."""
         found = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("--"):
             return found
@@ -211,6 +183,6 @@ class Configured(Once):
 
 
 class ConfiguredData(Configured):
-    """A command whose line may override keys of the data section."""
+    """A command with overrides of the data section."""
 
     keys, shown = "data.", "--data.key"

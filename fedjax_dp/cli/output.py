@@ -1,4 +1,4 @@
-"""What commands print, and where: answers to the output stream, all else to the error stream."""
+"""Prints answers to the output stream, and everything else to the error stream."""
 
 import contextlib
 import json
@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Of the documents that `--json` prints: raised when a key changes its meaning or is gone.
+# Version of `--json` documents, raised when a key changes its meaning or is removed.
 DOCUMENT_VERSION = 1
 
 
 class LogLevel(StrEnum):
-    """How much is said beside the answer."""
+    """How much is printed besides the answer."""
 
     debug = "debug"
     info = "info"
@@ -30,11 +30,11 @@ class Output(NamedTuple):
     """Where a command prints, and how much.
 
     Attributes:
-      answers: the console of what was asked for; the output stream.
-      notes: the console of progress, warnings and errors; the error stream.
-      as_json: whether the answer is one JSON document.
-      is_quiet: whether the answer is printed in its shortest form, without progress.
-      level: what is said beside the answer.
+      answers: the output stream.
+      notes: the error stream, for progress and warnings.
+      as_json: whether to print the answer as one JSON document.
+      is_quiet: whether to print the shortest answer, without progress.
+      level: how much is printed besides the answer.
     """
 
     answers: Console
@@ -76,12 +76,12 @@ class Output(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a command has found.
+    """The answer of a command.
 
     Attributes:
-      document: what `--json` prints, beside version, command and status.
+      document: printed by `--json`, with version, command and status.
       show: prints the answer for people.
-      shortest: what `--quiet` prints, one line or several; nothing where it is empty.
+      shortest: printed by `--quiet`, if it is not empty.
       status: the exit status.
     """
 
@@ -92,15 +92,8 @@ class Answer(NamedTuple):
 
 
 def console(*, is_error: bool = False) -> Console:
-    """Makes a console that prints words as they are, and breaks no line in a pipe.
-
-    Args:
-      is_error: whether it is that of the error stream.
-
-    Returns:
-      The console.
-    """
-    # That of answers stays where it is when other prints are sent elsewhere.
+    """Makes a console that prints text as it is and wraps no lines in a pipe."""
+    # Bound now: other prints may be redirected later.
     file = None if is_error else sys.stdout
     return Console(
         file=file, stderr=is_error, soft_wrap=True, markup=False, emoji=False, highlight=False
@@ -109,11 +102,7 @@ def console(*, is_error: bool = False) -> Console:
 
 @contextlib.contextmanager
 def logging_at(level: LogLevel) -> Iterator[None]:
-    """Lets libraries log to the error stream while a command runs.
-
-    Args:
-      level: what is said beside the answer.
-    """
+    """Logs what libraries report to the error stream."""
     least = {LogLevel.debug: logging.DEBUG, LogLevel.error: logging.ERROR}
     root, handler = logging.getLogger(), logging.StreamHandler()
     before = root.level
@@ -131,13 +120,7 @@ def logging_at(level: LogLevel) -> Iterator[None]:
 
 
 def print_answer(out: Output, command: str, answer: Answer) -> None:
-    """Prints an answer in the form that was asked for.
-
-    Args:
-      out: where to.
-      command: the name of the command.
-      answer: what it has found.
-    """
+    """Prints an answer as JSON, in short, or for people."""
     if out.as_json:
         print_document(out.answers.file, command, answer.status, answer.document)
     elif not out.is_quiet:
@@ -147,28 +130,14 @@ def print_answer(out: Output, command: str, answer: Answer) -> None:
 
 
 def print_document(file: IO[str], command: str, status: int, content: dict[str, Any]) -> None:
-    """Prints the one JSON document of a command.
-
-    Args:
-      file: where to.
-      command: the name of the command.
-      status: the exit status.
-      content: its own keys.
-    """
+    """Prints the one JSON document of a command."""
     head = {"version": DOCUMENT_VERSION, "command": command, "status": status}
     file.write(json.dumps(plain(head | content), allow_nan=False) + "\n")
     file.flush()
 
 
 def plain(value: Any) -> Any:
-    """Turns figures into what JSON can hold.
-
-    Args:
-      value: a number, a text, an array, or nested dicts and lists of them.
-
-    Returns:
-      Plain Python values; what is infinite is the text "inf" or "-inf", what is not a number None.
-    """
+    """Converts to JSON values: infinities become "inf" or "-inf", NaN becomes None."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

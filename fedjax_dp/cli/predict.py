@@ -1,4 +1,4 @@
-"""`fedjax-dp predict`: the outputs of a run's model for examples."""
+"""`fedjax-dp predict`: writes the outputs of a run's model."""
 
 import pathlib
 from typing import Annotated, Any
@@ -20,16 +20,17 @@ def command(
     context: typer.Context,
     out: Output,
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
-    output: Annotated[pathlib.Path, typer.Option(help="The .npz file to write; must be new.")],
+    output: Annotated[pathlib.Path, typer.Option(help="The new .npz file.")],
     part: Annotated[str, typer.Option(help="Examples: test, train or client_test.")] = "test",
     client: Annotated[
-        int | None, typer.Option(help="A client, for its own model; the shared one if not given.")
+        int | None,
+        typer.Option(help="A client, for its personal model; by default the shared model."),
     ] = None,
 ) -> Answer:
     """Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.
 
-    `--data.key VALUE` names other data to compute outputs for. The file holds `outputs`, or one
-    array for each output, and `y` where the examples have it.
+    `--data.key VALUE` selects other data. The file holds `outputs`, or one array for each output,
+    and `y` if the examples have it.
     """
     checks.one_of("--part", part, ("test", "train", "client_test"))
     is_new = output.suffix == ".npz" and not output.exists()
@@ -38,7 +39,7 @@ def command(
     run = load_run(folder)
     population = other_data(run, context.args) or run.experiment.population
     data = getattr(population, part)
-    checks.require(data is not None, "--part", "name examples that there are", part)
+    checks.require(data is not None, "--part", "name existing examples", part)
     params = run.params if client is None else run.params_of(client)
     outputs = predict(run.model, params, data)
     leaves = jax.tree.leaves(outputs)

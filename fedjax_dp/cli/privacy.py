@@ -1,4 +1,4 @@
-"""`fedjax-dp privacy`: what a mechanism costs, what a budget buys, what a run may claim."""
+"""`fedjax-dp privacy`: accounting, calibration, statements of runs."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ from fedjax_dp.privacy.accounting.poisson import bound_of_poisson
 app = application("Accounting: ε, calibration, reports, comparisons.")
 
 _Rate = Annotated[
-    float, typer.Option("--sampling-rate", help="Chance of a unit to be drawn, in (0, 1].")
+    float, typer.Option("--sampling-rate", help="Probability that a unit is drawn, in (0, 1].")
 ]
 _Steps = Annotated[int, typer.Option("--steps", help="Number of releases, at least 1.")]
 _Delta = Annotated[float, typer.Option("--delta", help="δ in (0, 1).")]
@@ -33,7 +33,7 @@ def _check(sampling_rate: float, steps: int, delta: float) -> None:
 
 
 def _by(asked: str, gave: str) -> str:
-    """Names the accountant, and who gave the number where it is another."""
+    """Names the accountant, and the one that the number is from if it differs."""
     return asked if asked == gave else f"{asked}, by {gave}"
 
 
@@ -69,7 +69,7 @@ def calibrate(
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
 ) -> Answer:
-    """Find the smallest noise multiplier that stays within a budget."""
+    """Compute the smallest noise multiplier within a budget."""
     _check(sampling_rate, steps, delta)
     checks.positive("--epsilon", epsilon)
     found = calibrate_poisson(
@@ -91,7 +91,7 @@ def calibrate(
 def report(
     out: Output, run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="A run folder.")]
 ) -> Answer:
-    """Print a run's privacy statement; as JSON with the events, so that ε can be recomputed."""
+    """Print a run's privacy statement, with the events to recompute ε from."""
     words, data = run / "privacy.md", run / "privacy.json"
     checks.require(
         words.is_file() and data.is_file(), "RUN", "be a folder with privacy.md and .json", str(run)
@@ -116,7 +116,7 @@ def compare(
     out: Output,
     setting: Annotated[
         list[str],
-        typer.Option(help="NOISE_MULTIPLIER,SAMPLING_RATE of one curve; give several."),
+        typer.Option(help="NOISE_MULTIPLIER,SAMPLING_RATE of a curve; repeatable."),
     ],
     steps: _Steps,
     delta: _Delta,

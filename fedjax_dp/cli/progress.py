@@ -13,14 +13,14 @@ from fedjax_dp.cli.output import Output, print_document
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment.running.run import Watcher
 
-# Share of the work of a round that is worth a word, since it is done for nothing.
+# Share of padding in a round that is worth showing.
 _MUCH_PADDING = 0.5
-# A line at most every so many seconds, and after a long time at most one for each part of it.
+# At most one line in so many seconds, and in so large a part of the time so far.
 _SECONDS, _PART = 5.0, 0.02
 
 
 class Progress(Watcher):
-    """Shows the phase, the round, the accuracy, the ε spent so far, and the time left."""
+    """Shows phase, round, accuracy, the ε spent so far, and the time left."""
 
     def __init__(
         self,
@@ -29,14 +29,7 @@ class Progress(Watcher):
         rounds: int,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Prepares the display.
-
-        Args:
-          out: where it goes.
-          command: the name of the command that it is shown for.
-          rounds: number of rounds of the run.
-          clock: seconds since any moment.
-        """
+        """Prepares the display; `clock` returns seconds."""
         self._out, self._command, self._rounds, self._clock = out, command, rounds, clock
         self._is_live = out.has_progress and out.notes.is_terminal
         self._bar = rich.progress.Progress(
@@ -49,7 +42,7 @@ class Progress(Watcher):
             disable=not self._is_live,
         )
         self._task = self._bar.add_task("starting", total=rounds)
-        # When rounds began, how many were done by then, and when the last line was printed.
+        # When rounds began, the rounds completed by then, and when the last line was printed.
         self._began, self._before, self._printed = clock(), 0, -math.inf
 
     def __enter__(self) -> "Progress":
@@ -62,28 +55,19 @@ class Progress(Watcher):
         self._bar.stop()
 
     def end(self) -> None:
-        """Ends the process: a compiled round that never ends would keep it."""
+        """Ends the process, which a compiled round may hold up."""
         self._bar.stop()
-        text = "interrupted; what the last checkpoint holds is kept"
+        text = "interrupted; the last checkpoint is kept"
         end_process(self._out, self._command, text, 130)
 
     def phase(self, name: str) -> None:
-        """Names what is being done now.
-
-        Args:
-          name: a few words.
-        """
+        """Shows the phase."""
         self._bar.update(self._task, description=name)
         if not self._is_live:
             self._out.note(name)
 
     def done(self, rounds: int, row: Mapping[str, Any]) -> None:
-        """Shows how many rounds are done.
-
-        Args:
-          rounds: rounds done.
-          row: the newest metrics; empty before the first.
-        """
+        """Shows the completed rounds and the newest metrics."""
         text = f"round {rounds} of {self._rounds}"
         if math.isfinite(row.get("test_accuracy", math.nan)):
             text += f", accuracy {row['test_accuracy']:.3f}"
@@ -107,30 +91,19 @@ class Progress(Watcher):
         return rounds >= self._rounds or now - self._printed >= wait
 
     def _left(self, now: float, rounds: int) -> str:
-        """Says how long the rounds to come take if they are as long as those of this process."""
+        """Estimates the time left from the rounds of this process."""
         ran, left = rounds - self._before, self._rounds - rounds
         if ran <= 0 or left <= 0:
             return ""
         return f", about {duration((now - self._began) * left / ran)} left"
 
     def warn(self, text: str) -> None:
-        """Shows a warning above the bar.
-
-        Args:
-          text: the warning.
-        """
+        """Shows a warning above the bar."""
         self._out.warn(text)
 
 
 def duration(seconds: float) -> str:
-    """Writes a time as people say it.
-
-    Args:
-      seconds: the time, at least 0.
-
-    Returns:
-      The two largest units: "42 s", "3 min 20 s", "2 h 5 min", "1 d 4 h".
-    """
+    """Formats seconds by the two largest units: "42 s", "3 min 20 s", "2 h 5 min"."""
     whole = round(seconds)
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     first = next((i for i, (_, size) in enumerate(units) if whole >= size), len(units) - 1)
@@ -143,14 +116,7 @@ def duration(seconds: float) -> str:
 
 
 def end_process(out: Output, command: str, text: str, status: int) -> NoReturn:
-    """Ends the process where it stands, whatever still runs in it or waits to be closed.
-
-    Args:
-      out: where the command prints.
-      command: the name of the command.
-      text: the last words, to the error stream.
-      status: the exit status.
-    """
+    """Ends the process at once, whatever still runs in it."""
     print(text, file=sys.stderr)
     if out.as_json:
         content = {"error": text.removeprefix("error: ")}

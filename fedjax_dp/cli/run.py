@@ -1,4 +1,4 @@
-"""`fedjax-dp run`: an experiment with progress on the console."""
+"""`fedjax-dp run`: runs an experiment."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -32,38 +32,37 @@ def command(
     out: Output,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="A TOML file; the defaults alone if not given."),
+        typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults."),
     ] = None,
     output: Annotated[
-        pathlib.Path | None, typer.Option(help="Run folder; the next free one under runs/.")
+        pathlib.Path | None,
+        typer.Option(help="Run folder; by default the next free one under runs/."),
     ] = None,
     resume: Annotated[
         pathlib.Path | None,
-        typer.Option(help="Resume the run in this folder; with --run.rounds for longer."),
+        typer.Option(help="Resume the run in this folder; a larger --run.rounds extends it."),
     ] = None,
     keys: Annotated[
         bool,
-        typer.Option(
-            "--keys", help="List every key; with --algorithm.name NAME, a part's options."
-        ),
+        typer.Option("--keys", help="List all keys; with --algorithm.name NAME, its options."),
     ] = False,
 ) -> Answer:
     """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.
 
-    `--section.key VALUE`, such as `--training.learning_rate 0.1`, overrides a key of FILE, and may
-    be given for as many keys as you like, before or behind FILE. A value is written as in TOML; a
-    text needs no quotes, and `none` takes a value away. An override of a name, or of a table by
-    `{}`, discards the file's options of the previous part.
+    `--section.key VALUE`, such as `--training.learning_rate 0.1`, overrides a key of FILE and may
+    stand before or after it. Values are written as in TOML; strings need no quotes, and `none`
+    removes a value. Overriding a name, or a table by `{}`, discards the options that FILE has for
+    the previous choice.
 
-    `--keys` lists all keys, and `--keys --algorithm.name=fedprox` the options of an algorithm; in
-    the same way those of data.name, data.partition, model.name and training.optimizer.
+    `--keys` lists all keys, and `--keys --algorithm.name=fedprox` the options of an algorithm; the
+    same works for data.name, data.partition, model.name and training.optimizer.
     """
     words = list(context.args)
     if keys:
         return _keys([*([] if file is None else [file]), *words])
     if resume is not None:
         others = [str(word) for word in (file, output) if word is not None]
-        rule = "stand without a file or --output, since a resumed run has both already"
+        rule = "be used without a config file or --output, which the resumed run has already"
         checks.require(not others, "--resume", rule, others)
         found = files.kind_of(resume / CONFIG_FILE, "--resume") == "file"
         rule = f"name a run folder with a {CONFIG_FILE}"
@@ -78,10 +77,10 @@ def command(
     try:
         return shown(config, start, out)
     except KeyboardInterrupt:
-        # Python would wait for the round that it left.
-        end_process(out, _NAME, "interrupted; what the last checkpoint holds is kept", 130)
+        # Python would wait for the round to end.
+        end_process(out, _NAME, "interrupted; the last checkpoint is kept", 130)
     except DiskFull as error:
-        # Whatever is closed on the way out would only fail, and say so, once more.
+        # Closing files would only fail again.
         end_process(out, _NAME, f"error: {error}", 2)
 
 
@@ -94,17 +93,8 @@ def _resuming(folder: pathlib.Path, words: Sequence[str]) -> Callable[[Watcher],
 
 
 def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> Answer:
-    """Runs an experiment with progress, and reports what became of it.
-
-    Args:
-      config: the experiment.
-      start: runs it under a watcher.
-      out: where words go.
-
-    Returns:
-      The answer; its status is 0 at the end, 130 after an interruption, 3 if no client's work came
-      into the model.
-    """
+    """Runs an experiment with progress and returns its answer."""
+    # Status 0 at the end, 130 after an interruption, 3 if no client's work entered the model.
     with Progress(out, _NAME, config.run.rounds) as progress:
         outcome = start(progress)
     ended, status = "finished", 0
@@ -122,7 +112,7 @@ def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> A
 
 
 def _keys(parts: Sequence[str]) -> Answer:
-    """Lists keys: all, or the options of the parts that `key=name` or `--key=name` name."""
+    """Lists all keys, or the options of parts given as `key=name` or `--key=name`."""
     rows = [row for part in parts for row in describe_choice(part.removeprefix("--"))]
     rows = rows if parts else describe()
     heads = ("key", "rule", "default", "meaning")
@@ -147,7 +137,7 @@ def _report(out: Output, outcome: Outcome) -> None:
     summary, folder = outcome.summary, outcome.folder
     if outcome.is_interrupted:
         out.say(
-            f"interrupted after round {summary['rounds']}; nothing is lost: "
+            f"interrupted after round {summary['rounds']}; to resume: "
             f"fedjax-dp run --resume {folder}"
         )
     if outcome.stopped_by is not None:
@@ -177,14 +167,16 @@ def _report(out: Output, outcome: Outcome) -> None:
     for text in summary["warnings"]:
         out.say(f"warning: {text}")
     if outcome.is_futile:
-        out.say("the run went wrong: no round brought any client's work into the model")
+        out.say("the run failed: no client's work entered the model in any round")
     out.say(f"run folder: {folder}")
 
 
 def _of_shared_record(summary: Mapping[str, Any]) -> str:
-    """Says what holds for a record that lies with several clients."""
+    """Reports ε of a record that several clients hold."""
     epsilon = summary["epsilon_of_shared_record"]
     if epsilon is None:
-        return "of a record that lies there several times no ε is stated"
+        return "no ε can be stated for a record that one client holds several times"
     delta = summary["dp_delta_of_shared_record"]
-    return f"a record that several clients have: ε = {rounded_up(float(epsilon))} at δ = {delta:g}"
+    return (
+        f"for a record that several clients hold: ε = {rounded_up(float(epsilon))} at δ = {delta:g}"
+    )

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: checkpoints, metrics, plots (extra `plots`)."""
+"""The files of a run: checkpoints, metrics, plots (extra `plots`)."""
 
 import lazy_loader as _lazy
 

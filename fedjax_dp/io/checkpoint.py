@@ -1,4 +1,4 @@
-"""Checkpoints of a run, written so that an interrupted write leaves the last one whole."""
+"""Checkpoints of a run; an interrupted write leaves the previous one intact."""
 
 import json
 import os
@@ -23,21 +23,21 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.io.digests import damage, digest_of, write_digests
 from fedjax_dp.io.disk import require_space
 
-# Holds the root of a secret run, beside the checkpoints.
+# The root of a secret run, next to the checkpoints.
 ROOT_FILE = "root.key"
-# Holds the digests of each checkpoint, by its round.
+# The digests of each checkpoint, by round.
 _DIGESTS = "digests"
-# How many of the newest checkpoints stay.
+# How many of the newest checkpoints are kept.
 KEPT = 2
-# Asked for without a target: given one, Orbax would cast to its types.
+# Without a target: Orbax would cast to its types.
 _AS_SAVED = ocp.args.StandardRestore()
 
 
 class Checkpoints:
-    """Saves and restores the states of a simulation, with the numbers of its run, in a folder.
+    """Saves and restores the states and hyperparameters of a run in a folder.
 
     Attributes:
-      directory: where they are kept.
+      directory: the folder.
     """
 
     @checked
@@ -53,43 +53,43 @@ class Checkpoints:
 
         Args:
           directory: the folder; made where it is missing.
-          keep: how many of the newest checkpoints stay, at least 1.
-          is_secret: whether nobody but the owner may enter the folder, where the system has such
+          keep: how many of the newest checkpoints to keep, at least 1.
+          is_secret: whether to let only the owner enter the folder, if the system has such
             permissions.
-          is_read_only: whether nothing in the folder is touched, as beside a run that goes on.
+          is_read_only: whether to change nothing in the folder, which a run may be using.
         """
         self.directory = pathlib.Path(directory).absolute()
         if is_secret and not is_read_only:
-            # Before anything lies in it; what is made in it later cannot be reached either.
+            # While the folder is empty; files made in it later cannot be reached either.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.directory.chmod(0o700)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if is_read_only else keep,
             create=not is_read_only,
             enable_async_checkpointing=False,
-            # What an interrupted write left behind is in nobody's way, but takes room.
+            # Leftovers of interrupted writes take space.
             cleanup_tmp_directories=not is_read_only,
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     def save(self, state: SimulationState, hyper: Hyper, extra: dict[str, Any]) -> None:
-        """Writes a checkpoint of the rounds done so far; a round that is there is not rewritten.
+        """Writes a checkpoint of the completed rounds, unless there is one already.
 
         Args:
-          state: the simulation's state, as `Simulation.portable` gives it: then another number of
-            devices can go on with it.
-          hyper: the numbers of the run.
-          extra: what else resuming needs, as JSON values.
+          state: the state, as `Simulation.portable` returns it, so that a run can resume on another
+            number of devices.
+          hyper: the hyperparameters of the run.
+          extra: JSON values that are saved too.
 
         Raises:
-          DiskFull: where there is no room for it; nothing is written then.
+          DiskFull: if the disk has no space for it; nothing is written then.
         """
         step = int(state.round)
         if step in self._manager.all_steps():
             return
         arrays, numbers = _named(state), _named(typed(hyper))
         if isinstance(state.clients, Rows):
-            # Before the checkpoint that refers to them.
+            # Before the checkpoint, which refers to them.
             state.clients.file.sync()
         require_space(self.directory, trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
         self._manager.save(
@@ -101,7 +101,7 @@ class Checkpoints:
             ),
         )
         self._manager.wait_until_finished()
-        # Last: a checkpoint without its digests was cut off.
+        # Last: a checkpoint without digests is incomplete.
         write_digests(self.directory / str(step), self._record(step))
         for old in self._record(step).parent.iterdir():
             if not (self.directory / old.stem).exists():
@@ -115,21 +115,21 @@ class Checkpoints:
         return self.directory / _DIGESTS / f"{step}.json"
 
     def keep_root(self, root: ArrayLike) -> None:
-        """Writes the secret root of a run, for its owner alone to read.
+        """Writes the secret root of a run, readable only by the owner.
 
         Args:
-          root: what `jax.random.key_data` gives of it.
+          root: the root, as `jax.random.key_data` returns it.
 
         Raises:
-          ValueError: if there is one already: another must never take its place.
+          ValueError: if there is one already, which must never be replaced.
         """
         path = self.directory / ROOT_FILE
         checks.require(
-            not path.exists(), ROOT_FILE, "not be there when a run starts", str(self.directory)
+            not path.exists(), ROOT_FILE, "not exist when a run starts", str(self.directory)
         )
         words = np.asarray(root).tolist()
         content = {"root": words, "digest": digest_of(json.dumps(words).encode())}
-        # Made with its permissions, and on the disk before anything is drawn from it.
+        # Created with its permissions, and saved before anything is drawn from it.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(content, file)
             file.flush()
@@ -139,10 +139,10 @@ class Checkpoints:
         """Reads the secret root of a run.
 
         Returns:
-          What `keep_root` was given, or None where there is none.
+          The root, or None if there is none.
 
         Raises:
-          ValueError: if the file has changed since.
+          ValueError: if the file was changed.
         """
         path = self.directory / ROOT_FILE
         if not path.exists():
@@ -155,23 +155,23 @@ class Checkpoints:
             is_whole = False
         if not is_whole:
             raise ValueError(
-                f"{path} must be as it was written: it has changed, and another root would draw "
-                "other noise for rounds that were released; nearest valid choice: a copy of it"
+                f"{path} must be unchanged, but it was damaged, and another root would draw other "
+                "noise for released rounds; nearest valid choice: restore it from a copy"
             )
         return np.array(words, np.uint32)
 
     def newest_intact(
         self, like: SimulationState | None = None
     ) -> tuple[int | None, dict[int, str]]:
-        """Finds the newest checkpoint that is as it was written.
+        """Finds the newest intact checkpoint.
 
         Args:
-          like: as for `restore`; where rows of clients are on the disk, they are looked at too, and
-            those of all intact checkpoints are not written over from now on.
+          like: as for `restore`; client state on disk is checked too, and what intact checkpoints
+            refer to is not overwritten from now on.
 
         Returns:
-          The number of rounds done in it, None where there is none; and of each newer one, by its
-          rounds, what is wrong with it.
+          Its number of completed rounds, or None if there is none; and for each newer checkpoint,
+          by its rounds, what is damaged.
         """
         damaged: dict[int, str] = {}
         for step in self._newest_first():
@@ -191,7 +191,7 @@ class Checkpoints:
         return damage(self.directory / str(step), self._record(step))
 
     def _pin(self, like: SimulationState | None, newest: int) -> None:
-        """Keeps the rows on the disk that any checkpoint up to the newest intact one refers to."""
+        """Protects client state on disk that intact checkpoints refer to."""
         if like is None or not isinstance(like.clients, Rows):
             return
         steps = [s for s in self._newest_first() if s <= newest and self._damage(s) is None]
@@ -201,7 +201,7 @@ class Checkpoints:
         """Renames damaged checkpoints, so that their rounds can be saved again.
 
         Args:
-          rounds: the rounds done in them.
+          rounds: the number of rounds of each.
         """
         for step in rounds:
             folder = self.directory / f"damaged-{step}"
@@ -216,16 +216,16 @@ class Checkpoints:
     ) -> tuple[SimulationState, Hyper, dict[str, Any]]:
         """Reads a checkpoint.
 
+        Client state on disk that intact checkpoints refer to is not overwritten from now on.
+
         Args:
-          like: a state of the same simulation, as `Simulation.portable` gives it, for its structure
-            and shapes; where rows of clients are on the disk, with the folder of these.
-          hyper: numbers of the same simulation, for the same.
-          step: the rounds done in it; the newest that is intact where it is None. Where rows of
-            clients are on the disk, those of all intact checkpoints are not written over from now
-            on.
+          like: a state of the same simulation, as `Simulation.portable` returns it, for structure,
+            shapes and the folder of client state on disk.
+          hyper: hyperparameters of the same simulation, for structure and shapes.
+          step: its number of completed rounds; None for the newest intact checkpoint.
 
         Returns:
-          The saved state and the saved numbers, on the host, and what was saved beside them.
+          The saved state, hyperparameters and extra values, on the host.
 
         Raises:
           ValueError: if there is no such checkpoint, or it belongs to another simulation.
@@ -246,17 +246,17 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(**parts))
 
     def close(self) -> None:
-        """Waits for writes and lets the folder go."""
+        """Waits for writes and closes the folder."""
         self._manager.close()
 
 
 def _named(tree: PyTree) -> dict[str, np.ndarray]:
-    """Numbers the leaves of a tree, on the host, those apart that hold nothing."""
+    """Numbers the leaves of a tree that are not empty, on the host."""
     return {f"{i:05d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree)) if np.size(x)}
 
 
 def _like(like: PyTree, saved: Mapping[str, Any] | None, what: str) -> PyTree:
-    """Puts saved arrays into the structure of a tree whose shapes and types they have."""
+    """Puts saved arrays into a tree, whose shapes and types they must have."""
     leaves, structure = jax.tree.flatten(like)
     names = list(_named(like))
     rule = f"hold {len(names)} arrays as this simulation's {what} does"

@@ -1,4 +1,4 @@
-"""Pictures with a mark for each client: accuracies with their uncertainty, labels and sizes."""
+"""Plots by client: accuracies with their uncertainty, labels and sizes."""
 
 from collections.abc import Sequence
 
@@ -35,23 +35,22 @@ def client_accuracies(
 ) -> Figure:
     """Draws the accuracy of each client with its uncertainty, and how many examples it has.
 
-    An accuracy has its Wilson interval at 95 %, as if the client's test examples were independent
-    draws: one test example bounds hardly anything, a thousand bound well. Clients without test
-    examples stand at the right, named, without an accuracy. Sizes have a logarithmic scale where
-    they differ by more than a factor of ten.
+    Bars are Wilson intervals at 95 %, as if test examples were independent draws. Clients without
+    test examples are listed at the right. Sizes that differ by more than a factor of ten have a
+    logarithmic scale.
 
     Args:
       accuracies: `[num_clients]`; NaN for a client without test examples.
       sizes: training examples of each client, `[num_clients]`.
       test_sizes: test examples of each client, `[num_clients]`.
-      title: what the run is.
-      names: the name of each client; their numbers where empty.
+      title: the title.
+      names: the names of the clients; their numbers if empty.
 
     Returns:
       The figure: accuracies above, sizes below.
 
     Raises:
-      ValueError: if what belongs together has different lengths.
+      ValueError: if lengths differ.
     """
     is_paired = np.ndim(accuracies) == 1 and np.shape(accuracies) == np.shape(sizes)
     checks.require(is_paired, "accuracies", "be one for each of sizes", np.shape(accuracies))
@@ -80,7 +79,7 @@ def client_accuracies(
 
 
 def _called(names: Sequence[str], num_clients: int) -> list[str]:
-    """Gives each client its name, or its number."""
+    """Returns the name of each client, or its number."""
     if not len(names):
         return [str(i) for i in range(num_clients)]
     checks.require(len(names) == num_clients, "names", f"be {num_clients} texts", len(names))
@@ -88,7 +87,7 @@ def _called(names: Sequence[str], num_clients: int) -> list[str]:
 
 
 def _missing(what: str, names: Sequence[str]) -> list[str]:
-    """Names the clients that lack something, if there are any."""
+    """Lists the clients that lack something."""
     return [f"{len(names)} without {what}: {drawing.listed(names)}"] if names else []
 
 
@@ -100,7 +99,7 @@ def _accuracies(axes: Axes, accuracies: np.ndarray, test_sizes: np.ndarray) -> N
     low, high = wilson_interval(accuracies, test_sizes)
     places = np.arange(len(accuracies))
     if len(places) <= _MOST_MARKS:
-        # Roundings may put an accuracy of 1 beyond the end of its interval.
+        # Rounding may put an accuracy of 1 outside its interval.
         lengths = np.maximum([accuracies - low, high - accuracies], 0.0)
         axes.errorbar(
             places,
@@ -136,7 +135,7 @@ def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
     for i, (part, sizes) in enumerate(by_part.items()):
         places = np.arange(len(sizes)) + (i - (len(by_part) - 1) / 2) * width
         colour = (drawing.BLUE, drawing.COLOURS[4])[i]
-        # A bar on a logarithmic scale begins below 1, so that a single example shows.
+        # On a logarithmic scale bars begin below 1, so that a single example is visible.
         kept = sizes > 0
         if len(sizes) > 2 * _MOST_MARKS:
             axes.plot(np.flatnonzero(kept), sizes[kept], ".", color=colour, label=part, ms=3)
@@ -159,16 +158,16 @@ def labels_by_client(
 ) -> Figure:
     """Draws the size and the label shares of each client, and how many clients have which size.
 
-    Shares are of the client's own examples, so that the labels of small clients show beside those
-    of large ones; sizes have a logarithmic scale where they differ by more than a factor of ten.
+    Label shares are relative to the size of each client. Sizes that differ by more than a factor
+    of ten have a logarithmic scale.
 
     Args:
-      statistics: what to draw.
-      max_clients: clients that are drawn; of more, evenly spaced ones in order of size.
-      title: a line above, or None.
+      statistics: the partition.
+      max_clients: the most clients to draw; of more, evenly spaced ones in order of size.
+      title: the title, or None.
 
     Returns:
-      The figure: sizes above, label shares below where there are labels, a histogram at the right.
+      The figure: sizes, label shares if there are labels, and a histogram of sizes.
     """
     called = _called(statistics.client_names, statistics.num_clients)
     order = np.argsort(-statistics.sizes, kind="stable")
@@ -219,7 +218,7 @@ def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None
 
 
 def _colours(num_labels: int) -> Colormap:
-    """Gives each label a colour of its own; neighbours of few labels differ most."""
+    """Returns a colour for each label."""
     if num_labels <= 10:
         return colormaps["tab10"]
     if num_labels <= _MOST_LABELS:
@@ -228,7 +227,7 @@ def _colours(num_labels: int) -> Colormap:
 
 
 def _histogram(axes: Axes, sizes: np.ndarray) -> None:
-    """Counts clients by size; on a logarithmic scale those without examples are left to words."""
+    """Counts clients by size; a logarithmic scale leaves out those without examples."""
     bins = min(30, max(5, len(sizes) // 2))
     known = sizes[sizes > 0]
     if drawing.log_where_wide(axes, "x", known):

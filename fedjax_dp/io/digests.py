@@ -1,4 +1,4 @@
-"""Digests of files, by which damage on the disk is seen before it becomes a number."""
+"""Digests of files, to detect damage before a file is used."""
 
 import hashlib
 import json
@@ -8,26 +8,13 @@ from fedjax_dp.io.logbook import write_json
 
 
 def write_digests(folder: pathlib.Path, record: pathlib.Path) -> None:
-    """Writes down what a folder holds.
-
-    Args:
-      folder: all files below it are read.
-      record: the JSON file to write, outside of the folder.
-    """
+    """Writes the digests of all files below a folder to a JSON file outside of it."""
     record.parent.mkdir(exist_ok=True)
     write_json(record, _digests(folder))
 
 
 def damage(folder: pathlib.Path, record: pathlib.Path) -> str | None:
-    """Looks for differences between a folder and what was written down of it.
-
-    Args:
-      folder: the folder.
-      record: what `write_digests` wrote.
-
-    Returns:
-      The first difference in words, or None where there is none.
-    """
+    """Returns the first difference from what `write_digests` recorded, or None."""
     try:
         expected = json.loads(record.read_bytes())
         found = _digests(folder)
@@ -48,14 +35,7 @@ def damage(folder: pathlib.Path, record: pathlib.Path) -> str | None:
 
 
 def digest_of(data: bytes) -> str:
-    """Computes the digest of some bytes.
-
-    Args:
-      data: the bytes.
-
-    Returns:
-      SHA-256 in hexadecimal digits.
-    """
+    """Returns SHA-256 in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What pictures share: curves that stay apart, legends beside them, scales, names that fit."""
+"""Shared parts of plots: distinct curves, legends, scales, names that fit."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -15,7 +15,7 @@ with needed_for("drawing", "plots"):
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-# Eight colours that stay apart for colour-blind readers too (Okabe and Ito 2008).
+# Distinct for colour-blind readers too (Okabe and Ito 2008).
 COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -39,29 +39,14 @@ _TITLE, _LABEL, _NAME = 8, 9, 16
 
 
 def new_figure(height: float = 4.0, width: float = 7.0) -> Figure:
-    """Makes a figure as wide as a page of text, in inches; it belongs to no window."""
+    """Makes a figure, in inches, without a window."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def draw_curve(
     axes: Axes, index: int, x: ArrayLike, y: ArrayLike, label: str, **more: Any
 ) -> Line2D:
-    """Draws one of several curves such that those below it can still be seen.
-
-    Later curves are thinner and dashed, and each has its own mark at points of its own, so that
-    curves that coincide show as a line of several colours.
-
-    Args:
-      axes: where to draw.
-      index: which curve it is, from 0.
-      x: horizontal places, `[points]`.
-      y: values, `[points]`.
-      label: the name of the curve.
-      **more: properties that are set in place of these.
-
-    Returns:
-      The line.
-    """
+    """Draws one of several curves; later ones are thinner and dashed, so that none is hidden."""
     several = len(_DASHES)
     gap = max(1, -(-len(np.asarray(x)) // _MARKS_ON_A_CURVE))
     style: dict[str, Any] = {
@@ -79,7 +64,7 @@ def draw_curve(
 
 
 def legend_beside(axes: Axes, title: str | None = None, columns: int = 1) -> None:
-    """Puts the legend to the right of the axes, where no curve is."""
+    """Puts the legend to the right of the axes."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(
             loc="upper left",
@@ -94,7 +79,7 @@ def legend_beside(axes: Axes, title: str | None = None, columns: int = 1) -> Non
 
 
 def spread_widely(values: ArrayLike) -> bool:
-    """Says whether values above 0 differ by more than a factor of ten: a case for a log scale."""
+    """Returns whether values above 0 differ by more than a factor of ten."""
     array = np.asarray(values, np.float64)
     known = array[np.isfinite(array) & (array > 0)]
     return known.size > 0 and float(known.max()) > 10 * float(known.min())
@@ -103,17 +88,7 @@ def spread_widely(values: ArrayLike) -> bool:
 def log_where_wide(
     axes: Axes, which: str, values: ArrayLike, *, start: float | None = None
 ) -> bool:
-    """Makes an axis logarithmic where its values spread widely.
-
-    Args:
-      axes: whose axis it is.
-      which: "x" or "y".
-      values: what is drawn.
-      start: where the axis begins; None is at the least value.
-
-    Returns:
-      Whether it is logarithmic.
-    """
+    """Sets a log scale if values spread widely; returns whether it did."""
     if not spread_widely(values):
         return False
     array = np.asarray(values, np.float64)
@@ -121,7 +96,7 @@ def log_where_wide(
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     if known.max() < 200 * (start or known.min()):
-        # Powers of ten alone would leave two numbers on the axis, or one.
+        # Powers of ten would label one tick or two.
         axis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
@@ -131,12 +106,12 @@ def log_where_wide(
 
 
 def whole_ticks(axes: Axes) -> None:
-    """Puts the ticks of the horizontal axis at whole numbers, as rounds are."""
+    """Puts the ticks of the horizontal axis at whole numbers."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def set_title(axes: Axes, title: str) -> None:
-    """Writes a title on as many lines as the figure is wide for."""
+    """Writes a title, wrapped to the width of the figure."""
     figure = axes.get_figure(root=True)
     spec = axes.get_subplotspec()
     width = 1.0 if figure is None else float(figure.get_size_inches()[0])
@@ -146,16 +121,7 @@ def set_title(axes: Axes, title: str) -> None:
 
 
 def name_places(axes: Axes, names: Sequence[str], most: int = 45) -> int:
-    """Writes names under the places 0, 1, ..., upright, and every n-th one where they are many.
-
-    Args:
-      axes: where they stand.
-      names: one for each place; long ones are shortened in their middle.
-      most: how many fit.
-
-    Returns:
-      n, which is 1 where all are named.
-    """
+    """Writes names at 0, 1, ..., every n-th if there are more than `most`; returns n."""
     step = max(1, -(-len(names) // most))
     places = range(0, len(names), step)
     axes.set_xticks(places, [shortened(names[i]) for i in places], fontsize=7)
@@ -177,7 +143,7 @@ def shortened(name: str) -> str:
 
 
 def set_lines_below(axes: Axes, *lines: str) -> None:
-    """Labels the horizontal axis with texts that each begin on a line of their own."""
+    """Labels the horizontal axis with several lines, each wrapped."""
     figure = axes.get_figure(root=True)
     width = 7.0 if figure is None else min(7.0, float(figure.get_size_inches()[0]))
     axes.set_xlabel("\n".join(part for line in lines for part in wrap(line, int(_LABEL * width))))

@@ -1,4 +1,4 @@
-"""What a run writes by round: JSON lines, and TensorBoard events where the extra is installed."""
+"""Metrics of a run by round: JSON lines, and TensorBoard events with the extra `tensorboard`."""
 
 import json
 import math
@@ -21,11 +21,11 @@ class Logbook:
 
     @checked
     def __init__(self, directory: str | pathlib.Path, *, from_round: Index = 0):
-        """Opens the logbook of a run folder and drops what lies behind the round to start from.
+        """Opens the logbook of a run folder.
 
         Args:
           directory: the run folder.
-          from_round: rows of later rounds are removed, since they will be run again.
+          from_round: rows of later rounds are removed, since these will run again.
         """
         directory = pathlib.Path(directory)
         self.path = directory / "metrics.jsonl"
@@ -38,7 +38,7 @@ class Logbook:
         """Appends the metrics of a round.
 
         Args:
-          row: `round`, counted from 1, and numbers or lists of numbers.
+          row: `round`, from 1, and numbers or lists of numbers.
         """
         plain = {name: to_json(value) for name, value in row.items()}
         self._file.write(json.dumps(plain) + "\n")
@@ -64,14 +64,7 @@ def _tensorboard_writer(directory: pathlib.Path, from_round: int) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """Turns a metric into what JSON can hold.
-
-    Args:
-      value: a number, an array, or nested dicts and lists of them.
-
-    Returns:
-      Plain Python values; a number that is not finite becomes None.
-    """
+    """Converts to plain Python values; numbers that are not finite become None."""
     if isinstance(value, dict):
         return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -91,7 +84,7 @@ def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
       directory: the run folder.
 
     Returns:
-      One dict for each round; a line that was damaged or cut off is left out.
+      One dict for each round, without damaged lines.
     """
     path = pathlib.Path(directory) / "metrics.jsonl"
     if not path.is_file():
@@ -109,22 +102,17 @@ def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
 
 @checked
 def write_json(path: str | pathlib.Path, content: Any) -> None:
-    """Writes a JSON file in one step, so that a reader never sees half of it.
+    """Writes a JSON file atomically.
 
     Args:
       path: the file.
-      content: what to write; see `to_json`.
+      content: numbers, strings, arrays, dicts and lists; numbers that are not finite become null.
     """
     write_text(path, json.dumps(to_json(content), indent=2) + "\n")
 
 
 def write_text(path: str | pathlib.Path, text: str) -> None:
-    """Writes a text file in one step, so that a reader never sees half of it.
-
-    Args:
-      path: the file.
-      text: what to write.
-    """
+    """Writes a text file atomically."""
     path = pathlib.Path(path)
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:

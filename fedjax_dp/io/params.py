@@ -1,4 +1,4 @@
-"""Parameters in files that other libraries read: safetensors, NumPy archives, Orbax folders."""
+"""Parameters in safetensors files, NumPy archives and Orbax folders."""
 
 import pathlib
 from typing import Literal
@@ -15,17 +15,7 @@ FORMATS = ("safetensors", "npz", "orbax")
 
 
 def write_params(path: str | pathlib.Path, params: PyTree, form: Format = "safetensors") -> None:
-    """Writes parameters, each leaf under its path, such as "params/Dense_0/kernel".
-
-    Args:
-      path: the file, or the folder for "orbax"; nothing may be there.
-      params: the parameters.
-      form: "safetensors", "npz" or "orbax", which keeps the tree as it is.
-
-    Raises:
-      ValueError: if something is there, or for a form that does not exist; for "npz" also for a
-        type that NumPy does not have, such as bfloat16.
-    """
+    """Writes parameters to a new file, each leaf under its path: "params/Dense_0/kernel"."""
     checks.one_of("form", form, FORMATS)
     path = pathlib.Path(path).absolute()
     checks.require(not path.exists(), "path", "be new", str(path))
@@ -39,7 +29,7 @@ def write_params(path: str | pathlib.Path, params: PyTree, form: Format = "safet
     elif form == "npz":
         for name, array in named.items():
             fits = array.dtype.kind in "biufc"
-            checks.require(fits, f"params {name}", "be of a type of NumPy's for npz", array.dtype)
+            checks.require(fits, f"params {name}", "have a NumPy type for npz", array.dtype)
         with path.open("wb") as file:
             np.savez(file, **named)  # type: ignore[arg-type]
     else:
@@ -49,24 +39,13 @@ def write_params(path: str | pathlib.Path, params: PyTree, form: Format = "safet
 
 
 def read_params(path: str | pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads parameters by path from a safetensors file or a NumPy archive.
-
-    Args:
-      path: a file whose name ends in .safetensors or .npz.
-
-    Returns:
-      Arrays by path, as `Model.with_params` takes them.
-
-    Raises:
-      ValueError: for another kind of file, or one that is damaged.
-      FileNotFoundError: if there is no such file.
-    """
+    """Reads arrays by path from a .safetensors or .npz file."""
     path = pathlib.Path(path)
     kinds = (".safetensors", ".npz")
     checks.require(path.suffix in kinds, "path", f"end in {' or '.join(kinds)}", str(path))
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
-    # The readers raise errors of many kinds for files that are cut off or no such files.
+    # The readers raise many types of errors for damaged files.
     with files.reading(path, f"be a whole {path.suffix} file of arrays", Exception):
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
@@ -82,13 +61,6 @@ def read_params(path: str | pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def by_path(params: PyTree) -> dict[str, np.ndarray]:
-    """Names the leaves of a tree by their paths.
-
-    Args:
-      params: the tree.
-
-    Returns:
-      The leaves on the host.
-    """
+    """Returns the leaves of a tree by path, on the host."""
     leaves = jax.tree.leaves(params)
     return {n: np.asarray(x) for n, x in zip(trees.paths(params), leaves, strict=True)}

@@ -1,4 +1,4 @@
-"""Pictures of a run, and of several: accuracy, ε and norms of updates by round or by budget."""
+"""Plots of a run by round: accuracy, ε, update norms."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ with needed_for("drawing", "plots"):
     from matplotlib.patches import Circle
     from matplotlib.ticker import NullLocator
 
-# The ending of a metric that is the least over units of privacy.
+# The suffix of a metric that is the least over clients or records.
 _SMALLEST = "_smallest"
 
 
@@ -25,13 +25,13 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     """Draws test accuracy and the ε spent by round.
 
     Args:
-      rows: the run's metrics, as `read_metrics` gives them. Where `shared_test_accuracy` stands
-        beside `test_accuracy`, the latter is of personal models, and both are drawn. Where budgets
-        differ, `epsilon_UNIT_smallest` and `epsilon_UNIT` bound a band.
-      title: what the run is.
+      rows: the metrics, as `read_metrics` returns them. With `shared_test_accuracy`, which makes
+        `test_accuracy` that of personal models, both are drawn. Different budgets of clients
+        give a band from `epsilon_UNIT_smallest` to `epsilon_UNIT`.
+      title: the title.
 
     Returns:
-      The figure; without ε where the run claims none, or none that is finite.
+      The figure; without ε if the run has none that is finite.
     """
     names = {name.removesuffix(_SMALLEST) for row in rows for name in row if _is_epsilon(name)}
     curves = {name: spent for name in sorted(names) if (spent := _known(rows, name))}
@@ -67,7 +67,7 @@ def _is_epsilon(name: str) -> bool:
 
 
 def _columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Parts points into their places and values."""
+    """Splits points into positions and values."""
     return [at for at, _ in points], [value for _, value in points]
 
 
@@ -78,7 +78,7 @@ def _epsilon(
     largest: list[tuple[int, float]],
     smallest: list[tuple[int, float]],
 ) -> None:
-    """Draws what a unit of privacy has spent: a curve, or a band where clients' budgets differ."""
+    """Draws ε of a unit of privacy: a curve, or a band if budgets differ."""
     whose = "of a client" if unit == "client" else f"of a {unit}"
     colour = drawing.COLOURS[1 + index]
     if not smallest:
@@ -95,15 +95,15 @@ def _epsilon(
 
 @checked
 def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Draws test accuracy against what was sent up to then.
+    """Draws test accuracy against the traffic so far.
 
     Args:
-      rows: the run's metrics, as `read_metrics` gives them, with `bytes_up` and `bytes_down`; where
-        some rounds were not counted there is no curve.
-      title: what the run is.
+      rows: the metrics, as `read_metrics` returns them, with `bytes_up` and `bytes_down` in every
+        row; else there is no curve.
+      title: the title.
 
     Returns:
-      The figure; one curve for what clients sent, one for both directions, in MB of 10⁶ bytes.
+      The figure; a curve for the upload and one for both directions, in MB of 10⁶ bytes.
     """
     figure = drawing.new_figure(3.5)
     axes = figure.subplots()
@@ -124,7 +124,7 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
 
 
 def _known(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    """Picks the rounds in which a metric was measured and is finite."""
+    """Selects the rounds in which a metric is measured and finite."""
     return [
         (row["round"], row[name])
         for row in rows
@@ -133,18 +133,7 @@ def _known(rows: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
 
 
 def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str) -> Figure:
-    """Draws the norms of updates before clipping, who was clipped, and the noise, by round.
-
-    Args:
-      rows: the run's metrics, as `read_metrics` gives them, with `update_norm_quantiles` (least,
-        10 %, median, 90 %, largest) and, where there are, `clip_norm`, `clipped_client_share` and
-        `noise_stddev`.
-      clip_norm: the bound on an update, where it is one number; rows that bring theirs come first.
-      title: what the run is.
-
-    Returns:
-      The figure; it has a lower part for what was clipped, and one for noise, where there are.
-    """
+    """Draws update norms before clipping, the share clipped, and the noise, by round."""
     measured = [row for row in rows if row.get("update_norm_quantiles") is not None]
     below = {
         "share clipped": _known(rows, "clipped_client_share"),
@@ -170,7 +159,7 @@ def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str
 def _bounds(
     rows: list[dict[str, Any]], measured: list[dict[str, Any]], clip_norm: float | None
 ) -> list[tuple[int, float]]:
-    """Finds the clip norm by round: what rows bring, else one number for all."""
+    """Returns the clip norm by round: from the rows, else one number for all."""
     bounds = _known(rows, "clip_norm")
     if not bounds and clip_norm is not None and measured:
         bounds = [(measured[0]["round"], clip_norm), (measured[-1]["round"], clip_norm)]
@@ -178,13 +167,13 @@ def _bounds(
 
 
 def _norms(axes: Axes, measured: list[dict[str, Any]], bounds: list[tuple[int, float]]) -> None:
-    """Draws norms as bands, on a logarithmic scale where they spread widely."""
+    """Draws norms as bands, on a logarithmic scale if they spread widely."""
     axes.set_ylabel("norm of an update")
     least = 0.0
     if measured:
         rounds = [row["round"] for row in measured]
         norms = np.array([row["update_norm_quantiles"] for row in measured], dtype=float).T
-        # Some clients have no update at all: what is above 0 decides on the scale and its end.
+        # Updates may be 0: only values above 0 determine the scale.
         seen = np.concatenate([norms.ravel(), [value for _, value in bounds]])
         if drawing.log_where_wide(axes, "y", seen):
             least = float(np.min(seen[seen > 0])) / 1.5
@@ -276,15 +265,7 @@ def accuracy_by_round(
 def epsilon_curves(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
 ) -> Figure:
-    """Draws ε over rounds for several settings.
-
-    Args:
-      curves: for each setting its rounds and the ε spent after each.
-      title: what is compared.
-
-    Returns:
-      The figure.
-    """
+    """Draws ε over rounds for several settings: `{name: (rounds, epsilons)}`."""
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, (rounds, spent)) in enumerate(curves.items()):
@@ -346,12 +327,7 @@ def updates_and_mixture(
 
 
 def save(figure: Figure, path: str | pathlib.Path) -> None:
-    """Writes a figure, by the ending of the file: PNG, PDF or SVG.
-
-    Args:
-      figure: the figure.
-      path: the file; its folder is made where it is missing.
-    """
+    """Saves a figure as PNG, PDF or SVG, by the suffix of the path."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""Writes the privacy statement of a run, in words and as data."""
+"""Writes the privacy statement of a run, in words and as JSON."""
 
 import pathlib
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from fedjax_dp.privacy.reports.statement import in_words, statement
 _WORDS = {
     "public": "yes: it holds no figure of the data",
     "covered": "yes: it holds what ε covers, and public facts",
-    "exact": "no: exact figures of the data are in it, which no ε covers",
-    "secret": "no: with it the noise can be taken away",
+    "exact": "no: it holds exact figures of the data, which no ε covers",
+    "secret": "no: it allows removing the noise",
 }
 # Columns that a table has where clients differ.
 _BY_UNIT = {
@@ -35,20 +35,7 @@ def write_statement(
     facts: Mapping[str, Mapping[str, Any]],
     marks: Mapping[str, str] = {},
 ) -> list[dict[str, Any]]:
-    """Writes `privacy.json` and `privacy.md` into a run folder.
-
-    Args:
-      folder: the run folder.
-      ledgers: by unit, "client" and "record", what ran; empty where nothing is claimed.
-      dp_delta: δ by unit, a number or one for each account.
-      accountant: as for `Ledger.epsilon`.
-      facts: by unit, more to say, such as `clip_norm`.
-      marks: for each file of the folder, and each folder in it, "public", "covered", "exact" or
-        "secret".
-
-    Returns:
-      The claims, as `privacy.statement` gives them.
-    """
+    """Writes `privacy.json` and `privacy.md` into a folder and returns the claims."""
     folder = pathlib.Path(folder)
     claims = [
         statement(ledger, dp_delta[unit], accountant=accountant, **facts[unit])
@@ -72,7 +59,7 @@ def write_statement(
 
 
 def _listing(marks: Mapping[str, str]) -> str:
-    """Says of each file whether it may be published."""
+    """Lists whether each file may be published."""
     rows = [("file", "may be published"), *((f"`{n}`", _WORDS[mark]) for n, mark in marks.items())]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|---|---|")

@@ -48,7 +48,7 @@ def test_what_was_found_is_printed_and_decides_over_the_status(monkeypatch, meas
     asked = reported(monkeypatch, measured=measured)
     result = invoke("--canaries=20", "--rounds=3", "--no-membership")
     assert result.exit_code == status
-    assert ("VIOLATED" in result.stdout) == ("more was proven than claimed" in result.stdout)
+    assert ("VIOLATED" in result.stdout) == ("violated: a proven bound" in result.stdout)
     assert ("VIOLATED" in result.stdout) == (status == 1)
     assert "membership attack on outputs: accuracy 0.500" in result.stdout
     report = json.loads(invoke("--json").stdout)
@@ -143,7 +143,7 @@ def test_half_the_noise_ends_in_status_one_and_in_words(monkeypatch):
     assert any("gaussian" in line for line in lines)
     assert any("round with and without a client" in line for line in lines)
     assert any("noise of a round" in line for line in lines)
-    assert "more was proven than claimed" in result.stdout
+    assert "violated: a proven bound" in result.stdout
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_records_behind_votes_are_attacked_through_the_votes():
     ("word", "match"),
     [
         ("--canaries=0", "--canaries must be an integer of at least 1"),
-        ("--canaries=100000", "num_canaries must be at most 650, the model's parameters"),
+        ("--canaries=100000", "num_canaries must be at most 650, the number of parameters"),
         ("--confidence=1", "--confidence must lie in"),
         ("--run.round=3", "did you mean 'run.rounds'"),
     ],

@@ -143,7 +143,9 @@ def test_accuracies_of_own_and_shared_models_stand_with_what_epsilon_covers(
     line = next(line for line in fedjax_dp("run")[1].splitlines() if "accuracy" in line)
     of_shared = "" if shared is None else ", of the shared model 0.6032"
     assert f"test accuracy of the clients' own models 0.8126{of_shared}, worst" in line
-    assert f"δ = 1e-05, which covers {own}, a record that several clients have: ε = 12.5" in line
+    assert (
+        f"δ = 1e-05, which covers {own}, for a record that several clients hold: ε = 12.5" in line
+    )
 
 
 def test_the_document_of_a_run_is_all_that_the_output_stream_gets(fedjax_dp, finished):
@@ -226,7 +228,7 @@ def test_a_reader_that_has_enough_is_no_error():
 @pytest.mark.parametrize("words", [("--json",), ()])
 def test_a_run_that_is_ended_at_once_says_why(fedjax_dp, monkeypatch, capsys, words):
     def full(*given):
-        raise DiskFull("no room is left on the disk")
+        raise DiskFull("the disk is full")
 
     def leave(status):
         raise SystemExit(status)
@@ -235,10 +237,8 @@ def test_a_run_that_is_ended_at_once_says_why(fedjax_dp, monkeypatch, capsys, wo
     monkeypatch.setattr(running, "run", full)
     monkeypatch.setattr(sys.modules["fedjax_dp.cli.progress"].os, "_exit", leave)
     status, output, errors = fedjax_dp("run", *words)
-    assert status == 2 and errors == "error: no room is left on the disk\n"
-    assert (document(output)["error"] if words else output) == (
-        "no room is left on the disk" if words else ""
-    )
+    assert status == 2 and errors == "error: the disk is full\n"
+    assert (document(output)["error"] if words else output) == ("the disk is full" if words else "")
 
 
 def test_a_figure_is_a_line_of_its_own_where_it_is_quiet(fedjax_dp):
@@ -356,8 +356,8 @@ def test_help_shows_file_and_overrides(fedjax_dp, command):
     assert "FILE" in text and "A TOML file" in text
     if command == "run":
         assert (
-            "An override of a name, or of a table by {}, discards the file's options of the "
-            "previous part."
+            "Overriding a name, or a table by {}, discards the options that FILE has for the "
+            "previous choice."
         ) in text
 
 

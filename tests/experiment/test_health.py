@@ -39,7 +39,7 @@ def test_a_run_without_a_finite_update_ends_with_a_status_of_its_own(tmp_path):
     assert status == 3
     said = " ".join(text.split())
     assert "warning: round 1: the updates of all 3 clients are not finite" in said
-    assert "the run went wrong: no round brought any client's work into the model" in said
+    assert "the run failed: no client's work entered the model in any round" in said
     warned = read_json(tmp_path / "run", "summary.json")["warnings"]
     assert len(warned) == 1 and "not finite" in warned[0]
 
@@ -101,7 +101,7 @@ def test_a_budget_without_room_for_a_round_is_refused_before_any_work(tmp_path, 
     words = [f"--privacy.{unit}.noise_multiplier=0.3", f"--privacy.{unit}.epsilon=0.5"]
     if unit == "client":
         words += ["--privacy.unit=client", "--algorithm.name=dp_fedavg"]
-    with pytest.raises(ValueError, match=rf"privacy\.{unit}\.epsilon must have room for one round"):
+    with pytest.raises(ValueError, match=rf"privacy\.{unit}\.epsilon must afford one round"):
         execute(tmp_path / "run", *SMALL, *words)
     assert not (tmp_path / "run").exists()
 
@@ -160,7 +160,7 @@ def dataset(train, test=(0, 1), task="classification"):
         (dataset([0, 1, 3]), "the labels of mine, train part, must be whole numbers from 0 to 2.*"),
         (dataset([0, 1, -2]), "got '-2 in row 2, 1 such in all'"),
         (dataset([0, 1], [7, 8]), "test part, .*got '7 in row 0, 2 such in all'"),
-        (dataset([-1, -1]), "not all be marked as no targets"),
+        (dataset([-1, -1]), "include at least one class"),
         (dataset([0.0, 1.0]), "got dtype"),
         (dataset([[0, 1], [2, 9]], [[0, 1]], "next_token"), "got '9 in row 1, 1 such in all'"),
     ],
@@ -208,7 +208,7 @@ def test_a_run_that_ends_within_its_first_stage_is_reported():
         "--data.client_validation_share=0.2",
     )
     algorithm = assemble(load_config(None, words)).simulation.algorithm
-    assert "run.rounds is 4, and jump_start goes on to its next stage after round 5" in (
+    assert "run.rounds is 4, and the next stage of jump_start begins after round 5" in (
         never_reached(algorithm, 4)
     )
     assert never_reached(algorithm, 5) == ""
@@ -222,7 +222,7 @@ def test_a_large_epsilon_is_warned_of_once():
     assert not reported
     health.note_epsilon([1.0, 1e9])
     health.note([row(1) | {"epsilon_record": 2e9, "epsilon_client": None}])
-    assert len(reported) == 1 and reported[0].startswith("ε = 1e+09 promises next to nothing")
+    assert len(reported) == 1 and reported[0].startswith("ε = 1e+09 protects almost nothing")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_much_padding_names_the_option_to_change(chunk, advice):
     health.note([row(2) | {"padding_share": 0.95}, row(3) | {"padding_share": 0.95}])
     assert (
         len(reported) == 1
-        and "round 2: 95% of the examples" in reported[0]
+        and "round 2: 95% of the computed examples" in reported[0]
         and advice in reported[0]
     )
 

@@ -55,7 +55,7 @@ def test_empty_clients_and_an_empty_test_part_are_named(built):
     assert built([[0, 1], [2, 3]]).notes == ()
     found = built([[0, 1], []], num_test=0, client_test_share=0.5)
     empty, untested = found.notes
-    assert empty == "1 of 2 clients have no training examples and train nothing: 1"
-    assert untested.startswith("the test part of own is empty: what is called test accuracy is")
+    assert empty == "1 of 2 clients have no training examples: 1"
+    assert untested.startswith("the test part of own is empty: test accuracy is")
     assert found.test is None and found.client_test is not None
     assert found.pooled().notes == ()

@@ -73,7 +73,7 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
     text = (folder / "privacy.md").read_text("utf-8")
     for name in marks:
         assert f"| `{name}` | " in text
-    assert "| `checkpoint` | no: with it the noise can be taken away |" in text
+    assert "| `checkpoint` | no: it allows removing the noise |" in text
 
 
 def test_every_key_of_a_summary_is_open_or_marked_as_exact(folder):
@@ -329,14 +329,14 @@ def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
     small = (*SMALL, *PRIVATE, *NOISE)
     experiment = assemble_once(load_config(None, small))
     require_publishable(experiment, {"mine": Callback(lambda seen: None, is_private=True)})
-    with pytest.raises(ValueError, match=r"run\.callbacks must decide by .*'exact_one'"):
+    with pytest.raises(ValueError, match=r"run\.callbacks must depend on .*'exact_one'"):
         require_publishable(experiment, {"exact_one": Callback(lambda seen: True)})
     with pytest.raises(ValueError, match=r"run\.release must be left out: no ε covers a mean"):
         require_publishable(with_facts(experiment, exact_statistics=("a mean",)), {})
     federation = experiment.simulation.federation
     claims = federation.claims._replace(record=None)
     unclaimed = experiment.simulation._replace(federation=federation._replace(claims=claims))
-    with pytest.raises(ValueError, match=r"the record level of this run claims no privacy"):
+    with pytest.raises(ValueError, match=r"this run claims no record-level privacy"):
         require_publishable(experiment._replace(simulation=unclaimed), {})
     deciding = {"exact_one": Callback(lambda seen: True)}
     with pytest.raises(ValueError, match=r"run\.callbacks must decide"):

@@ -225,7 +225,7 @@ def of_partition(monkeypatch):
 @pytest.mark.parametrize(
     "rows, message",
     [
-        (None, r"the partition own must give a Spread, .* whose records .*, got 'list'"),
+        (None, r"the partition own must return a Spread, .* rows of the pool .*, got 'list'"),
         ([[0, 1, 2]], r"rows of the partition own must name 2 clients, got 1"),
         (
             [[0, 1, 2], [0, 1]],
@@ -273,7 +273,7 @@ def test_a_model_that_is_not_there_is_not_called_covered(name, covered):
         ("record",),
     )
     assert found == covered
-    has_none = "run.release: local_only has no shared model, so that the folder release holds none"
+    has_none = "run.release: local_only has no shared model, so the folder release will have none"
     assert without_model(experiment) == (has_none if name == "local_only" else "")
     assert without_model(built(f"--algorithm.name={name}")) == ""
 

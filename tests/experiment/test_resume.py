@@ -210,7 +210,7 @@ def test_a_wish_to_stop_ends_a_run_after_the_rounds_under_way(
     with monkeypatch.context() as patched, answering_the_keyboard():
         patched.setattr(Logbook, "write", pressing)
         status, text = execute(folder, *DRAWN)
-    assert status == 130 and "interrupted after round 4; nothing is lost" in text
+    assert status == 130 and "interrupted after round 4; to resume" in text
     assert f"fedjax-dp run --resume {folder}" in " ".join(text.split())
     assert saved_arrays(folder)[0] == read_json(folder, "summary.json")["rounds"] == 4
     assert execute(folder, resume=True)[0] == 0
@@ -230,7 +230,7 @@ def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
     flag.touch()
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 130, output
-    assert "interrupted after round 4; nothing is lost" in output
+    assert "interrupted after round 4; to resume" in output
     assert f"fedjax-dp run --resume {folder}" in " ".join(output.split())
     assert saved_arrays(folder)[0] == 4
     assert [row["round"] for row in metrics(folder)] == [1, 2, 3, 4]
@@ -460,7 +460,7 @@ def test_signals_that_come_together_are_one(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Logbook, "write", hasty)
     status, text = execute(tmp_path / "run", *DRAWN)
-    assert status == 130 and "interrupted after round 2; nothing is lost" in text
+    assert status == 130 and "interrupted after round 2; to resume" in text
 
 
 @telling
@@ -512,7 +512,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, filling)
-        with pytest.raises(DiskFull, match=f"no room is left .* --resume {folder}"):
+        with pytest.raises(DiskFull, match=f"the disk is full .* --resume {folder}"):
             execute(folder, *DRAWN)
     if owner is not Logbook:
         assert saved_arrays(folder)[0] == 3
@@ -522,7 +522,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_limit_of_space_of_any_kind_is_named(tmp_path, number):
-    with pytest.raises(DiskFull, match="no room is left"), full_disk_named(tmp_path):
+    with pytest.raises(DiskFull, match="the disk is full"), full_disk_named(tmp_path):
         raise OSError(number, os.strerror(number))
 
 
@@ -531,7 +531,7 @@ def test_a_full_disk_is_named_before_a_run_has_begun(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("fedjax_dp.experiment.running.starting.write_text", full)
-    with pytest.raises(DiskFull, match="nothing was begun: make room, and try again"):
+    with pytest.raises(DiskFull, match="nothing was started: free some space and try again"):
         execute(tmp_path / "run", *DRAWN)
 
 
@@ -621,7 +621,7 @@ def test_where_no_checkpoint_is_whole_a_run_starts_from_its_seed(uninterrupted, 
 def test_a_folder_is_written_by_one_process_at_a_time(finished):
     lock = locked(finished)
     try:
-        with pytest.raises(ValueError, match="written by one process at a time"):
+        with pytest.raises(ValueError, match="used by one process at a time"):
             execute(finished, resume=True)
         assert not load_run(finished).state.round < ROUNDS, "reading needs no lock"
     finally:
@@ -632,7 +632,7 @@ def test_a_folder_is_written_by_one_process_at_a_time(finished):
 def test_a_folder_that_is_being_started_is_not_started_twice(tmp_path):
     lock = locked(tmp_path / "run")
     try:
-        with pytest.raises(ValueError, match="written by one process at a time"):
+        with pytest.raises(ValueError, match="used by one process at a time"):
             execute(tmp_path / "run", *DRAWN)
     finally:
         lock.release()
@@ -656,7 +656,7 @@ def test_a_run_may_go_on_for_longer_than_was_planned(tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--run.rounds=9", "run.rounds must be 8: the noise was made for so many"),
+        ("--run.rounds=9", "run.rounds must be 8: the noise was calibrated for so many"),
         ("--run.rounds=7", "config.toml must be as it was when the run started"),
         ("--run.seed=1", "config.toml must be as it was when the run started"),
         ("--training.learning_rate=1", "config.toml must be as it was when the run started"),

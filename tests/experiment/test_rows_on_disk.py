@@ -94,7 +94,8 @@ def test_damaged_rows_take_the_run_back_to_an_older_checkpoint(whole, tmp_path):
 def test_rows_stay_where_they_are(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole / "disk", folder)
-    with pytest.raises(ValueError, match=r"execution\.placement must be 'disk'.*got 'host'"):
+    message = r"execution\.placement must not change .* was 'disk'.*got 'host'"
+    with pytest.raises(ValueError, match=message):
         execute(folder, "--execution.placement=host", resume=True)
     assert not read_json(folder, "summary.json")["warnings"]
 

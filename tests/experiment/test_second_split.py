@@ -66,7 +66,7 @@ def test_few_classes_give_three_parts_of_the_same_classes():
     [
         (
             (*FEW, "--data.client_validation_share=0.1"),
-            "data.client_validation_share must be 0 for few_classes, which makes a validation part",
+            "data.client_validation_share must be 0 for few_classes, which makes its own",
         ),
         (("--data.client_validation_share=1",), r"data.client_validation_share must .* got 1"),
         (

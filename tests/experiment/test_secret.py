@@ -113,7 +113,7 @@ def test_a_secret_run_that_lost_its_root_is_refused(finished, lost):
     else:
         shutil.rmtree(finished / "checkpoint")
     before = (finished / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"root\.key must be there .* new run in another folder"):
+    with pytest.raises(ValueError, match=r"root\.key must exist .* new run in another folder"):
         execute(finished, resume=True)
     assert (finished / "metrics.jsonl").read_bytes() == before
     assert not root_file(finished).exists()
@@ -133,7 +133,7 @@ def test_a_run_does_not_become_secret_nor_cease_to_be(finished, tmp_path):
     with pytest.raises(ValueError, match=r"run\.secret must be true as when the run started"):
         resumed("false")
     root_file(finished).unlink()
-    with pytest.raises(ValueError, match=r"root\.key must be there"):
+    with pytest.raises(ValueError, match=r"root\.key must exist"):
         resumed("true")
 
 

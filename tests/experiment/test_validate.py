@@ -412,7 +412,10 @@ def test_resuming_takes_no_other_options(monkeypatch, capsys, tmp_path, no_data)
             main.main()
         assert status.value.code == 2
         error = capsys.readouterr().err
-        assert "--resume must stand without a file or --output" in error and other[-1] in error
+        assert (
+            "--resume must be used without a config file or --output" in error
+            and other[-1] in error
+        )
 
 
 def test_output_must_be_free(monkeypatch, capsys, tmp_path, no_data):

@@ -90,7 +90,7 @@ def test_what_was_started_goes_on_and_never_starts_over(tmp_path, calls, is_secr
 def test_nothing_is_started_after_its_time(tmp_path, calls):
     shown = []
     sweep.sweep(STUDY, sweep.grid_points(STUDY, {}, ()), tmp_path, shown.append, seconds=-1)
-    assert not calls and all("left for another time" in line for line in shown)
+    assert not calls and all("not started, out of time" in line for line in shown)
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_a_root_is_for_its_owner_alone_and_never_replaced(tmp_path):
     again = Checkpoints(folder, is_secret=True)
     np.testing.assert_array_equal(again.root(), root)
     assert again.root().dtype == np.uint32 and again.newest_intact()[0] == 3
-    with pytest.raises(ValueError, match=r"root\.key must not be there when a run starts") as error:
+    with pytest.raises(ValueError, match=r"root\.key must not exist when a run starts") as error:
         again.keep_root(root + 1)
     assert str(0xFFFFFFFF) not in str(error.value)
     np.testing.assert_array_equal(again.root(), root)
@@ -267,7 +267,7 @@ def test_a_root_with_a_flipped_bit_is_refused(tmp_path, place):
     before, root = path.read_bytes(), checkpoints.root()
     if place < len(before):
         flip(path, place)
-        with pytest.raises(ValueError, match=r"root\.key must be as it was written"):
+        with pytest.raises(ValueError, match=r"root\.key must be unchanged"):
             checkpoints.root()
         path.write_bytes(before)
     np.testing.assert_array_equal(checkpoints.root(), root)

@@ -1,4 +1,4 @@
-"""Builds the parts of an experiment from its configuration, checking all of it before any work."""
+"""Assembles an experiment from its configuration, and checks all of it before any work."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -45,19 +45,17 @@ from fedjax_dp.models.base import Model
 
 
 def assemble(config: Config) -> Experiment:
-    """Builds an experiment.
-
-    Here alone the configuration is taken apart: each section makes its part.
+    """Assembles an experiment; nothing is compiled or trained yet.
 
     Args:
       config: the configuration.
 
     Returns:
-      The experiment; nothing has been compiled or trained.
+      The parts of the experiment.
 
     Raises:
-      ValueError: for any choice that does not exist, does not fit the data, or claims a privacy
-        that it would not have.
+      ValueError: if a choice does not exist, does not fit the data, or claims a privacy that it
+        would not have.
     """
     config = with_named_lists(with_client_numbers(config))
     validate(listed(config, None))
@@ -109,17 +107,7 @@ def assemble(config: Config) -> Experiment:
 
 
 def population_of(config: Config) -> Population:
-    """Gives the data that an experiment trains on and is judged by.
-
-    Args:
-      config: the configuration.
-
-    Returns:
-      The population; its clients are put together where the algorithm does so.
-
-    Raises:
-      ValueError: as `build_population`.
-    """
+    """Builds the data that an experiment trains on and is evaluated on."""
     population = build_population(config.data, config.run.seed)
     is_pooled = algorithms.ALGORITHMS[config.algorithm.name].pools_clients
     return population.pooled() if is_pooled else population
@@ -128,16 +116,7 @@ def population_of(config: Config) -> Population:
 def acceleration_of(
     section: AccelerationSection, run: RunSection, model: Model
 ) -> Callable[[Federation], Federation] | None:
-    """Gives what accelerates the rounds.
-
-    Args:
-      section: what was asked for.
-      run: how many rounds there are, which bounds the memory.
-      model: what is trained, whose buffers are left alone.
-
-    Returns:
-      The wrapper of a federation; None for plain rounds.
-    """
+    """Returns the wrapper that accelerates a federation, or None for plain rounds."""
     if section.memory is None:
         return None
     is_buffer = model.is_buffer if model.buffer_keys else None
@@ -145,18 +124,7 @@ def acceleration_of(
 
 
 def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
-    """Makes the layout of rounds.
-
-    Args:
-      section: what was asked for.
-      run: how often a run is looked at, which bounds how many rounds are one call.
-
-    Returns:
-      The layout, checked.
-
-    Raises:
-      ValueError: for a layout that does not exist.
-    """
+    """Returns the checked layout; no call runs past an evaluation or a checkpoint."""
     stops = min(run.evaluate_every, run.checkpoint_every)
     execution = ExecutionConfig(
         clients_per_chunk=section.clients_per_chunk,
@@ -172,7 +140,7 @@ def _require_client_test(section: EvaluationSection, population: Population) -> 
     checks.require(
         section.personal == "received" or population.client_test is not None,
         "evaluation.personal",
-        "be 'received' where clients hold no test data, as with data.client_test_share = 0",
+        "be 'received' if clients have no test data, as with data.client_test_share = 0",
         section.personal,
     )
 
@@ -190,7 +158,7 @@ def _evaluator(
     checks.require(
         has_server_model or population.client_test is not None,
         "data.client_test_share",
-        f"be above 0 for {name}, which has no server model that the test set could judge",
+        f"be above 0 for {name}, which has no server model to evaluate on the test set",
         client_test_share,
     )
     return evaluator(
@@ -206,7 +174,7 @@ def _evaluator(
 
 
 def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:
-    """Writes down the layout that was found, so that a run is resumed in the same one."""
+    """Records the layout that was found, so that a resumed run uses the same."""
     found: dict[str, Any] = {"devices": compiled.layout.num_devices}
     if section.clients_per_chunk == "tuned":
         found["clients_per_chunk"] = compiled.layout.chunk

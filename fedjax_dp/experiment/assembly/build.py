@@ -1,4 +1,4 @@
-"""Builds model, local training and algorithm of an experiment, each from its own section."""
+"""Builds model, local training and algorithm, each from its own section."""
 
 from typing import Any
 
@@ -33,19 +33,7 @@ from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
 
 def build_model(section: ModelSection, population: Population, seed: int) -> Model:
-    """Builds the model of an experiment.
-
-    Args:
-      section: the model.
-      population: the data of the clients.
-      seed: root of the initial parameters.
-
-    Returns:
-      The model of what is trained; what is frozen has the values that the run would start with.
-
-    Raises:
-      ValueError: for patterns that freeze nothing or all, or pretrained parameters that do not fit.
-    """
+    """Builds the model; frozen parameters get the initial values of the seed."""
     example = example_structure(population.train)
     model = models.build(section.name, example, population.num_classes, **section.options)
     if section.pretrained is not None:
@@ -57,34 +45,14 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
 
 
 def record_level(privacy: PrivacySection) -> RecordLevel | None:
-    """Gives the mechanism on records, where records are protected.
-
-    Args:
-      privacy: what is protected.
-
-    Returns:
-      The section, or None.
-    """
+    """Returns the mechanism on records, or None if records are not protected."""
     return privacy.record if "record" in privacy.units else None
 
 
 def build_trainer(
     section: TrainingSection, level: RecordLevel | None, model: Model, sizes: np.ndarray
 ) -> LocalTrainer:
-    """Builds the local training of an experiment.
-
-    Args:
-      section: local training.
-      level: the mechanism on records; None where they are not protected.
-      model: what is trained.
-      sizes: examples of each client, `[num_clients]`.
-
-    Returns:
-      The trainer; its noise multiplier is 1 where it is still to be calibrated.
-
-    Raises:
-      ValueError: for numbers that are not one for each client.
-    """
+    """Builds local training; a noise multiplier that is to be calibrated is 1 until then."""
     numbers = LocalConfig(
         learning_rate=_numbers(section.learning_rate),
         batch_size=_numbers(section.batch_size),
@@ -116,20 +84,7 @@ def _numbers(value: Any) -> Any:
 def build_problem(
     section: AlgorithmSection, privacy: PrivacySection, setting: Setting, population: Population
 ) -> Problem:
-    """Gathers the facts that algorithms can be given.
-
-    Args:
-      section: the algorithm, and how updates are combined where clients are not protected.
-      privacy: what is protected.
-      setting: participation, model and length of the run.
-      population: the data of the clients.
-
-    Returns:
-      The facts; the private mean is calibrated.
-
-    Raises:
-      ValueError: as `client_aggregator`.
-    """
+    """Collects the facts that an algorithm may ask for, with the private mean calibrated."""
     num_clients, units = setting.participation.num_clients, privacy.units
     epsilon = privacy.record.epsilon if "record" in units else None
     declared = None
@@ -154,21 +109,7 @@ def build_problem(
 def build_algorithm(
     section: AlgorithmSection, unit: str, model: Model, trainer: LocalTrainer, problem: Problem
 ) -> FederatedAlgorithm:
-    """Builds the algorithm of an experiment.
-
-    Args:
-      section: the algorithm.
-      unit: what is protected.
-      model: what is trained.
-      trainer: local training.
-      problem: the facts that algorithms can be given.
-
-    Returns:
-      The algorithm.
-
-    Raises:
-      ValueError: as `algorithms.registry.build`.
-    """
+    """Builds the algorithm of an experiment for one unit of privacy."""
     return algorithms.build(
         section.name, model, trainer, problem, unit=unit, options=section.options
     )
@@ -181,25 +122,11 @@ def calibrated(
     setting: Setting,
     sizes: np.ndarray,
 ) -> FederatedAlgorithm:
-    """Gives each client the noise multiplier that its own budget asks for.
-
-    Args:
-      name: the algorithm's name in a configuration.
-      algorithm: the algorithm.
-      level: the mechanism on records, with budgets.
-      setting: participation and length of the run, accountant and relation.
-      sizes: examples of each client, `[num_clients]`.
-
-    Returns:
-      The algorithm with these multipliers.
-
-    Raises:
-      ValueError: for a budget that no noise reaches.
-    """
+    """Sets the noise multiplier of each client to what its own budget needs."""
     budgets = algorithms.ALGORITHMS[name].budgets
     target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), np.shape(sizes))
     target = target if budgets is None else budgets(target)
-    # Rounds of several stages come by their number: a client may be drawn in the dearest.
+    # With several stages all rounds are charged: a client may be drawn in the most costly.
     is_uniform = algorithm.record is not None and len(algorithm.record.events) == 1
     rounds = setting.charged if is_uniform else setting.num_rounds
     deltas = np.asarray(level.dp_delta, dtype=np.float64)

@@ -22,19 +22,7 @@ _SHOWN = 5
 
 
 def build_population(section: DataSection, seed: int) -> Population:
-    """Loads a data set and spreads it over clients.
-
-    Args:
-      section: which data, and how they are spread.
-      seed: root of the draws.
-
-    Returns:
-      The population, on the host.
-
-    Raises:
-      ValueError: for a partition that does not fit the data, labels that no class has, or data that
-        are not finite.
-    """
+    """Loads a data set and partitions it into clients, on the host."""
     data = datasets.load(section.name, section.data_dir, **section.options)
     _check_labels(data)
     data, public_x = _hold_out_public(data, section.public_examples, seed)
@@ -64,7 +52,7 @@ def build_population(section: DataSection, seed: int) -> Population:
         if len(data.test["y"]):
             test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
     if section.client_validation_share > 0:
-        rule = f"be 0 for {section.partition}, which makes a validation part itself"
+        rule = f"be 0 for {section.partition}, which makes its own validation part"
         share = section.client_validation_share
         checks.require(validation is None, "data.client_validation_share", rule, share)
         train, validation = _validated(train, share, seed)
@@ -87,35 +75,34 @@ def build_population(section: DataSection, seed: int) -> Population:
 
 
 def _notes(data: datasets.Dataset, train: FederatedData) -> tuple[str, ...]:
-    """Says in words what of the data a user may not have meant."""
+    """Lists warnings about the data."""
     found = []
     empty = np.flatnonzero(train.sizes == 0)
     if len(empty):
         names = train.client_names or [str(i) for i in range(train.num_clients)]
         some = ", ".join(names[i] for i in empty[:_SHOWN]) + ", …" * (len(empty) > _SHOWN)
         found.append(
-            f"{len(empty)} of {train.num_clients} clients have no training examples and train "
-            f"nothing: {some}"
+            f"{len(empty)} of {train.num_clients} clients have no training examples: {some}"
         )
     if not len(data.test["y"]):
         found.append(
-            f"the test part of {data.name} is empty: what is called test accuracy is measured on "
-            "the examples that data.client_test_share holds out at each client"
+            f"the test part of {data.name} is empty: test accuracy is measured on the examples "
+            "that data.client_test_share holds out at each client"
         )
     return tuple(found)
 
 
 def _checked_rows(clients: Any, size: int) -> list[np.ndarray]:
-    """Requires of a partition that each example goes to one client, once."""
+    """Requires that a partition assigns each example to at most one client."""
     rows = arrays.rows_of_clients("rows of the partition", clients, size)
     arrays.require_disjoint("the partition", rows)
     return rows
 
 
 def _checked_spread(name: str, made: Any, size: int) -> Spread:
-    """Requires of a partition that changes examples to say whose records they are made of."""
+    """Requires that a partition that changes examples names the records they are made of."""
     what = f"the partition {name}"
-    rule = "give a Spread, which names the rows of the pool whose records each client has"
+    rule = "return a Spread, which names the rows of the pool that each client has"
     checks.require(isinstance(made, Spread), what, rule, type(made).__name__)
     rows = arrays.rows_of_clients(f"rows of {what}", made.rows, size)
     sizes = made.train.sizes
@@ -123,7 +110,7 @@ def _checked_spread(name: str, made: Any, size: int) -> Spread:
         len(rows) == len(sizes), f"rows of {what}", f"name {len(sizes)} clients", len(rows)
     )
     for i, own in enumerate(rows):
-        # One record that enters several examples of a client would pay for one of them.
+        # A record in several examples of one client would be charged for one of them.
         rule = f"hold one row for each of the {sizes[i]} training examples of the client, each once"
         place = f"rows of {what}[{i}]"
         checks.require(len(own) == sizes[i], place, rule, f"{len(own)} rows")
@@ -134,7 +121,7 @@ def _checked_spread(name: str, made: Any, size: int) -> Spread:
 
 
 def _check_labels(data: datasets.Dataset) -> None:
-    """Requires labels that are classes, or the mark of what is no target."""
+    """Requires labels that are classes, or the marker for no target."""
     if data.task == "regression":
         return
     for part, examples in (("train", data.train), ("test", data.test)):
@@ -147,14 +134,14 @@ def _check_labels(data: datasets.Dataset) -> None:
             row = int(wrong[0] // max(1, labels[0].size))
             value = int(labels.ravel()[wrong[0]])
             checks.require(False, what, rule, f"{value} in row {row}, {len(wrong)} such in all")
-        rule = "not all be marked as no targets"
+        rule = "include at least one class"
         checks.require(not labels.size or bool(np.any(labels >= 0)), what, rule, IGNORE_LABEL)
 
 
 def _hold_out_public(
     data: datasets.Dataset, count: int, seed: int
 ) -> tuple[datasets.Dataset, np.ndarray | None]:
-    """Takes random training examples out of the pool and drops their labels."""
+    """Moves random training examples out of the pool, without labels."""
     if count == 0:
         return data, None
     size = len(data.train["y"])
@@ -176,7 +163,7 @@ def _split(
     share: float,
     seed: int,
 ) -> tuple[FederatedData, FederatedData | None]:
-    """Sets a share of each client's examples aside for testing."""
+    """Holds out a share of each client's examples for testing."""
     if share == 0:
         return FederatedData.from_indices(data.train, clients, names), None
     rng = np.random.default_rng([seed, _SPLIT])
@@ -190,7 +177,7 @@ def _split(
 def _validated(
     train: FederatedData, share: float, seed: int
 ) -> tuple[FederatedData, FederatedData]:
-    """Sets a share of each client's training examples aside for what its rounds decide."""
+    """Holds out a share of each client's training examples for validation."""
     rows = [np.arange(a, b) for a, b in itertools.pairwise(train.offsets)]
     rng = np.random.default_rng([seed, _VALIDATION])
     kept, apart = partition.split_clients(rows, rng, test_fraction=share)

@@ -1,4 +1,4 @@
-"""The bytes of a run: counted round by round, kept with its checkpoints."""
+"""Byte totals of a run, counted round by round and saved with its checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,15 +12,10 @@ _DIRECTIONS: tuple[Literal["up", "down"], ...] = ("up", "down")
 
 
 class Traffic:
-    """What clients and server have sent each other since a run began."""
+    """Counts the bytes that clients and server have sent each other since a run began."""
 
     def __init__(self, federation: Federation, encoding: Encoding):
-        """Finds what messages take; nothing is counted yet.
-
-        Args:
-          federation: what runs.
-          encoding: how masked arrays are sent, for metrics by round.
-        """
+        """Starts at zero; `encoding` of masked arrays is used for the metrics by round."""
         self._meter, self._encoding = meter_of(federation), encoding
         self._rounds = 0
         self._bytes: dict[str, dict[str, dict[str, int]]] = {
@@ -28,15 +23,7 @@ class Traffic:
         }
 
     def count(self, record: RoundRecord, info: RoundInfo) -> list[dict[str, int]]:
-        """Counts some rounds.
-
-        Args:
-          record: of these rounds, on the host.
-          info: of the same rounds.
-
-        Returns:
-          `bytes_up` and `bytes_down` of each.
-        """
+        """Adds some rounds and returns `bytes_up` and `bytes_down` of each."""
         found = self._meter.measure(record, info)
         self._rounds += len(record.stage)
         for direction in _DIRECTIONS:
@@ -51,28 +38,15 @@ class Traffic:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the totals for a checkpoint.
-
-        Returns:
-          What `restore` takes.
-        """
+        """Returns the totals for a checkpoint."""
         return {"rounds": self._rounds, "bytes": self._bytes}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from the totals of a checkpoint.
-
-        Args:
-          saved: as `to_json` gave them.
-        """
+        """Resumes from the totals that `to_json` returned."""
         self._rounds, self._bytes = saved["rounds"], saved["bytes"]
 
     def summary(self) -> dict[str, Any]:
-        """Gives the totals for people.
-
-        Returns:
-          The rounds that were counted, and for each direction, and for both together, bytes in the
-          chosen encoding, the same by type of number, and bytes in every encoding.
-        """
+        """Returns bytes by direction and of both: in all, by type of number, by encoding."""
         found: dict[str, Any] = {"rounds": self._rounds, "encoding": self._encoding}
         both: dict[str, dict[str, int]] = {e: {} for e in ENCODINGS}
         for by_encoding in self._bytes.values():

@@ -1,4 +1,4 @@
-"""What a run stands on: libraries, machine, and the place where compiled programs are kept."""
+"""The environment of a run: libraries, machine, and the cache of compiled programs."""
 
 import os
 import platform
@@ -10,16 +10,12 @@ import platformdirs
 
 from fedjax_dp.core.versions import libraries
 
-# Programs in the user's cache may take this room; the oldest make way.
+# Limit of the user's cache of programs; the oldest are deleted.
 _CACHE_BYTES = 4 * 2**30
 
 
 def environment() -> dict[str, Any]:
-    """Describes where a run is computed.
-
-    Returns:
-      Versions of Python and of all libraries, system, processor, cores, and JAX's devices.
-    """
+    """Describes libraries, system, processor, cores and JAX devices."""
     devices = jax.devices()
     return {
         "python": sys.version.split()[0],
@@ -33,20 +29,16 @@ def environment() -> dict[str, Any]:
 
 
 def keep_programs(folder: str | None) -> None:
-    """Lets JAX keep compiled programs between processes, unless it is told of a place already.
-
-    Args:
-      folder: where; "auto" is the user's cache, None keeps none.
-    """
-    is_told = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
-    if folder is None or (folder == "auto" and is_told):
+    """Sets JAX's cache of compiled programs, unless "auto" finds one set already."""
+    is_set = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
+    if folder is None or (folder == "auto" and is_set):
         return
     if folder == "auto":
         path = platformdirs.user_cache_path("fedjax_dp") / "programs"
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError:
-            return  # Nobody asked for it: without such a place, programs are compiled again.
+            return  # The cache is optional: without it, programs are compiled again.
         folder = str(path)
         jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
     jax.config.update("jax_compilation_cache_dir", folder)

@@ -1,4 +1,4 @@
-"""Signs that a run went wrong, while it runs and when it is over."""
+"""Warnings about a run, while it runs and in its summary."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,26 +9,17 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment.schema.config import TrainingSection
 
-# Above it an ε is a promise in name alone: odds may change by e^50.
+# Above it an ε means nothing: odds may change by e^50.
 _WEAK = 50.0
-# Share of the work of a round that is worth a word, since it is done for nothing.
+# Share of padding in a round that is worth a warning.
 _MUCH_PADDING = 0.75
 
 
 class Health:
-    """Reads rounds as they come, and warns once of each thing that is not as it should be.
-
-    Attributes:
-      warnings: what was found, in words.
-    """
+    """Checks rounds as they finish, and warns once of each kind of problem."""
 
     def __init__(self, report: Callable[[str], None], clients_per_chunk: int = 1):
-        """Starts with nothing found.
-
-        Args:
-          report: called with each warning when it comes up.
-          clients_per_chunk: clients that are computed side by side.
-        """
+        """Reports to a function; `clients_per_chunk` clients are computed together."""
         self._clients_per_chunk = clients_per_chunk
         self.warnings: list[str] = []
         self._report = report
@@ -37,24 +28,16 @@ class Health:
 
     @property
     def is_futile(self) -> bool:
-        """Whether clients were drawn and no round brought any of their work."""
+        """Whether clients were drawn, but no round included any of their work."""
         return self._num_drawn > 0 and self._num_with_work == 0
 
     def warn(self, text: str) -> None:
-        """Keeps a warning and reports it.
-
-        Args:
-          text: the warning.
-        """
+        """Reports a warning and keeps it for the summary."""
         self.warnings.append(text)
         self._report(text)
 
     def note(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Looks at rounds.
-
-        Args:
-          rows: metrics of rounds, in their order.
-        """
+        """Checks the metrics of rounds, in their order."""
         for row in rows:
             self._note_padding(row)
             for name in ("epsilon_client", "epsilon_record"):
@@ -83,22 +66,18 @@ class Health:
             if not has_loss:
                 self._once(
                     "no loss",
-                    f"{number}: the loss of all examples is exactly 0, so that nothing is learned; "
+                    f"{number}: the loss of all examples is exactly 0, so nothing is learned; "
                     "labels may be out of range, or the loss may not read them",
                 )
 
     def note_epsilon(self, epsilon: Any) -> None:
-        """Warns of a budget, or of what was spent, that promises next to nothing.
-
-        Args:
-          epsilon: ε, of one unit or of several.
-        """
+        """Warns of an ε, spent or budgeted, that is too large to mean anything."""
         largest = float(np.max(np.asarray(epsilon, np.float64)))
         if _WEAK < largest < np.inf:
             self._once(
                 "large epsilon",
-                f"ε = {rounded_up(largest)} promises next to nothing: a reader of the release may "
-                "be nearly certain of a unit's data; below 10 is usual",
+                f"ε = {rounded_up(largest)} protects almost nothing: an attacker may be nearly "
+                "certain of a unit's data; below 10 is usual",
             )
 
     def _note_padding(self, row: Mapping[str, Any]) -> None:
@@ -107,18 +86,17 @@ class Health:
             return
         if self._clients_per_chunk > 1:
             advice = (
-                f"execution.clients_per_chunk is {self._clients_per_chunk}, and clients side by "
-                "side wait for the longest; a smaller number computes less for nothing"
+                f"execution.clients_per_chunk is {self._clients_per_chunk}, and all clients of a "
+                "chunk take as many steps as the longest; a smaller number wastes less"
             )
         else:
             advice = (
-                "the last micro-batch of a batch is filled up; a smaller training.micro_batch_size "
-                "computes less for nothing"
+                "the last micro-batch of a batch is padded; a smaller training.micro_batch_size "
+                "wastes less"
             )
         self._once(
             "padding",
-            f"round {row['round']}: {share:.0%} of the examples that are computed are padding: "
-            f"{advice}",
+            f"round {row['round']}: {share:.0%} of the computed examples are padding: {advice}",
         )
 
     def _once(self, kind: str, text: str) -> None:
@@ -128,33 +106,18 @@ class Health:
 
 
 def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:
-    """Warns of work on the host that a run ends before, such as that after a first stage.
-
-    Args:
-      algorithm: what is run.
-      num_rounds: rounds of the run.
-
-    Returns:
-      A warning, or nothing.
-    """
+    """Returns a warning if a run ends before a stage of its algorithm begins, else ""."""
     late = [step.after for step in algorithm.host_steps if step.after > num_rounds]
     if not late:
         return ""
     return (
-        f"run.rounds is {num_rounds}, and {algorithm.name} goes on to its next stage after round "
+        f"run.rounds is {num_rounds}, and the next stage of {algorithm.name} begins after round "
         f"{min(late)}: this run ends within its first stage"
     )
 
 
 def without_learning(section: TrainingSection) -> list[str]:
-    """Warns of clients whose local steps change nothing.
-
-    Args:
-      section: local training, a list where numbers are by client.
-
-    Returns:
-      A warning, or nothing.
-    """
+    """Returns a warning if local steps of some clients change nothing, else []."""
     rates = np.asarray(section.learning_rate, np.float64)
     if np.all(rates > 0):
         return []
@@ -163,5 +126,5 @@ def without_learning(section: TrainingSection) -> list[str]:
 
 
 def _is_finite(value: float | None) -> bool:
-    """None is what a log has for what is not finite."""
+    """Returns whether a number is finite; in a log, None stands for one that is not."""
     return value is not None and bool(np.isfinite(value))

@@ -1,4 +1,4 @@
-"""What a run has left, as values: its experiment, its state, its ledgers, its model."""
+"""Loads a run from its folder: experiment, state, ledgers, metrics, model."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -33,13 +33,13 @@ _BLOCK = 512
 
 
 class Run(NamedTuple):
-    """A run as its folder holds it.
+    """A run as loaded from its folder.
 
     Attributes:
       folder: the run folder.
-      experiment: what ran: configuration, data, model, simulation.
+      experiment: its configuration, data, model and simulation.
       state: the state of the newest intact checkpoint.
-      hyper: the numbers that it ran with.
+      hyper: the hyperparameters of its rounds.
       accounting: the ledgers of all rounds up to that state.
       metrics: one dict for each of these rounds.
     """
@@ -53,17 +53,17 @@ class Run(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """Gives the configuration."""
+        """The configuration."""
         return self.experiment.config
 
     @property
     def model(self) -> Model:
-        """Gives the model; what is frozen is held by it."""
+        """The model, which holds frozen parameters itself."""
         return self.experiment.model
 
     @property
     def params(self) -> PyTree:
-        """Gives the trained parameters of the shared model; raises where there is none."""
+        """The trained parameters of the shared model; a ValueError if there is none."""
         shared = self.experiment.simulation.federation.shared
         name = self.config.algorithm.name
         checks.require(shared is not None, "algorithm.name", "have a shared model", name)
@@ -71,13 +71,13 @@ class Run(NamedTuple):
         return shared(self.state)
 
     def params_of(self, client: int) -> PyTree:
-        """Gives the parameters that one client would use.
+        """Returns the parameters that one client uses.
 
         Args:
           client: the client's index.
 
         Returns:
-          Its own parameters, or the shared ones where clients have none of their own.
+          Its personal parameters, or the shared ones if clients have none.
 
         Raises:
           ValueError: if there is no such client.
@@ -92,7 +92,7 @@ class Run(NamedTuple):
 
 
 def load_run(folder: str | pathlib.Path) -> Run:
-    """Reads a run, finished or not, without touching its folder.
+    """Loads a run, finished or not, without changing its folder.
 
     Args:
       folder: the run folder.
@@ -101,7 +101,7 @@ def load_run(folder: str | pathlib.Path) -> Run:
       The run.
 
     Raises:
-      ValueError: if the folder holds no run, its data are not here, or no checkpoint is intact.
+      ValueError: if the folder holds no run, its data are missing, or no checkpoint is intact.
     """
     folder = pathlib.Path(folder)
     found = (folder / CONFIG_FILE).is_file()
@@ -123,25 +123,14 @@ def load_run(folder: str | pathlib.Path) -> Run:
 
 
 def other_data(run: Run, words: Sequence[str]) -> Population | None:
-    """Builds other data than those that a run was trained on.
-
-    Args:
-      run: the run.
-      words: overrides of the data section, as words of a command line.
-
-    Returns:
-      The data; None where no word is given.
-
-    Raises:
-      ValueError: for a word of another section, or data that the model cannot read.
-    """
+    """Builds data from overrides of `[data]` for a trained model; None without overrides."""
     if not words:
         return None
     config = config_files.load_config(run.folder / CONFIG_FILE, words)
     for name in Config.model_fields:
         same = name == "data" or getattr(config, name) == getattr(run.config, name)
         same |= name in ("execution", "communication")
-        checks.require(same, "overrides", "change [data] alone", list(words))
+        checks.require(same, "overrides", "change [data] only", list(words))
     found = build_population(config.data, config.run.seed)
     ours, theirs = (shapes_of(p.train) for p in (run.experiment.population, found))
     checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
@@ -149,14 +138,7 @@ def other_data(run: Run, words: Sequence[str]) -> Population | None:
 
 
 def shapes_of(data: FederatedData) -> dict[str, list[int]]:
-    """Tells the shapes of one example.
-
-    Args:
-      data: the store.
-
-    Returns:
-      The shape of each array, without the axis of examples.
-    """
+    """Returns the shape of one example by array."""
     return {name: list(array.shape[1:]) for name, array in data.examples.items()}
 
 
@@ -165,11 +147,11 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
 
     Args:
       run: the run.
-      other: data to evaluate the shared model on, as it is; those held out of the run's own, as
-        its `[evaluation]` has it, where it is None.
+      other: data to evaluate the shared model on; None for the run's own held-out data, as its
+        `[evaluation]` says.
 
     Returns:
-      Losses, accuracies, metrics and figures of fairness, by name. None of them is private.
+      Losses, accuracies, metrics and fairness by name. None of them is private.
     """
     if other is None:
         return evaluate(run.experiment.evaluator, run.state, run.hyper, run.config.run.seed)
@@ -187,16 +169,7 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
 
 
 def predict(model: Model, params: PyTree, data: FederatedData) -> Any:
-    """Computes the outputs for all examples of a store.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      data: the examples.
-
-    Returns:
-      Outputs, `[num_examples, ...]`, on the host.
-    """
+    """Computes outputs for all examples, `[num_examples, ...]`, on the host."""
     of_block: Callable[..., Any] = jax.jit(model.predict)
     inputs = nested(flat(data.examples))["x"]
     parts = []

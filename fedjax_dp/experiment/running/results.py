@@ -1,4 +1,4 @@
-"""What a run leaves behind: its summary, its privacy statement, its pictures."""
+"""Writes the results of a run: summary, privacy statement, plots, release."""
 
 import pathlib
 import warnings
@@ -39,21 +39,8 @@ _STATED = (PACKAGE, "jax", "dp-accounting")
 def evaluate(
     evaluator: Evaluator, state: SimulationState, hyper: Hyper, seed: int
 ) -> dict[str, Any]:
-    """Computes what held-out data, and training data if asked for, say of a state.
-
-    Args:
-      evaluator: the compiled evaluations.
-      state: the state.
-      hyper: the numbers of the run.
-      seed: of what an evaluation draws, which no ε covers: never the secret root of a run.
-
-    Returns:
-      Losses, accuracies and figures of fairness by name. `test_accuracy` and its like are of the
-      models that clients use; where these are their own, `shared_test_accuracy` and its like are of
-      the server's, if it is one that can be used. Names that end in `_after_local` are of clients'
-      models after one more round of local training; `training_set_accuracy` and its like are of the
-      models that clients use on what they train on.
-    """
+    """Computes losses, accuracies and fairness of a state, by name."""
+    # The seed is that of the run, never its secret root: no ε covers what evaluations draw.
     row: dict[str, Any] = {}
     if evaluator.clients is not None:
         by_client = evaluator.clients(state)
@@ -92,22 +79,7 @@ def write_results(
     *,
     is_finished: bool = True,
 ) -> dict[str, Any]:
-    """Writes summary, statement and pictures of a run into its folder.
-
-    Args:
-      experiment: what ran.
-      state: the last state.
-      start: where it began, with the ledgers of all rounds since.
-      timing: seconds by name.
-      warnings: what was not as it should be.
-      stopped_by: the callback that ended the run early, or None.
-      also_not_private: what else no ε covers, in words.
-      is_finished: whether it has ended by its configuration or its budget; only then is a folder
-        for publication written, where that is asked for.
-
-    Returns:
-      The summary.
-    """
+    """Writes summary, statement and plots into the run folder, and the release if it is due."""
     folder, accounting = start.folder, start.accounting
     section = experiment.config.run
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
@@ -125,9 +97,9 @@ def write_results(
     claims = write_statement(folder, *stated)
     summary |= _of_shared_records(claims)
     summary["not_private"] = exact_keys(summary, is_length_public=not also_not_private)
-    # JSON has no infinity, and null would read as if nothing were claimed.
+    # JSON has no infinity, and null would mean that nothing is claimed.
     infinite = {k: "inf" for k, v in summary.items() if k.startswith("epsilon") and v == np.inf}
-    # Last of all: where it is, a run is over.
+    # Last: a release folder marks a finished run.
     if releases:
         write_release(experiment, state, accounting, folder, summary | infinite, facts)
     write_json(folder / "summary.json", summary | infinite)
@@ -135,7 +107,7 @@ def write_results(
 
 
 def _of_shared_records(claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Repeats what is claimed for records that lie with several clients."""
+    """Returns ε and δ of records that several clients hold."""
     found = [claim["shared_records"] for claim in claims if "shared_records" in claim]
     return {f"{k}_of_shared_record": each[k] for each in found for k in ("epsilon", "dp_delta")}
 
@@ -180,15 +152,7 @@ def _summary(
 
 
 def whose_models(is_personal: bool, is_own: bool) -> str:
-    """Says which models `test_accuracy` is of.
-
-    Args:
-      is_personal: whether each client uses a model that is not simply the shared one.
-      is_own: whether a part of that model is client state.
-
-    Returns:
-      The words.
-    """
+    """Names the models that `test_accuracy` evaluates."""
     if is_own:
         return "the clients' own models"
     return "the models that clients choose" if is_personal else "the shared model"
@@ -197,20 +161,10 @@ def whose_models(is_personal: bool, is_own: bool) -> str:
 def covered_models(
     is_personal: bool, is_own: bool, has_shared: bool, units: Collection[str]
 ) -> str:
-    """Says which models ε covers, and which not.
-
-    Args:
-      is_personal: whether each client uses a model that is not simply the shared one.
-      is_own: whether a part of that model is client state.
-      has_shared: whether there is a model for the whole population.
-      units: the units that are protected.
-
-    Returns:
-      The words.
-    """
+    """Names the models that ε covers, and those that it does not."""
     if not is_own:
         return "all models of the server" if is_personal else "the shared model"
-    shared = "the shared model" if has_shared else "what the server holds of the models"
+    shared = "the shared model" if has_shared else "the server's part of the models"
     if "client" not in units:
         return ("the shared model and " if has_shared else "") + "the clients' own models"
     covered = f"{shared}, and not the clients' own models"
@@ -218,16 +172,13 @@ def covered_models(
 
 
 def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
-    """Averages accuracy over the last evaluations, since a single one may swing."""
+    """Averages accuracy over the last evaluations, since single ones vary."""
     values = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
     return {"test_accuracy_last_ten": float(np.mean(values[-count:]))} if values else {}
 
 
 def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Averages over rounds what was measured of the updates and of the noise on their mean.
-
-    A figure that was not finite stands as None in the log, and is left out.
-    """
+    """Averages figures of updates and noise over the rounds in which they are finite."""
     found = {
         "update_norm_median": [row.get("update_norm_quantiles", [None] * 3)[2] for row in rows]
     }
@@ -272,50 +223,27 @@ def _draw(
 
 
 def partition_text(statistics: PartitionStatistics) -> str:
-    """Describes a partition, and its clients where they have names.
-
-    Args:
-      statistics: of the partition.
-
-    Returns:
-      The lines of `partition.txt`.
-    """
+    """Returns the text of `partition.txt`."""
     note = "These figures are exact: no ε covers them."
     parts = (str(statistics), note, statistics.by_client())
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def has_personal_models(experiment: Experiment) -> bool:
-    """Reports whether a part of the model that a client uses is client state.
-
-    Args:
-      experiment: the experiment.
-
-    Returns:
-      False for those who only choose among the server's models.
-    """
+    """Returns whether client state holds a part of the model that the client uses."""
     algorithm = experiment.simulation.algorithm
     clients = algorithm.clients
     if clients is None or algorithm.personal is None:
         return False
     own = jax.eval_shape(lambda key: clients.init(algorithm.init(key)), jax.random.key(0))
-    # A choice among the server's models is none.
+    # An index of a server model is no part of a model.
     return any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(own))
 
 
 def facts_of(
     experiment: Experiment, hyper: Hyper, also_not_private: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Reads off the numbers what ran, whatever calibration would give today.
-
-    Args:
-      experiment: what ran.
-      hyper: the numbers that it ran with.
-      also_not_private: what no ε covers beside what is read off the data, in words.
-
-    Returns:
-      By unit, what a statement says beside the ledger.
-    """
+    """Returns by unit what the statement says besides the ledger, from the numbers that ran."""
     num_clients = experiment.population.train.num_clients
 
     def by_client(value: Any) -> np.ndarray:
@@ -341,7 +269,7 @@ def facts_of(
         common |= {"noise_root": "secret", "noise_root_file": file}
     facts = {"client": {name: experiment.client_clip_norm} | common, "record": common}
     if isinstance(level, DiscreteGaussianLevel):
-        # Every client adds its share of the noise; no server sees a single contribution.
+        # Every client adds its share of the noise; the server sees sums only.
         facts["client"]["trust"] = "secure_aggregation"
     if hyper.local.clip_norm is not None:
         facts["record"] = (

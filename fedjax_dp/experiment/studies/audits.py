@@ -1,4 +1,4 @@
-"""Attacks an experiment and puts what that proves beside what is claimed."""
+"""Audits an experiment: attacks it and compares proven lower bounds with its claims."""
 
 import tempfile
 from collections.abc import Callable
@@ -45,22 +45,22 @@ from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import Setting, structure_of, with_share_of_noise
 from fedjax_dp.models.base import Model
 
-# Canaries of a run where nobody says how many.
+# The default number of canaries of a run.
 _CANARIES = 100
-# Records of a batch on which gradients are compared.
+# Records in a batch whose gradients are compared.
 _BATCH = 4
-# Clients whose own models are attacked, where the server has none.
+# Most clients whose personal models are attacked, if the server has no model.
 _MOST_CLIENTS = 20
 
 
 class AuditReport(NamedTuple):
-    """What the attacks on an experiment found.
+    """The results of an audit.
 
     Attributes:
-      bounds: proven lower bounds beside the claims.
+      bounds: proven lower bounds, each with its claim.
       steps: comparisons on neighbouring data, by unit of privacy.
-      membership: the attack on what the model puts out; None where it was not asked for, or there
-        is nothing to attack.
+      membership: the attack on the model's outputs; None if it was not requested, or there is
+        no model or no held-out data to attack.
     """
 
     bounds: list[AuditResult]
@@ -69,7 +69,7 @@ class AuditReport(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Tells whether more was proven than claimed, or a step does not hold what it states."""
+        """Whether a lower bound exceeds its claim, or a step exceeds its stated bound."""
         steps = any(check.is_violated for each in self.steps.values() for check in each)
         return steps or any(bound.is_violated for bound in self.bounds)
 
@@ -86,32 +86,32 @@ def audit_experiment(
     records: Literal["made", "mislabelled"] = "made",
     noise_share: Positive = 1.0,
 ) -> AuditReport:
-    """Attacks an experiment at every unit of privacy that it claims.
+    """Audits an experiment at every unit of privacy that it claims.
 
     Args:
-      experiment: what is attacked.
-      num_canaries: canaries of a run, at least 1 and at most the model's parameters, each of which
-        carries one; where None, 100, or as many as there are parameters.
-      num_runs: runs; one audits all canaries, many audit one canary too.
-      num_rounds: rounds of a run; those of the experiment where None.
-      confidence: how sure the lower bounds of a unit are together, in (0, 1).
-      has_membership: train once more and attack the model's outputs.
-      records: what canary records are: "made" ones whose gradient is one entry, or "mislabelled"
-        copies of records, which are learned by the model's own loss.
-      noise_share: of the noise that is claimed, how much the attacked runs have, above 0; below 1
-        it shows what an audit of so many runs can find, and nothing but canaries is tried.
+      experiment: the experiment.
+      num_canaries: canaries of a run, at least 1 and at most one for each parameter of the model;
+        None for 100, or fewer if the model is smaller.
+      num_runs: runs; a single run audits all canaries together, several also one canary alone.
+      num_rounds: rounds of a run; None for those of the experiment.
+      confidence: joint confidence of the lower bounds of a unit, in (0, 1).
+      has_membership: whether to train once more and attack the model's outputs.
+      records: "made" canary records, whose gradient is a single entry, or "mislabelled" copies of
+        records, which are learned by the model's own loss.
+      noise_share: share of the claimed noise in the attacked runs, above 0; a share below 1 shows
+        what an audit of this size can find, and only canaries are tried.
 
     Returns:
-      Bounds, comparisons and the attack.
+      Bounds, comparisons on neighbouring data, and the membership attack.
 
     Raises:
-      ValueError: for numbers out of range, or an experiment that cannot be attacked.
+      ValueError: if a number is out of range, or the experiment cannot be attacked.
     """
     config, most = experiment.config, experiment.num_parameters
     if num_canaries is None:
         num_canaries = min(_CANARIES, most)
     checks.whole("num_canaries", num_canaries)
-    rule = f"be at most {most}, the model's parameters, each of which carries one"
+    rule = f"be at most {most}, the number of parameters, each of which carries one"
     checks.require(num_canaries <= most, "num_canaries", rule, num_canaries)
     num_rounds = config.run.rounds if num_rounds is None else num_rounds
     bounds: list[AuditResult] = []
@@ -137,7 +137,7 @@ def audit_experiment(
         )
         bounds += audit(
             seen,
-            # Where clients chose their own, the δ at which most can be proven.
+            # If clients have different δ, the one at which most can be proven.
             float(np.max(experiment.dp_delta[unit])),
             accountant=config.privacy.accountant,
             confidence=confidence,
@@ -147,7 +147,7 @@ def audit_experiment(
 
 
 def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
-    """Builds the experiment's algorithm for another model, and other public inputs if given."""
+    """Returns a builder of the algorithm for another model and other public inputs."""
     config, participation = experiment.config, experiment.simulation.participation
     population, privacy = experiment.population, config.privacy
 
@@ -158,7 +158,7 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
         asked = population if public_x is None else population._replace(public_x=public_x)
         problem = build_problem(config.algorithm, privacy, setting, asked)
         algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
-        # The noise that was calibrated for the experiment is what is audited.
+        # Audits the noise that was calibrated for the experiment.
         return algorithm._replace(hyper=experiment.simulation.hyper)
 
     return make
@@ -188,7 +188,7 @@ def _plant(experiment: Experiment, unit: str, count: int, records: str) -> Plant
 def _quieter(
     experiment: Experiment, unit: str, planted: Planted, count: int, share: float
 ) -> FederatedAlgorithm:
-    """Gives what is attacked a share of its noise, on the side of a unit."""
+    """Returns the attacked algorithm with a share of the noise of a unit."""
     config, hyper = experiment.config, planted.algorithm.hyper
     if unit == "record":
         local = hyper.local._replace(
@@ -246,7 +246,7 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
 
 
 def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResult | None:
-    """Trains as the experiment would, and attacks the server's model, or the clients' own."""
+    """Trains once more and attacks the server's model, or else the clients'."""
     simulation, population = experiment.simulation, experiment.population
     others, shared = population.client_test or population.test, simulation.federation.shared
     if others is None or (shared is None and population.client_test is None):
@@ -259,7 +259,7 @@ def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResu
 def _attacked(
     experiment: Experiment, state: SimulationState, others: FederatedData
 ) -> MembershipResult | None:
-    """Attacks what training came to."""
+    """Attacks a trained state."""
     simulation, train = experiment.simulation, experiment.population.train
     shared, model = simulation.federation.shared, experiment.model
     rng = np.random.default_rng([experiment.config.run.seed, 8])

@@ -1,7 +1,4 @@
-"""Runs a grid of experiments and goes on where it stopped.
-
-A study names a configuration file and its axes; each point of the grid is one ordinary run folder.
-"""
+"""Runs a grid of experiments, each in its own run folder, and resumes where it stopped."""
 
 import itertools
 import pathlib
@@ -22,18 +19,18 @@ Axes = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 class Study(NamedTuple):
-    """A grid of experiments and the table that it fills.
+    """A grid of experiments and the table of its results.
 
     Attributes:
       name: the study's name.
-      file: the configuration that all points start from.
-      axes: for each axis its values, and for each value the overrides that stand for it, as words
-        of a command line; the axis "seed" is averaged over.
-      rows: the axis whose values are the rows of the table.
-      columns: the axis whose values are its columns.
-      metrics: what is read from each run's summary, and the factor for the table.
-      published: `(metric, values by axis) -> number` of the paper, or None.
-      skip: `(values by axis) -> bool`, whether a point of the grid is left out.
+      file: the configuration file of all points.
+      axes: for each axis its values, and for each value its overrides, as words of a command
+        line; results are averaged over the axis "seed".
+      rows: the axis of the rows of the table.
+      columns: the axis of its columns.
+      metrics: names in the summary of a run, each with a factor for the table.
+      published: `(metric, values by axis) -> number`, the paper's result or None.
+      skip: `(values by axis) -> bool`, whether to leave a point out.
     """
 
     name: str
@@ -47,19 +44,14 @@ class Study(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One experiment of a grid.
-
-    Attributes:
-      values: its value on each axis.
-      words: the overrides that make it.
-    """
+    """One experiment of a grid: its value on each axis, and the overrides that make it."""
 
     values: dict[str, str]
     words: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """Names the point, and its run folder."""
+        """The name of the point and of its run folder."""
         return ",".join(f"{axis}={value}" for axis, value in self.values.items())
 
 
@@ -69,15 +61,15 @@ def grid_points(
     """Lists the points of a grid.
 
     Args:
-      study: the grid.
-      only: names of values by axis, where not all are wanted.
+      study: the study.
+      only: the wanted values of an axis, by axis; all if an axis is missing.
       words: overrides for every point, as words of a command line.
 
     Returns:
       The points, the last axis fastest.
 
     Raises:
-      ValueError: for an axis or a value that the study does not have.
+      ValueError: if the study has no such axis or value.
     """
     chosen: dict[str, list[str]] = {}
     for axis, values in study.axes.items():
@@ -102,20 +94,20 @@ def sweep(
     study: Study,
     grid: Sequence[Point],
     output: pathlib.Path,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     seconds: float = float("inf"),
 ) -> None:
-    """Runs every point that has no summary yet.
+    """Runs every point that has no summary yet, and resumes interrupted ones.
 
     Args:
-      study: the grid.
-      grid: the points that are wanted.
-      output: the folder of run folders.
-      tell: is told of every point.
-      seconds: no point is started later than this after the call.
+      study: the study.
+      grid: the points to run.
+      output: the folder for their run folders.
+      report: receives a line for every point.
+      seconds: no point starts later than this after the call.
 
     Raises:
-      ConfigError: before anything runs, if a folder holds a run under another setting.
+      ConfigError: before anything runs, if a folder holds a run of another configuration.
       KeyboardInterrupt: if a run was interrupted.
     """
     started = time.perf_counter()
@@ -130,12 +122,12 @@ def sweep(
     for number, (point, config) in enumerate(zip(grid, loaded, strict=True), 1):
         folder, label = output / point.name, f"[{number}/{len(grid)}] {point.name}"
         if (folder / "summary.json").is_file():
-            tell(f"{label}: done before")
+            report(f"{label}: done before")
             continue
         if time.perf_counter() - started > seconds:
-            tell(f"{label}: left for another time")
+            report(f"{label}: not started, out of time")
             continue
-        # A run never starts over: where a secret one has lost its root, going on is refused.
+        # An existing run is always resumed: a secret one without its root is refused there.
         resume = (folder / CONFIG_FILE).is_file()
         begun = time.perf_counter()
         outcome = running.resume(folder) if resume else running.run(config, folder)
@@ -143,28 +135,28 @@ def sweep(
             raise KeyboardInterrupt
         summary = outcome.summary
         shown = ", ".join(f"{m} {summary[m]:.4f}" for m in study.metrics if summary.get(m))
-        tell(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
+        report(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
         for text in summary.get("warnings", ()):
-            tell(f"{label}: warning: {text}")
-        # Programs of one point are of no use to the next, and there may be hundreds.
+            report(f"{label}: warning: {text}")
+        # The programs of one point are useless to the next, and there may be hundreds.
         jax.clear_caches()
 
 
 def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the summaries of the points that have run.
+    """Reads the summaries of points that have run.
 
     Args:
-      grid: points.
-      output: the folder of run folders.
+      grid: the points.
+      output: the folder of their run folders.
 
     Returns:
-      For each summary its entries, and the point's value on each axis.
+      The entries of each summary, with the value of the point on each axis.
     """
     rows = []
     for point in grid:
         file = output / point.name / "summary.json"
         if file.is_file():
-            # An axis keeps its name for what a summary may call otherwise, such as the algorithm.
+            # An axis such as "algorithm" replaces the entry of the same name.
             row = files.parse_json(files.read_text(file), file)
             checks.require(isinstance(row, dict), str(file), "hold an object", row)
             rows.append(row | point.values)
@@ -172,14 +164,14 @@ def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str
 
 
 def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Averages over seeds: mean, standard deviation, number, and the published figure beside.
+    """Averages results over seeds.
 
     Args:
-      study: the grid.
-      rows: what `read_summaries` gave.
+      study: the study.
+      rows: the summaries, as `read_summaries` returns them.
 
     Returns:
-      An entry for each metric and each point but for its seed.
+      For each metric and point: mean, standard deviation, number of seeds, published result.
     """
     axes = [axis for axis in study.axes if axis != "seed"]
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""Seconds per round of a workload, against the machine's own limit."""
+"""Times rounds of a workload, and compares them with the peak of the machine."""
 
 import resource
 import statistics
@@ -22,14 +22,7 @@ SCALES = ("clients", "cohort", "chunk", "devices", "model")
 
 
 def gemm_peak(seconds: float = 1.0) -> float:
-    """Measures what the device reaches on a large single-precision matrix product.
-
-    Args:
-      seconds: how long to measure.
-
-    Returns:
-      GFLOP/s, the best of the repetitions.
-    """
+    """Measures the best GFLOP/s of a large float32 matrix product."""
     a = jnp.ones((_GEMM_SIZE, _GEMM_SIZE), jnp.float32)
     multiply = jax.jit(lambda a, b: jnp.dot(a, b, precision="float32"))
     multiply(a, a).block_until_ready()
@@ -75,18 +68,7 @@ class _Case:
 def measure(
     name: str, execution: ExecutionConfig, num_rounds: int, **changes: Any
 ) -> dict[str, Any]:
-    """Times a workload, beside the same work without privacy, or by FedAvg, where there is such.
-
-    Args:
-      name: a key of `WORKLOADS`.
-      execution: how rounds are laid out.
-      num_rounds: rounds that are timed, after one that is not.
-      **changes: fields of the workload to replace, such as `num_clients`.
-
-    Returns:
-      The figures by name; rounds of both workloads alternate, so that their ratio holds on a
-      machine whose speed drifts.
-    """
+    """Times a workload next to its base, in alternating rounds as machine speed drifts."""
     checks.one_of("NAME", name, WORKLOADS)
     checks.whole("--rounds", num_rounds)
     workload = WORKLOADS[name]._replace(**changes)
@@ -141,20 +123,7 @@ def _peak_rss_mb() -> float:
 def settings(
     name: str, layout: int | str, devices: int | str, scale: str | None
 ) -> list[tuple[ExecutionConfig, dict[str, Any]]]:
-    """Lists what a benchmark measures.
-
-    Args:
-      name: a key of `WORKLOADS`.
-      layout: clients in a chunk, at least 1, "auto" or "tuned".
-      devices: how many share a cohort, at least 1, or "auto".
-      scale: one of `SCALES` for a curve, or None for one point.
-
-    Returns:
-      For each point how it executes, and what it changes in the workload.
-
-    Raises:
-      ValueError: for a scale that does not exist.
-    """
+    """Lists the points of a benchmark: a layout, and changed fields of the workload."""
     execution = ExecutionConfig(clients_per_chunk=layout, devices=devices, rounds_per_call=1)
     if scale is None:
         return [(execution, {})]

@@ -1,4 +1,4 @@
-"""The workloads that benchmarks run: synthetic data of real shapes, fixed seeds."""
+"""Benchmark workloads: synthetic data of real shapes, fixed seeds."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +22,7 @@ from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean
 from fedjax_dp.server.private import gaussian_mean
 
-# Validation examples of a client, where it has some.
+# Validation examples of a client that has a validation split.
 _VALIDATION = 25
 
 
@@ -30,22 +30,15 @@ class Workload(NamedTuple):
     """One benchmark.
 
     Attributes:
-      about: what it is, in a line.
-      shape: of one example.
-      num_classes: of its labels.
-      model: name in the zoo.
-      model_options: options of the model.
-      num_clients: the population.
-      examples_per_client: the same for all.
-      cohort: clients a round, all of them where None.
-      batch_size: examples a step.
-      num_steps: local steps a round; one epoch where None.
+      about: a description in one line.
+      shape: the shape of one example.
+      cohort: clients a round; None for all.
+      num_steps: local steps a round; None for one epoch.
       clip_norm: bound on a delta or on a gradient; None without privacy.
       unit: "none", "client" or "record".
-      base: the same work without privacy, or by FedAvg, against which the overhead is measured.
-      algorithm: its name, where it is not FedAvg; without privacy alone.
-      options: of the algorithm.
-      is_validated: whether clients have a second split of 25 examples.
+      base: the workload without privacy, or with FedAvg, to measure the overhead against.
+      algorithm: used without privacy only.
+      is_validated: whether clients have a validation split of 25 examples.
       is_masked: whether FedAvg's steps are masked by agreement.
       memory: τ of Anderson acceleration; None without.
     """
@@ -141,7 +134,7 @@ WORKLOADS: Mapping[str, Workload] = {
     ),
     "W1ditto": _W1._replace(about=f"{_W1.about}; Ditto", algorithm="ditto", base="W1"),
     "W1fed_ltn": _W1._replace(
-        about=f"{_W1.about}; FedLTN, of labels that nobody learns enough to prune",
+        about=f"{_W1.about}; FedLTN, where no client learns enough to prune",
         algorithm="fed_ltn",
         is_validated=True,
         base="W1",
@@ -164,16 +157,7 @@ WORKLOADS: Mapping[str, Workload] = {
 
 
 class Prepared(NamedTuple):
-    """A workload's parts.
-
-    Attributes:
-      data: the synthetic population.
-      model: what is trained.
-      algorithm: the declaration.
-      participation: who joins a round.
-      wrapper: what the federation of these passes through; None where it stays as it is.
-      validation: a second split of the population's data, or None.
-    """
+    """The parts of a workload; `wrapper` and `validation` are None where it has none."""
 
     data: FederatedData
     model: Model
@@ -184,15 +168,7 @@ class Prepared(NamedTuple):
 
 
 def synthetic_data(workload: Workload, seed: Seed = 0) -> FederatedData:
-    """Draws a workload's examples: uniform inputs, uniform labels.
-
-    Args:
-      workload: the workload.
-      seed: of the draws.
-
-    Returns:
-      The population.
-    """
+    """Draws uniform inputs and uniform labels."""
     rng = np.random.default_rng(seed)
     count = workload.num_clients * workload.examples_per_client
     x = rng.random((count, *workload.shape), dtype=np.float32)
@@ -202,15 +178,7 @@ def synthetic_data(workload: Workload, seed: Seed = 0) -> FederatedData:
 
 
 def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
-    """Builds a workload's parts.
-
-    Args:
-      workload: the workload.
-      learning_rate: of local SGD.
-
-    Returns:
-      The parts; batches have exactly `batch_size` examples, as the peers' have.
-    """
+    """Builds the parts of a workload; every batch has exactly `batch_size` examples."""
     checks.positive("learning_rate", learning_rate)
     data = synthetic_data(workload)
     model = registry.build(
