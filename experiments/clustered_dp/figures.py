@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import noise_levels
-from fedjax_dp.io import noise_plots, plots
+from experiments import noise_levels, study_plots
+from fedjax_dp.io import plots
 
 # CIFAR-10 with ResNet-18, as the paper draws it.
 N, EPSILON, DELTA, CLIP, ROUNDS = 6600, 5.0, 1e-4, 3.0, 200
@@ -59,13 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     title = f"{N:,} records, {ROUNDS} rounds, ε = {EPSILON:g}, δ = {DELTA:g}"
     curves = {f"$b^{{>1}}$ = {b}": z[:, j].tolist() for j, b in enumerate(LATER_BATCHES)}
     label = "batch size of the first round $b^1$"
-    figure = noise_plots.multipliers_by_batch_size(FIRST_BATCHES, curves, title, label=label)
+    figure = study_plots.multipliers_by_batch_size(FIRST_BATCHES, curves, title, label=label)
     plots.save(figure, output / "multipliers_by_batch_sizes.png")
     labels = ("$b^1$", "$b^{>1}$")
     for name, table in zip(("first", "later"), variances(z), strict=True):
         about = f"noise of the {name} update\n{title},\n"
         about += f"clip norm {CLIP:g}, {PARAMETERS:,} parameters, η = {RATE:g}"
-        figure = noise_plots.variance_by_setting(
+        figure = study_plots.variance_by_setting(
             table, FIRST_BATCHES, LATER_BATCHES, about, labels=labels
         )
         plots.save(figure, output / f"variance_of_{name}_update.png")

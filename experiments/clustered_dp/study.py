@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments import study_plots
 from experiments.clustered_dp.grid import (
     METHODS,
     PAPER_EPSILONS,
@@ -167,7 +168,7 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         result["overlap"] = float(server.overlap)
         result["soft_rounds"] = int(server.soft_rounds)
         count = int(server.num_models)
-        figure = plots.updates_and_mixture(
+        figure = study_plots.updates_and_mixture(
             server.features, true, server.means[:count], server.radii[:count],
             f"updates of round 1, MSS {server.separation:.1f}",
         )  # fmt: skip

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments import noise_levels
+from experiments import noise_levels, study_plots
 from fedjax_dp.experiment import Config, assemble, load_config
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
-from fedjax_dp.io import noise_plots, plots
+from fedjax_dp.io import plots
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy.accounting import budgets
 
@@ -158,9 +158,9 @@ def draw_noise_levels(output: pathlib.Path) -> None:
     """Draws figures 3.2 and 3.3."""
     title = f"{N:,} records, {ROUNDS} rounds, δ = {DELTA:g}"
     curves: Mapping[str, Any] = {f"ε = {e:g}": multipliers(e) for e in EPSILONS}
-    figure = noise_plots.multipliers_by_batch_size(BATCHES, curves, title)
+    figure = study_plots.multipliers_by_batch_size(BATCHES, curves, title)
     plots.save(figure, output / "multipliers_by_batch_size.png")
-    figure = noise_plots.variance_by_setting(variances(), EPSILONS, BATCHES, title)
+    figure = study_plots.variance_by_setting(variances(), EPSILONS, BATCHES, title)
     plots.save(figure, output / "variance_by_setting.png")
 
 
@@ -175,17 +175,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     draw_noise_levels(known.output)
     if known.run is not None:
         title, weights = weights_of_run(known.run)
-        plots.save(noise_plots.weights_of_clients(weights, title), known.output / "weights.png")
+        plots.save(study_plots.weights_of_clients(weights, title), known.output / "weights.png")
     if known.precision is not None:
         scores = precision_by_block_size(known.precision)
         curve = [float(np.mean(s)) for s in scores.values()], list(map(_deviation, scores.values()))
         title = "How near Robust-HDP's weights come to the oracle's"
-        figure = noise_plots.precision_by_block_size(list(scores), *curve, title)
+        figure = study_plots.precision_by_block_size(list(scores), *curve, title)
         plots.save(figure, known.output / "precision_by_block_size.png")
     if known.convergence is not None:
         curves = accuracy_by_round(known.convergence, known.distribution)
         title = f"Budgets of {known.distribution}"
-        figure = plots.accuracy_by_round(curves, title)
+        figure = study_plots.accuracy_by_round(curves, title)
         plots.save(figure, known.output / "accuracy_by_round.png")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import study_plots
 from fedjax_dp.experiment import load_config
 from fedjax_dp.io import plots
 from fedjax_dp.io.logbook import read_metrics
@@ -69,7 +70,7 @@ def main() -> None:
     folders = [p.name for p in options.sweep.iterdir() if (p / "summary.json").is_file()]
     curves = accuracy_by_epsilon(rows)
     if any(len(budgets) > 1 for budgets, _, _ in curves.values()):
-        figure = plots.accuracy_by_epsilon(curves, "Test accuracy in percent by budget")
+        figure = study_plots.accuracy_by_epsilon(curves, "Test accuracy in percent by budget")
         plots.save(figure, options.output / "accuracy_by_epsilon.png")
     for name in sorted(folders):
         if not name.endswith("seed=0"):

@@ -13,8 +13,6 @@ from fedjax_dp.io import drawing
 with needed_for("drawing", "plots"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Circle
-    from matplotlib.ticker import NullLocator
 
 # The suffix of a metric that is the least over clients or records.
 _SMALLEST = "_smallest"
@@ -189,79 +187,6 @@ def _norms(axes: Axes, measured: list[dict[str, Any]], bounds: list[tuple[int, f
     drawing.legend_beside(axes)
 
 
-def accuracy_by_epsilon(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]], title: str
-) -> Figure:
-    """Draws accuracy against the budget for several methods.
-
-    Args:
-      curves: for each method its values of ε, the mean accuracies, and their standard deviations
-        over seeds, 0 where there is one seed.
-      title: what is compared.
-
-    Returns:
-      The figure.
-    """
-    figure = drawing.new_figure()
-    axes = figure.subplots()
-    for i, (name, (budgets, means, deviations)) in enumerate(curves.items()):
-        line = drawing.draw_curve(axes, i, budgets, means, name, markevery=1)
-        axes.errorbar(
-            budgets, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
-        )
-    everything = [float(b) for budgets, _, _ in curves.values() for b in budgets]
-    axes.set(xlabel="ε", ylabel="accuracy")
-    _budget_ticks(axes, everything)
-    drawing.set_title(axes, title)
-    axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
-    return figure
-
-
-def _budget_ticks(axes: Axes, budgets: Sequence[float]) -> None:
-    """Writes the budgets themselves under the axis where they spread widely and are few."""
-    few = sorted(set(budgets))
-    if drawing.log_where_wide(axes, "x", budgets) and len(few) <= 10:
-        axes.set_xticks(few, [f"{b:g}" for b in few])
-        axes.xaxis.set_minor_locator(NullLocator())
-
-
-def accuracy_by_round(
-    curves: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]], title: str
-) -> Figure:
-    """Draws test accuracy over rounds for several methods.
-
-    Args:
-      curves: for each method its rounds, the mean accuracies in percent, and their standard
-        deviations over seeds, 0 where there is one seed.
-      title: what is compared.
-
-    Returns:
-      The figure, with a band of one standard deviation about each curve.
-
-    Source: Malekmohammadi and others 2024, figure 3.5.
-    """
-    figure = drawing.new_figure()
-    axes = figure.subplots()
-    for i, (name, (rounds, means, deviations)) in enumerate(curves.items()):
-        mean, deviation = np.asarray(means), np.asarray(deviations)
-        line = drawing.draw_curve(axes, i, rounds, mean, name)
-        axes.fill_between(
-            rounds,
-            mean - deviation,
-            mean + deviation,
-            color=line.get_color(),
-            alpha=0.12,
-            linewidth=0,
-        )
-    axes.set(xlabel="round", ylabel="test accuracy in percent")
-    drawing.set_title(axes, title)
-    drawing.whole_ticks(axes)
-    axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
-    return figure
-
-
 def epsilon_curves(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
 ) -> Figure:
@@ -276,52 +201,6 @@ def epsilon_curves(
     drawing.set_title(axes, title)
     drawing.whole_ticks(axes)
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
-    return figure
-
-
-def updates_and_mixture(
-    features: np.ndarray,
-    clusters: np.ndarray,
-    means: np.ndarray,
-    radii: np.ndarray,
-    title: str,
-) -> Figure:
-    """Draws clients' updates in two principal components with the mixture fitted to them.
-
-    Args:
-      features: `[num_clients, 2 or more]`; the first two are drawn.
-      clusters: the true cluster of each client, `[num_clients]`.
-      means: of the mixture's components, `[clusters, 2 or more]`.
-      radii: standard deviation of each component, `[clusters]`; circles are drawn at one, two and
-        three of them.
-      title: what the run is.
-
-    Returns:
-      The figure.
-    """
-    figure = drawing.new_figure(height=5.0, width=6.5)
-    axes = figure.subplots()
-    for i, cluster in enumerate(np.unique(clusters)):
-        of_it = clusters == cluster
-        axes.scatter(
-            features[of_it, 0],
-            features[of_it, 1],
-            s=28,
-            alpha=0.8,
-            color=drawing.COLOURS[i % len(drawing.COLOURS)],
-            marker=drawing.MARKERS[i % len(drawing.MARKERS)],
-            label=f"cluster {cluster}",
-        )
-    for mean, radius in zip(means, radii, strict=True):
-        for times in (1, 2, 3):
-            edge = Circle(
-                (mean[0], mean[1]), times * radius, fill=False, color="black", alpha=0.9 / times
-            )
-            axes.add_patch(edge)
-    axes.set(xlabel="first principal component", ylabel="second principal component")
-    axes.set_aspect("equal")
-    drawing.set_title(axes, title)
     drawing.legend_beside(axes)
     return figure
 

@@ -99,17 +99,10 @@ def pictures():
         for i, r in enumerate(ROUNDS)
     ]
     methods = [f"method {i}" for i in range(6)]
-    budgets = [0.25, 0.5, 1, 2, 5]
     return {
         "accuracy_and_epsilon": accuracy_and_epsilon(rows, LONG),
         "accuracy_by_megabytes": accuracy_by_megabytes(rows, LONG),
         "update_norms": plots.update_norms(rows, 0.3, LONG),
-        "accuracy_by_epsilon": plots.accuracy_by_epsilon(
-            {m: (budgets, rising[:5], [3] * 5) for m in methods}, LONG
-        ),
-        "accuracy_by_round": plots.accuracy_by_round(
-            {m: (ROUNDS, rising, [3] * 40) for m in methods}, LONG
-        ),
         "epsilon_curves": plots.epsilon_curves({m: (ROUNDS, rising) for m in methods}, LONG),
     }
 
@@ -120,8 +113,8 @@ def test_no_text_lies_on_another_and_no_legend_on_a_curve():
 
 
 def test_curves_that_coincide_can_all_be_seen():
-    same = (ROUNDS, [50 + r for r in ROUNDS], [0.0] * 40)
-    figure = plots.accuracy_by_round({name: same for name in "abcd"}, "title")
+    same = (ROUNDS, [50 + r for r in ROUNDS])
+    figure = plots.epsilon_curves({name: same for name in "abcd"}, "title")
     lines = figure.axes[0].get_lines()
     assert len({line.get_color() for line in lines}) == 4
     for line in lines:
@@ -189,33 +182,6 @@ def test_one_of_share_and_noise_alone_has_the_lower_part(name):
     axes = plots.update_norms(rows, None, "title").axes
     assert len(axes) == 2 and drawn(axes[1]) == [[[1, 0.5]]]
     assert axes[1].get_ylabel() in ("share clipped", "noise of\na coordinate")
-
-
-def test_accuracy_by_budget(tmp_path):
-    curves = {"a": ([2, 4], [0.5, 0.6], [0.1, 0.0]), "b": ([4], [0.7], [0.0])}
-    figure = plots.accuracy_by_epsilon(curves, "title")
-    (axes,) = figure.axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
-    points = [line.get_xydata().tolist() for line in axes.get_lines() if line.get_label() in curves]
-    assert points == [[[2, 0.5], [4, 0.6]], [[4, 0.7]]]
-    (first, second) = (c.lines[2][0].get_segments() for c in axes.containers)
-    np.testing.assert_allclose(first, [[[2, 0.4], [2, 0.6]], [[4, 0.6], [4, 0.6]]])
-    np.testing.assert_allclose(second, [[[4, 0.7], [4, 0.7]]])
-    save(figure, tmp_path)
-
-
-def test_updates_are_drawn_by_cluster_with_the_circles_of_their_mixture(tmp_path):
-    features = np.array([[0.0, 0.1], [0.2, 0.1], [1.0, 1.0]])
-    means, radii = np.array([[0.1, 0.1], [1.0, 1.0]]), np.array([0.1, 0.05])
-    figure = plots.updates_and_mixture(features, np.array([7, 7, 3]), means, radii, "a title")
-    (axes,) = figure.axes
-    points = {c.get_label(): np.asarray(c.get_offsets()).tolist() for c in axes.collections}
-    assert points == {"cluster 7": [[0.0, 0.1], [0.2, 0.1]], "cluster 3": [[1.0, 1.0]]}
-    circles = [(*p.center, p.radius) for p in axes.patches]
-    expected = [(*m, k * r) for m, r in zip(means, radii, strict=True) for k in (1, 2, 3)]
-    np.testing.assert_allclose(circles, expected)
-    assert axes.get_title() == "a title"
-    save(figure, tmp_path)
 
 
 def test_accuracy_against_what_was_sent_up_to_then(tmp_path):
