@@ -339,7 +339,7 @@ def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match=r"this run claims no record-level privacy"):
         require_publishable(experiment._replace(simulation=unclaimed), {})
     deciding = {"exact_one": Callback(lambda seen: True)}
-    with pytest.raises(ValueError, match=r"run\.callbacks must decide"):
+    with pytest.raises(ValueError, match=r"run\.callbacks must depend"):
         running.run(load_config(None, small), tmp_path / "run", callbacks=deciding)
     assert not (tmp_path / "run").exists()
 

@@ -281,6 +281,6 @@ def test_a_model_that_is_not_there_is_not_called_covered(name, covered):
 def test_what_the_server_holds_is_covered_where_there_is_no_whole_model():
     own = "the clients' own models"
     assert results.covered_models(True, True, False, ("client",)) == (
-        f"what the server holds of the models, and not {own}"
+        f"the server's part of the models, and not {own}"
     )
     assert results.covered_models(True, False, False, ("record",)) == "all models of the server"

@@ -512,7 +512,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, filling)
-        with pytest.raises(DiskFull, match=f"the disk is full .* --resume {folder}"):
+        with pytest.raises(DiskFull, match=f"the disk is full: .* --resume {folder}"):
             execute(folder, *DRAWN)
     if owner is not Logbook:
         assert saved_arrays(folder)[0] == 3
