@@ -14,22 +14,7 @@ _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float3
 
 
 def example_array(what: str, value: Any) -> Any:
-    """Checks an array of examples, and gives it in the byte order of this computer.
-
-    Numbers of 64 bits are kept as they are, and must fit the 32 bits that JAX will make of them.
-    Arrays on disk are not read here.
-
-    Args:
-      what: the name to put into an error.
-      value: `[num_examples, ...]`, an array or nested lists.
-
-    Returns:
-      The array.
-
-    Raises:
-      ValueError: if it is no array of real numbers of a type that JAX has, hides entries behind a
-        mask, holds numbers that 32 bits cannot, or lies on disk in another byte order.
-    """
+    """Validates `[num_examples, ...]` numbers that JAX has, and gives them in native byte order."""
     if isinstance(value, np.ma.MaskedArray):
         num_hidden = int(np.ma.count_masked(value))
         rule = "have no masked entries (fill them, or leave their rows out)"
@@ -61,16 +46,7 @@ def example_array(what: str, value: Any) -> Any:
 
 
 def require_32_bits(what: str, array: Any) -> None:
-    """Requires numbers of 64 bits to fit the 32 bits that JAX makes of them.
-
-    Args:
-      what: the name to put into an error.
-      array: the numbers.
-
-    Raises:
-      ValueError: if a whole number would wrap around, a number would become infinite, or all of
-        them would become zero.
-    """
+    """Requires numbers of 64 bits to fit the 32 bits that JAX makes of them."""
     dtype = array.dtype
     is_wide = dtype.kind in "iuf" and dtype.itemsize >= 8
     if not is_wide or not array.size or jax.dtypes.canonicalize_dtype(dtype) == dtype:
@@ -93,17 +69,7 @@ def require_32_bits(what: str, array: Any) -> None:
 def require_same_rows(
     what: str, part: Mapping[str, Any], other_what: str, other: Mapping[str, Any]
 ) -> None:
-    """Requires two parts of the same data to hold inputs and targets of the same shapes.
-
-    Args:
-      what: what to call the part in an error.
-      part: named arrays, `[examples, ...]`.
-      other_what: what to call the part that it must match.
-      other: named arrays likewise.
-
-    Raises:
-      ValueError: naming the array, and both shapes.
-    """
+    """Requires two parts of the same data to hold inputs and targets of the same shapes."""
     names = sorted(name for name in other if name.split("/")[0] in ("x", "y"))
     rule = f"hold {', '.join(names)}, as the {other_what} part does"
     checks.require(set(names) <= set(part), f"the {what} part", rule, sorted(part))
@@ -114,18 +80,7 @@ def require_same_rows(
 
 
 def client_ids(what: str, ids: Any) -> np.ndarray:
-    """Checks a column that names the client of each example.
-
-    Args:
-      what: the name to put into an error.
-      ids: `[num_examples]`, whole numbers or texts; whatever NumPy can sort.
-
-    Returns:
-      The column as an array.
-
-    Raises:
-      ValueError: if an id is missing, or ids are of several kinds.
-    """
+    """Validates the column of each example's client: sortable ids of one kind, none missing."""
     if isinstance(ids, np.ma.MaskedArray):
         missing = np.flatnonzero(np.ma.getmaskarray(ids))
         _require_none_missing(what, missing)
@@ -170,19 +125,7 @@ def _kind(value: Any) -> str:
 
 
 def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.ndarray]:
-    """Checks the rows of a pool that each client holds.
-
-    Args:
-      what: the name to put into an error.
-      clients: for each client its rows, whole numbers.
-      size: how many rows the pool has.
-
-    Returns:
-      The rows of each client, int64.
-
-    Raises:
-      ValueError: if there are no clients, or rows are no whole numbers or lie outside the pool.
-    """
+    """Validates the rows in [0, size) that each client has, and gives them as int64."""
     checks.require(len(clients) > 0, what, "hold at least one client", len(clients))
     found = []
     for i, rows in enumerate(clients):
@@ -199,15 +142,7 @@ def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.nda
 
 
 def require_disjoint(what: str, clients: Sequence[np.ndarray]) -> None:
-    """Requires that no row is held twice, by one client or by two.
-
-    Args:
-      what: the name to put into an error.
-      clients: the rows of each client.
-
-    Raises:
-      ValueError: naming a row that is held twice, and by whom.
-    """
+    """Requires that no client has a row twice and no two clients share one."""
     rows = np.concatenate([np.asarray(own) for own in clients])
     owner = np.repeat(np.arange(len(clients)), [len(own) for own in clients])
     order = np.argsort(rows, kind="stable")

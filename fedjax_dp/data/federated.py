@@ -425,14 +425,7 @@ def _arrays(examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(examples: Mapping[str, Any]) -> dict[str, Any]:
-    """Names the arrays of a tree by their paths.
-
-    Args:
-      examples: named arrays, or trees of dicts of them.
-
-    Returns:
-      The arrays, such as "x/ids"; those that were not nested keep their names.
-    """
+    """Names the arrays of a tree by their paths, such as "x/ids"."""
     found: dict[str, Any] = {}
     for name, value in examples.items():
         if isinstance(value, Mapping):
@@ -443,17 +436,7 @@ def flat(examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the tree that models see of arrays that are named by paths.
-
-    Args:
-      arrays: arrays, or anything, by path.
-
-    Returns:
-      Dicts of dicts, such as {"x": {"ids": …}} for "x/ids".
-
-    Raises:
-      ValueError: if a name is an array and a folder of arrays.
-    """
+    """Rebuilds the tree from paths: {"x": {"ids": …}} from "x/ids"."""
     tree: dict[str, Any] = {}
     for name, value in arrays.items():
         *folders, last = name.split("/")

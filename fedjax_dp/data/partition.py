@@ -93,7 +93,6 @@ def dirichlet(
     """
     labels = _check_labels(labels)
     check_pool(len(labels), num_clients, min_size)
-    checks.positive("alpha", alpha)
     rng = np.random.default_rng(rng)
     _, code = np.unique(labels, return_inverse=True)
     owner = np.empty(len(labels), dtype=np.int64)
@@ -140,7 +139,6 @@ def shards(
       Data, AISTATS 2017, section 3.
     """
     labels = _check_labels(labels)
-    checks.whole("shards_per_client", shards_per_client)
     check_pool(len(labels), num_clients, min_size=shards_per_client)
     rng = np.random.default_rng(rng)
     num_shards = num_clients * shards_per_client
@@ -170,13 +168,7 @@ def shards(
 
 
 class Splits(NamedTuple):
-    """Rows of each client in three parts.
-
-    Attributes:
-      train: rows of the training pool.
-      validation: other rows of the training pool.
-      test: rows of the test pool.
-    """
+    """Each client's rows of the training pool (`train`, `validation`) and of the test pool."""
 
     train: list[np.ndarray]
     validation: list[np.ndarray]
@@ -187,7 +179,7 @@ class Splits(NamedTuple):
 def few_classes(
     labels: np.ndarray,
     test_labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     rng: Seed,
     *,
     classes_per_client: Count = 2,
@@ -219,11 +211,6 @@ def few_classes(
     Source: Mugunthan 2022, section 4.4; `personalization` section 9.
     """
     labels, test_labels = _check_labels(labels), _check_labels(test_labels)
-    checks.whole("num_clients", num_clients)
-    checks.whole("classes_per_client", classes_per_client)
-    checks.whole("train_per_class", train_per_class)
-    checks.whole("validation_per_client", validation_per_client, at_least=0)
-    checks.whole("test_per_client", test_per_client, at_least=0)
     rng = np.random.default_rng(rng)
     names = np.unique(labels)
     rule = f"be at most the {len(names)} classes of the data"
@@ -240,7 +227,7 @@ def few_classes(
 def class_mixtures(
     labels: np.ndarray,
     test_labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     rng: Seed,
     *,
     alpha: Positive,
@@ -272,11 +259,6 @@ def class_mixtures(
     Source: Mugunthan 2022, section 4.4, table 4.4; `personalization` section 9.
     """
     labels, test_labels = _check_labels(labels), _check_labels(test_labels)
-    checks.whole("num_clients", num_clients)
-    checks.positive("alpha", alpha)
-    checks.whole("train_per_client", train_per_client)
-    checks.whole("validation_per_client", validation_per_client, at_least=0)
-    checks.whole("test_per_client", test_per_client, at_least=0)
     rng = np.random.default_rng(rng)
     shares = rng.dirichlet(np.full(len(np.unique(labels)), float(alpha)), num_clients)
     sizes = (train_per_client, validation_per_client, test_per_client)
@@ -390,15 +372,7 @@ def split_clients(
 
 
 def by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """Groups rows by the client that owns them.
-
-    Args:
-      owner: the client of each example, `[examples]`, from 0 to `num_clients - 1`.
-      num_clients: how many clients there are; those without examples get an empty row.
-
-    Returns:
-      The rows of each client, ascending.
-    """
+    """Groups rows by the client that owns them."""
     return _cut(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=num_clients))
 
 

@@ -1,4 +1,4 @@
-"""A file of rows of one shape: plain reads and writes, no row over one that somebody needs."""
+"""A file of equal records: plain reads and writes, none over a record that is still in use."""
 
 import hashlib
 import os
@@ -20,27 +20,10 @@ Folder = str | os.PathLike[str]
 
 
 class RowFile:
-    """A file of rows of one shape, each in a numbered slot.
-
-    A row is never written where a row lies that somebody still refers to: a crash at any time
-    leaves all rows whole that a checkpoint knows.
-
-    Attributes:
-      folder: where the file is; None before it is known.
-      structure: shapes and types of a row.
-      num_bytes: size of a row.
-    """
+    """A file of records of one structure and of `num_bytes` each, in numbered slots."""
 
     def __init__(self, structure: PyTree, folder: Folder | None = None):
-        """Describes a file; it is made when it is first written.
-
-        Args:
-          structure: shapes and types of a row.
-          folder: where the file is, or will be.
-
-        Raises:
-          ValueError: if that is a file.
-        """
+        """Describes a file in a folder; it is created by `open`."""
         self.structure = structure
         self.folder = None if folder is None else pathlib.Path(folder).absolute()
         is_free = self.folder is None or not self.folder.is_file()
@@ -55,18 +38,14 @@ class RowFile:
 
     @property
     def path(self) -> pathlib.Path:
-        """Gives the file; raises where no folder is known."""
+        """The file; raises where no folder is known."""
         rule = "be named where what clients keep is on the disk: rows have no place to go to"
         checks.require(self.folder is not None, "folder", rule, self.folder)
         assert self.folder is not None
         return self.folder / FILE
 
     def open(self) -> None:
-        """Opens the file to write; whoever else had it open may not go on.
-
-        Raises:
-          ValueError: if it belongs by now to another simulation, or no folder is known.
-        """
+        """Opens the file for writing, which bars any earlier owner from writing on."""
         owner = self.path.parent / OWNER
         if self._token is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,21 +59,13 @@ class RowFile:
         checks.require(is_ours, "folder", rule, str(self.folder))
 
     def num_lying(self) -> int:
-        """Counts the rows that the file has taken room for; 0 before it is made."""
+        """Counts the records whose space is allocated; 0 before the file exists."""
         if self.num_bytes == 0 or not self.path.exists():
             return 0
         return int(os.stat(self.path).st_blocks * _BLOCK_BYTES // self.num_bytes)
 
     def require_room(self, num_rows: int, *, name: str = "folder") -> None:
-        """Requires a disk with room for so many rows more.
-
-        Args:
-          num_rows: how many.
-          name: what an error calls the place.
-
-        Raises:
-          ValueError: if fewer bytes are free.
-        """
+        """Requires free disk space for `num_rows` more records; `name` is for errors."""
         place, needed = self.path.parent, max(0, num_rows) * self.num_bytes
         while not place.exists():
             place = place.parent
@@ -106,15 +77,7 @@ class RowFile:
         checks.require(needed <= free, name, rule, f"{free:,} bytes free in {place}")
 
     def write(self, slot: int, row: PyTree) -> bytes:
-        """Writes a row.
-
-        Args:
-          slot: where.
-          row: NumPy arrays of the file's structure.
-
-        Returns:
-          Its digest.
-        """
+        """Writes a record and gives its SHA-256 digest."""
         assert self._descriptor is not None
         digest = hashlib.sha256()
         for leaf, end in zip(jax.tree.leaves(row), self._ends, strict=False):
@@ -124,16 +87,7 @@ class RowFile:
         return digest.digest()
 
     def read(self, slot: int, into: Iterable[np.ndarray], which: Iterable[int]) -> None:
-        """Reads leaves of a row.
-
-        Args:
-          slot: where.
-          into: an array for each leaf, contiguous, which is filled.
-          which: the leaves' numbers.
-
-        Raises:
-          ValueError: if the file ends before.
-        """
+        """Reads the leaves numbered `which` of a record into contiguous arrays."""
         descriptor = self._descriptor
         opened = os.open(self.path, os.O_RDONLY) if descriptor is None else descriptor
         try:
@@ -150,33 +104,22 @@ class RowFile:
             os.fsync(self._descriptor)
 
     def pin(self, states: dict[int, np.ndarray]) -> None:
-        """Says which rows are not to be written over, beside those of the state at hand.
-
-        Args:
-          states: slots of all clients, `[num_clients]`, by the number of rounds done in each.
-        """
+        """Protects the slots `[num_clients]` of saved states, by rounds done, from overwriting."""
         self._pinned = {rounds: np.unique(slots) for rounds, slots in states.items()}
 
     @property
     def pinned(self) -> dict[int, np.ndarray]:
-        """Gives what was pinned."""
+        """The pinned slots by rounds done."""
         return dict(self._pinned)
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """Looks at an array as bytes.
-
-    Args:
-      array: contiguous.
-
-    Returns:
-      A view of it, without a copy.
-    """
+    """Views a contiguous array as bytes, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-    """Has the disk know the names of a folder, where the system allows it."""
+    """Flushes the names in a folder to the disk, where the system allows it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -26,43 +26,18 @@ _ROUNDS = 8
 
 
 def num_dense(limit: int, batch_size: float) -> int:
-    """Counts the members that draws which look at each must have room for.
-
-    Args:
-      limit: the largest population.
-      batch_size: the largest expected number of members drawn.
-
-    Returns:
-      At most the limit.
-    """
+    """Counts the members that draws which visit every member must have slots for."""
     return min(limit, max(DENSE, math.ceil(_DENSE_BATCHES * batch_size)))
 
 
 def is_sparse(size: jax.Array, batch_size: jax.typing.ArrayLike) -> jax.Array:
-    """Tells which draws are made without looking at each member.
-
-    It depends on the population and the batch alone, so that room for larger populations beside
-    this one changes no draw.
-
-    Args:
-      size: the population, possibly traced.
-      batch_size: the expected number of members drawn, possibly traced.
-
-    Returns:
-      Whether the population is large, and much larger than the batch.
-    """
+    """Whether a draw skips members: large populations, by population and batch alone."""
     many = jnp.maximum(DENSE, jnp.ceil(_DENSE_BATCHES * jnp.asarray(batch_size)))
     return jnp.asarray(size > many)
 
 
 def tail(mean: float) -> int:
-    """Bounds a count of independent events.
-
-    Args:
-      mean: its expectation, above 0.
-
-    Returns:
-      What it exceeds with a chance of at most 2^-100.
+    """Bounds a count of independent events, but for a chance of 2^-100, by its mean above 0.
 
     Source: Chernoff's bound, P(X ≥ c) ≤ exp(c − μ − c·ln(c / μ)).
     """
@@ -75,14 +50,7 @@ def tail(mean: float) -> int:
 
 
 def mean_of(slots: int) -> float:
-    """Gives the largest mean that some slots are enough for.
-
-    Args:
-      slots: as `tail` gives them.
-
-    Returns:
-      A mean whose `tail` is not below the slots, and at most a half too large.
-    """
+    """Finds the largest mean, to a half, whose `tail` fits some slots."""
     low, high = 0.0, float(slots)
     while high - low > 0.5:
         middle = (low + high) / 2
@@ -93,22 +61,12 @@ def mean_of(slots: int) -> float:
 def coins(
     key: PRNGKey, size: jax.Array, rate: jax.Array, limit: int, capacity: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Lets every member in by a coin of its own.
+    """Draws each member independently; gives members `[capacity]`, their count, any overflow.
 
-    The gaps between members that are in have a geometric law, whose binary digits are independent:
-    digit k is 1 with odds (1 − rate)^(2^k).
+    The gaps between drawn members are geometric, and the binary digits of such a gap independent:
+    digit k is 1 with odds (1 − rate)^(2^k). `capacity` is at least `tail` of the expected count.
 
-    Guarantee: given all others, a member is in with a chance of at most `rate`.
-
-    Args:
-      key: of this draw.
-      size: the population.
-      rate: the chance of each member, below 1 / 32.
-      limit: the largest population; static.
-      capacity: slots; static, at least `tail` of the expected number.
-
-    Returns:
-      Members in ascending order, `[capacity]`, how many there are, and whether there were more.
+    Guarantee: given all others, a member is drawn with probability at most `rate`, below 1 / 32.
     """
     odds, is_used, goes_on, piece = digits(rate)
     num_tokens = capacity + 1 + tail(max(1.0, 1.1 * math.exp(-_LONGEST_PIECE) * capacity))
@@ -130,16 +88,8 @@ def coins(
 
 
 def digits(rate: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gives the law of a gap, as numbers that 32 random bits are compared with.
-
-    Args:
-      rate: the chance of each member.
-
-    Returns:
-      For each binary digit the number that bits for a one are below, `[digits]`, uint32; which
-      digits are used; the number for a gap that goes on behind them; and the length of the piece
-      that is then left behind, uint32.
-    """
+    """Gives the law of a gap: a uint32 threshold for each binary digit, which digits are used, the
+    threshold for a gap that is longer than they can say, and the length of that piece."""
     decay = -jnp.log1p(-rate * jnp.float32(_RATE_MARGIN))
     lengths = 2.0 ** jnp.arange(_NUM_DIGITS, dtype=jnp.float32)
     is_used = lengths * decay <= _LONGEST_PIECE
@@ -153,20 +103,7 @@ def digits(rate: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def distinct(key: PRNGKey, size: jax.Array, count: jax.Array, capacity: int) -> jax.Array:
-    """Draws members uniformly without replacement.
-
-    Members that were drawn before are drawn again. Whatever is done does not depend on their names,
-    so that all sets of `count` members are alike.
-
-    Args:
-      key: of this draw.
-      size: the population, more than twice `count`.
-      count: how many are drawn, at most `capacity`.
-      capacity: slots; static.
-
-    Returns:
-      Members, `[capacity]`, the first `count` of them drawn.
-    """
+    """Draws `count` of more than twice as many members uniformly without replacement."""
     slots = jnp.arange(capacity)
     is_asked = slots < count
 
@@ -203,19 +140,10 @@ def _upper(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def permuted(key: PRNGKey, places: jax.Array, size: jax.Array) -> jax.Array:
-    """Tells who stands at some places of a random order of the population.
+    """Gives the members at some places of a random order; member 0 for places outside.
 
-    A Feistel network permutes the numbers of as many bits as the population needs; a number that is
-    no member is sent through again. It is as good as a shuffle for training, and no claim of
-    privacy rests on it.
-
-    Args:
-      key: of the order.
-      places: which places, `[k]`, int32; those outside of the population give member 0.
-      size: the population, at least 2.
-
-    Returns:
-      Members, `[k]`, int32, different ones at different places.
+    A Feistel network permutes the numbers of as many bits as the population of at least 2 needs; a
+    number that is no member is permuted again. No privacy claim rests on this order.
 
     Source: Luby and Rackoff 1988; Black and Rogaway 2002 for numbers that are no members.
     """
@@ -243,10 +171,7 @@ def permuted(key: PRNGKey, places: jax.Array, size: jax.Array) -> jax.Array:
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """Mixes 32 bits, so that each depends on all.
-
-    Source: the finaliser of MurmurHash3.
-    """
+    """Mixes 32 bits, so that each depends on all (the finaliser of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

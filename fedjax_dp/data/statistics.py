@@ -13,26 +13,14 @@ from fedjax_dp.data.federated import FederatedData
 
 
 class Sharing(NamedTuple):
-    """How many examples of a pool lie with several clients.
-
-    Attributes:
-      num_shared: examples that lie with more than one client; 0 where clients are disjoint.
-      most_holders: the most clients that one example lies with, at least 1.
-    """
+    """How many examples of a pool belong to several clients."""
 
     num_shared: int = 0
     most_holders: int = 1
 
 
 def sharing_of(clients: Sequence[np.ndarray]) -> Sharing:
-    """Counts the clients that examples lie with.
-
-    Args:
-      clients: the rows of each client.
-
-    Returns:
-      The counts; a row that one client holds several times is held once.
-    """
+    """Counts the clients that each example belongs to."""
     held = np.bincount(np.concatenate([np.unique(rows).astype(np.int64) for rows in clients]))
     return Sharing(int(np.sum(held > 1)), max(1, int(np.max(held, initial=0))))
 

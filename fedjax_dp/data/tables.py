@@ -6,20 +6,7 @@ import numpy as np
 
 
 def column_of(table: Any, name: str) -> np.ndarray:
-    """Reads a column.
-
-    Args:
-      table: a `datasets.Dataset`.
-      name: the column.
-
-    Returns:
-      `[rows, ...]`: whole numbers as int64, others as float32, truth values and texts as they are;
-      lists become axes. What Arrow holds as no plain numbers, such as images, is decoded row by
-      row.
-
-    Raises:
-      ValueError: for nulls, or lists of unequal lengths, naming the column and the first row.
-    """
+    """Reads a column as `[rows, ...]`: int64, float32, booleans or text; lists become axes."""
     import pyarrow as pa
 
     column = table.select_columns([name]).with_format("arrow")[:].column(0)

@@ -88,10 +88,6 @@ def load(
 
     Returns:
       Inputs `[n, 108]`, float32, and labels (1 for more than 50,000), without natural clients.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if a file is damaged or an option is unknown.
     """
     located = locate(CATALOG["adult"], data_dir)
     # In adult.test, labels end in a full stop.

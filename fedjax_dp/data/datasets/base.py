@@ -86,19 +86,7 @@ class Dataset:
 def stratified_split(
     strata: np.ndarray, test_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sets examples aside for testing, the same share of every stratum.
-
-    Args:
-      strata: the stratum of each example, `[examples]`.
-      test_fraction: the share to set aside, in (0, 1).
-      seed: which examples those are.
-
-    Returns:
-      The rows of the training and of the test part.
-
-    Raises:
-      ValueError: if the share is out of range or a stratum is too small to be split.
-    """
+    """Sets aside the same share of every stratum for testing; gives training and test rows."""
     # scikit-learn takes longer to import than the rest of this package does.
     from sklearn.model_selection import train_test_split
 
@@ -110,19 +98,7 @@ def stratified_split(
 
 
 def as_images(pixels: np.ndarray, dtype: str) -> np.ndarray:
-    """Turns bytes from 0 to 255 into images of the asked-for type.
-
-    Args:
-      pixels: `[examples, height, width, channels]`, uint8.
-      dtype: "float32" for numbers in [0, 1], or "uint8" for the bytes as they are, which take a
-        quarter of the memory and have to be divided by 255 where a model reads them.
-
-    Returns:
-      Images of the same shape.
-
-    Raises:
-      ValueError: if `dtype` is neither of the two.
-    """
+    """Converts bytes to float32 in [0, 1], or leaves them as uint8."""
     checks.one_of("dtype", dtype, IMAGE_DTYPES)
     if dtype == "uint8":
         return pixels

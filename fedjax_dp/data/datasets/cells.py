@@ -26,14 +26,7 @@ class Column:
     """One column of a table: which cells are missing, and the others as numbers or as texts."""
 
     def __init__(self, name: str, chunks: Sequence[Any], table: "Table", missing: Sequence[str]):
-        """Reads one column.
-
-        Args:
-          name: the column.
-          chunks: its Arrow arrays, one for each file.
-          table: where cells have their places.
-          missing: texts that stand for a missing value.
-        """
+        """Reads the Arrow arrays of one column, one for each file."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -163,16 +156,7 @@ class Table:
     """The rows of one file, or of several with the same columns, one after another."""
 
     def __init__(self, paths: Sequence[pathlib.Path], missing: Sequence[str], separator: str):
-        """Reads files.
-
-        Args:
-          paths: the files.
-          missing: texts that stand for a missing value.
-          separator: the character between the cells of CSV files.
-
-        Raises:
-          ValueError: naming the file and what is wrong with it.
-        """
+        """Reads files, which must have the same columns."""
         self.files = tuple(os.fspath(path) for path in paths)
         parts = [_read(path, separator) for path in paths]
         names = parts[0].column_names
@@ -263,17 +247,7 @@ def _arrow(path: pathlib.Path) -> Any:
 
 
 def import_pyarrow(path: pathlib.Path) -> Any:
-    """Imports the library that reads tables.
-
-    Args:
-      path: the file that asks for it.
-
-    Returns:
-      The module `pyarrow`.
-
-    Raises:
-      MissingPackageError: if it is not installed.
-    """
+    """Imports pyarrow for a file, or says how to install it."""
     try:
         import pyarrow
     except ImportError as error:

@@ -44,11 +44,6 @@ def load(
 
     Returns:
       Images `[n, 32, 32, 3]` and labels 0 to 9, without natural clients.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ImportError: if image files are read and pillow is not installed.
-      ValueError: if a file is damaged.
     """
     located = locate(CATALOG["cifar10"], data_dir, source)
     (path,) = located.paths.values()

@@ -29,9 +29,6 @@ def load(
 
     Returns:
       Images `[n, 8, 8, 1]` and labels 0 to 9, without natural clients.
-
-    Raises:
-      ValueError: if an option is out of range.
     """
     from sklearn.datasets import load_digits
 

@@ -47,10 +47,6 @@ def load(
 
     Returns:
       Images `[n, 28, 28, 1]`, bright on dark, and labels, without natural clients.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if an option is unknown or a file is damaged.
     """
     checks.one_of("split", split, NUM_CLASSES)
     idx, archive = CATALOG["emnist"].sources

@@ -40,11 +40,6 @@ def load(
 
     Returns:
       Images `[n, 28, 28, 1]` and labels, with the writers' names as client ids.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ImportError: if an HDF5 file is read and h5py is not installed.
-      ValueError: if a file is damaged.
     """
     located = locate(CATALOG["femnist"], data_dir, source)
     read = _read_leaf if located.source.name == "leaf" else _read_hdf5

@@ -27,33 +27,12 @@ _MOST_DIMENSIONS = 8
 
 
 def read_bytes(path: pathlib.Path) -> bytes:
-    """Reads a file, unpacked if its first bytes are those of gzip.
-
-    Args:
-      path: the file.
-
-    Returns:
-      Its content.
-
-    Raises:
-      ValueError: if it is packed and damaged.
-    """
+    """Reads a file, unpacked if its first bytes are those of gzip."""
     return maybe_gunzip(path.read_bytes(), str(path))
 
 
 def maybe_gunzip(content: bytes, name: str) -> bytes:
-    """Unpacks bytes that are gzip, and passes on all others.
-
-    Args:
-      content: packed or plain bytes.
-      name: what to call them in an error.
-
-    Returns:
-      Plain bytes.
-
-    Raises:
-      ValueError: if they are packed and damaged.
-    """
+    """Unpacks gzip bytes and passes on all others; `name` is for errors."""
     if content[:2] != b"\x1f\x8b":
         return content
     with files.reading(name, "be a whole gzip file", OSError, EOFError, zlib.error):
@@ -61,21 +40,7 @@ def maybe_gunzip(content: bytes, name: str) -> bytes:
 
 
 def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
-    """Reads an array in the IDX format of MNIST.
-
-    The format is two zero bytes, a type byte, the number of dimensions, each dimension as a
-    big-endian 32-bit number, then the values in row-major order.
-
-    Args:
-      content: the bytes of the file, not packed.
-      name: what to call them in an error.
-
-    Returns:
-      The array in native byte order, read-only.
-
-    Raises:
-      ValueError: if the header is none of IDX or the length is not what it says.
-    """
+    """Parses unpacked IDX bytes into a read-only array in native byte order."""
     checks.require(
         len(content) >= 4
         and content[:2] == b"\0\0"
@@ -101,34 +66,14 @@ def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
-    """Reads an IDX file, packed with gzip or plain.
-
-    Args:
-      path: the file.
-
-    Returns:
-      The array, read-only.
-
-    Raises:
-      ValueError: if the file is damaged.
-    """
+    """Reads an IDX file, packed with gzip or plain."""
     return parse_idx(read_bytes(path), str(path))
 
 
 def require_labelled_images(
     images: np.ndarray, labels: np.ndarray, images_name: str, labels_name: str
 ) -> None:
-    """Requires what MNIST and its relatives are made of.
-
-    Args:
-      images: must be `[n, 28, 28]` bytes, at least one image.
-      labels: must be `[n]` bytes.
-      images_name: what to call the images in an error.
-      labels_name: what to call the labels in an error.
-
-    Raises:
-      ValueError: naming the file, the rule and what there is.
-    """
+    """Requires images `[n, 28, 28]` and labels `[n]`, both bytes, and at least one."""
     checks.require(
         images.dtype == np.uint8 and images.shape[1:] == (28, 28) and len(images) > 0,
         images_name,
@@ -144,17 +89,7 @@ def require_labelled_images(
 
 
 def require_classes(labels: np.ndarray, num_classes: int, name: str, first: int = 0) -> None:
-    """Requires every label to be a class.
-
-    Args:
-      labels: whole numbers, `[n]`.
-      num_classes: how many classes there are.
-      name: what to call the labels in an error.
-      first: the label of the first class.
-
-    Raises:
-      ValueError: naming the file, the rule, and the first label that is none and its row.
-    """
+    """Requires labels from `first` to `first + num_classes - 1`, naming the first wrong row."""
     wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
     if len(wrong):
         rule = f"hold labels of {num_classes} classes, from {first} to {first + num_classes - 1}"
@@ -162,19 +97,7 @@ def require_classes(labels: np.ndarray, num_classes: int, name: str, first: int 
 
 
 def hdf5_clients(path: pathlib.Path, *fields: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Reads what TensorFlow Federated's HDF5 files hold: arrays under `examples/CLIENT/FIELD`.
-
-    Args:
-      path: the file.
-      *fields: the arrays that each client must have.
-
-    Yields:
-      Each client's name and its arrays.
-
-    Raises:
-      ImportError: if h5py is not installed.
-      ValueError: if the file is damaged or holds something else.
-    """
+    """Reads each client's name and arrays from TFF's layout, `examples/CLIENT/FIELD`."""
     h5py = import_h5py(path)
     damage = (OSError, RuntimeError, LookupError, ValueError, TypeError)
     with contextlib.ExitStack() as stack:
@@ -190,17 +113,7 @@ def hdf5_clients(path: pathlib.Path, *fields: str) -> Iterator[tuple[str, dict[s
 
 
 def import_h5py(path: pathlib.Path) -> Any:
-    """Imports the HDF5 library, or says how to get it.
-
-    Args:
-      path: the file that needs it.
-
-    Returns:
-      The module `h5py`.
-
-    Raises:
-      MissingPackageError: if it is not installed.
-    """
+    """Imports h5py for a file, or says how to install it."""
     try:
         import h5py
     except ImportError as error:

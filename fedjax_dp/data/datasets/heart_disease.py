@@ -65,10 +65,6 @@ def load(
     Returns:
       Inputs `[n, 22]`, float32, labels (1 for any degree of disease), and the hospital's name as
       client id.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if a file is damaged or an option is out of range.
     """
     located = locate(CATALOG["heart_disease"], data_dir)
     tables = [_read(located.paths[f"processed.{hospital}.data"]) for hospital in HOSPITALS]

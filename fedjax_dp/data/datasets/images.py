@@ -9,20 +9,7 @@ from fedjax_dp.core.packages import MissingPackageError
 
 
 def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
-    """Decodes an image file.
-
-    Args:
-      content: the bytes of the file.
-      place: what to call it in an error.
-      size: the width and the height that it must have.
-
-    Returns:
-      Pixels `[height, width, 3]`, uint8; grey ones in three equal channels.
-
-    Raises:
-      MissingPackageError: if pillow is not installed.
-      ValueError: if it is no whole image of that size.
-    """
+    """Decodes an image of a given width and height to uint8 `[height, width, 3]`."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -95,10 +95,6 @@ def load(
 
     Returns:
       Inputs `[n, 118]`, float32, and labels, without natural clients.
-
-    Raises:
-      MissingDataError: if the file is missing.
-      ValueError: if it is damaged or an option is out of range.
     """
     checks.one_of("target", target, ("attack", "kind"))
     checks.one_of("scaling", scaling, SCALINGS)

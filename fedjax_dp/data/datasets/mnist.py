@@ -35,10 +35,6 @@ def load_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Data
 
     Returns:
       Images `[n, 28, 28, 1]`, bright on dark, and labels 0 to 9, without natural clients.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if a file is damaged.
     """
     located = locate(CATALOG["mnist"], data_dir)
     return _dataset("mnist", located, dtype, tuple("0123456789"))
@@ -53,10 +49,6 @@ def load_fashion_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32")
 
     Returns:
       Images `[n, 28, 28, 1]`, bright on dark, and labels 0 to 9, without natural clients.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if a file is damaged.
     """
     located = locate(CATALOG["fashion_mnist"], data_dir)
     return _dataset("fashion_mnist", located, dtype, _FASHION_CLASSES)
@@ -75,10 +67,6 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
 
     Returns:
       Images and labels as `load_mnist`, with the writers' numbers as client ids, int32.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if a file is damaged or the label files belong to other images.
     """
     located = locate(CATALOG["mnist_by_writer"], data_dir)
     plain = _dataset("mnist_by_writer", located, dtype, tuple("0123456789"))

@@ -54,11 +54,6 @@ def load(
 
     Returns:
       Inputs and targets `[n, sequence_length]`, int32, with the role (`play|ROLE`) as client id.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ImportError: if an HDF5 file is read and h5py is not installed.
-      ValueError: if an option is out of range.
     """
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["shakespeare"], data_dir, source)
@@ -92,10 +87,6 @@ def load_tiny(
 
     Returns:
       Inputs and targets `[n, sequence_length]`, int32, with the role as client id.
-
-    Raises:
-      MissingDataError: if the file is missing.
-      ValueError: if an option is out of range.
     """
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["tiny_shakespeare"], data_dir)
@@ -113,32 +104,14 @@ def load_tiny(
 
 
 def encode_text(text: str) -> np.ndarray:
-    """Numbers the characters of a text by their place in `VOCABULARY`.
-
-    Args:
-      text: any text.
-
-    Returns:
-      `[characters]`, int32; characters outside the vocabulary become that of the space.
-    """
+    """Encodes characters by their place in `VOCABULARY`, others as the space; int32."""
     table = np.full(256, _SPACE, dtype=np.int32)
     table[np.frombuffer(VOCABULARY.encode("ascii"), np.uint8)] = np.arange(len(VOCABULARY))
     return table[np.frombuffer(text.encode("latin-1", errors="replace"), np.uint8)]
 
 
 def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts a sequence into windows of inputs and next tokens.
-
-    Every token but the first is a target exactly once.
-
-    Args:
-      tokens: `[tokens]`, int32.
-      length: positions in a window.
-
-    Returns:
-      Inputs, padded with 0, and targets, padded with -1, both `[windows, length]`; no window where
-      there are fewer than two tokens.
-    """
+    """Cuts tokens into windows of inputs (padded with 0) and next tokens (padded with -1)."""
     num_targets = max(len(tokens) - 1, 0)
     num_windows = -(-num_targets // length)
     x = np.zeros(num_windows * length, dtype=np.int32)

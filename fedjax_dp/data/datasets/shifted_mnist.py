@@ -38,10 +38,6 @@ def load_fedcmnist(
     Returns:
       Images `[n, 28, 28, 3]` and labels 0 to 9, without natural clients.
 
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if a file is damaged.
-
     Source: Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix B.2; it names
       no palette, and both of `data.shifts` are ours.
     """
@@ -76,10 +72,6 @@ def load_fedrotmnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -
 
     Returns:
       Images `[n, 28, 28, 1]` and labels 0 to 9, without natural clients.
-
-    Raises:
-      MissingDataError: if files are missing.
-      ValueError: if a file is damaged.
 
     Source: Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix B.2.
     """

@@ -239,10 +239,7 @@ def _test_rows(
 def _client_ids(
     table: Table, client: str | None, num_training_files: int | None
 ) -> np.ndarray | None:
-    """Names the client of each row: whole numbers where all are such, else texts.
-
-    With a number of training files, behind which those of test rows stand, each file is a client.
-    """
+    """Gives the client of each row, whole numbers where all are such; or each file's name."""
     if num_training_files is not None:
         files = table.files[:num_training_files], table.files[num_training_files:]
         return np.repeat(_file_names(files), np.diff(table.starts))

@@ -23,15 +23,7 @@ _NUMBER = re.compile(r"[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?")
 
 @dataclasses.dataclass(frozen=True)
 class Numeric:
-    """Describes a column of numbers.
-
-    Attributes:
-      name: the column.
-      low: the smallest plausible value, known without looking at the data.
-      high: the largest plausible value, known without looking at the data.
-      is_log: whether a fixed range is that of log(1 + value - low), for amounts of any order of
-        magnitude.
-    """
+    """A column of numbers with a public range, in log(1 + value - low) where `is_log`."""
 
     name: str
     low: float
@@ -41,12 +33,7 @@ class Numeric:
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
-    """Describes a column of categories.
-
-    Attributes:
-      name: the column.
-      values: all categories; where "?" is among them, a missing cell is a category of its own.
-    """
+    """A column of categories; with "?" among `values`, a missing cell is one of them."""
 
     name: str
     values: tuple[str, ...]
@@ -56,14 +43,7 @@ Column = Numeric | Categorical
 
 
 def exact_statistics(scaling: str) -> tuple[str, ...]:
-    """Names the exact figures of the training part that a scaling enters into every example.
-
-    Args:
-      scaling: "standard" or "range".
-
-    Returns:
-      The figures in words, which a privacy statement repeats; empty for a fixed range.
-    """
+    """Names the exact figures that a scaling enters into every example, for privacy statements."""
     if scaling not in EXACT_SCALINGS:
         return ()
     return (
@@ -73,14 +53,7 @@ def exact_statistics(scaling: str) -> tuple[str, ...]:
 
 
 def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
-    """Names the input columns that `encode` makes.
-
-    Args:
-      columns: what the table holds.
-
-    Returns:
-      The name of a numeric column, and `column=value` for each category.
-    """
+    """Names the input columns that `encode` makes: a number's own name, else `column=value`."""
     names: list[str] = []
     for column in columns:
         if isinstance(column, Numeric):
@@ -93,7 +66,7 @@ def feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
 def encode(
     columns: Sequence[Column], train: np.ndarray, test: np.ndarray, scaling: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes categories as 0/1 columns, scales numbers and fills in missing cells.
+    """Encodes categories as 0/1 columns, scales numbers and fills in missing cells; float32.
 
     "standard" subtracts the mean of the known training values and divides by their standard
     deviation (1 where that is 0); a missing number becomes the mean, a missing category the most
@@ -103,18 +76,6 @@ def encode(
     Guarantee: "range" learns nothing from the data, so the privacy of a training on the result is
     that of the training alone. "standard" uses exact statistics of the pooled training part, which
     no privacy statement of a later training covers.
-
-    Args:
-      columns: what the table holds, from left to right.
-      train: training cells, `[train rows, columns]`, text.
-      test: test cells, `[test rows, columns]`, text.
-      scaling: "standard" or "range".
-
-    Returns:
-      Training and test inputs, `[rows, features]`, float32.
-
-    Raises:
-      ValueError: if a cell is no number or no known category, or `scaling` is unknown.
     """
     checks.one_of("scaling", scaling, SCALINGS)
     blocks = []
@@ -134,21 +95,7 @@ def encode(
 def read_table(
     path: pathlib.Path, columns: Sequence[Column], target: Categorical, separator: str
 ) -> np.ndarray:
-    """Reads a text file of rows whose last cell is the target.
-
-    Args:
-      path: the file; empty lines, and a first line that starts with "|", are no rows.
-      columns: what its other cells hold, from left to right.
-      target: what the last cell holds; it is never missing.
-      separator: what stands between cells.
-
-    Returns:
-      Cells, `[rows, columns + 1]`, text.
-
-    Raises:
-      ValueError: naming file, line, rule and cell, if a row has another number of cells, a cell is
-        none of its column, or there are no rows.
-    """
+    """Reads rows of text cells, `[rows, columns + 1]`, whose last cell is the target."""
     width = len(columns) + 1
     numbers, rows = [], []
     for number, line in files.lines(files.read_text(path)):
@@ -192,14 +139,7 @@ def _require_cells(
 
 
 def is_number(cell: str) -> bool:
-    """Tells whether a cell is a number as people write it, and one that a float32 holds.
-
-    Args:
-      cell: the text.
-
-    Returns:
-      False for other texts, "nan" and "inf" among them.
-    """
+    """Whether a cell is a plain decimal number that float32 holds, so not NaN or infinity."""
     is_plain = _NUMBER.fullmatch(cell) is not None
     return is_plain and abs(float(cell)) <= _LARGEST
 
@@ -217,16 +157,9 @@ def _numeric(
 
 
 def in_range(column: Numeric, values: np.ndarray) -> np.ndarray:
-    """Maps the fixed range of a column to [0, 1], and cuts what lies outside.
+    """Maps the fixed range of a column to [0, 1] and cuts what lies outside; 0.5 for NaN.
 
     Guarantee: each value depends on itself and on the column's public range alone.
-
-    Args:
-      column: the column, with its range.
-      values: its numbers, of any shape; NaN where one is missing.
-
-    Returns:
-      Numbers in [0, 1] of the same shape, float64; 0.5 for a missing one.
     """
     above = np.clip(np.asarray(values, np.float64), column.low, column.high) - column.low
     width = column.high - column.low

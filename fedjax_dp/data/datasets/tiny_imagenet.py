@@ -41,11 +41,6 @@ def load(
       Images `[n, 64, 64, 3]` and labels, the places of the drawn classes in the order of
       `wnids.txt`; without natural clients.
 
-    Raises:
-      MissingDataError: if files are missing.
-      ImportError: if pillow is not installed.
-      ValueError: if a file is damaged, does not fit the others, or there are too few classes.
-
     Source: Le, Yang, Tiny ImageNet Visual Recognition Challenge, Stanford CS231n, 2015.
     """
     located = locate(CATALOG["tiny_imagenet"], data_dir, None)
