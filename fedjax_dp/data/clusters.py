@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.shifts import rotate_quarter_turns, shift_labels
 from fedjax_dp.data.sizes import Seed
 
@@ -16,18 +17,18 @@ SHIFTS = ("rotation", "label")
 
 @checked
 def overlapping_draw(
-    num_examples: int,
+    num_examples: Count,
     rng: Seed,
     *,
-    cluster_sizes: Sequence[int] = CLUSTER_SIZES,
-    samples_per_client: int | None = None,
+    cluster_sizes: Sequence[Count] = CLUSTER_SIZES,
+    samples_per_client: Count | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Lets every client of every cluster draw examples of its own from one pool.
+    """Draws the examples of every client of every cluster from one pool.
 
     A client draws without replacement, but independently of the others, so that clients overlap.
 
-    Guarantee: since a record may lie with several clients, the privacy of a record over the whole
-    federation is not that of one client; the statement for each client's own data is not affected.
+    Guarantee: since a record may belong to several clients, the privacy of a record over all
+    clients is not that of one client; the statement for each client's own data is not affected.
 
     Args:
       num_examples: how many examples the pool has.
@@ -45,10 +46,7 @@ def overlapping_draw(
 
     Source: the experiments of "Differentially Private Clustered Federated Learning" (R-DPCFL).
     """
-    checks.whole("num_examples", num_examples)
     checks.require(len(cluster_sizes) > 0, "cluster_sizes", "name a cluster", cluster_sizes)
-    for size in cluster_sizes:
-        checks.whole("cluster_sizes", size)
     count = num_examples // 6 if samples_per_client is None else samples_per_client
     checks.whole("samples_per_client", count)
     checks.require(count <= num_examples, "samples_per_client", f"be at most {num_examples}", count)

@@ -31,7 +31,7 @@ _DAMAGE = (
 
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
-    """Holds all examples of all clients flat, client after client.
+    """The examples of all clients, flat, client after client.
 
     The store is ragged: client `i` owns rows `offsets[i]` to `offsets[i + 1]`. Nothing is padded
     here; padding happens where a compiled round gathers a batch. The arrays may be memory maps, so
@@ -87,31 +87,31 @@ class FederatedData:
 
     @property
     def num_clients(self) -> int:
-        """Counts the clients, those without examples included."""
+        """The number of clients, with those that have no examples."""
         return len(self.offsets) - 1
 
     @property
     def num_examples(self) -> int:
-        """Counts the examples of all clients."""
+        """The number of examples of all clients."""
         return int(self.offsets[-1])
 
     @property
     def sizes(self) -> np.ndarray:
-        """Counts the examples of each client, `[num_clients]`."""
+        """The number of examples of each client, `[num_clients]`."""
         return np.diff(self.offsets)
 
     @property
     def client_of_example(self) -> np.ndarray:
-        """Names the client of each example, `[num_examples]`, int32."""
+        """The client of each example, `[num_examples]`, int32."""
         return np.repeat(np.arange(self.num_clients, dtype=np.int32), self.sizes)
 
     @property
     def num_bytes(self) -> int:
-        """Counts the bytes of all examples."""
+        """The size of all examples in bytes."""
         return int(sum(array.nbytes for array in self.examples.values()))
 
     def slab(self, clients: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Copies the examples of neighbouring clients, in few sizes, so that few programs are made.
+        """Copies the examples of neighbouring clients, in few sizes, so that few programs compile.
 
         Args:
           clients: neighbouring indices, in their order, at least one.

@@ -16,7 +16,7 @@ _TOLERANCE = 1e-3
 def by_preference(
     labels: np.ndarray, preferences: np.ndarray, sizes: np.ndarray, rng: Seed
 ) -> list[np.ndarray]:
-    """Deals examples out so that clients come near to the label shares that they prefer.
+    """Deals examples so that clients get nearly the label shares that they prefer.
 
     Preferences and the pool rarely fit together exactly. The expected counts are those closest to
     the preferences, in Kullback-Leibler divergence, among all that use every example once and give
@@ -70,14 +70,14 @@ def by_preference(
 @checked
 def label_and_size_skew(
     labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     rng: Seed,
     *,
     alpha: Positive,
     exponent: NonNegative = 1.0,
     min_size: Index = 1,
 ) -> list[np.ndarray]:
-    """Skews labels and sizes, each to a degree of its own.
+    """Skews labels and sizes, each to a separate degree.
 
     A client's label shares are drawn from Dirichlet(alpha * classes * p) with p the shares of the
     pool, so that for balanced classes alpha means what it means in `dirichlet`; sizes follow a
@@ -103,7 +103,6 @@ def label_and_size_skew(
     """
     labels = np.asarray(labels)
     checks.require(labels.ndim == 1 and len(labels) > 0, "labels", "be a row", labels.shape)
-    checks.positive("alpha", alpha)
     rng = np.random.default_rng(rng)
     sizes = power_law_sizes(len(labels), num_clients, rng, exponent=exponent, min_size=min_size)
     _, counts = np.unique(labels, return_counts=True)
@@ -115,7 +114,7 @@ def label_and_size_skew(
 @checked
 def majority_classes(
     labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     rng: Seed,
     *,
     num_majority: Count = 2,
@@ -143,15 +142,12 @@ def majority_classes(
     """
     labels = np.asarray(labels)
     num_classes = len(np.unique(labels))
-    checks.whole("num_clients", num_clients)
-    checks.whole("num_majority", num_majority)
     checks.require(
         num_majority < num_classes,
         "num_majority",
         f"be below the number of classes, {num_classes}",
         num_majority,
     )
-    checks.probability("majority_share", majority_share, allow_zero=True)
     checks.require(
         num_clients <= len(labels), "num_clients", f"be at most {len(labels)}", num_clients
     )

@@ -9,6 +9,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.sampling import Draw, Sampler
 
 
@@ -45,7 +46,7 @@ class Participation(NamedTuple):
 
     @property
     def min_drawn(self) -> int:
-        """Counts the clients that every round has at least."""
+        """The fewest clients of a round."""
         return self.sampler.min_drawn(self.num_clients, self.cohort_size)
 
     def most_drawn(self, num_rounds: int) -> int:
@@ -55,7 +56,7 @@ class Participation(NamedTuple):
           num_rounds: how many rounds.
 
         Returns:
-          A number that is never exceeded; where clients are drawn by coins, with a chance below
+          A number that is never exceeded; under Poisson sampling, but for a chance of
           1e-9.
         """
         most = min(self.num_clients, num_rounds * self.capacity)
@@ -63,13 +64,13 @@ class Participation(NamedTuple):
             return most
         stays = math.log1p(-min(self.cohort_size / self.num_clients, 1 - 1e-12))
         mean = self.num_clients * -math.expm1(num_rounds * stays)
-        # Bernstein's inequality for a sum of coins.
+        # Bernstein's inequality for a sum of independent draws.
         tail = math.log(1e9)
         return min(most, math.ceil(mean + math.sqrt(2 * mean * tail) + tail))
 
     @property
     def separation(self) -> int:
-        """Counts the rounds from one participation of a client to its next, at least."""
+        """The fewest rounds from one participation of a client to its next."""
         return self.sampler.separation(self.num_clients, self.cohort_size)
 
     def event(self, base: Any) -> Any:
@@ -89,7 +90,7 @@ class Participation(NamedTuple):
 
 @checked
 def participation(
-    sampler: Sampler, num_clients: int, cohort_size: float | None = None
+    sampler: Sampler, num_clients: Count, cohort_size: float | None = None
 ) -> Participation:
     """Binds a sampler to a population of clients.
 
@@ -97,7 +98,7 @@ def participation(
       sampler: `poisson()`, `fixed_size()`, `everybody()`, `cyclic()` or `min_separated(…)`.
       num_clients: the population.
       cohort_size: the number of clients a round, the expected one under Poisson sampling, in
-        (0, num_clients]; everybody where it is None.
+        (0, num_clients]; all of them where it is None.
 
     Returns:
       The participation.
@@ -106,7 +107,6 @@ def participation(
       ValueError: if the cohort is larger than the population, or than what separated draws leave,
         or fractional where the sampler draws a fixed number.
     """
-    checks.whole("num_clients", num_clients)
     size = float(num_clients if cohort_size is None else cohort_size)
     checks.positive("cohort_size", size)
     checks.require(

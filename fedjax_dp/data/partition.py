@@ -18,7 +18,7 @@ from fedjax_dp.data.sizes import Seed, check_pool, even_sizes, power_law_sizes
 
 
 @checked
-def iid(num_examples: int, num_clients: int, rng: Seed) -> list[np.ndarray]:
+def iid(num_examples: Count, num_clients: Count, rng: Seed) -> list[np.ndarray]:
     """Deals examples out at random, the same number to each client (give or take one).
 
     Args:
@@ -38,8 +38,8 @@ def iid(num_examples: int, num_clients: int, rng: Seed) -> list[np.ndarray]:
 
 @checked
 def quantity_skew(
-    num_examples: int,
-    num_clients: int,
+    num_examples: Count,
+    num_clients: Count,
     rng: Seed,
     *,
     exponent: NonNegative = 1.0,
@@ -67,7 +67,7 @@ def quantity_skew(
 
 @checked
 def dirichlet(
-    labels: np.ndarray, num_clients: int, rng: Seed, *, alpha: Positive, min_size: Index = 1
+    labels: np.ndarray, num_clients: Count, rng: Seed, *, alpha: Positive, min_size: Index = 1
 ) -> list[np.ndarray]:
     """Skews labels and sizes by a Dirichlet draw for each class.
 
@@ -109,7 +109,7 @@ def dirichlet(
 @checked
 def shards(
     labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     rng: Seed,
     *,
     shards_per_client: Count = 2,

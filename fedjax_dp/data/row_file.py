@@ -39,7 +39,7 @@ class RowFile:
     @property
     def path(self) -> pathlib.Path:
         """The file; raises where no folder is known."""
-        rule = "be named where what clients keep is on the disk: rows have no place to go to"
+        rule = "be given when client state is stored on disk"
         checks.require(self.folder is not None, "folder", rule, self.folder)
         assert self.folder is not None
         return self.folder / FILE
@@ -55,7 +55,7 @@ class RowFile:
             weakref.finalize(self, os.close, self._descriptor)
             _sync_folder(self.path.parent)
         is_ours = owner.exists() and owner.read_text() == self._token
-        rule = "belong to one simulation at a time; another state writes there since"
+        rule = "belong to one simulation at a time; another one writes there now"
         checks.require(is_ours, "folder", rule, str(self.folder))
 
     def num_lying(self) -> int:
@@ -71,8 +71,8 @@ class RowFile:
             place = place.parent
         free = shutil.disk_usage(place).free
         rule = (
-            f"be on a disk with {needed:,} bytes free, for {num_rows:,} rows of "
-            f"{self.num_bytes:,} bytes that clients may come to keep"
+            f"be on a disk with {needed:,} bytes free, for {num_rows:,} records of "
+            f"{self.num_bytes:,} bytes of client state"
         )
         checks.require(needed <= free, name, rule, f"{free:,} bytes free in {place}")
 

@@ -7,7 +7,6 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Count
@@ -43,8 +42,8 @@ class Sampler(NamedTuple):
       init: `(limit) -> state` before the first draw; `limit` is the largest population.
       draw: `(state, key, step, size, batch_size, limit, capacity, any_of) -> (state, Draw)`;
         `key` is the same at every step, `size` and `batch_size` (the expected count) may be
-        traced. `any_of` tells of a flag whether it is set for any draw that is computed side by
-        side with this one; it may be left out.
+        traced. `any_of` reduces a flag over all draws that are vmapped with this one; it may be
+        left out.
       capacity: `(limit, max_batch_size) -> int`, the number of slots that a draw needs.
       event: `(base, size, batch_size) -> DpEvent` of one draw with the base event behind it.
       nominal_size: `(size, batch_size) -> count`, the public number a draw is expected to hold.
@@ -94,7 +93,8 @@ def _slots(indices: jax.Array, count: jax.Array, capacity: int) -> Draw:
     return Draw(indices, is_real, (count - kept).astype(jnp.int32))
 
 
-def poisson(capacity: int | None = None) -> Sampler:
+@checked
+def poisson(capacity: Count | None = None) -> Sampler:
     """Draws each member independently with probability `batch_size / size`.
 
     Without a capacity the draw is exact, and compiled loops run only over slots that are filled.
@@ -102,7 +102,7 @@ def poisson(capacity: int | None = None) -> Sampler:
     chance of at most 2^-100; it then costs what it draws, not what there is. With a capacity, a
     larger draw is cut to a uniformly random subset and accounted as truncated sampling.
 
-    Guarantee: given all others, nobody is drawn at more than the accounted rate: 32-bit
+    Guarantee: given all others, no member is drawn at more than the accounted rate: 32-bit
     comparisons, with rates rounded down by more than their numbers may err.
 
     Args:
@@ -116,9 +116,6 @@ def poisson(capacity: int | None = None) -> Sampler:
 
     Source: Abadi and others 2016, section 3.1; truncation: arXiv 2508.15089.
     """
-    if capacity is not None:
-        checks.whole("capacity", capacity)
-
     is_cut = capacity is not None
 
     def dense(key, size, batch_size, limit, capacity):
@@ -161,7 +158,7 @@ def poisson(capacity: int | None = None) -> Sampler:
 
     def event(base, size, batch_size):
         rate = min(1.0, batch_size / size)
-        # The draw compares in float32, where a rate this close to 1 draws everybody.
+        # The draw compares in float32, where a rate this close to 1 draws every member.
         rate = 1.0 if rate > _RATE_MARGIN else rate
         if capacity is None or capacity >= size:
             return base if rate >= 1.0 else dp_accounting.PoissonSampledDpEvent(rate, base)
@@ -266,13 +263,13 @@ def everybody() -> Sampler:
 
 @checked
 def everybody_first(steps: Count, then: Sampler) -> Sampler:
-    """Draws everybody at first, and by another sampler after that.
+    """Draws the whole population at first, and by another sampler after that.
 
-    No amplification is known of it, so that privacy for whoever is drawn refuses it.
+    It has no amplification analysis, so privacy for those drawn refuses it.
 
     Args:
-      steps: how many of the first draws hold everybody, at least 1.
-      then: the sampler of what follows.
+      steps: how many of the first draws hold the whole population, at least 1.
+      then: the sampler of the later draws.
 
     Returns:
       The sampler.
@@ -280,7 +277,6 @@ def everybody_first(steps: Count, then: Sampler) -> Sampler:
     Raises:
       ValueError: if the number is not a positive integer; from `event`, always.
     """
-    checks.whole("steps", steps)
 
     def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         state, later = then.draw(state, key, step, size, batch_size, limit, capacity, any_of)
@@ -289,8 +285,8 @@ def everybody_first(steps: Count, then: Sampler) -> Sampler:
 
     def event(base, size, batch_size):
         raise ValueError(
-            "sampler must have an analysis where those who are drawn are promised privacy, got "
-            f"everybody in the first {steps} draws and {then.name} later"
+            "sampler must have a privacy analysis for the members it draws, got full participation "
+            f"in the first {steps} draws and {then.name} later"
         )
 
     return then._replace(
@@ -331,7 +327,8 @@ def cyclic() -> Sampler:
     )
 
 
-def min_separated(separation: int) -> Sampler:
+@checked
+def min_separated(separation: Count) -> Sampler:
     """Draws each member at most once in so many steps, `batch_size` of them at random.
 
     The population is dealt into `separation` groups at random, once for a run; a step draws from
@@ -346,7 +343,6 @@ def min_separated(separation: int) -> Sampler:
     Raises:
       ValueError: if the separation is not a positive integer.
     """
-    checks.whole("separation", separation)
 
     def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         exists = jnp.arange(limit) < size

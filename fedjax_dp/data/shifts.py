@@ -7,6 +7,7 @@ from scipy import ndimage
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.sizes import Seed
 
 # Ten colours, red, green and blue in [0, 1], far apart from one another.
@@ -71,7 +72,7 @@ def rotate_quarter_turns(images: np.ndarray, turns: int) -> np.ndarray:
 
 
 @checked
-def shift_labels(labels: np.ndarray, shift: int, num_classes: int) -> np.ndarray:
+def shift_labels(labels: np.ndarray, shift: int, num_classes: Count) -> np.ndarray:
     """Renames classes in a circle: y becomes (y + shift) mod classes.
 
     Args:
@@ -86,7 +87,6 @@ def shift_labels(labels: np.ndarray, shift: int, num_classes: int) -> np.ndarray
       ValueError: if a label is out of range.
     """
     labels = np.asarray(labels)
-    checks.whole("num_classes", num_classes)
     checks.require(
         bool(np.all((labels >= 0) & (labels < num_classes))),
         "labels",

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.ranges import Count, Index, NonNegative
 
 Seed = np.random.Generator | int
 
@@ -18,12 +18,12 @@ def even_sizes(total: int, parts: int) -> np.ndarray:
 
 @checked
 def power_law_sizes(
-    num_examples: int,
-    num_clients: int,
+    num_examples: Count,
+    num_clients: Count,
     rng: Seed,
     *,
     exponent: NonNegative = 1.0,
-    min_size: int = 1,
+    min_size: Index = 1,
 ) -> np.ndarray:
     """Draws sizes `[clients]` that are `min_size` plus a share ∝ rank^(-exponent)."""
     check_pool(num_examples, num_clients, min_size)
@@ -43,9 +43,6 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
 
 def check_pool(num_examples: int, num_clients: int, min_size: int) -> None:
     """Requires that a pool has `min_size` examples for every client."""
-    checks.whole("num_examples", num_examples)
-    checks.whole("num_clients", num_clients)
-    checks.whole("min_size", min_size, at_least=0)
     checks.require(
         num_clients * min_size <= num_examples,
         "num_clients",

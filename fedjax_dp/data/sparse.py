@@ -1,6 +1,6 @@
 """Draws from large populations that cost what they draw, and not what there is.
 
-A draw from few members looks at each of them. From more than `DENSE` members these functions draw
+A draw from few members visits each of them. From more than `DENSE` members these functions draw
 the gaps between members, or members until they are distinct, or places of a permutation one by one.
 """
 
@@ -12,7 +12,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core.keys import fold
 
-# Up to so many members, and so many times the members that are expected, all are looked at.
+# Up to so many members, and so many times the members that are expected, all are visited.
 DENSE = 1024
 _DENSE_BATCHES = 32
 # No draw of a run is larger than its slots, but with a chance of 2^-100 each.
@@ -77,7 +77,7 @@ def coins(
     gaps = jnp.minimum(jnp.sum(jnp.where(is_one, values, 0), axis=1, dtype=jnp.uint32), limit)
     is_longer = bits[:, -1] < goes_on
     steps = jnp.where(is_longer, jnp.minimum(piece, limit), jnp.minimum(gaps + 1, limit))
-    # Whatever lies behind the last member stays there.
+    # What is past the last member stays there.
     ends = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, jnp.uint32(limit)), steps)
     starts = jnp.concatenate([jnp.zeros(1, jnp.uint32), ends[:-1]])
     places = starts + gaps
@@ -111,7 +111,7 @@ def distinct(key: PRNGKey, size: jax.Array, count: jax.Array, capacity: int) -> 
         attempt, rows, is_wrong = carry
         fresh = _uniform(fold(key, attempt), size, capacity)
         rows = jnp.where(is_wrong, fresh, rows)
-        # Slots that nobody asked for hold what no member is called.
+        # Unused slots hold numbers that no member has.
         named = jnp.where(is_asked, rows, size + slots)
         order = jnp.argsort(named, stable=True)
         is_same = jnp.concatenate([jnp.zeros(1, bool), named[order][1:] == named[order][:-1]])

@@ -1,4 +1,4 @@
-"""What a partition came to, in numbers and in words."""
+"""Statistics of a partition, in numbers and in words."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ def sharing_of(clients: Sequence[np.ndarray]) -> Sharing:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionStatistics:
-    """Describes how examples lie with clients. These are exact figures, not private ones.
+    """How examples are spread over clients: exact figures, not private ones.
 
     Attributes:
       sizes: examples of each client, `[clients]`.
       label_counts: examples of each label at each client, `[clients, labels]`, or None where there
         are no labels.
       labels: the labels that the columns count, ascending, as text.
-      num_shared: examples that lie with more than one client; 0 where clients are disjoint.
+      num_shared: examples that belong to more than one client; 0 where clients are disjoint.
       num_unused: examples of the pool that no client has.
       client_names: a label for each client, or an empty tuple where they have none.
     """
@@ -48,12 +48,12 @@ class PartitionStatistics:
 
     @property
     def num_clients(self) -> int:
-        """Counts the clients."""
+        """The number of clients."""
         return len(self.sizes)
 
     @property
     def label_entropy(self) -> np.ndarray | None:
-        """Measures how mixed each client's labels are, `[clients]`, in nats; 0 for one label."""
+        """The entropy of each client's labels, `[clients]`, in nats; 0 for one label."""
         shares = self._shares()
         if shares is None:
             return None
@@ -62,7 +62,7 @@ class PartitionStatistics:
 
     @property
     def total_variation(self) -> np.ndarray | None:
-        """Measures how far each client's label shares are from those of all clients together.
+        """The distance of each client's label shares from those of all clients together.
 
         Half the sum of absolute differences, `[clients]`, from 0 (alike) to 1; clients without
         examples count as 0.
@@ -122,9 +122,9 @@ class PartitionStatistics:
                 f"max {variation.max():.3f}",
             ]
         if self.num_shared:
-            lines.append(f"{self.num_shared} examples lie with more than one client")
+            lines.append(f"{self.num_shared} examples belong to more than one client")
         if self.num_unused:
-            lines.append(f"{self.num_unused} examples lie with no client")
+            lines.append(f"{self.num_unused} examples belong to no client")
         return "\n".join(lines)
 
     def by_client(self) -> str:

@@ -3,18 +3,19 @@
 import gzip
 import io
 import json
-import re
 import struct
 import tarfile
 import zipfile
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from scipy import ndimage
 
 from fedjax_dp.data import datasets, shifts
 from fedjax_dp.data.datasets import cifar, shakespeare, tabular
-from fedjax_dp.data.datasets.formats import parse_idx, read_idx
+from fedjax_dp.data.datasets.formats import read_idx
 
 
 def idx_bytes(array):
@@ -40,17 +41,6 @@ class TestIdx:
             result = read_idx(path)
             np.testing.assert_array_equal(result, array)
             assert result.dtype == np.dtype(dtype) and result.dtype.isnative
-
-    @pytest.mark.parametrize("damage", [b"", b"\0\0\x08", b"PK\x03\x04 and more"])
-    def test_what_is_no_idx_is_refused(self, damage):
-        with pytest.raises(ValueError, match="IDX"):
-            parse_idx(damage)
-
-    def test_a_short_file_is_refused(self, rng):
-        content = idx_bytes(rng.integers(0, 9, (3, 4)).astype(np.uint8))
-        for cut in (content[:-1], content + b"\0"):
-            with pytest.raises(ValueError, match="hold 24 bytes"):
-                parse_idx(cut)
 
 
 def write_mnist(folder, rng, num_train=20, num_test=10):
@@ -260,77 +250,30 @@ class TestTinyImagenet:
         with pytest.raises(ValueError, match="num_classes must be at most 3"):
             datasets.load("tiny_imagenet", tmp_path, num_classes=4)
 
-    @pytest.mark.parametrize(
-        ("path", "content", "rule"),
-        [
-            ("val/val_annotations.txt", "val_0.JPEG\tn99999999\t0\t0\t9\t9\n",
-             "val_annotations.txt, line 1 must name a class of wnids.txt, got 'n99999999'"),
-            ("val/val_annotations.txt", f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\n",
-             "val_annotations.txt, line 1 must have 6 columns"),
-            ("val/val_annotations.txt", f"../a.JPEG\t{IDS[0]}\t0\t0\t9\t9\n",
-             "val_annotations.txt, line 1 must name an image of the folder"),
-            ("val/val_annotations.txt", f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t65\n",
-             "val_annotations.txt, line 1 must hold a box"),
-            ("val/val_annotations.txt", f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t9\n",
-             "val_annotations.txt must name every image of the folder"),
-            (f"train/{IDS[0]}/{IDS[0]}_boxes.txt", f"{IDS[0]}_0.JPEG\t0\t0\t9\t9\n" * 2,
-             "_boxes.txt, line 2 must name each image once"),
-            ("wnids.txt", f"{IDS[0]}\nkatze\n", "wnids.txt, line 2 must be an id of WordNet"),
-            ("wnids.txt", f"{IDS[0]}\n" * 2, "wnids.txt, line 2 must name each class once"),
-            ("words.txt", f"{IDS[0]}\tcat\n", "words.txt must name every class"),
-            ("words.txt", f"{IDS[0]} cat\n", "words.txt, line 1 must hold an id, a tab"),
-        ],
-    )  # fmt: skip
-    def test_wrong_lists_are_named(self, tmp_path, folder, rng, path, content, rule):
-        write_tiny_imagenet(folder, rng)
-        (folder / path).write_text(content)
-        with pytest.raises(ValueError, match=re.escape(rule)):
-            datasets.load("tiny_imagenet", tmp_path)
 
-    def test_damaged_images_are_named(self, tmp_path, folder, rng):
-        image = pytest.importorskip("PIL.Image")
-        write_tiny_imagenet(folder, rng)
-        path = folder / "train" / IDS[1] / "images" / f"{IDS[1]}_1.JPEG"
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ValueError, match=rf"{path.name} must be (an|a whole) image"):
-            datasets.load("tiny_imagenet", tmp_path)
-        image.new("RGB", (64, 32)).save(path, "jpeg")
-        with pytest.raises(ValueError, match=rf"{path.name} must be 64x64 pixels"):
-            datasets.load("tiny_imagenet", tmp_path)
-
-    def test_missing_folders_are_named(self, tmp_path, folder, rng):
-        write_tiny_imagenet(folder, rng)
-        (folder / "train" / IDS[1] / "images").rename(folder / "elsewhere")
-        with pytest.raises(ValueError, match=rf"{IDS[1]}/images must be a folder of images"):
-            datasets.load("tiny_imagenet", tmp_path)
-        (folder / "val").rename(folder / "valid")
-        with pytest.raises(datasets.MissingDataError, match="val"):
-            datasets.load("tiny_imagenet", tmp_path)
+def emnist_files(rng, split, first_label, num_classes):
+    contents, parts = {}, []
+    for part in ("train", "test"):
+        upright = rng.integers(0, 256, (8, 28, 28)).astype(np.uint8)
+        labels = rng.integers(0, num_classes, 8)
+        stored = np.ascontiguousarray(upright.transpose(0, 2, 1))
+        for kind, array in (
+            ("images-idx3", stored),
+            ("labels-idx1", (labels + first_label).astype(np.uint8)),
+        ):
+            name = f"emnist-{split}-{part}-{kind}-ubyte.gz"
+            contents[name] = gzip.compress(idx_bytes(array))
+        parts.append((upright, labels))
+    return contents, parts
 
 
 class TestEmnist:
-    def files(self, rng, split, first_label, num_classes):
-        contents, parts = {}, []
-        for part in ("train", "test"):
-            upright = rng.integers(0, 256, (8, 28, 28)).astype(np.uint8)
-            labels = rng.integers(0, num_classes, 8)
-            stored = np.ascontiguousarray(upright.transpose(0, 2, 1))
-            for kind, array in (
-                ("images-idx3", stored),
-                ("labels-idx1", (labels + first_label).astype(np.uint8)),
-            ):
-                name = f"emnist-{split}-{part}-{kind}-ubyte.gz"
-                contents[name] = gzip.compress(idx_bytes(array))
-            parts.append((upright, labels))
-        return contents, parts
-
     @pytest.mark.parametrize(
         ("split", "first", "classes"), [("byclass", 0, 62), ("letters", 1, 26)]
     )
     @pytest.mark.parametrize("in_zip", [False, True])
     def test_images_stand_upright(self, tmp_path, rng, split, first, classes, in_zip):
-        contents, parts = self.files(rng, split, first, classes)
+        contents, parts = emnist_files(rng, split, first, classes)
         folder = tmp_path / "emnist"
         folder.mkdir()
         if in_zip:
@@ -345,14 +288,6 @@ class TestEmnist:
         for arrays, (upright, labels) in zip((loaded.train, loaded.test), parts, strict=True):
             np.testing.assert_array_equal(arrays["x"][..., 0], upright)
             np.testing.assert_array_equal(arrays["y"], labels)
-
-    def test_labels_beyond_the_split_are_refused(self, tmp_path, rng):
-        contents, _ = self.files(rng, "digits", 10, 10)
-        (tmp_path / "emnist").mkdir()
-        for name, content in contents.items():
-            (tmp_path / "emnist" / name).write_bytes(content)
-        with pytest.raises(ValueError, match="labels of 10 classes"):
-            datasets.load("emnist", tmp_path, split="digits")
 
 
 def femnist_writers(rng):
@@ -556,3 +491,106 @@ class TestRegistry:
         part = {"x": np.zeros((3, 2)), "y": np.zeros(3)}
         with pytest.raises(ValueError, match="train must have arrays and client ids of one length"):
             datasets.Dataset("d", part, part, 2, "classification", train_clients=np.zeros(2))
+
+
+def write_cifar(folder, rng):
+    contents = {f"a/{name}.bin": binary(*batch) for name, batch in cifar_batches(rng, 2).items()}
+    folder.mkdir()
+    write_archive(folder / "cifar-10-binary.tar.gz", contents, "w:gz")
+
+
+def write_emnist(folder, rng):
+    folder.mkdir()
+    for name, content in emnist_files(rng, "digits", 0, 10)[0].items():
+        (folder / name.removesuffix(".gz")).write_bytes(gzip.decompress(content))
+
+
+# By name: what writes its files, their folder, and options.
+READERS = {
+    "mnist": (write_mnist, "mnist", {}),
+    "emnist": (write_emnist, "emnist", {"split": "digits"}),
+    "cifar10": (write_cifar, "cifar10", {}),
+    "tiny_imagenet": (write_tiny_imagenet, "tiny-imagenet-200", {}),
+}
+BOX = f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t".encode()
+BOXES, LISTS = f"{IDS[0]}_boxes.txt", "val_annotations.txt"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Small data sets of every format, and their files by name."""
+    pytest.importorskip("PIL.Image")
+    root, files = tmp_path_factory.mktemp("readers"), {}
+    for name, (write, folder, _) in READERS.items():
+        write(root / folder, np.random.default_rng(7))
+        found = [path for path in (root / folder).rglob("*") if path.is_file()]
+        files[name] = {path.name: path for path in sorted(found)}
+    return root, files
+
+
+def damaged(content, kind, share, junk):
+    """Bytes that are cut, replaced, or changed at a share of their length."""
+    at = int(share * len(content))
+    lines = content.split(b"\n")
+    row = int(share * len(lines))
+    if kind == "line":
+        return b"\n".join([*lines[:row], junk, *lines[row + 1 :]])
+    if kind == "double":
+        return b"\n".join([*lines[: row + 1], *lines[row:]])
+    return {
+        "whole": junk,
+        "cut": content[:at],
+        "insert": content[:at] + junk + content[at:],
+        "change": content[:at] + junk + content[at + len(junk) :],
+    }[kind]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(list(READERS)),
+    st.integers(0, 99),
+    st.sampled_from(["whole", "cut", "insert", "change", "line", "double", "gone"]),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from([b"", b"\0", b"\xff\xff", b"?", b"PK\x03\x04 and more", b"7\t7", b"katze"]),
+)
+@example("mnist", "t10k-labels-idx1-ubyte", "whole", 0.0, b"")
+@example("mnist", "t10k-labels-idx1-ubyte", "whole", 0.0, b"\0\0\x08")
+@example("mnist", "t10k-labels-idx1-ubyte", "cut", 0.99, b"")
+@example("mnist", "t10k-labels-idx1-ubyte", "insert", 0.99, b"\0")
+@example("emnist", "emnist-digits-test-labels-idx1-ubyte", "change", 0.9, b"\x0a")
+@example("tiny_imagenet", LISTS, "whole", 0.0, b"val_0.JPEG\tn99999999\t0\t0\t9\t9\n")
+@example("tiny_imagenet", LISTS, "whole", 0.0, BOX)
+@example("tiny_imagenet", LISTS, "whole", 0.0, BOX.replace(b"val_0", b"../a") + b"9")
+@example("tiny_imagenet", LISTS, "whole", 0.0, BOX + b"65")
+@example("tiny_imagenet", LISTS, "whole", 0.0, BOX + b"9")
+@example("tiny_imagenet", BOXES, "double", 0.0, b"")
+@example("tiny_imagenet", "wnids.txt", "line", 0.4, b"katze")
+@example("tiny_imagenet", "wnids.txt", "double", 0.0, b"")
+@example("tiny_imagenet", "words.txt", "line", 0.3, b"")
+@example("tiny_imagenet", "words.txt", "line", 0.0, b"n02124075 cat")
+@example("tiny_imagenet", f"{IDS[1]}_1.JPEG", "cut", 0.5, b"")
+@example("tiny_imagenet", "wnids.txt", "gone", 0.0, b"")
+def test_damaged_files_are_refused_by_name_or_read_as_valid_data(
+    written, name, file, kind, share, junk
+):
+    root, files = written
+    names = list(files[name])
+    path = files[name][file if isinstance(file, str) else names[file % len(names)]]
+    content = path.read_bytes()
+    path.unlink() if kind == "gone" else path.write_bytes(damaged(content, kind, share, junk))
+    try:
+        loaded = datasets.load(name, root, **READERS[name][2])
+    except ValueError as error:
+        # An image that is gone is named by its list, and a class by the list of another part.
+        named = path.name if isinstance(file, str) else str(root / READERS[name][1])
+        assert " must " in str(error) and named in str(error)
+    except datasets.MissingDataError as error:
+        assert kind == "gone" and path.name.removesuffix(".gz") in str(error)
+    else:
+        assert not isinstance(file, str), "an example that must be refused"
+        for part in (loaded.train, loaded.test):
+            assert len(part["x"]) == len(part["y"]) > 0
+            assert 0 <= part["x"].min() <= part["x"].max() <= 1
+            assert 0 <= part["y"].min() <= part["y"].max() < loaded.num_classes
+    finally:
+        path.write_bytes(content)

@@ -44,7 +44,6 @@ def test_slots_of_a_cohort(sampler, cohort_size, capacity):
 @pytest.mark.parametrize(
     "sampler, num_clients, cohort_size, message",
     [
-        (sampling.poisson(), 0, 1, "num_clients must be an integer of at least 1"),
         (sampling.poisson(), 5, 0, "cohort_size must be positive"),
         (sampling.poisson(), 5, np.nan, "cohort_size must be a finite number"),
         (sampling.poisson(), 5, 6, "cohort_size must be at most the population of 5"),

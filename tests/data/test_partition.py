@@ -226,7 +226,6 @@ def test_few_classes(num_clients, classes_per_client, validation, test):
         ({"test_per_client": 12}, "data must hold 6 test examples of class"),
         # Three clients with two of three classes: each class has two owners of 20 each.
         ({"train_per_class": 20}, "data must hold 20 more examples of class .* got 10"),
-        ({"train_per_class": 0}, "train_per_class must be an integer of at least 1 "),
     ],
 )
 def test_few_classes_of_a_small_pool(options, message):
@@ -281,8 +280,6 @@ def test_class_mixtures_of_a_small_pool():
         partition.class_mixtures(
             labels, labels, 1, 0, alpha=9.0, train_per_client=3, validation_per_client=0
         )
-    with pytest.raises(ValueError, match=r"alpha must .*got 0"):
-        partition.class_mixtures(labels, labels, 1, 0, alpha=0)
 
 
 PARTITIONERS = {
@@ -424,12 +421,8 @@ def test_labels_are_as_skewed_as_alpha_says():
     ("call", "message"),
     [
         (lambda: partition.iid(3, 4, 0), "num_clients must leave at least 1 of 3 examples"),
-        (lambda: partition.iid(3, 0, 0), "num_clients must be an integer of at least 1, got 0"),
-        (lambda: partition.iid(3, 2.0, 0), "num_clients must be an integer"),
-        (lambda: partition.dirichlet(np.zeros(4), 2, 0, alpha=0.0), "alpha must be above 0"),
         (lambda: partition.dirichlet(np.zeros(4), 2, 0, alpha=1.0, min_size=3), "at least 3 of 4"),
         (lambda: partition.dirichlet(np.zeros((4, 1)), 2, 0, alpha=1.0), "labels must be a row"),
-        (lambda: partition.quantity_skew(9, 2, 0, exponent=-1.0), "exponent must be at least 0"),
         (lambda: partition.natural(np.zeros(0)), "client_ids must name at least one client"),
         (lambda: partition.split_clients([], 0), "clients must hold at least one client"),
         (

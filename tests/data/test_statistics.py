@@ -28,7 +28,7 @@ def test_by_hand():
     assert (values["num_clients"], values["num_examples"], values["num_empty"]) == (4, 8, 1)
     assert values["label_counts"] == [[2, 0], [0, 4], [1, 1], [0, 0]]
     text = str(figures)
-    assert "4 clients, 8 examples" in text and "2 examples lie with no client" in text
+    assert "4 clients, 8 examples" in text and "2 examples belong to no client" in text
     assert "labels per client: min 0, median 1, max 2 of 2" in text
 
 
@@ -48,7 +48,7 @@ def test_shared_rows_are_counted():
     figures = statistics.describe([np.array([0, 1, 2]), np.array([2, 1, 4])], num_examples=8)
     assert (figures.num_shared, figures.num_unused) == (2, 4)
     assert figures.label_counts is None and figures.label_entropy is None
-    assert "2 examples lie with more than one client" in str(figures)
+    assert "2 examples belong to more than one client" in str(figures)
     with pytest.raises(ValueError, match=r"rows in \[0, 2\)"):
         statistics.describe([np.array([0, 2])], np.array([0, 1]))
 

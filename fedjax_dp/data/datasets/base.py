@@ -1,4 +1,4 @@
-"""What a data set is, and how images become numbers."""
+"""The type of a data set, a stratified split, and images as numbers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ IMAGE_DTYPES = ("float32", "uint8")
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Holds the training and the test part of one data set on the host.
+    """The training and the test part of one data set, on the host.
 
     Attributes:
       name: the name that `load` knows it by.

@@ -135,7 +135,7 @@ class Column:
         row = int(known[np.argmin(is_number) if share >= 0.5 else np.argmax(is_number)])
         kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "texts"
         rule = (
-            f"hold {kind} throughout; name what stands for a missing value in missing_values, or "
+            f"hold {kind} throughout; list the texts of missing values in missing_values, or "
             "the values of the column in categories"
         )
         self.refuse(row, rule, self.texts[row])
@@ -179,7 +179,7 @@ class Table:
         return int(self.starts[-1])
 
     def file_of(self, row: int) -> int:
-        """Gives the number of the file that a row stands in."""
+        """Gives the number of the file that a row is in."""
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
     def place(self, row: int) -> str:

@@ -73,7 +73,7 @@ def load(
 
 
 def _read(located: Located, name: str) -> tuple[np.ndarray, str]:
-    """Reads an array; gives it and where it lies."""
+    """Reads an array; gives it and the place to name in errors."""
     if located.source.name == "idx":
         return read_idx(located.paths[name]), str(located.paths[name])
     path = located.paths["gzip.zip"]

@@ -90,7 +90,7 @@ def _writer(x: Any, y: Any, user: str, place: str) -> _Writer:
         f"hold an image of 28x28 pixels for each of its {len(labels)} labels",
         pixels.shape,
     )
-    # NaN lies nowhere.
+    # NaN is not in any range.
     is_inside = bool(np.all((pixels >= 0) & (pixels <= 1)))
     checks.require(is_inside, place, "hold pixels in [0, 1]", "others")
     pixels = np.rint(pixels.reshape(-1, 28, 28) * np.float32(255)).astype(np.uint8)
@@ -104,7 +104,7 @@ def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
         users, data = whole.get("users"), whole.get("user_data")
         if not isinstance(users, list) or not isinstance(data, dict):
             raise ValueError(f"{path} must hold `users`, a list, and `user_data`, an object")
-        # By what they look like: not all that JSON holds can be put in an order.
+        # By their text: not every JSON value can be sorted.
         are_same = sorted(map(repr, users)) == sorted(map(repr, data))
         checks.require(are_same, str(path), "hold once each of `users` in `user_data`", users)
         for user in users:

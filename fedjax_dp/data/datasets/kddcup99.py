@@ -186,7 +186,7 @@ def _first_of_each(rows: list[tuple[int, str]]) -> dict[str, int]:
 
 
 def _first_that_is_none(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
-    """Says which cell is no number; only then is there time to look at each."""
+    """Finds the cell that is no number, one by one: slow, so only for an error."""
     for number, line in rows:
         cells = line.split(",")
         for column in NUMBER_COLUMNS:

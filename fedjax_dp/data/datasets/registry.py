@@ -1,4 +1,4 @@
-"""Data sets by name: which there are, which are on this computer, and how to load them."""
+"""Data sets by name: list them, check which are on this computer, load them."""
 
 import dataclasses
 import os
@@ -27,7 +27,7 @@ from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import DatasetInfo, explain_missing, find, resolve_data_dir
 
-# Somebody's own is a function `(data_dir, *, options…) -> Dataset` as well.
+# A user's own is a function `(data_dir, *, options…) -> Dataset` as well.
 LOADERS: Registry[Callable[..., Dataset]] = Registry(
     {
         "digits": digits.load,
@@ -52,7 +52,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class DatasetStatus:
-    """Tells whether a data set can be loaded here.
+    """Whether a data set can be loaded on this computer.
 
     Attributes:
       name: the name that `load` knows it by.
@@ -60,7 +60,7 @@ class DatasetStatus:
       licence: the terms that its source states.
       is_present: whether all files are there.
       origin: the set of files that `load` would read; empty where none is complete.
-      folder: where those files lie, or where missing ones belong; None where no files are needed.
+      folder: where those files are, or where missing ones belong; None where no files are needed.
       missing: names of missing files, of the set of files that lacks the fewest.
       can_fetch: whether `fetch` knows a public address.
       how_to_get: what to do about missing files, several lines; empty where nothing is missing.
@@ -87,7 +87,7 @@ def available() -> tuple[str, ...]:
 
 
 def info(name: str) -> DatasetInfo:
-    """Looks a data set up.
+    """Describes a data set.
 
     Args:
       name: one of `available()`.
@@ -119,7 +119,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def loader(name: str) -> Callable[..., Dataset]:
-    """Gives the function that loads a data set.
+    """Finds the function that loads a data set.
 
     Args:
       name: one of `available()`.
@@ -148,7 +148,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: A
       The data set, in host memory.
 
     Raises:
-      MissingDataError: if files are missing; the message says which, where they were looked for,
+      MissingDataError: if files are missing; the message says which, which folders were searched,
         and where they are published.
       ValueError: if the name or an option is unknown (the message holds the nearest one), or a
         file is damaged.
@@ -162,9 +162,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: A
 
 
 def status(name: str, data_dir: str | os.PathLike[str] | None = None) -> DatasetStatus:
-    """Looks whether the files of a data set are on this computer.
-
-    Only names are looked at; nothing is read.
+    """Checks whether the files of a data set are on this computer, by their names alone.
 
     Args:
       name: one of `available()`.

@@ -58,7 +58,7 @@ def load(
     in `exact_statistics`, which privacy statements repeat.
 
     Args:
-      data_dir: where a relative path that the current folder does not have is looked for.
+      data_dir: where to search for a relative path that the current folder does not have.
       path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
         hospitals/*.csv of several with the same columns.
       label: the column of what is to be predicted.
@@ -87,7 +87,7 @@ def load(
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
-      for numbers; clients' names as they stand in the file, whole numbers as such.
+      for numbers; clients' names as in the file, whole numbers as such.
 
     Raises:
       ValueError: naming file, row, column, rule and value.

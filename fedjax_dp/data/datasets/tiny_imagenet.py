@@ -106,7 +106,7 @@ def _train(folder: pathlib.Path, drawn: list[str]) -> Part:
 
 
 def _test(folder: pathlib.Path, known: list[str], drawn: list[str]) -> Part:
-    """Reads the images of the validation part, whose classes stand in one list."""
+    """Reads the images of the validation part, whose classes are in one list."""
     annotations, where = folder / "val_annotations.txt", folder / "images"
     held = _held(where)
     checks.require(annotations.is_file(), str(annotations), "be a file", "none")
