@@ -2,11 +2,12 @@
 
 import codecs
 import contextlib
+import hashlib
 import json
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from fedjax_dp.core import checks
@@ -14,6 +15,8 @@ from fedjax_dp.core import checks
 Path = str | os.PathLike[str]
 # How much of a path an error shows.
 _SHOWN = 200
+# Bytes of a file that are read at once for its digest.
+_BLOCK = 2**20
 
 
 def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missing"]:
@@ -124,6 +127,20 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.split("\n"), 1):
         if stripped := line.strip():
             yield number, stripped
+
+
+def digest_of(parts: Iterable[Any]) -> bytes:
+    """Computes the SHA-256 of bytes, or buffers of such, one after the other."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()
+
+
+def digest_of_file(path: Path) -> str:
+    """Computes the SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return digest_of(iter(lambda: file.read(_BLOCK), b"")).hex()
 
 
 def parse_json(text: str, where: Path) -> Any:

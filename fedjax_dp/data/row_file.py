@@ -1,6 +1,5 @@
 """A file of equal records: plain reads and writes, none over a record that is still in use."""
 
-import hashlib
 import os
 import pathlib
 import shutil
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.trees import PyTree
 
 FILE, OWNER = "rows.bin", "owner"
@@ -79,12 +79,10 @@ class RowFile:
     def write(self, slot: int, row: PyTree) -> bytes:
         """Writes a record and gives its SHA-256 digest."""
         assert self._descriptor is not None
-        digest = hashlib.sha256()
-        for leaf, end in zip(jax.tree.leaves(row), self._ends, strict=False):
-            data = bytes_of(np.ascontiguousarray(leaf))
-            digest.update(data)
-            _write_all(self._descriptor, data, slot * self.num_bytes + int(end))
-        return digest.digest()
+        parts = [bytes_of(np.ascontiguousarray(leaf)) for leaf in jax.tree.leaves(row)]
+        for part, end in zip(parts, self._ends, strict=False):
+            _write_all(self._descriptor, part, slot * self.num_bytes + int(end))
+        return digest_of(parts)
 
     def read(self, slot: int, into: Iterable[np.ndarray], which: Iterable[int]) -> None:
         """Reads the leaves numbered `which` of a record into contiguous arrays."""

@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.client_store import Rows
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.io.digests import damage, digest_of, write_digests
+from fedjax_dp.io.digests import damage, write_digests
 from fedjax_dp.io.disk import require_space
 
 # The root of a secret run, next to the checkpoints.
@@ -128,7 +129,7 @@ class Checkpoints:
             not path.exists(), ROOT_FILE, "not exist when a run starts", str(self.directory)
         )
         words = np.asarray(root).tolist()
-        content = {"root": words, "digest": digest_of(json.dumps(words).encode())}
+        content = {"root": words, "digest": digest_of([json.dumps(words).encode()]).hex()}
         # Created with its permissions, and saved before anything is drawn from it.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(content, file)
@@ -150,7 +151,7 @@ class Checkpoints:
         try:
             content = json.loads(path.read_bytes())
             words = content["root"]
-            is_whole = content["digest"] == digest_of(json.dumps(words).encode())
+            is_whole = content["digest"] == digest_of([json.dumps(words).encode()]).hex()
         except (ValueError, TypeError, LookupError):
             is_whole = False
         if not is_whole:

@@ -1,9 +1,9 @@
 """Digests of files, to detect damage before a file is used."""
 
-import hashlib
 import json
 import pathlib
 
+from fedjax_dp.core.files import digest_of_file
 from fedjax_dp.io.logbook import write_json
 
 
@@ -34,16 +34,6 @@ def damage(folder: pathlib.Path, record: pathlib.Path) -> str | None:
     return None
 
 
-def digest_of(data: bytes) -> str:
-    """Returns SHA-256 in hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
-
-
 def _digests(folder: pathlib.Path) -> dict[str, str]:
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                name = path.relative_to(folder).as_posix()
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): digest_of_file(path) for path in paths}

@@ -1,6 +1,5 @@
 """What clients keep, on the disk: rows that only take room once they are written."""
 
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.row_file import Folder, RowFile, bytes_of
 
@@ -97,10 +97,7 @@ class Rows:
         return jax.tree.unflatten(shape, arrays)
 
     def _require_unchanged(self, client: int, leaves: Iterable[np.ndarray]) -> None:
-        found = hashlib.sha256()
-        for leaf in leaves:
-            found.update(bytes_of(leaf))
-        if found.digest() != np.asarray(self.digests)[client].tobytes():
+        if digest_of(map(bytes_of, leaves)) != np.asarray(self.digests)[client].tobytes():
             raise ValueError(
                 f"the row of client {client} must be as it was written in {self.file.path}: it "
                 "has changed"
