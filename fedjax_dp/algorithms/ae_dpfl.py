@@ -88,7 +88,6 @@ def ae_dpfl(
 
     Source: Zhu and others 2020; `user_level_dp` section 7.
     """
-    checks.whole("num_rounds", num_rounds)
     public_x = jnp.asarray(public_x)
     checks.require(public_x.ndim > 0, "public_x", "have a row for each query", public_x)
     num_queries = public_x.shape[0]

@@ -72,7 +72,6 @@ def blur_lus(
 
     Source: Cheng and others 2022, algorithm 2; `user_level_dp` sections 3 to 5.
     """
-    checks.one_of("server", server, SERVERS)
     if trainer.is_plain_sgd:
         largest = float(np.max(np.asarray(trainer.config.learning_rate)))
         rule = f"be below 1 / learning_rate, which is {largest:g} at most"

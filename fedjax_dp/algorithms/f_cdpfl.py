@@ -16,7 +16,7 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import Choices
@@ -86,8 +86,6 @@ def f_cdpfl(
     Source: Ghosh and others 2020, algorithm 1; f-CDPFL of "Mitigating Disparate Impact of
       Differential Privacy in Federated Learning through Robust Clustering".
     """
-    checks.whole("num_rounds", num_rounds)
-    checks.whole("num_models", num_models)
     trainer.private_claim()  # Refuses one that claims nothing.
     choice = make_choice(model, selection, score)
     is_exact = choice.event is None

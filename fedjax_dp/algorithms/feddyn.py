@@ -16,7 +16,7 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal, shift
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
@@ -60,7 +60,6 @@ def feddyn(
 
     Source: Acar and others 2021, algorithm 1.
     """
-    checks.whole("num_clients", num_clients)
 
     def correction_of(params):
         # Corrections are sums over many rounds: float32 whatever the model computes in.

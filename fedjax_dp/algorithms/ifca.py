@@ -57,7 +57,6 @@ def ifca(
 
     Source: Ghosh and others 2020, algorithm 1, option II.
     """
-    checks.whole("num_models", num_models)
     checks.require(
         not trainer.is_private,
         "trainer",

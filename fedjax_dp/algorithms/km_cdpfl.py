@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, of_training
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
@@ -76,9 +76,6 @@ def km_cdpfl(
     Source: KM-CDPFL of "Mitigating Disparate Impact of Differential Privacy in Federated Learning
       through Robust Clustering"; the identity of clusters is our resolution.
     """
-    checks.whole("num_clients", num_clients)
-    checks.whole("num_models", num_models)
-    checks.whole("num_restarts", num_restarts)
 
     def init(key):
         start = model.init(key)

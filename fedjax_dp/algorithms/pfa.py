@@ -93,7 +93,6 @@ def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
 
     Source: Malekmohammadi and others 2024, section 3.6; Liu and others 2021 for the tenth.
     """
-    checks.one_of("split", split, SPLITS)
     checks.positive("epsilon", epsilon)
     budgets = np.asarray(epsilon, np.float64)
     if np.ptp(budgets) == 0:

@@ -178,10 +178,6 @@ def r_dpcfl(
 
     Source: "Differentially Private Clustered Federated Learning", algorithm 1.
     """
-    checks.whole("num_clients", num_clients)
-    checks.whole("num_rounds", num_rounds)
-    checks.whole("max_models", max_models)
-    checks.whole("num_components", num_components)
     trainer.private_claim()  # Refuses one that claims nothing.
     trainer = _reading_whole(trainer, num_copies, copy_stddev, perturb)
     capacity = max_models if num_models is None else num_models

@@ -5,7 +5,6 @@ from typing import Any, Literal
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Positive
 from fedjax_dp.models.base import Model
@@ -54,8 +53,6 @@ def rc_dpfl(
     Source: "Mitigating Disparate Impact of Differential Privacy in Federated Learning through
       Robust Clustering", algorithm 1.
     """
-    checks.whole("num_models", num_models)
-    checks.probability("soft_share", soft_share, allow_zero=True)
     return r_dpcfl(
         model,
         trainer,

@@ -83,7 +83,6 @@ def scaffold(
 
     Source: Karimireddy and others 2020, algorithm 1.
     """
-    checks.whole("num_clients", num_clients)
     if control == "steps":
         trainer.require_plain_sgd("control variates are computed from both")
     else:

@@ -270,7 +270,7 @@ def splitting(
 
 def steps_of(options: Mapping[str, Any]) -> Literal["any", "none"]:
     """Finds out what the options ask of local steps: exact proximal steps take none."""
-    return "none" if options["solver"] == "exact" else "any"
+    return "none" if options.get("solver") == "exact" else "any"
 
 
 # `(newest model, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.

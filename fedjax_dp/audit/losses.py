@@ -12,6 +12,7 @@ from fedjax_dp.audit.canaries import MARK, Planted, read_mark
 from fedjax_dp.audit.records import models_in, released, watch_records
 from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
@@ -29,7 +30,7 @@ def plant_losses(
     model: Model,
     data: FederatedData,
     participation: Participation,
-    num_canaries: int,
+    num_canaries: Count,
     rng: np.random.Generator,
     *,
     relation: str = "zero_out",
@@ -64,7 +65,6 @@ def plant_losses(
         labels that a wrong one could be drawn from under replace-one.
     """
     require_public_sizes(relation)
-    checks.whole("num_canaries", num_canaries)
     is_exchanged = relation == "replace_one"
     algorithm = make_algorithm(_with_absent(model, is_exchanged))
     params = jax.eval_shape(model.init, jax.random.key(0))

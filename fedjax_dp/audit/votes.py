@@ -13,6 +13,7 @@ from fedjax_dp.audit.canaries import MARK, STRENGTH, Planted, flat, read_mark
 from fedjax_dp.audit.records import draw_trained, watch_records
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -36,7 +37,7 @@ def plant_votes(
     data: FederatedData,
     participation: Participation,
     num_canaries: int,
-    num_rounds: int,
+    num_rounds: Count,
     rng: np.random.Generator,
     *,
     relation: str = "zero_out",
@@ -70,7 +71,6 @@ def plant_votes(
         divided into `num_rounds`.
     """
     require_public_sizes(relation)
-    checks.whole("num_rounds", num_rounds)
     coordinates = draw_trained(model, num_canaries, rng)
     num_queries = num_canaries * LEVELS.size
     rule = f"be at most {_MOST_INPUTS // LEVELS.size}, since each asks {LEVELS.size} questions"

@@ -13,6 +13,7 @@ from fedjax_dp.clients.base import ClientData, LocalConfig, PublicClient
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Form
+from fedjax_dp.core.ranges import NonNegative, Positive, Probability
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.mechanisms import clipping, noise
 
@@ -151,7 +152,7 @@ def _reads_none(
 
 
 @checked
-def clip_update(clip_norm: float) -> UpdateTransform:
+def clip_update(clip_norm: Positive) -> UpdateTransform:
     """Scales an update down to a bound on its L2 norm.
 
     Args:
@@ -160,7 +161,6 @@ def clip_update(clip_norm: float) -> UpdateTransform:
     Returns:
       The transform; an update that is not finite becomes zero.
     """
-    checks.positive("clip_norm", clip_norm)
     return _reads_none(
         "clip_update",
         lambda delta, context: clipping.clip_by_global_norm(delta, clip_norm)[0],
@@ -169,7 +169,7 @@ def clip_update(clip_norm: float) -> UpdateTransform:
 
 
 @checked
-def add_client_noise(stddev: float) -> UpdateTransform:
+def add_client_noise(stddev: NonNegative) -> UpdateTransform:
     """Adds Gaussian noise at the client.
 
     Args:
@@ -178,7 +178,6 @@ def add_client_noise(stddev: float) -> UpdateTransform:
     Returns:
       The transform. It claims nothing by itself: a claim needs a bound before it.
     """
-    checks.non_negative("stddev", stddev)
     return _reads_none(
         "add_client_noise",
         lambda delta, context: noise.add_gaussian(context.key, delta, stddev),
@@ -186,7 +185,7 @@ def add_client_noise(stddev: float) -> UpdateTransform:
 
 
 @checked
-def keep_largest(share: float) -> UpdateTransform:
+def keep_largest(share: Probability) -> UpdateTransform:
     """Keeps the entries of largest magnitude in every layer and zeroes the others.
 
     Args:
@@ -196,7 +195,6 @@ def keep_largest(share: float) -> UpdateTransform:
     Returns:
       The transform.
     """
-    checks.probability("share", share)
 
     def sparsify(x: jax.Array) -> jax.Array:
         return jnp.where(mask_of_largest(jnp.abs(x), share), x, 0)

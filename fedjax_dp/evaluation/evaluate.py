@@ -117,7 +117,6 @@ def shared_evaluator(
     Returns:
       `(params) -> Evaluation`.
     """
-    checks.whole("block_size", block_size)
     block = min(block_size, max(1, data.num_examples))
     num_rows, num_parts = max(1, data.num_examples), -(-data.num_bytes // _PART_BYTES)
     part = max(block, -(-num_rows // max(1, num_parts)))
@@ -204,7 +203,6 @@ def personal_evaluator(
     Returns:
       `(*arguments) -> Evaluation`, the arguments being handed to `params_of`.
     """
-    checks.whole("block_size", block_size)
     block = min(block_size, max(1, int(data.sizes.max())))
     count = max(1, -(-data.num_bytes // _PART_BYTES))
     starts = data.offsets[:-1].astype(np.int32)

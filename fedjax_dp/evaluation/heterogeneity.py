@@ -50,7 +50,6 @@ def heterogeneity(
 
     Source: Malekmohammadi and others 2021, section 2.4.6.
     """
-    checks.whole("block_size", block_size)
     checks.require(data.num_examples > 0, "data", "hold examples", data.num_examples)
     examples = jax.device_put(nested({k: np.asarray(v) for k, v in data.examples.items()}))
     last = data.num_examples - 1

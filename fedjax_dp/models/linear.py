@@ -63,7 +63,6 @@ def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1
     Raises:
       ValueError: if there is no output.
     """
-    checks.whole("num_outputs", num_outputs)
     model = Model.from_flax(
         _Linear(num_outputs), example_x, loss="squared_error", name="linear_regression"
     )
@@ -89,7 +88,6 @@ def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> 
 
     Source: Malekmohammadi and others 2021, section 2.4.1.
     """
-    checks.positive("scale", scale)
 
     def loss(outputs, batch):
         return scale * half_squared_error(outputs, targets_of(batch))

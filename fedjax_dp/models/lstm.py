@@ -96,8 +96,5 @@ def char_lstm(
     """
     inputs.check_tokens(example_x)
     checks.whole("num_classes", num_classes, at_least=2)
-    checks.whole("embedding_size", embedding_size)
-    checks.whole("num_units", num_units)
-    checks.whole("num_layers", num_layers)
     module = _CharLstm(num_classes, embedding_size, num_units, num_layers)
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="char_lstm")

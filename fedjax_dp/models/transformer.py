@@ -93,9 +93,6 @@ def char_transformer(
     """
     inputs.check_tokens(example_x)
     checks.whole("num_classes", num_classes, at_least=2)
-    checks.whole("width", width)
-    checks.whole("num_heads", num_heads)
-    checks.whole("num_layers", num_layers)
     checks.require(width % num_heads == 0, "width", f"be a multiple of {num_heads} heads", width)
     inputs.check_dropout("dropout", dropout)
     module = _Transformer(num_classes, example_x.shape[0], width, num_heads, num_layers, dropout)

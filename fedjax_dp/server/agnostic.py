@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.core import checks, ranges, trees
+from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
@@ -66,7 +66,6 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     Raises:
       ValueError: for a number out of its range.
     """
-    checks.whole("num_clients", num_clients)
     numbers, own = {"step_size": step_size}, {"step_size": NonNegative}
     ranges.check(numbers, own)
 

@@ -133,8 +133,6 @@ def gradient_mask(
     assert isinstance(base, Summed)
     rule = "have no number called threshold, as a mean that is masked already has"
     checks.require("threshold" not in base.numbers, "mean", rule, dict(base.numbers))
-    checks.one_of("mask", mask, ("soft", "hard"))
-    checks.one_of("form", form, ("corrected", "printed"))
 
     def mask_of(votes, count, threshold):
         """Masks from signed votes of `count` clients, exact where both are whole numbers."""

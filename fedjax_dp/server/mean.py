@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Summed, stateless
 
@@ -126,7 +126,7 @@ class ModelChoice(NamedTuple):
 
 
 @checked
-def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Summed:
+def mean_per_model(num_models: Count, *, is_weighted: bool = True) -> Summed:
     """Averages, for each server model, the updates of the clients that chose it.
 
     Args:
@@ -137,7 +137,6 @@ def mean_per_model(num_models: int, *, is_weighted: bool = True) -> Summed:
       The aggregator of `ModelChoice` updates; its aggregate is `[models, ...]`, zero for a model
       that nobody chose.
     """
-    checks.whole("num_models", num_models)
 
     def contribute(state, numbers, update: ModelChoice, sender):
         share = jax.nn.one_hot(update.model, num_models) * (sender.weight if is_weighted else 1.0)

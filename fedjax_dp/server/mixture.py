@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count, Fraction
 from fedjax_dp.privacy.reports.separation import overlap, separation_scores
 from fedjax_dp.server.clustering import Similarity
 
@@ -45,7 +46,7 @@ class Mixture(NamedTuple):
 
 
 @checked
-def principal_features(similarity: Similarity, num_components: int = 2) -> np.ndarray:
+def principal_features(similarity: Similarity, num_components: Count = 2) -> np.ndarray:
     """Projects the clients' updates on their principal components, each scaled to [0, 1].
 
     The components come from the clients' inner products alone: of n updates of p parameters they
@@ -61,7 +62,6 @@ def principal_features(similarity: Similarity, num_components: int = 2) -> np.nd
 
     Source: `clustered_dp` section 3.
     """
-    checks.whole("num_components", num_components)
     is_seen = np.asarray(similarity.is_seen)
     scatter = np.asarray(similarity.scatter, np.float64)[np.ix_(is_seen, is_seen)]
     cross = np.asarray(similarity.cross, np.float64)[np.ix_(is_seen, is_seen)]
@@ -87,7 +87,7 @@ def principal_features(similarity: Similarity, num_components: int = 2) -> np.nd
 
 
 @checked
-def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
+def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
     """Fits a mixture of spherical Gaussians, each with a variance of its own.
 
     Args:
@@ -105,7 +105,6 @@ def fit_mixture(features: ArrayLike, num_clusters: int, seed: int) -> Mixture:
     """
     features = np.asarray(features, np.float64)
     checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
-    checks.whole("num_clusters", num_clusters)
     checks.require(
         len(features) >= max(2, num_clusters),
         "features",
@@ -177,7 +176,7 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
 
 
 @checked
-def num_soft_rounds(largest_overlap: float, num_rounds: int) -> int:
+def num_soft_rounds(largest_overlap: Fraction, num_rounds: Count) -> int:
     """Counts the rounds in which clients follow the mixture, before they go by their own data.
 
     Args:
@@ -189,6 +188,4 @@ def num_soft_rounds(largest_overlap: float, num_rounds: int) -> int:
 
     Source: `clustered_dp` section 4.
     """
-    checks.probability("largest_overlap", largest_overlap, allow_zero=True)
-    checks.whole("num_rounds", num_rounds)
     return math.floor((1 - largest_overlap) * num_rounds / 2)

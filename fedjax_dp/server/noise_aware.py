@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.server.base import Stacked, Summed, stateless
 from fedjax_dp.server.robust_pca import check_options, estimate_noise
 
@@ -77,10 +78,10 @@ def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
 
 @checked
 def noise_aware_mean(
-    num_clients: int,
+    num_clients: Count,
     *,
     reestimate: str | int = "first",
-    block_size: int = 200_000,
+    block_size: Count = 200_000,
     num_blocks: int | None = None,
     mode: str = "inexact",
     tolerance: float = 1e-6,
@@ -112,8 +113,6 @@ def noise_aware_mean(
 
     Source: Malekmohammadi and others 2024, algorithms 1 and 2.
     """
-    checks.whole("num_clients", num_clients)
-    checks.whole("block_size", block_size)
     if num_blocks is not None:
         checks.whole("num_blocks", num_blocks)
     check_options(mode, tolerance, max_iterations)

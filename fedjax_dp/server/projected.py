@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.server.base import Stacked, stateless
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -17,7 +18,7 @@ _ROUNDING = 8
 
 @checked
 def projected_mean(
-    is_public: ArrayLike, *, num_components: int = 1, is_standardized: bool = True
+    is_public: ArrayLike, *, num_components: Count = 1, is_standardized: bool = True
 ) -> Stacked:
     """Averages updates by given weights after projecting those of private clients.
 
@@ -49,7 +50,6 @@ def projected_mean(
         "hold a bool for each client",
         is_public,
     )
-    checks.whole("num_components", num_components)
     num_clients = len(public_host)
 
     def contribute(state, numbers, update, sender):

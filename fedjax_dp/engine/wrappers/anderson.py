@@ -141,8 +141,6 @@ def anderson(
     "Acceleration"; the weighted norm is that of the product space, beside equation 2.2. Anderson
     1965.
     """
-    checks.one_of("of", of, ("shared", "clients"))
-    checks.whole("memory", memory)
     if num_rounds is not None:
         checks.require(memory < num_rounds, "memory", f"be below the {num_rounds} rounds", memory)
     first = memory + 1 if first is None else first

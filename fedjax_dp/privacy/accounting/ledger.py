@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import NonNegative
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import pld_answers, rdp
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import (
@@ -221,7 +222,7 @@ class Ledger:
         return np.broadcast_to(delta, (self.num_units,))
 
     @checked
-    def delta(self, epsilon: float, accountant: str = "rdp") -> np.ndarray:
+    def delta(self, epsilon: NonNegative, accountant: str = "rdp") -> np.ndarray:
         """Computes δ of every unit at one ε.
 
         Args:
@@ -235,7 +236,6 @@ class Ledger:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
           ValueError: if an argument is not valid.
         """
-        checks.non_negative("epsilon", epsilon)
         at = np.full(self.num_units, epsilon, float)
         return self._answer("delta", at, accountant).value
 
