@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from cases import Reference, reference, snapshot
+from problem import snapshot
+from references import Reference, reference
 
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout, as_metrics

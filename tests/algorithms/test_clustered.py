@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, make_model
+from cases import CASES
 from dp_accounting.pld import PLDAccountant
 from marks import later, slow, telling
+from problem import make_model
 from rounds import flat
 from scipy import stats
 

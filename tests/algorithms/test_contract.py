@@ -8,19 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from aggregating import closed, sent_by
-from cases import (
-    CASES,
-    COHORT,
-    SIZES,
-    assert_same_state,
-    kinds_first,
-    make_data,
-    make_model,
-    quick_first,
-    snapshot,
-)
+from cases import CASES, kinds_first, quick_first
 from marks import telling
 from oracles.generalization import noised_gma
+from problem import COHORT, SIZES, assert_same_state, make_data, make_model, snapshot
 from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg

@@ -8,24 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import (
-    CASES,
+from cases import CASES
+from marks import later, slow, telling
+from problem import (
     COHORT,
     NUM_CLIENTS,
     NUM_FEATURES,
-    PLAIN,
     ROUNDS,
     config,
     make_data,
     make_model,
     plain_trainer,
     private_trainer,
-    reference,
     snapshot,
     theta_of,
 )
-from cases import SETTINGS as NUMBERS
-from marks import later, slow, telling
+from problem import SETTINGS as NUMBERS
+from references import PLAIN, reference
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer

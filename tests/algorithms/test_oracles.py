@@ -7,18 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import (
-    CASES,
-    NUM_MODELS,
-    PLAIN,
-    ROUNDS,
-    SIZES,
-    Reference,
-    quick_first,
-    reference,
-    snapshot,
-)
+from cases import CASES, quick_first
 from marks import telling
+from problem import NUM_MODELS, ROUNDS, SIZES, snapshot
+from references import PLAIN, Reference, reference
 
 import fedjax_dp.algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm

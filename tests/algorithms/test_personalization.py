@@ -9,8 +9,9 @@ import numpy as np
 import optax
 import pytest
 from aggregating import closed, sent_by
-from cases import CASES, JUMP_BY_ALL, ROUNDS, VARIANTS, make_data, make_model
+from cases import CASES, JUMP_BY_ALL, VARIANTS
 from marks import slow, telling
+from problem import ROUNDS, make_data, make_model
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune

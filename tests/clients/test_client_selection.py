@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import make_model, private_trainer, theta_of
 from marks import later
 from oracles import logistic
+from problem import make_model, private_trainer, theta_of
 from scipy.stats import chisquare
 
 from fedjax_dp.algorithms import f_cdpfl

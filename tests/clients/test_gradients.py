@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import make_model, theta_of
 from marks import later, telling
 from oracles import local, logistic
+from problem import make_model, theta_of
 
 from fedjax_dp.clients import LocalConfig, clipped, plain
 from fedjax_dp.models.base import Model

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import make_model, theta_of
 from marks import later, slow, telling
 from oracles import logistic
 from oracles.replay import Replay
+from problem import make_model, theta_of
 
 from fedjax_dp.clients import ClientData, LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees

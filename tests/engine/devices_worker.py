@@ -5,7 +5,8 @@ import tempfile
 
 import jax
 import numpy as np
-from cases import CASES, KEY, ROUNDS
+from cases import CASES
+from problem import KEY, ROUNDS
 
 from fedjax_dp.engine.execution.client_store import Rows
 from fedjax_dp.engine.execution.layout import ExecutionConfig

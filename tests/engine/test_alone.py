@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from cases import make_data, make_model
 from marks import later, telling
+from problem import make_data, make_model
 
 from fedjax_dp.algorithms import dp_sgd, fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, make_data, make_model, plain_trainer
+from cases import CASES
 from marks import slow, telling
 from oracles.splitting import LeastSquares, chapter_data
+from problem import make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import NUM_CLIENTS, SIZES, make_data
 from marks import later, telling
+from problem import NUM_CLIENTS, SIZES, make_data
 
 from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, Hyper
 from fedjax_dp.clients import LocalConfig

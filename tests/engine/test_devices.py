@@ -8,8 +8,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from cases import CASES, NUM_CLIENTS, num_slab_sizes, reference
+from cases import CASES
 from marks import slow, telling
+from problem import NUM_CLIENTS
+from references import num_slab_sizes, reference
 
 HERE = pathlib.Path(__file__).parent
 # Between them: state by client, several models, a streamed store, two devices and four.

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import NUM_CLIENTS, PLAIN, make_data, make_model
 from marks import telling
+from problem import NUM_CLIENTS, make_data, make_model
+from references import PLAIN
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer

@@ -9,21 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
-from cases import (
-    CASES,
+from cases import CASES, quick_first
+from marks import later, telling
+from problem import (
     NUM_CLIENTS,
-    PLAIN,
     ROUNDS,
     assert_same_state,
     make_data,
     make_model,
     plain_trainer,
-    quick_first,
-    reference,
     snapshot,
     theta_of,
 )
-from marks import later, telling
+from references import PLAIN, reference
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.algorithms.base import ClientState

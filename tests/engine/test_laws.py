@@ -3,20 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from cases import (
-    CASES,
-    PLAIN,
-    ROUNDS,
-    assert_same_state,
-    kinds_first,
-    make_data,
-    make_model,
-    num_slab_sizes,
-    quick_first,
-    reference,
-    snapshot,
-)
+from cases import CASES, kinds_first, quick_first
 from marks import later, slow, telling
+from problem import ROUNDS, assert_same_state, make_data, make_model, snapshot
+from references import PLAIN, num_slab_sizes, reference
 from rounds import after_one_round, flat, hand_round
 
 from fedjax_dp.algorithms import scaffold

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import (
+from dp_accounting import rdp
+from marks import later, telling
+from problem import (
     NUM_CLIENTS,
     SETTINGS,
     SIZES,
@@ -18,8 +20,6 @@ from cases import (
     plain_trainer,
     private_trainer,
 )
-from dp_accounting import rdp
-from marks import later, telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig

@@ -4,17 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import (
-    NUM_CLIENTS,
-    PLAIN,
-    SIZES,
-    assert_same_state,
-    make_data,
-    make_model,
-    reference,
-    snapshot,
-)
 from marks import later, telling
+from problem import NUM_CLIENTS, SIZES, assert_same_state, make_data, make_model, snapshot
+from references import PLAIN, reference
 from rounds import flat
 
 from fedjax_dp.algorithms import fedavg

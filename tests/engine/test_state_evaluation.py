@@ -5,10 +5,12 @@ import functools
 import jax
 import numpy as np
 import pytest
-from cases import (
-    CASES,
+from cases import CASES
+from marks import later, telling
+from oracles import local
+from oracles.replay import Replay
+from problem import (
     NUM_CLIENTS,
-    PLAIN,
     make_data,
     make_model,
     plain_trainer,
@@ -16,9 +18,7 @@ from cases import (
     snapshot,
     theta_of,
 )
-from marks import later, telling
-from oracles import local
-from oracles.replay import Replay
+from references import PLAIN
 
 from fedjax_dp import algorithms
 from fedjax_dp.core import masks

@@ -2,9 +2,10 @@
 
 import itertools
 
-import cases
 import jax
+import problem
 import pytest
+import references
 from marks import telling
 
 from fedjax_dp.engine import ExecutionConfig
@@ -66,13 +67,13 @@ def test_the_fastest_of_two_rounds_is_taken_and_never_tried_again():
 def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
     seconds = itertools.count()
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(seconds)))
-    reference = cases.reference("fedavg")
+    reference = references.reference("fedavg")
     sim = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
     assert sim.layout.chunk == sim.layouts[0].clients_per_chunk
     assert {trial.clients_per_chunk for trial in sim.layouts} > {1}
-    key = jax.random.key(cases.KEY)
-    state, _, _ = sim.run(reference.initial, key, cases.ROUNDS)
-    cases.assert_same_state(cases.snapshot(state), reference.final, 1e-6)
+    key = jax.random.key(problem.KEY)
+    state, _, _ = sim.run(reference.initial, key, problem.ROUNDS)
+    problem.assert_same_state(problem.snapshot(state), reference.final, 1e-6)
     again = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
     assert again.layouts is sim.layouts
 

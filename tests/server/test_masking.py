@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 from aggregating import closed, sent_by
-from cases import COHORT, NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
 from marks import telling
 from oracles import generalization
+from problem import COHORT, NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
 
 from fedjax_dp.algorithms import dp_fedavg, fedadam, fedavg, fedprox, fedyogi, scaffold
 from fedjax_dp.algorithms.fedopt import adaptive
