@@ -467,5 +467,5 @@ def quick_first(names):
 def kinds_first(names):
     """The same, telling for one case of every kind: each compiles a round of its own."""
     names = list(names)
-    soon = [name for name in names if name in KINDS]
-    return quick_first(soon) + later(name for name in names if name not in KINDS)
+    kinds = [name for name in names if name in KINDS]
+    return later(names, but=kinds[:1], soon=kinds[1:])

@@ -9,14 +9,13 @@ import pytest
 slow, telling = pytest.mark.slow, pytest.mark.telling
 
 
-def later(values, *, but=(), mark=slow):
-    """Parameters of which all are marked but those that stay in the quick suite."""
-    quick = set(but)
+def later(values, *, but=(), soon=(), mark=slow):
+    """Parameters that are marked, but those that stay quick, and as telling those that run soon."""
     values = list(values)
-    unknown = quick - set(values)
+    unknown = [value for value in (*but, *soon) if value not in values]
     assert not unknown, f"no such case: {unknown}"
-    marks = {True: (), False: mark}
-    return [
-        pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=marks[v in quick])
-        for v in values
-    ]
+
+    def marks_of(value):
+        return () if value in but else telling if value in soon else mark
+
+    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=marks_of(v)) for v in values]

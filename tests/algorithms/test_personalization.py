@@ -603,19 +603,6 @@ def test_records_pay_for_each_training():
 
 
 BAD = {
-    "a sparsity of 1": (lambda m: algorithms.fed_ltn(m, trainer_of(m), target=1.0), "target"),
-    "a sparsity below 0": (
-        lambda m: algorithms.lottery_fl(m, trainer_of(m), prune_rate=-0.1),
-        "prune_rate",
-    ),
-    "a threshold of 0": (
-        lambda m: algorithms.lottery_fl(m, trainer_of(m), accuracy_threshold=0.0),
-        "accuracy_threshold",
-    ),
-    "a threshold of 1": (
-        lambda m: algorithms.fed_ltn(m, trainer_of(m), accuracy_threshold=1.0),
-        "accuracy_threshold",
-    ),
     "a momentum that diverges": (
         lambda m: algorithms.fed_ltn(m, trainer_of(m), momentum=2.0, prunable="w"),
         r"momentum must be below 1 / \(1 - mixing\)",

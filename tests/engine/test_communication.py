@@ -8,7 +8,7 @@ import numpy as np
 import problem
 import pytest
 from cases import CASES
-from marks import later, telling
+from marks import later, slow, telling
 
 from fedjax_dp import algorithms, models
 from fedjax_dp.algorithms import registry
@@ -120,14 +120,13 @@ def test_a_dense_model_of_the_published_size_costs_what_the_paper_says():
     assert sent.total("down") == 0
 
 
-@telling
 @pytest.mark.parametrize(
     ("options", "size"),
     [
-        ({}, 11_181_642),
-        ({"stem": "cifar"}, 11_173_962),
+        pytest.param({}, 11_181_642, marks=slow),
+        pytest.param({"stem": "cifar"}, 11_173_962, marks=slow),
         # Running statistics are averaged, and sent.
-        ({"norm": "batch"}, 11_181_642 + 9_600),
+        pytest.param({"norm": "batch"}, 11_181_642 + 9_600, marks=telling),
     ],
 )
 def test_a_dense_resnet_18_of_ours_costs_its_own_size(options, size):
@@ -193,7 +192,6 @@ LAYOUTS = {
     later(
         [(layout, aggregator) for layout in LAYOUTS for aggregator in (summed, stacked)],
         but=[("chunks", summed), ("streamed", summed), ("chunks", stacked)],
-        mark=telling,
     ),
 )
 def test_masked_arrays_are_counted_by_what_is_alive_in_every_layout(layout, aggregator):
@@ -512,9 +510,9 @@ def transformed(*transforms, make=algorithms.fedavg, num_features=100):
 @pytest.mark.parametrize(
     ("transforms", "alive", "width", "name"),
     [
-        pytest.param((keep_largest(0.1),), 10, 4, "float32", marks=telling),
+        pytest.param((keep_largest(0.1),), 10, 4, "float32", marks=slow),
         pytest.param((lambda model: sparsify(model, 0.75),), 25, 4, "float32", marks=telling),
-        pytest.param((cast("bfloat16"),), None, 2, "bfloat16", marks=telling),
+        pytest.param((cast("bfloat16"),), None, 2, "bfloat16", marks=slow),
         pytest.param((keep_largest(0.1), cast("float16")), 10, 2, "float16", marks=telling),
         # Numbers that are scaled need all of their digits again; zeros stay what they are.
         pytest.param(

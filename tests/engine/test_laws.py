@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from cases import CASES, kinds_first, quick_first
-from marks import later, slow, telling
+from marks import later, telling
 from problem import ROUNDS, assert_same_state, make_data, make_model, snapshot
 from references import PLAIN, num_slab_sizes, reference
 from rounds import after_one_round, flat, hand_round
@@ -36,12 +36,9 @@ LAYOUTS = {
 
 
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
-OTHERS = [pair for pair in ALL if pair not in TELLING_LAYOUTS]
 
 
-@pytest.mark.parametrize(
-    "name, layout", later(OTHERS, but=QUICK_LAYOUTS) + later(TELLING_LAYOUTS, mark=telling)
-)
+@pytest.mark.parametrize("name, layout", later(ALL, but=QUICK_LAYOUTS, soon=TELLING_LAYOUTS))
 def test_layout_changes_nothing(name, layout):
     ref = reference(name)
     sim = ref.case.simulation(LAYOUTS[layout])
@@ -172,9 +169,7 @@ def test_one_trace_whatever_the_numbers(name):
     assert ref.sim.num_traces() == 1
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=telling if n == "dp_both" else slow) for n in NAMES]
-)
+@pytest.mark.parametrize("name", later(NAMES, soon=["dp_both"]))
 def test_eager_equals_compiled(name):
     """One client with data and one without, step by step in Python."""
     hand = hand_round(name)

@@ -56,13 +56,11 @@ def ran(sim, state=None, rounds=ROUNDS):
     return state, record
 
 
-QUICK = ["scaffold", "fedavg"]
-# Client state of every kind; the rest of the cases, of which half keep none, in the slow suite.
-TELLING = ["feddyn", "fedpi", "ifca", "r_dpcfl", "mr_mtl", "fedrep", "ditto", "jump_start"]
-OTHERS = [name for name in CASES if name not in QUICK + TELLING]
+# Client state of every kind; half of the other cases keep none.
+SOON = ["feddyn", "fedpi", "ifca", "r_dpcfl", "mr_mtl", "fedrep", "ditto", "jump_start"]
 
 
-@pytest.mark.parametrize("name", QUICK + later(TELLING, mark=telling) + later(OTHERS))
+@pytest.mark.parametrize("name", later(CASES, but=["scaffold", "fedavg"], soon=SOON))
 def test_rows_on_the_disk_are_those_in_memory(name, tmp_path):
     """Cohorts overlap from round to round, and some clients are never drawn before the last."""
     kept = CASES[name].make(make_model()).clients

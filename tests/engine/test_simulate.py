@@ -7,16 +7,13 @@ import pytest
 from marks import later, telling
 from problem import NUM_CLIENTS, SIZES, assert_same_state, make_data, make_model, snapshot
 from references import PLAIN, reference
-from rounds import flat
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
-from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.execution.compile import simulation
 from fedjax_dp.engine.execution.layout import ExecutionConfig
-from fedjax_dp.engine.federation import examples_of
 
 
 def scalar_simulation(**execution):
@@ -67,34 +64,6 @@ def test_the_state_that_is_run_is_donated():
     state = sim.init(key)
     sim.run(state, key, 1)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.server))
-
-
-@telling
-def test_a_sweep_over_the_numbers_of_training_is_one_vmap():
-    """Learning rates, clip norms and noise of several runs side by side."""
-    ref = reference("dp_both")
-    fed, examples = ref.sim.federation, jax.device_put(examples_of(ref.case.data()))
-    state = jax.tree.map(jnp.asarray, ref.initial)
-
-    def one_round(config):
-        hyper = fed.hyper._replace(local=config)
-        return fed.step(state, hyper, examples, ref.key)[0].server.params
-
-    base = jax.tree.map(jnp.asarray, fed.hyper.local)
-    factors = jnp.array([0.5, 1.0, 2.0])
-    swept = base._replace(
-        learning_rate=factors[:, None] * base.learning_rate,
-        noise_multiplier=factors[::-1, None] * base.noise_multiplier,
-        clip_norm=jnp.stack([base.clip_norm] * 3),
-        batch_size=jnp.stack([base.batch_size] * 3),
-        num_epochs=jnp.stack([base.num_epochs] * 3),
-    )
-    together = jax.jit(jax.vmap(one_round))(swept)
-    alone = jax.jit(one_round)
-    for i in range(3):
-        single = alone(jax.tree.map(lambda a, i=i: a[i], swept))
-        np.testing.assert_allclose(flat(single), flat(trees.take(together, i)), atol=1e-6)
-    assert np.ptp(np.asarray(together["w"]), axis=0).min() > 1e-4
 
 
 @pytest.mark.xdist_group("algorithm fedavg")
