@@ -43,7 +43,7 @@ def outcome(case, mode: str) -> dict:
     """Runs a case; whatever is refused is kept as the refusal."""
     import jax
     import numpy as np
-    from problem import KEY, ROUNDS
+    from small_problem import KEY, ROUNDS
 
     from fedjax_dp.engine import communication
     from fedjax_dp.engine.execution.client_store import Rows

@@ -15,7 +15,7 @@ import optax
 from marks import later, telling
 from oracles import federated, generalization, noise_aware, personal
 from oracles.replay import Replay
-from problem import (
+from small_problem import (
     CLUSTERS,
     COHORT,
     NUM_CLIENTS,

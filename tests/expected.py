@@ -12,7 +12,7 @@ from oracles.replay import Replay
 from oracles.splitting import FACTORS, ergodic
 from oracles.splitting import splitting as splitting_by_hand
 from oracles.trimmed_mean import trimmed_mean as trimmed
-from problem import (
+from small_problem import (
     CLUSTERS,
     COHORT,
     NUM_CLIENTS,

@@ -13,7 +13,7 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
-from problem import CLUSTERS, NUM_CLIENTS, PUBLIC, make_data, make_model
+from small_problem import CLUSTERS, NUM_CLIENTS, PUBLIC, make_data, make_model
 
 import fedjax_dp
 from fedjax_dp import (

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from cases import CASES, Case
-from problem import KEY, ROUNDS, snapshot
+from small_problem import KEY, ROUNDS, snapshot
 
 from fedjax_dp.engine import ExecutionConfig, RoundInfo, RoundRecord, Simulation
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from problem import snapshot
 from references import Reference, reference
+from small_problem import snapshot
 
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout, as_metrics

@@ -11,9 +11,9 @@ import pytest
 from cases import CASES
 from dp_accounting.pld import PLDAccountant
 from marks import later, slow, telling
-from problem import make_model
 from rounds import flat
 from scipy import stats
+from small_problem import make_model
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer

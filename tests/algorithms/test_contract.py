@@ -11,8 +11,8 @@ from aggregating import closed, sent_by
 from cases import CASES, kinds_first, quick_first
 from marks import telling
 from oracles.generalization import noised_gma
-from problem import COHORT, SIZES, assert_same_state, make_data, make_model, snapshot
 from rounds import after_one_round, flat, hand_round
+from small_problem import COHORT, SIZES, assert_same_state, make_data, make_model, snapshot
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
 from fedjax_dp.algorithms.base import ClientOutput

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from marks import telling
 from oracles import generalization
-from problem import SETTINGS, make_data, make_model, plain_trainer, private_trainer, theta_of
+from small_problem import SETTINGS, make_data, make_model, plain_trainer, private_trainer, theta_of
 
 from fedjax_dp.algorithms import ALGORITHMS, afl, fedavg, propfair, q_ffl, registry, term
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer

@@ -10,7 +10,8 @@ import optax
 import pytest
 from cases import CASES
 from marks import later, slow, telling
-from problem import (
+from references import PLAIN, reference
+from small_problem import (
     COHORT,
     NUM_CLIENTS,
     NUM_FEATURES,
@@ -23,8 +24,7 @@ from problem import (
     snapshot,
     theta_of,
 )
-from problem import SETTINGS as NUMBERS
-from references import PLAIN, reference
+from small_problem import SETTINGS as NUMBERS
 
 from fedjax_dp.algorithms import FederatedAlgorithm, dp_fedavg, fedavg, registry
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cases import CASES, quick_first
 from marks import telling
-from problem import NUM_MODELS, ROUNDS, SIZES, snapshot
 from references import PLAIN, Reference, reference
+from small_problem import NUM_MODELS, ROUNDS, SIZES, snapshot
 
 import fedjax_dp.algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm

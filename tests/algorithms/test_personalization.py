@@ -11,7 +11,7 @@ import pytest
 from aggregating import closed, sent_by
 from cases import CASES, JUMP_BY_ALL, VARIANTS
 from marks import slow, telling
-from problem import ROUNDS, make_data, make_model
+from small_problem import ROUNDS, make_data, make_model
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from aggregating import closed, sent_by
 from marks import later, telling
-from problem import NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot
 from references import PLAIN
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot
 
 from fedjax_dp.algorithms import ae_dpfl, dp_fedavg, fedadam, fedavg, fedavgm
 from fedjax_dp.clients import (

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from marks import later, telling
-from problem import make_model, plain_trainer, private_trainer
+from small_problem import make_model, plain_trainer, private_trainer
 
 from fedjax_dp.algorithms import Round, blur_lus, fedadam
 from fedjax_dp.clients import ClientData, LocalConfig, UpdateContext, blur, local_trainer, proximal

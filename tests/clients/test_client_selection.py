@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from marks import later
 from oracles import logistic
-from problem import make_model, private_trainer, theta_of
 from scipy.stats import chisquare
+from small_problem import make_model, private_trainer, theta_of
 
 from fedjax_dp.algorithms import f_cdpfl
 from fedjax_dp.clients import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from marks import later, telling
 from oracles import local, logistic
-from problem import make_model, theta_of
+from small_problem import make_model, theta_of
 
 from fedjax_dp.clients import LocalConfig, clipped, plain
 from fedjax_dp.models.base import Model

@@ -11,7 +11,7 @@ import pytest
 from marks import later, slow, telling
 from oracles import logistic
 from oracles.replay import Replay
-from problem import make_model, theta_of
+from small_problem import make_model, theta_of
 
 from fedjax_dp.clients import ClientData, LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees

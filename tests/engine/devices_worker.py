@@ -6,7 +6,7 @@ import tempfile
 import jax
 import numpy as np
 from cases import CASES
-from problem import KEY, ROUNDS
+from small_problem import KEY, ROUNDS
 
 from fedjax_dp.engine.execution.client_store import Rows
 from fedjax_dp.engine.execution.layout import ExecutionConfig

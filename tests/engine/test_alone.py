@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from marks import later, telling
-from problem import make_data, make_model
+from small_problem import make_data, make_model
 
 from fedjax_dp.algorithms import dp_sgd, fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer

@@ -9,7 +9,7 @@ import pytest
 from cases import CASES
 from marks import slow, telling
 from oracles.splitting import LeastSquares, chapter_data
-from problem import make_data, make_model, plain_trainer
+from small_problem import make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import later, telling
-from problem import NUM_CLIENTS, SIZES, make_data
+from small_problem import NUM_CLIENTS, SIZES, make_data
 
 from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, Hyper
 from fedjax_dp.clients import LocalConfig

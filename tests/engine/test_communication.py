@@ -5,10 +5,20 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import problem
 import pytest
 from cases import CASES
 from marks import later, slow, telling
+from small_problem import (
+    COHORT,
+    NUM_CLIENTS,
+    NUM_FEATURES,
+    NUM_MODELS,
+    ROUNDS,
+    make_data,
+    make_model,
+    plain_trainer,
+)
+from small_problem import KEY as SEED
 
 from fedjax_dp import algorithms, models
 from fedjax_dp.algorithms import registry
@@ -364,7 +374,7 @@ CLUSTERED = ("r_dpcfl", "rc_dpfl", "f_cdpfl")
 def meter_of_case(name):
     case = CASES[name]
     known = population_of(case.data(), case.validation())
-    return meter_of(federation(case.make(problem.make_model()), known, case.participation()))
+    return meter_of(federation(case.make(make_model()), known, case.participation()))
 
 
 def test_every_algorithm_is_listed():
@@ -402,18 +412,18 @@ def test_one_party_sends_nothing():
 @pytest.mark.parametrize("name", CLUSTERED)
 def test_models_are_sent_to_choose_from_or_one_by_one(name):
     sim = CASES[name].simulation()
-    _, record, info = sim.run(sim.init(KEY), KEY, problem.ROUNDS)
+    _, record, info = sim.run(sim.init(KEY), KEY, ROUNDS)
     sent = communication(sim, record, info)
     selecting = {"f_cdpfl": 0}.get(name, 2)
-    for i in range(problem.ROUNDS):
+    for i in range(ROUNDS):
         clients = int(record.num_drawn[i])
         # The index of the model that was trained goes with the update.
         assert sent.by_round("up")[i] == clients * (P + W + 4)
         # Where clients draw from soft clusters they get all models, and their chances.
         is_soft = name != "f_cdpfl" and record.stage[i] == Stage.SOFT
         is_choosing = int(record.stage[i]) == selecting
-        num_models = problem.NUM_MODELS if is_choosing or is_soft else 1
-        chances = problem.NUM_MODELS * 4 if is_soft else 0
+        num_models = NUM_MODELS if is_choosing or is_soft else 1
+        chances = NUM_MODELS * 4 if is_soft else 0
         assert sent.by_round("down")[i] == clients * (num_models * P + chances)
     assert any(int(s) == selecting for s in record.stage)
 
@@ -430,7 +440,7 @@ def test_one_of_several_models_is_counted_as_often_as_it_is_sent(name):
 
 def test_an_accelerated_federation_sends_what_it_sent_before():
     case = CASES["fedavg"]
-    plain = federation(case.make(problem.make_model()), case.data(), case.participation())
+    plain = federation(case.make(make_model()), case.data(), case.participation())
     with pytest.warns(UserWarning, match="heuristic"):
         faster = anderson(plain, memory=1)
     assert meter_of(faster) == meter_of(plain)
@@ -438,24 +448,24 @@ def test_an_accelerated_federation_sends_what_it_sent_before():
 
 def test_a_mean_that_everybody_is_told_is_not_sent_twice():
     """Points that move when the round is over: p and whether anybody came, to all."""
-    model = problem.make_model()
+    model = make_model()
     algorithm = algorithms.splitting(
-        model, problem.plain_trainer(model), client_map="gradient", form="centralised"
+        model, plain_trainer(model), client_map="gradient", form="centralised"
     )
     case = CASES["fedavg"]
     meter = meter_of(federation(algorithm, case.data(), case.participation()))
     sent = meter.measure(record_of([[Fate.CONTRIBUTED] * 2 + [Fate.EMPTY]]), NOTHING_COUNTED)
-    assert sent.total("down") == problem.NUM_CLIENTS * (P + 4)
+    assert sent.total("down") == NUM_CLIENTS * (P + 4)
 
 
 # What aggregators and transforms make of an update.
 
 
 def with_aggregator(aggregator):
-    model = problem.make_model()
-    algorithm = algorithms.dp_fedavg(model, problem.plain_trainer(model), aggregator=aggregator)
-    joining = participants.participation(sampling.poisson(), problem.NUM_CLIENTS, problem.COHORT)
-    return meter_of(federation(algorithm, problem.make_data(), joining))
+    model = make_model()
+    algorithm = algorithms.dp_fedavg(model, plain_trainer(model), aggregator=aggregator)
+    joining = participants.participation(sampling.poisson(), NUM_CLIENTS, COHORT)
+    return meter_of(federation(algorithm, make_data(), joining))
 
 
 def one_message(tariff, encoding="dense"):
@@ -468,18 +478,18 @@ def one_message(tariff, encoding="dense"):
 def test_whole_numbers_modulo_2_to_the_b_take_b_bits_each(bits):
     plan = make_plan(4, 0.5, 1.0, num_clients=8, bits=bits)
     structure = {"b": jnp.zeros(()), "w": jnp.zeros(3)}
-    meter = with_aggregator(discrete_mean(structure, plan, problem.COHORT, varies=True))
+    meter = with_aggregator(discrete_mean(structure, plan, COHORT, varies=True))
     assert one_message(meter.up) == {f"uint{bits}": -(-plan.dimension * bits // 8)}
 
 
 def test_votes_under_noise_are_sent_beside_the_update():
-    mean = gaussian_mean(0.5, 1.0, problem.COHORT)
+    mean = gaussian_mean(0.5, 1.0, COHORT)
     assert one_message(with_aggregator(mean).up) == {"float32": P}
     assert one_message(with_aggregator(gradient_mask(mean)).up) == {"float32": 2 * P}
 
 
 def test_a_clip_norm_that_adapts_is_sent_and_answered_with_one_bit():
-    mean = adaptive_gaussian_mean(make_adaptive_clipping(problem.COHORT, count_stddev=2.0), 1.0)
+    mean = adaptive_gaussian_mean(make_adaptive_clipping(COHORT, count_stddev=2.0), 1.0)
     meter = with_aggregator(mean)
     assert one_message(meter.up) == {"float32": P, "uint1": 1}
     assert one_message(meter.down) == {"float32": P + 4}
@@ -545,15 +555,15 @@ def test_an_update_that_is_scaled_after_it_was_rounded_goes_in_its_own_type():
 def test_tickets_are_counted_by_what_is_alive():
     """LotteryFL on the case: as many numbers up and down as the masks of those who sent keep."""
     case = CASES["lottery_fl"]
-    sim, key = case.simulation(), jax.random.key(problem.KEY)
+    sim, key = case.simulation(), jax.random.key(SEED)
     state = sim.init(key)
-    for _ in range(problem.ROUNDS):
+    for _ in range(ROUNDS):
         before = np.asarray(state.clients["w"]).copy()
         state, record, info = sim.run(state, key, 1)
         sent = communication(sim, record, info)
         drawn = record.clients[0][record.clients[0] >= 0]
         alive = [
-            int(np.unpackbits(np.asarray(rows)[drawn], axis=1)[:, : problem.NUM_FEATURES].sum())
+            int(np.unpackbits(np.asarray(rows)[drawn], axis=1)[:, :NUM_FEATURES].sum())
             for rows in (before, state.clients["w"])
         ]
         biases = 4 * len(drawn)

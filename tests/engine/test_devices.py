@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cases import CASES
 from marks import slow, telling
-from problem import NUM_CLIENTS
 from references import num_slab_sizes, reference
+from small_problem import NUM_CLIENTS
 
 HERE = pathlib.Path(__file__).parent
 # Between them: state by client, several models, a streamed store, two devices and four.

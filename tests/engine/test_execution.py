@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from problem import NUM_CLIENTS, make_data, make_model
 from references import PLAIN
+from small_problem import NUM_CLIENTS, make_data, make_model
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer

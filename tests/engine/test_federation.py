@@ -11,7 +11,8 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from cases import CASES, quick_first
 from marks import later, telling
-from problem import (
+from references import PLAIN, reference
+from small_problem import (
     NUM_CLIENTS,
     ROUNDS,
     assert_same_state,
@@ -21,7 +22,6 @@ from problem import (
     snapshot,
     theta_of,
 )
-from references import PLAIN, reference
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.algorithms.base import ClientState

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from cases import CASES, kinds_first, quick_first
 from marks import later, telling
-from problem import ROUNDS, assert_same_state, make_data, make_model, snapshot
 from references import PLAIN, num_slab_sizes, reference
 from rounds import after_one_round, flat, hand_round
+from small_problem import ROUNDS, assert_same_state, make_data, make_model, snapshot
 
 from fedjax_dp.algorithms import scaffold
 from fedjax_dp.clients import LocalConfig, local_trainer

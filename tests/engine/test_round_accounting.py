@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import rdp
 from marks import later, telling
-from problem import (
+from small_problem import (
     NUM_CLIENTS,
     SETTINGS,
     SIZES,

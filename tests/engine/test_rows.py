@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cases import CASES
 from marks import later, telling
-from problem import NUM_CLIENTS, make_model
+from small_problem import NUM_CLIENTS, make_model
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, local_trainer

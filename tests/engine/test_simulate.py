@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import later, telling
-from problem import NUM_CLIENTS, SIZES, assert_same_state, make_data, make_model, snapshot
 from references import PLAIN, reference
+from small_problem import NUM_CLIENTS, SIZES, assert_same_state, make_data, make_model, snapshot
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer

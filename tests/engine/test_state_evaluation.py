@@ -9,7 +9,8 @@ from cases import CASES
 from marks import later, telling
 from oracles import local
 from oracles.replay import Replay
-from problem import (
+from references import PLAIN
+from small_problem import (
     NUM_CLIENTS,
     make_data,
     make_model,
@@ -18,7 +19,6 @@ from problem import (
     snapshot,
     theta_of,
 )
-from references import PLAIN
 
 from fedjax_dp import algorithms
 from fedjax_dp.core import masks

@@ -3,9 +3,9 @@
 import itertools
 
 import jax
-import problem
 import pytest
 import references
+import small_problem
 from marks import telling
 
 from fedjax_dp.engine import ExecutionConfig
@@ -71,9 +71,9 @@ def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
     sim = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
     assert sim.layout.chunk == sim.layouts[0].clients_per_chunk
     assert {trial.clients_per_chunk for trial in sim.layouts} > {1}
-    key = jax.random.key(problem.KEY)
-    state, _, _ = sim.run(reference.initial, key, problem.ROUNDS)
-    problem.assert_same_state(problem.snapshot(state), reference.final, 1e-6)
+    key = jax.random.key(small_problem.KEY)
+    state, _, _ = sim.run(reference.initial, key, small_problem.ROUNDS)
+    small_problem.assert_same_state(small_problem.snapshot(state), reference.final, 1e-6)
     again = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
     assert again.layouts is sim.layouts
 

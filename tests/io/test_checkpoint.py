@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from problem import make_data, make_model
+from small_problem import make_data, make_model
 
 from fedjax_dp.algorithms import Hyper, feddyn
 from fedjax_dp.clients import LocalConfig, local_trainer

@@ -11,7 +11,15 @@ import pytest
 from aggregating import closed, sent_by
 from marks import telling
 from oracles import generalization
-from problem import COHORT, NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
+from small_problem import (
+    COHORT,
+    NUM_CLIENTS,
+    make_data,
+    make_model,
+    plain_trainer,
+    snapshot,
+    theta_of,
+)
 
 from fedjax_dp.algorithms import dp_fedavg, fedadam, fedavg, fedprox, fedyogi, scaffold
 from fedjax_dp.algorithms.fedopt import adaptive
