@@ -113,12 +113,8 @@ class FederatedData:
     def slab(self, clients: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Copies the examples of neighbouring clients, in few sizes, so that few programs compile.
 
-        Args:
-          clients: neighbouring indices, in their order, at least one.
-
-        Returns:
-          Arrays `[rows, ...]`, the number of rows a power of two, and the first row of each client
-          of the population, `[num_clients]`, int32, right for these clients alone.
+        Gives arrays `[rows, ...]`, with a power of two of rows, and the first row of each client of
+        the population, `[num_clients]`, int32, valid for these clients alone.
         """
         first, last = (int(self.offsets[i]) for i in (clients[0], clients[-1] + 1))
         num_rows = 1 << max(last - first - 1, 0).bit_length()

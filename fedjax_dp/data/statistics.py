@@ -79,12 +79,7 @@ class PartitionStatistics:
         return self.label_counts / np.maximum(self.label_counts.sum(axis=1, keepdims=True), 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Collects all figures in plain Python types, ready for JSON.
-
-        Returns:
-          The number of clients and examples, size quantiles, names, sizes, label counts, label
-          entropy and total variation for each client, and shared and unused examples.
-        """
+        """Collects all figures in plain Python types, ready for JSON."""
         entropy, variation = self.label_entropy, self.total_variation
         return {
             "num_clients": self.num_clients,
@@ -128,11 +123,7 @@ class PartitionStatistics:
         return "\n".join(lines)
 
     def by_client(self) -> str:
-        """Lists clients that have names, each with its number of examples.
-
-        Returns:
-          One line for each client, in the order of the store; empty where clients have no names.
-        """
+        """Lists each named client with its number of examples, a line each."""
         pairs = zip(self.client_names, self.sizes.tolist(), strict=False)
         return "\n".join(f"{name}: {size} examples" for name, size in pairs)
 
