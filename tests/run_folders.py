@@ -1,11 +1,13 @@
 """Runs of the command line in this process, and what their folders hold."""
 
+import contextlib
 import io
 import json
 import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -89,8 +91,9 @@ class Killed(BaseException):
     """Stands for a signal that no code can answer."""
 
 
-def kill_after(monkeypatch: pytest.MonkeyPatch, round_index: int) -> None:
-    """Lets runs in this process die once a round is logged."""
+@contextlib.contextmanager
+def dying_after(round_index: int) -> Iterator[None]:
+    """Requires that a run in this process dies, which it does once a round is logged."""
     write = Logbook.write
 
     def dying(self: Logbook, row: Any) -> None:
@@ -98,7 +101,21 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, round_index: int) -> None:
         if row["round"] == round_index:
             raise Killed
 
-    monkeypatch.setattr(Logbook, "write", dying)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Logbook, "write", dying)
+        yield
+
+
+def run_until_death(folder: pathlib.Path, round_index: int, *words: str, **options: Any) -> None:
+    """Runs an experiment in this process that dies once a round is logged."""
+    with dying_after(round_index):
+        execute(folder, *words, **options)
+
+
+def die_and_resume(folder: pathlib.Path, round_index: int, *words: str) -> None:
+    """Runs an experiment that dies once a round is logged, and resumes it to its end."""
+    run_until_death(folder, round_index, *words)
+    assert execute(folder, resume=True)[0] == 0
 
 
 def command(*words: str, program: str = ENTRY, cache: str = "") -> list[str]:

@@ -5,16 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import slow, telling
-from run_folders import (
-    DRAWN,
-    SMALL,
-    Killed,
-    assert_same_run,
-    execute,
-    kill_after,
-    metrics,
-    read_json,
-)
+from run_folders import DRAWN, SMALL, assert_same_run, die_and_resume, execute, metrics, read_json
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
@@ -101,16 +92,12 @@ def test_weights_of_the_configuration_have_one_for_each_client():
 
 
 @slow
-def test_an_accelerated_run_resumes_and_states_what_the_plain_one_does(tmp_path, monkeypatch):
+def test_an_accelerated_run_resumes_and_states_what_the_plain_one_does(tmp_path):
     fast = (*DRAWN, "--acceleration.memory=2", "--acceleration.damping=0.5")
     whole, cut, plain = (tmp_path / name for name in ("whole", "cut", "plain"))
     with pytest.warns(UserWarning, match="heuristic"):
         assert execute(whole, *fast)[0] == 0
-    with monkeypatch.context() as patch:
-        kill_after(patch, 4)
-        with pytest.raises(Killed):
-            execute(cut, *fast)
-    assert execute(cut, resume=True)[0] == 0
+    die_and_resume(cut, 4, *fast)
     assert_same_run(whole, cut)
     assert execute(plain, *DRAWN)[0] == 0
     spent = [read_json(folder, "summary.json")["epsilon"] for folder in (whole, plain)]

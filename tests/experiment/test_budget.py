@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from dp_accounting import pld, rdp
 from marks import telling
-from run_folders import SMALL, assert_same_run, execute, metrics, read_json
+from run_folders import SMALL, assert_same_run, die_and_resume, execute, metrics, read_json
 from typer.testing import CliRunner
 
 from fedjax_dp.cli import privacy
 from fedjax_dp.experiment.assembly.assemble import population_of
 from fedjax_dp.experiment.reading.config_files import load_config
-from fedjax_dp.io.logbook import Logbook
 
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", SEQUENTIAL)
@@ -65,7 +64,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
 
 
 @pytest.mark.slow
-def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
+def test_clients_choose_their_own_delta(tmp_path):
     """Clients 0 and 2 differ from 1 in δ; each has the noise of its budget, and keeps it."""
     deltas = [1e-3, 1e-7, 1e-5]
     words = (f"--privacy.record.dp_delta={deltas}", "--privacy.record.epsilon=4")
@@ -88,20 +87,7 @@ def test_clients_choose_their_own_delta(tmp_path, monkeypatch):
     assert "Every unit chose its own δ, from 1e-07 to 0.001" in report.stdout
     assert "| 1 | 4 | 2 | 1e-07 |" in report.stdout
 
-    class Killed(BaseException):
-        pass
-
-    def dying(self, row):
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        write = Logbook.write
-        # After one row, which lies behind a checkpoint.
-        patched.setattr(Logbook, "write", lambda s, row: [write, dying][row["round"] > 1](s, row))
-        with pytest.raises(Killed):
-            execute(broken, *SMALL, SEQUENTIAL, *words)
-    assert len(metrics(broken)) == 1
-    assert execute(broken, resume=True)[0] == 0
+    die_and_resume(broken, 2, *SMALL, SEQUENTIAL, *words)
     assert_same_run(broken, whole)
 
 

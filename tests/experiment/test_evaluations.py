@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from marks import telling
-from run_folders import DRAWN, SMALL, Killed, execute, kill_after, metrics, read_json, saved_arrays
+from run_folders import DRAWN, SMALL, die_and_resume, execute, metrics, read_json, saved_arrays
 
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading.config_files import load_config
@@ -22,16 +22,13 @@ def test_without_test_data_of_clients_nothing_can_be_evaluated_after_local_train
 
 @telling
 @pytest.mark.usefixtures("shared_programs", "no_pictures")
-def test_nothing_of_it_is_kept_and_a_resumed_run_finds_the_same(tmp_path, monkeypatch):
+def test_nothing_of_it_is_kept_and_a_resumed_run_finds_the_same(tmp_path):
     """Under privacy of clients and records, with noise everywhere."""
     short = (*DRAWN, "--run.rounds=4", "--run.checkpoint_every=2")
     plain, both, resumed = (tmp_path / name for name in ("plain", "both", "resumed"))
     execute(plain, *short)
     execute(both, *short, *BOTH)
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        kill_after(patched, 3)
-        execute(resumed, *short, *BOTH)
-    execute(resumed, resume=True)
+    die_and_resume(resumed, 3, *short, *BOTH)
     (_, arrays, extra), (_, others, other_extra) = map(saved_arrays, (plain, both))
     assert arrays.keys() == others.keys()
     for name, array in arrays.items():

@@ -196,12 +196,6 @@ def test_tensorboard_events_are_the_metrics(folder):
         )
 
 
-def test_the_partition_is_reported(folder):
-    text = (folder / "partition.txt").read_text(encoding="utf-8")
-    sizes = population_of(load_config(folder / "config.toml")).train.sizes
-    assert str(sizes.sum()) in text.replace(",", "")
-
-
 @pytest.mark.slow
 def test_the_file_that_a_run_writes_runs_again(folder, tmp_path, compilation_cache):
     again = tmp_path / "again"
@@ -209,13 +203,6 @@ def test_the_file_that_a_run_writes_runs_again(folder, tmp_path, compilation_cac
     done = in_subprocess(*words, cache=compilation_cache)
     assert done.returncode == 0, done.stderr
     assert_same_run(folder, again)
-
-
-def test_every_file_has_its_mark(folder):
-    marks = read_json(folder, "privacy.json")["files"]
-    assert marks["plots"] == "exact" and marks["config.toml"] == "secret"
-    for path in folder.rglob("*"):
-        assert path.relative_to(folder).parts[0] in marks, path
 
 
 def test_summary_and_metrics_are_plain_json(folder):

@@ -11,10 +11,9 @@ from marks import telling
 from run_folders import (
     NOT_PRIVATE,
     SMALL,
-    Killed,
     assert_same_run,
+    die_and_resume,
     execute,
-    kill_after,
     metrics,
     read_json,
 )
@@ -66,16 +65,10 @@ def words(tmp_path):
 
 
 @telling
-def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exported(
-    words, tmp_path, monkeypatch
-):
+def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exported(words, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert execute(whole, *words)[0] == 0
-    with monkeypatch.context() as patched:
-        kill_after(patched, 3)
-        with pytest.raises(Killed):
-            execute(folder, *words)
-    assert execute(folder, resume=True)[0] == 0
+    die_and_resume(folder, 3, *words)
     assert_same_run(folder, whole)
     summary = read_json(folder, "summary.json")
     assert summary["name"] == "table", "a run is named by its data"

@@ -22,13 +22,13 @@ from run_folders import (
     EVERY,
     ROUNDS,
     SMALL,
-    Killed,
     assert_same_run,
     command,
+    die_and_resume,
     execute,
-    kill_after,
     metrics,
     read_json,
+    run_until_death,
     saved_arrays,
 )
 
@@ -247,57 +247,42 @@ def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
 @telling
 @pytest.mark.parametrize("rounds_done", [7, *slowly(1, 3, 4, 6, 8)])
 def test_a_run_that_dies_at_any_round_resumes_to_the_same_bits(
-    uninterrupted, tmp_path, monkeypatch, rounds_done
+    uninterrupted, tmp_path, rounds_done
 ):
     folder = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        kill_after(patched, rounds_done)
-        with pytest.raises(Killed):
-            execute(folder, *DRAWN)
-    assert execute(folder, resume=True)[0] == 0
+    die_and_resume(folder, rounds_done, *DRAWN)
     assert_same_run(folder, uninterrupted)
 
 
 @pytest.mark.slow
-def test_a_run_can_die_more_than_once(uninterrupted, tmp_path, monkeypatch):
+def test_a_run_can_die_more_than_once(uninterrupted, tmp_path):
     folder = tmp_path / "run"
-    for rounds_done in (4, 5):
-        with monkeypatch.context() as patched:
-            kill_after(patched, rounds_done)
-            with pytest.raises(Killed):
-                execute(folder, *(() if folder.exists() else DRAWN), resume=folder.exists())
+    run_until_death(folder, 4, *DRAWN)
+    run_until_death(folder, 5, resume=True)
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedadam", "local_only"])
-def test_what_clients_and_server_keep_is_resumed(tmp_path, monkeypatch, name):
+def test_what_clients_and_server_keep_is_resumed(tmp_path, name):
     words = (*SMALL, "--run.rounds=4", "--run.checkpoint_every=2", "--privacy.unit=none")
     words = (*words, "--participation.sampler=cyclic", "--participation.cohort_size=2")
     words = (*words, f"--algorithm.name={name}", "--execution.clients_per_chunk=1")
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert execute(whole, *words)[0] == 0
-    with monkeypatch.context() as patched:
-        kill_after(patched, 3)
-        with pytest.raises(Killed):
-            execute(folder, *words)
-    assert execute(folder, resume=True)[0] == 0
+    die_and_resume(folder, 3, *words)
     assert_same_run(folder, whole)
 
 
 @pytest.mark.slow
-def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path, monkeypatch):
+def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path):
     model = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")
     words = (*DRAWN, *model, "--run.rounds=4", "--run.checkpoint_every=2")
     words = (*words, "--model.frozen=['params/Dense_0']", "--execution.clients_per_chunk=1")
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert execute(whole, *words)[0] == 0
-    with monkeypatch.context() as patched:
-        kill_after(patched, 3)
-        with pytest.raises(Killed):
-            execute(folder, *words)
-    assert execute(folder, resume=True)[0] == 0
+    die_and_resume(folder, 3, *words)
     assert_same_run(folder, whole)
     arrays = saved_arrays(folder)[1].values()
     assert {a.shape for a in arrays if a.ndim > 1} == {(8, 10)}
@@ -557,13 +542,10 @@ def test_ten_kills_while_saving(uninterrupted, tmp_path, compilation_cache):
 
 
 @pytest.fixture
-def interrupted(uninterrupted, tmp_path, monkeypatch):
+def interrupted(uninterrupted, tmp_path):
     """A run that died in round 7, with checkpoints of rounds 3 and 6."""
     folder = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        kill_after(patched, 7)
-        with pytest.raises(Killed):
-            execute(folder, *DRAWN)
+    run_until_death(folder, 7, *DRAWN)
     return folder
 
 

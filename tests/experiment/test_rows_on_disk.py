@@ -7,7 +7,15 @@ import jax
 import numpy as np
 import pytest
 from marks import telling
-from run_folders import EVERY, SMALL, Killed, assert_same_run, execute, kill_after, read_json
+from run_folders import (
+    EVERY,
+    SMALL,
+    assert_same_run,
+    die_and_resume,
+    execute,
+    read_json,
+    run_until_death,
+)
 
 from fedjax_dp.data import everybody_first, fixed_size, participation, poisson
 from fedjax_dp.experiment.running.loading import evaluate_run, load_run
@@ -61,13 +69,9 @@ def test_a_run_on_the_disk_is_the_run_in_memory(whole):
 
 @telling
 @pytest.mark.parametrize("round_index", [2, 5, 7])
-def test_a_run_on_the_disk_is_resumed_to_the_same_bits(whole, tmp_path, monkeypatch, round_index):
+def test_a_run_on_the_disk_is_resumed_to_the_same_bits(whole, tmp_path, round_index):
     folder = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        kill_after(patched, round_index)
-        with pytest.raises(Killed):
-            execute(folder, *DISK)
-    assert execute(folder, resume=True)[0] == 0
+    die_and_resume(folder, round_index, *DISK)
     assert_same_run(folder, whole / "disk", besides=("metrics.jsonl",))
     models = [personal(f)[0] for f in (folder, whole / "disk")]
     jax.tree.map(np.testing.assert_array_equal, *models)
@@ -123,10 +127,7 @@ def leave_free(monkeypatch, num_bytes):
 @telling
 def test_a_run_that_goes_on_has_room_as_one_that_begins(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        kill_after(patched, 2)
-        with pytest.raises(Killed):
-            execute(folder, *DISK)
+    run_until_death(folder, 2, *DISK)
     with monkeypatch.context() as patched:
         leave_free(patched, 0)
         with pytest.raises(ValueError, match=r"--output must be on a disk with .* bytes free, for"):

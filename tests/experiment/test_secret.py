@@ -11,12 +11,11 @@ from marks import telling
 from run_folders import (
     DRAWN,
     SMALL,
-    Killed,
     assemble_once,
     assert_same_run,
     execute,
-    kill_after,
     read_json,
+    run_until_death,
     saved_arrays,
 )
 
@@ -87,14 +86,11 @@ def test_the_statement_says_where_the_root_is_and_what_must_stay_hidden(uninterr
 @telling
 @pytest.mark.parametrize("rounds_done", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_secret_run_resumes_to_the_same_bits(
-    uninterrupted, tmp_path, known_root, monkeypatch, rounds_done
+    uninterrupted, tmp_path, known_root, rounds_done
 ):
     """From round 0 on: the root is on the disk before the first round, and a checkpoint is too."""
     folder = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        kill_after(patched, rounds_done)
-        with pytest.raises(Killed):
-            execute(folder, *SECRET)
+    run_until_death(folder, rounds_done, *SECRET)
     assert saved_arrays(folder)[0] == rounds_done // 3 * 3
     other = load_config(folder / "config.toml", ["--training.learning_rate=1"])
     before = (folder / "config.toml").read_text("utf-8")

@@ -4,7 +4,7 @@ import pathlib
 import shutil
 
 import pytest
-from run_folders import SMALL, Killed, kill_after, read_json
+from run_folders import SMALL, dying_after, read_json
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading import config_files
@@ -102,10 +102,8 @@ def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
     study = STUDY._replace(file=file, metrics={"test_accuracy": 100.0})
     grid = sweep.grid_points(study, {"seed": ["0"]}, ())
     output, shown = tmp_path / "out", []
-    with monkeypatch.context() as patched:
-        kill_after(patched, 2)
-        with pytest.raises(Killed):
-            sweep.sweep(study, grid, output, shown.append)
+    with dying_after(2):
+        sweep.sweep(study, grid, output, shown.append)
     folder = output / grid[0].name
     root = (folder / "checkpoint" / "root.key").read_bytes()
     lost = shutil.copytree(output, tmp_path / "lost")
