@@ -138,7 +138,7 @@ def _reason(error: Exception) -> str:
     """Explains why an address failed."""
     import requests
 
-    if isinstance(error, requests.HTTPError):
+    if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"the server answered {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.ConnectionError):
         return f"no connection ({error})"
