@@ -45,6 +45,7 @@ def run(page: pathlib.Path) -> str:
     return printed.getvalue()
 
 
+@telling
 def test_the_round_of_the_readme_runs():
     loss, epsilon = run(ROOT / "README.md").split("{")
     assert "nan" not in loss and "client" in epsilon

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg, local_only
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
@@ -637,15 +638,16 @@ LONG_CHECKS = (
     an_empty_cohort_is_noised,
     narrow_floats_are_clipped_and_noised_in_float32,
     clients_are_poisson_sampled_where_that_is_accounted,
+    record_sums_are_divided_by_the_nominal_batch_size,
+    noise_calibrated_to_the_sum_is_added_to_the_sum,
+    clients_do_not_share_noise,
+    rounds_of_a_client_do_not_share_noise,
 )
 
 
 @pytest.mark.parametrize(
     "it",
-    [
-        pytest.param(it, marks=pytest.mark.telling if it.check in LONG_CHECKS else ())
-        for it in CLAUSES
-    ],
+    [pytest.param(it, marks=telling if it.check in LONG_CHECKS else ()) for it in CLAUSES],
     ids=[it.name for it in CLAUSES],
 )
 def test_holds(it, tmp_path):
@@ -669,10 +671,7 @@ QUICK_BUGS = (
 
 @pytest.mark.parametrize(
     "it",
-    [
-        pytest.param(it, marks=() if it.check in QUICK_BUGS else pytest.mark.telling)
-        for it in CLAUSES
-    ],
+    [pytest.param(it, marks=() if it.check in QUICK_BUGS else telling) for it in CLAUSES],
     ids=[it.name for it in CLAUSES],
 )
 def test_is_seen_to_fail_with_its_bug_put_in(it, tmp_path, monkeypatch):
