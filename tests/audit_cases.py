@@ -65,11 +65,7 @@ def model() -> Model:
 
 
 NUMBERS = LocalConfig(
-    learning_rate=0.1,
-    batch_size=6.0,
-    num_steps=1,
-    clip_norm=0.5,
-    noise_multiplier=NOISE_MULTIPLIER,
+    learning_rate=0.1, batch_size=6.0, num_steps=1, clip_norm=0.5, noise_multiplier=NOISE_MULTIPLIER
 )
 
 

@@ -187,13 +187,7 @@ _CASES = (
     case("median", expected.median, of="fedavg", aggregator=median_aggregator()),
     case("trimmed_mean", expected.trimmed_mean, of="fedavg", aggregator=trimmed_mean(0.4)),
     case("feddyn", expected.feddyn, expected.corrections, num_clients=NUM_CLIENTS, alpha=0.4),
-    case(
-        "scaffold",
-        expected.scaffold,
-        expected.controls,
-        server_learning_rate=0.7,
-        **_BY_CLIENT,
-    ),
+    case("scaffold", expected.scaffold, expected.controls, server_learning_rate=0.7, **_BY_CLIENT),
     case("gma", expected.gma(), of="fedavg", **_MASK),
     case(
         "gma_hard",
@@ -289,10 +283,7 @@ _CASES = (
         }.items()
     ),
     case(
-        "reflected_fedavg",
-        expected.splitting((1, 2, 1), phi="dp_sgd"),
-        expected.points,
-        **_PRIVATE,
+        "reflected_fedavg", expected.splitting((1, 2, 1), phi="dp_sgd"), expected.points, **_PRIVATE
     ),
     case("ifca", expected.ifca, expected.models_and_choices, num_models=NUM_MODELS),
     case("dp_fedavg", expected.dp_fedavg(0.2, 0.8), **_CENTRAL),

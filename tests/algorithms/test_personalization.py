@@ -375,9 +375,7 @@ def test_batch_norm_at_home_is_nobody_elses():
     jax.tree.map(np.testing.assert_array_equal, again.server, after.server)
     home = kinds.home(jax.eval_shape(model.init, KEY), "batch_norm", model.buffer_keys)
     jax.tree.map(
-        np.testing.assert_array_equal,
-        home.own(after.server.params),
-        home.own(state.server.params),
+        np.testing.assert_array_equal, home.own(after.server.params), home.own(state.server.params)
     )
 
 

@@ -87,10 +87,7 @@ LIMITS = {
         lambda: algorithms.fedrp(model(), trainer(), **EXACT),
         lambda: ORACLE.fedprox_limit(ETA),
     ),
-    "fedsplit": (
-        lambda: algorithms.fedsplit(model(), trainer(), **EXACT),
-        lambda: ORACLE.optimum,
-    ),
+    "fedsplit": (lambda: algorithms.fedsplit(model(), trainer(), **EXACT), lambda: ORACLE.optimum),
     "fedpi": (lambda: algorithms.fedpi(model(), trainer(), **EXACT), lambda: ORACLE.optimum),
     "reflected_fedprox": (
         lambda: algorithms.reflected_fedprox(model(), trainer(), **EXACT),
@@ -379,8 +376,7 @@ SETUPS = list(itertools.product(["decentralised", "centralised"], [False, True],
 
 
 @pytest.mark.parametrize(
-    ("form", "is_weighted", "sampler"),
-    later(SETUPS, soon=[SETUPS[0], SETUPS[3], SETUPS[7]]),
+    ("form", "is_weighted", "sampler"), later(SETUPS, soon=[SETUPS[0], SETUPS[3], SETUPS[7]])
 )
 @pytest.mark.parametrize("client_map", ["prox", "gradient"])
 def test_every_setting_is_the_equations(client_map, form, is_weighted, sampler):

@@ -14,14 +14,7 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.privacy.accounting import budgets
 
-METHODS = (
-    "record_dp_fedavg",
-    "minimum_epsilon",
-    "weiavg",
-    "pfa",
-    "robust_hdp",
-    "noise_oracle",
-)
+METHODS = ("record_dp_fedavg", "minimum_epsilon", "weiavg", "pfa", "robust_hdp", "noise_oracle")
 ROUNDS, DELTA = 2, 1e-4
 DIGITS = (
     "--data.partition=iid",

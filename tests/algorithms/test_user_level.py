@@ -188,12 +188,7 @@ def poll(noise_multiplier=None, *, clip_norm=1.0, num_rounds=1, **options):
     if noise_multiplier is not None:
         aggregator = gaussian_mean(clip_norm, noise_multiplier, len(VOTES))
     return ae_dpfl(
-        model,
-        trainer,
-        public_x=QUERIES,
-        num_rounds=num_rounds,
-        aggregator=aggregator,
-        **options,
+        model, trainer, public_x=QUERIES, num_rounds=num_rounds, aggregator=aggregator, **options
     )
 
 

@@ -93,12 +93,7 @@ def record_epsilon(times, dp_delta=DELTA["record"], noises=SETTINGS.noise_multip
     """ε of every client of the small problem that took part so many times."""
     found = []
     for size, batch, epochs, noise, count in zip(
-        SIZES,
-        SETTINGS.batch_size,
-        SETTINGS.num_epochs,
-        noises,
-        times,
-        strict=True,
+        SIZES, SETTINGS.batch_size, SETTINGS.num_epochs, noises, times, strict=True
     ):
         steps = int(np.ceil(np.ceil(size / batch) * epochs)) * count
         if not steps:
