@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from cases import CASES, kinds_first, quick_first
+from cases import CASES, KINDS, kinds_first, quick_first
 from marks import later, telling
 from references import PLAIN, num_slab_sizes, reference
 from rounds import after_one_round, flat, hand_round
@@ -36,6 +36,21 @@ LAYOUTS = {
 
 
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
+
+
+def traits(name):
+    """What a case declares beyond the least that every algorithm does."""
+    case = CASES[name]
+    algorithm = case.make(make_model())
+    found = {case.is_pooled, type(algorithm.aggregator)}
+    for part in (algorithm, algorithm.aggregator, algorithm.clients, *algorithm.host_steps):
+        defaults = getattr(part, "_field_defaults", {})
+        found |= {(type(part), f) for f, value in defaults.items() if getattr(part, f) != value}
+    return found
+
+
+def test_laws_run_soon_on_whatever_an_algorithm_may_declare():
+    assert set().union(*map(traits, KINDS)) == set().union(*map(traits, CASES))
 
 
 @pytest.mark.parametrize("name, layout", later(ALL, but=QUICK_LAYOUTS, soon=TELLING_LAYOUTS))
