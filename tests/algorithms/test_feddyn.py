@@ -1,4 +1,4 @@
-"""FedDyn: where it goes, what it leaves alone, what it refuses. The oracle is in the cases."""
+"""FedDyn: where it goes and what it leaves alone. The oracle is in the cases."""
 
 import flax.linen as nn
 import jax
@@ -82,16 +82,3 @@ def test_statistics_are_averaged_and_nothing_else():
             np.testing.assert_allclose(new - old, moved, atol=1e-6)
     for leaf in jax.tree.leaves(after.correction["batch_stats"]):
         np.testing.assert_array_equal(leaf, 0.0)
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 0.0, np.nan])
-def test_a_strength_out_of_range_is_refused(alpha):
-    model = _with_batch_norm()
-    with pytest.raises(ValueError, match="alpha must be above 0"):
-        feddyn(model, local_trainer(model, LocalConfig()), num_clients=4, alpha=alpha)
-
-
-def test_a_population_of_nobody_is_refused():
-    model = _with_batch_norm()
-    with pytest.raises(ValueError, match="num_clients must be an integer of at least 1"):
-        feddyn(model, local_trainer(model, LocalConfig()), num_clients=0)

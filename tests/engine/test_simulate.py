@@ -58,14 +58,6 @@ def test_compile_runs_no_round_and_is_the_only_trace(placement):
     assert int(once.round) == 3
 
 
-@telling
-def test_the_state_that_is_run_is_donated():
-    sim, key = scalar_simulation(), jax.random.key(0)
-    state = sim.init(key)
-    sim.run(state, key, 1)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.server))
-
-
 @pytest.mark.xdist_group("algorithm fedavg")
 def test_information_about_a_round():
     ref = reference("fedavg")
@@ -127,19 +119,6 @@ def test_64_bit_numbers_are_refused():
             simulation(algorithm, make_data(), chosen, PLAIN)
         with pytest.raises(ValueError, match="jax_enable_x64 must be off"):
             sim.run(state, jax.random.key(0))
-
-
-@telling
-def test_batches_larger_than_the_program_was_built_for_are_refused():
-    sim, key = scalar_simulation(), jax.random.key(0)
-    state = sim.init(key)
-    smaller, larger = (
-        sim.hyper._replace(local=sim.hyper.local._replace(batch_size=size)) for size in (2.0, 4.0)
-    )
-    state, _, _ = sim.run(state, key, 1, smaller)
-    with pytest.raises(ValueError, match=r"hyper.local.batch_size must be at most 3"):
-        sim.run(state, key, 1, larger)
-    assert sim.num_traces() == 1
 
 
 @pytest.mark.xdist_group("algorithm fedavg")
