@@ -600,80 +600,6 @@ def test_records_pay_for_each_training():
     assert ditto.events == [once, longer] and rep.events == [longer, once]
 
 
-BAD = {
-    "a momentum that diverges": (
-        lambda m: algorithms.fed_ltn(m, trainer_of(m), momentum=2.0, prunable="w"),
-        r"momentum must be below 1 / \(1 - mixing\)",
-    ),
-    "a head that is not there": (
-        lambda m: algorithms.fedper(m, trainer_of(m), head="ww"),
-        "did you mean 'w'",
-    ),
-    "a braking momentum that diverges": (
-        lambda m: algorithms.fed_ltn(
-            m, trainer_of(m), momentum=1.6, looks_ahead=False, prunable="w"
-        ),
-        r"momentum must be below \(1 \+ 1 / \(1 - mixing\)\) / 2",
-    ),
-    "a head of batch norm that is not there": (
-        lambda m: algorithms.fedrep(m, trainer_of(m), head="batch_norm"),
-        "head must match a parameter",
-    ),
-    "one pattern of two that prunes nothing": (
-        lambda m: algorithms.fed_ltn(m, trainer_of(m), prunable=["w", "v"]),
-        "prunable must name weights of the model, got 'v'",
-    ),
-    "a ticket whose delta is transformed": (
-        lambda m: algorithms.fed_ltn(m, cast_trainer(m), prunable="w"),
-        "trainer must have no update transforms",
-    ),
-    "a lottery whose delta is transformed": (
-        lambda m: algorithms.lottery_fl(m, cast_trainer(m), prunable="w"),
-        "trainer must have no update transforms",
-    ),
-    "a ticket of a model without accuracy": (
-        lambda m: algorithms.jump_start(m._replace(correct_fn=None), trainer_of(m), prunable="w"),
-        "model must have an accuracy",
-    ),
-    "a head of nothing": (
-        lambda m: algorithms.fedper(m, trainer_of(m), head=[]),
-        "head must match a parameter",
-    ),
-    "a mean of models whose deltas are transformed": (
-        lambda m: algorithms.mr_mtl(m, cast_trainer(m), num_clients=6),
-        "trainer must have no update transforms",
-    ),
-    "all at home": (
-        lambda m: algorithms.fedbn(m, trainer_of(m), home=["b", "w"]),
-        "home must leave one of",
-    ),
-    "a predicate that matches nothing": (
-        lambda m: algorithms.fedbn(m, trainer_of(m), home=lambda path, leaf: False),
-        "home must match one of",
-    ),
-    "nothing to prune": (
-        lambda m: algorithms.lottery_fl(m, trainer_of(m)),
-        "prunable must name weights of logistic",
-    ),
-    "no strengths": (
-        lambda m: algorithms.ditto(m, trainer_of(m), strengths=[]),
-        "strengths must hold at least one",
-    ),
-    "a private trainer that prunes": (
-        lambda m: algorithms.fed_ltn(m, private(m), prunable="w"),
-        "trainer must be non-private: pruning waits for the exact accuracy",
-    ),
-    "a private trainer that interleaves": (
-        lambda m: algorithms.ditto(m, private(m), order="interleaved"),
-        "trainer must be non-private: two gradients of one batch",
-    ),
-    "a private trainer of batch norm": (
-        lambda m: algorithms.fedbn(normed(), private(normed())),
-        "model must keep examples apart",
-    ),
-}
-
-
 def cast_trainer(model):
     return trainer_of(model, update_transforms=[cast("bfloat16")])
 
@@ -683,11 +609,43 @@ def private(model):
     return dp_sgd_trainer(model, config)
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_meant_is_refused(name):
-    make, message = BAD[name]
+W = {"prunable": "w"}
+TRANSFORMED = "trainer must have no update transforms"
+REFUSED = [
+    ("fed_ltn", trainer_of, {"momentum": 2.0, **W}, r"momentum must be below 1 / \(1 - mixing\)"),
+    (
+        *("fed_ltn", trainer_of, {"momentum": 1.6, "looks_ahead": False, **W}),
+        r"momentum must be below \(1 \+ 1 / \(1 - mixing\)\) / 2",
+    ),
+    ("fed_ltn", trainer_of, {"prunable": ["w", "v"]}, "name weights of the model, got 'v'"),
+    ("fed_ltn", cast_trainer, W, TRANSFORMED),
+    ("fed_ltn", private, W, "must be non-private: pruning waits for the exact accuracy"),
+    ("lottery_fl", trainer_of, {}, "prunable must name weights of logistic"),
+    ("lottery_fl", cast_trainer, W, TRANSFORMED),
+    ("mr_mtl", cast_trainer, {"num_clients": 6}, TRANSFORMED),
+    ("fedper", trainer_of, {"head": "ww"}, "did you mean 'w'"),
+    ("fedper", trainer_of, {"head": []}, "head must match a parameter"),
+    ("fedrep", trainer_of, {"head": "batch_norm"}, "head must match a parameter"),
+    ("fedbn", trainer_of, {"home": ["b", "w"]}, "home must leave one of"),
+    ("fedbn", trainer_of, {"home": lambda path, leaf: False}, "home must match one of"),
+    ("ditto", trainer_of, {"strengths": []}, "strengths must hold at least one"),
+    ("ditto", private, {"order": "interleaved"}, "must be non-private: two gradients of one batch"),
+]
+
+
+@pytest.mark.parametrize(("name", "make_trainer", "options", "message"), REFUSED)
+def test_what_cannot_be_meant_is_refused(name, make_trainer, options, message):
+    model = make_model()
     with pytest.raises(ValueError, match=message):
-        make(make_model())
+        getattr(algorithms, name)(model, make_trainer(model), **options)
+
+
+def test_models_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="model must keep examples apart"):
+        algorithms.fedbn(normed(), private(normed()))
+    model = make_model()
+    with pytest.raises(ValueError, match="model must have an accuracy"):
+        algorithms.jump_start(model._replace(correct_fn=None), trainer_of(model), **W)
 
 
 def test_clients_without_validation_data_are_named():

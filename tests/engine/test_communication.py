@@ -153,7 +153,7 @@ def test_a_dense_resnet_18_of_ours_costs_its_own_size(options, size):
     assert sent.total("up") == 50 * 5 * 4 * (size + 1)
 
 
-@pytest.mark.parametrize("size", [11_150, pytest.param(PUBLISHED, marks=telling)])
+@pytest.mark.parametrize("size", [11_150, pytest.param(PUBLISHED, marks=slow)])
 def test_the_ideal_schedule_of_pruning_costs_what_the_paper_says(size):
     """Of what is left, a tenth goes with each of 25 participations, until 90 % are gone."""
 
