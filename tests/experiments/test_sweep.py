@@ -111,5 +111,5 @@ def test_secret_runs_go_on_and_never_start_over(tmp_path, monkeypatch):
     assert read_json(folder, "summary.json")["rounds"] == 3
     assert (folder / "checkpoint" / "root.key").read_bytes() == root
     shutil.rmtree(lost / grid[0].name / "checkpoint")
-    with pytest.raises(ValueError, match=r"root\.key must be there"):
+    with pytest.raises(ValueError, match=r"root\.key must exist"):
         sweep.sweep(study, grid, lost, shown.append)
