@@ -39,6 +39,7 @@ def reported(monkeypatch, *, measured):
         attack = MembershipResult(0.5, (0.4, 0.6), 0.5, 0.01, 100)
         return AuditReport([bound], {"record": [step]}, attack)
 
+    monkeypatch.setattr(audit, "assemble", lambda config: None)
     monkeypatch.setattr(audit, "audit_experiment", found)
     return asked
 

@@ -9,7 +9,7 @@ from run_folders import NOT_PRIVATE, SMALL, execute, metrics, read_json
 from fedjax_dp.engine.accounts.communication import communication
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.running.byte_totals import Traffic
+from fedjax_dp.experiment.running.byte_totals import ByteTotals
 
 # Logistic regression on digits: 64 features, 10 classes.
 MODEL = 4 * (64 * 10 + 10)
@@ -50,11 +50,11 @@ def test_totals_are_those_of_all_rounds_whatever_was_kept_in_between():
     experiment = assemble(load_config(None, [*SMALL, *NOT_PRIVATE]))
     sim, key = experiment.simulation, jax.random.key(0)
     _, record, info = sim.run(sim.init(key), key, 4)
-    at_once, in_parts = (Traffic(sim.federation, "dense") for _ in range(2))
+    at_once, in_parts = (ByteTotals(sim.federation, "dense") for _ in range(2))
     rows = at_once.count(record, info)
     parts = [jax.tree.map(lambda x, i=i: x[i : i + 2], (record, info)) for i in (0, 2)]
     some = in_parts.count(*parts[0])
-    restored = Traffic(sim.federation, "dense")
+    restored = ByteTotals(sim.federation, "dense")
     restored.restore(in_parts.to_json())
     assert some + restored.count(*parts[1]) == rows
     assert restored.summary() == at_once.summary()

@@ -11,7 +11,7 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord
 _DIRECTIONS: tuple[Literal["up", "down"], ...] = ("up", "down")
 
 
-class Traffic:
+class ByteTotals:
     """Counts the bytes that clients and server have sent each other since a run began."""
 
     def __init__(self, federation: Federation, encoding: Encoding):

@@ -19,7 +19,7 @@ from fedjax_dp.engine.execution.client_store import Rows, kept_in
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.byte_totals import Traffic
+from fedjax_dp.experiment.running.byte_totals import ByteTotals
 from fedjax_dp.experiment.running.release import withdraw_release
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
@@ -60,7 +60,7 @@ class Start(NamedTuple):
     accounting: PrivacyAccounting
     checkpoints: Checkpoints
     seconds: float
-    traffic: Traffic
+    traffic: ByteTotals
 
 
 def new_root(section: RunSection) -> PRNGKey:
@@ -79,9 +79,9 @@ def accounting_of(experiment: Experiment, hyper: Hyper) -> PrivacyAccounting:
     return PrivacyAccounting(experiment.simulation, privacy.relation, privacy.accountant, hyper)
 
 
-def traffic_of(experiment: Experiment) -> Traffic:
+def _byte_totals(experiment: Experiment) -> ByteTotals:
     """Makes byte totals of zero."""
-    return Traffic(experiment.simulation.federation, experiment.config.communication.encoding)
+    return ByteTotals(experiment.simulation.federation, experiment.config.communication.encoding)
 
 
 def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[SimulationState, Start]:
@@ -101,7 +101,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
         # Saved before the first round, so that no round is released with two noises.
         checkpoints.keep_root(jax.random.key_data(key))
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
-    traffic = traffic_of(experiment)
+    traffic = _byte_totals(experiment)
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
 
 
@@ -126,7 +126,7 @@ def restored(
         ledgers, seconds = extra["ledgers"], extra["seconds"]
         sent = extra["traffic"]
     # The noise that is accounted is the noise that runs: after a restart, the saved one.
-    accounting, traffic = accounting_of(experiment, hyper), traffic_of(experiment)
+    accounting, traffic = accounting_of(experiment, hyper), _byte_totals(experiment)
     if ledgers is not None:
         accounting.restore(ledgers)
     if sent is not None:
