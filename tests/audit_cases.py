@@ -18,6 +18,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
@@ -128,7 +129,7 @@ def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
     """Every private mean that there is, with who may join a round of it."""
     structure = jax.eval_shape(model().init, jax.random.key(0))
     size, count = trees.num_parameters(structure), NUM_CLIENTS
-    everybody = participants.participation(EVERYBODY, count)
+    everybody = full_participation()
     rule = make_adaptive_clipping(2.0, initial_clip_norm=0.5, count_stddev=2.0)
     plan = functools.partial(make_plan, size, 0.5, 1.2, num_clients=count)
     banded = banded_noise(8, 2, min_separation=2)
@@ -175,6 +176,25 @@ _OPTIONS: dict[Any, dict] = {
     "fedper": {"head": "b"},
     "fedrep": {"head": "b", "head_epochs": 1},
 }
+
+
+def full_participation(num_clients=NUM_CLIENTS) -> participants.Participation:
+    return participants.participation(EVERYBODY, num_clients)
+
+
+def plant_in(planter, target, *sizes, num_canaries=1, on=None, store=None, **options):
+    """Plants canaries by one of the planters, with all clients in every round."""
+    store = store or data()
+    population = store, full_participation(store.num_clients)
+    sources = (target,) if planter is plant_clients else (target, on or model())
+    rng = np.random.default_rng(0)
+    return planter(*sources, *population, num_canaries, *sizes, rng, **options)
+
+
+def half_the_noise(clip_norm, noise_multiplier):
+    """States the noise that it should add, and adds half of it."""
+    quiet = mechanisms.gaussian(clip_norm, noise_multiplier / 2)
+    return mechanisms.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
 
 
 def plant(name, unit, num_canaries, participation=None, **parts):

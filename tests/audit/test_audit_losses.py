@@ -1,5 +1,7 @@
 """Canaries through a model's own loss, and sums that wrap: quiet as claimed, loud at half."""
 
+import functools
+
 import audit_cases as cases
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,6 @@ from fedjax_dp.audit.losses import OTHER, plant_losses
 from fedjax_dp.audit.runs import audit, run_audit
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
-from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models import registry
 from fedjax_dp.privacy.mechanisms.distributed import discrete_mechanism, make_plan
@@ -39,18 +40,8 @@ def images() -> FederatedData:
     )
 
 
-def everybody():
-    return participants.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
-
-
-def cnn():
-    return registry.build("thesis_cnn", {"x": jax.ShapeDtypeStruct(SHAPE, "float32")}, NUM_CLASSES)
-
-
-def softmax():
-    return registry.build(
-        "logistic_regression", {"x": jax.ShapeDtypeStruct(SHAPE, "float32")}, NUM_CLASSES
-    )
+def network(name="logistic_regression"):
+    return registry.build(name, {"x": jax.ShapeDtypeStruct(SHAPE, "float32")}, NUM_CLASSES)
 
 
 def planted_in(name, model, numbers=NUMBERS, num_canaries=1, relation="zero_out"):
@@ -58,14 +49,8 @@ def planted_in(name, model, numbers=NUMBERS, num_canaries=1, relation="zero_out"
         trainer = dp_sgd_trainer(model, numbers, sampler=cases.EVERYBODY)
         return cases.build(name, model, "record", trainer)
 
-    return plant_losses(
-        make,
-        model,
-        images(),
-        everybody(),
-        num_canaries,
-        np.random.default_rng(0),
-        relation=relation,
+    return cases.plant_in(
+        plant_losses, make, num_canaries=num_canaries, on=model, store=images(), relation=relation
     )
 
 
@@ -92,10 +77,10 @@ def bounds_of(planted, num_runs, num_rounds, running=None, key=0, accountant="pl
 
 # Algorithm, model, runs; one that sees six numbers in three rounds must learn from more of them.
 CASES = {
-    "a CNN under dp_sgd": ("dp_sgd", cnn, 400),
-    "fedpi": ("fedpi", softmax, 400),
-    "ditto": ("ditto", softmax, 400),
-    "choices and updates of r_dpcfl": ("r_dpcfl", softmax, 600),
+    "a CNN under dp_sgd": ("dp_sgd", "thesis_cnn", 400),
+    "fedpi": ("fedpi", "logistic_regression", 400),
+    "ditto": ("ditto", "logistic_regression", 400),
+    "choices and updates of r_dpcfl": ("r_dpcfl", "logistic_regression", 600),
 }
 
 
@@ -108,7 +93,7 @@ CASES = {
 )
 def test_bounds_are_below_their_claims_and_above_them_at_half_the_noise(case):
     name, model, num_runs = CASES[case]
-    planted = planted_in(name, model())
+    planted = planted_in(name, network(model))
     honest = bounds_of(planted, num_runs, 3)
     quiet = bounds_of(planted, num_runs, 3, with_less_noise(planted.algorithm, 0.5))
     for result in (*honest, *quiet):
@@ -118,7 +103,7 @@ def test_bounds_are_below_their_claims_and_above_them_at_half_the_noise(case):
 
 
 def test_canaries_are_copies_with_a_wrong_label():
-    planted = planted_in("dp_sgd", softmax(), num_canaries=3, relation="replace_one")
+    planted = planted_in("dp_sgd", network(), num_canaries=3, relation="replace_one")
     examples, mark = planted.data.examples, planted.data.examples[MARK]
     np.testing.assert_array_equal(planted.data.sizes, [7, 7, 7, 6])
     assert sorted(mark[mark >= 0]) == [0, 1, 2]
@@ -133,21 +118,14 @@ def test_canaries_are_copies_with_a_wrong_label():
 def test_what_has_no_labels_is_not_exchanged():
     data = FederatedData({"x": np.ones((4, 3), np.float32)}, np.array([0, 2, 4]))
     with pytest.raises(ValueError, match="data must hold whole labels, of two kinds at least"):
-        plant_losses(
-            lambda m: cases.build("dp_sgd", m, "record"),
-            cases.model(),
-            data,
-            participants.participation(cases.EVERYBODY, 2),
-            1,
-            np.random.default_rng(0),
-            relation="replace_one",
-        )
+        make = functools.partial(cases.build, "dp_sgd", unit="record")
+        cases.plant_in(plant_losses, make, store=data, relation="replace_one")
 
 
 @telling
 def test_without_noise_a_score_is_the_clipped_gradient_along_itself():
     silent = NUMBERS._replace(noise_multiplier=0.0)
-    planted = planted_in("dp_sgd", softmax(), silent)
+    planted = planted_in("dp_sgd", network(), silent)
     runs = run_audit(
         planted, jax.random.key(0), num_runs=8, num_rounds=1, execution=cases.EXECUTION
     )
@@ -187,13 +165,9 @@ def wrapping(share=1.0):
     pool, model = cases.data().examples, cases.model()
     trainer = local_trainer(model, LocalConfig(learning_rate=1e-4, batch_size=4, num_steps=1))
     mean = wrapping_mean(share)
-    return plant_clients(
-        cases.build("dp_fedavg", model, "client", trainer, aggregator=mean),
-        FederatedData({k: a[:COUNT] for k, a in pool.items()}, np.arange(COUNT + 1)),
-        participants.participation(cases.EVERYBODY, COUNT),
-        1,
-        np.random.default_rng(0),
-    )
+    algorithm = cases.build("dp_fedavg", model, "client", trainer, aggregator=mean)
+    data = FederatedData({k: a[:COUNT] for k, a in pool.items()}, np.arange(COUNT + 1))
+    return cases.plant_in(plant_clients, algorithm, store=data)
 
 
 def wrapped_shares(plan, num_rounds=1000):

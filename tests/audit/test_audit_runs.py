@@ -105,47 +105,33 @@ def test_every_algorithm_and_mean_that_claims_privacy_is_audited():
     assert set(cases.private_pairs()) == claimed and len(claimed) >= 32
 
 
-def half_the_noise(clip_norm, noise_multiplier):
-    """States the noise that it should add, and adds half of it."""
-    quiet = mechanisms.gaussian(clip_norm, noise_multiplier / 2)
-    return mechanisms.gaussian(clip_norm, noise_multiplier)._replace(add_noise=quiet.add_noise)
-
-
 def violations(planted, num_runs=1000, num_rounds=NUM_ROUNDS) -> list[AuditResult]:
     """What the audit finds beyond the tightest claim that there is."""
     runs = run(planted, num_runs, num_rounds, key=2)
     return [r for r in audit(runs, cases.DP_DELTA, accountant="pld") if r.is_violated]
 
 
-def everybody_takes_part():
-    return participants.participation(cases.EVERYBODY, cases.NUM_CLIENTS)
-
-
 def plant_one_record(trainer_of):
-    return plant_records(
-        lambda model: cases.build("dp_sgd", model, "record", trainer_of(model)),
-        cases.model(),
-        cases.data(),
-        everybody_takes_part(),
-        1,
-        np.random.default_rng(0),
-    )
+    def make(model):
+        return cases.build("dp_sgd", model, "record", trainer_of(model))
+
+    return cases.plant_in(plant_records, make)
 
 
 honest = pytest.param(mechanisms.gaussian, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("make", [pytest.param(half_the_noise, marks=telling), honest])
+@pytest.mark.parametrize("make", [pytest.param(cases.half_the_noise, marks=telling), honest])
 def test_half_the_noise_on_updates_is_found(make):
     aggregator = private_mean(make, 0.5, 2.0, 2.0)
-    participation = everybody_takes_part()
+    participation = cases.full_participation()
     planted = cases.plant("dp_fedavg", "client", 1, participation, aggregator=aggregator)
     found = {result.method for result in violations(planted)}
-    assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
+    assert found >= {"threshold", "gaussian"} if make is cases.half_the_noise else not found
 
 
 @telling
-@pytest.mark.parametrize("make", [half_the_noise, honest])
+@pytest.mark.parametrize("make", [cases.half_the_noise, honest])
 def test_half_the_noise_on_gradients_is_found(make):
     numbers = cases.NUMBERS._replace(noise_multiplier=2.0)
 
@@ -154,10 +140,10 @@ def test_half_the_noise_on_gradients_is_found(make):
         return local_trainer(model, numbers, sampler=cases.EVERYBODY, gradient_rule=rule)
 
     found = {result.method for result in violations(plant_one_record(trainer_of))}
-    assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
+    assert found >= {"threshold", "gaussian"} if make is cases.half_the_noise else not found
 
 
-@pytest.mark.parametrize("make", [pytest.param(half_the_noise, marks=telling), honest])
+@pytest.mark.parametrize("make", [pytest.param(cases.half_the_noise, marks=telling), honest])
 def test_half_the_noise_on_gradients_is_found_through_votes(make):
     numbers = cases.NUMBERS._replace(noise_multiplier=2.0)
 
@@ -166,17 +152,9 @@ def test_half_the_noise_on_gradients_is_found_through_votes(make):
         trainer = local_trainer(model, numbers, sampler=cases.EVERYBODY, gradient_rule=rule)
         return cases.build("ae_dpfl", model, "record", trainer, public_x=public_x)
 
-    planted = plant_votes(
-        make_voters,
-        cases.model(),
-        cases.data(),
-        everybody_takes_part(),
-        1,
-        NUM_ROUNDS,
-        np.random.default_rng(0),
-    )
+    planted = cases.plant_in(plant_votes, make_voters, NUM_ROUNDS)
     found = {result.method for result in violations(planted)}
-    assert found >= {"threshold", "gaussian"} if make is half_the_noise else not found
+    assert found >= {"threshold", "gaussian"} if make is cases.half_the_noise else not found
 
 
 @telling
@@ -205,14 +183,8 @@ def test_fixed_batches_where_poisson_sampling_is_accounted_are_found():
 
 @telling
 def test_replacing_a_canary_moves_scores_twice_as_far_and_is_accounted():
-    planted = plant_clients(
-        cases.build("dp_fedavg", cases.model(), "client"),
-        cases.data(),
-        everybody_takes_part(),
-        10,
-        np.random.default_rng(0),
-        relation="replace_one",
-    )
+    algorithm = cases.build("dp_fedavg", cases.model(), "client")
+    planted = cases.plant_in(plant_clients, algorithm, num_canaries=10, relation="replace_one")
     runs = run(planted, 100, 1)
     scores = runs.seen[:, 0]
     gap = scores[runs.is_included].mean() - scores[~runs.is_included].mean()
@@ -241,15 +213,14 @@ def test_planted_clients_are_the_last_and_send_one_clipped_entry_each():
 @telling
 def test_without_noise_a_score_is_the_clipped_contribution_and_nothing_without_the_canary():
     algorithm = fedavg(cases.model(), cases.plain_trainer(cases.model()), aggregator=cases.mean(0))
+
     # Clients that send nothing of their own: what is left is the canaries'.
-    silent = algorithm._replace(
-        client=lambda *arguments: (
-            lambda out: out._replace(update=jax.tree.map(jnp.zeros_like, out.update))
-        )(algorithm.client(*arguments))
-    )
-    planted = plant_clients(
-        silent, cases.data(), everybody_takes_part(), 8, np.random.default_rng(0)
-    )
+    def client(*arguments):
+        output = algorithm.client(*arguments)
+        return output._replace(update=jax.tree.map(jnp.zeros_like, output.update))
+
+    silent = algorithm._replace(client=client)
+    planted = cases.plant_in(plant_clients, silent, num_canaries=8)
     runs = run(planted, 3, 2)
     expected = np.where(runs.is_included, 0.5 / 2.0, 0.0)
     np.testing.assert_allclose(runs.seen[:, 0], expected, atol=1e-6)
@@ -273,9 +244,7 @@ def test_without_noise_a_records_score_is_its_clipped_gradient():
         )
         return cases.build("dp_sgd", frozen, "record", trainer)
 
-    planted = plant_records(
-        make, cases.model(), cases.data(), everybody_takes_part(), 9, np.random.default_rng(0)
-    )
+    planted = cases.plant_in(plant_records, make, num_canaries=9)
     np.testing.assert_array_equal(planted.data.sizes, [11, 10, 10, 10])
     runs = run(planted, 3, 2)
     # Learning rate times clip norm over the size of the client's batch, in each of two rounds.
@@ -312,9 +281,7 @@ def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
         )
         return cases.build("ae_dpfl", silent, "record", trainer, public_x=public_x)
 
-    planted = plant_votes(
-        make, two, data, everybody_takes_part(), 9, NUM_ROUNDS, np.random.default_rng(0)
-    )
+    planted = cases.plant_in(plant_votes, make, NUM_ROUNDS, num_canaries=9, on=two, store=data)
     runs = run(planted, 3, 2)
     step = 0.7 * 0.5 / planted.data.sizes[planted.owners]
     # Where nothing moved, 0 is not passed and the level below it is.
@@ -364,65 +331,39 @@ def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
     assert claim == pytest.approx(ledger.epsilon(cases.DP_DELTA)[0], rel=1e-6)
 
 
+def without_claims(model):
+    return fedavg(model, cases.plain_trainer(model))
+
+
+def voters(model, public_x):
+    return cases.build("ae_dpfl", model, "record", public_x=public_x)
+
+
+FAR = FederatedData({"x": np.full((2, 60), -(2.0**21))}, np.array([0, 2]))
+
+
 @pytest.mark.parametrize(
     ("plant", "match"),
     [
         (lambda: cases.plant("dp_fedavg", "client", 500), "num_canaries must be at most 61"),
         (lambda: cases.plant("dp_sgd", "record", 0), "num_canaries must be an integer"),
         (
-            lambda: plant_clients(
-                fedavg(cases.model(), cases.plain_trainer(cases.model())),
-                cases.data(),
-                everybody_takes_part(),
-                1,
-                np.random.default_rng(0),
-            ),
+            lambda: cases.plant_in(plant_clients, without_claims(cases.model())),
             "algorithm must claim privacy for clients",
         ),
         (
-            lambda: plant_records(
-                lambda m: fedavg(m, cases.plain_trainer(m)),
-                cases.model(),
-                cases.data(),
-                everybody_takes_part(),
-                1,
-                np.random.default_rng(0),
-            ),
+            lambda: cases.plant_in(plant_records, without_claims),
             "algorithm must claim privacy for records",
         ),
         (
-            lambda: plant_votes(
-                lambda m, public_x: cases.build("ae_dpfl", m, "record", public_x=public_x),
-                cases.model(),
-                FederatedData({"x": np.full((2, 60), -(2.0**21))}, np.array([0, 2])),
-                participants.participation(cases.EVERYBODY, 1),
-                1,
-                1,
-                np.random.default_rng(0),
-            ),
+            lambda: cases.plant_in(plant_votes, voters, 1, store=FAR),
             "data must hold inputs above -1048576",
         ),
         (
-            lambda: run(
-                plant_votes(
-                    lambda m, public_x: cases.build("ae_dpfl", m, "record", public_x=public_x),
-                    cases.model(),
-                    cases.data(),
-                    everybody_takes_part(),
-                    1,
-                    NUM_ROUNDS - 1,
-                    np.random.default_rng(0),
-                ),
-                1,
-            ),
+            lambda: run(cases.plant_in(plant_votes, voters, NUM_ROUNDS - 1), 1),
             "num_rounds must be such that a round asks 83 inputs",
         ),
-        (
-            lambda: run_audit(
-                cases.plant("dp_sgd", "record", 1), jax.random.key(0), num_runs=0, num_rounds=1
-            ),
-            "num_runs must be an integer",
-        ),
+        (lambda: run(cases.plant("dp_sgd", "record", 1), 0, 1), "num_runs must be an integer"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(plant, match):

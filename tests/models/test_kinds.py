@@ -65,6 +65,22 @@ BODY = ["params/body", "params/middle/*"]
 HEAD = "params/head"
 
 
+def frozen(where=BODY, name="linen", normed=False, **options):
+    """A whole model, all of its parameters, the model with a part frozen, and its parameters."""
+    whole = linen(normed=True) if normed else whole_model(name)
+    full = whole.init(jax.random.key(0))
+    if normed:
+        full["batch_stats"]["norm"]["mean"] = jnp.linspace(-1.0, 1.0, 5)
+    model = whole.freeze(where, full, **options)
+    return whole, full, model, model.init(jax.random.key(0))
+
+
+def assert_same(a, b, **tolerance):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, **tolerance or {"rtol": 0})
+
+
 def batch():
     return {"x": jnp.asarray(IMAGES), "y": jnp.asarray(LABELS)}
 
@@ -90,10 +106,7 @@ def by_rank(path, leaf):
 @pytest.mark.parametrize("where", [BODY, pytest.param(HEAD, marks=slow), by_rank])
 @pytest.mark.parametrize("name", later(WHOLE, but=["linen"], mark=telling))
 def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
-    whole = whole_model(name)
-    full = whole.init(jax.random.key(0))
-    model = whole.freeze(where, full)
-    params = model.init(jax.random.key(0))
+    whole, full, model, params = frozen(where, name)
 
     def total(p):
         losses, refreshed = model.losses(p, batch(), is_training=True, mask=jnp.asarray(MASK))
@@ -103,12 +116,8 @@ def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
     (_, losses), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
     expected_losses, expected = jax.jit(lambda p: by_hand(whole, p, where))(full)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    assert jax.tree.structure(gradient) == jax.tree.structure(expected)
-    for g, e in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6)
-    back = model.full_params(params)
-    assert jax.tree.structure(back) == jax.tree.structure(full)
-    jax.tree.map(np.testing.assert_array_equal, back, full)
+    assert_same(gradient, expected, rtol=1e-4, atol=1e-6)
+    assert_same(model.full_params(params), full)
     np.testing.assert_allclose(
         model.predict(params, IMAGES), whole.predict(full, IMAGES), rtol=1e-5, atol=1e-6
     )
@@ -116,34 +125,27 @@ def test_losses_and_gradients_are_those_of_the_whole_model(name, where):
 
 @telling
 def test_another_key_starts_what_is_trained_anew_and_leaves_what_is_frozen():
-    whole = whole_model("linen")
-    full = whole.init(jax.random.key(0))
-    model = whole.freeze(BODY, full)
+    whole, full, model, _ = frozen()
     other = model.full_params(model.init(jax.random.key(1)))["params"]
-    again = whole.init(jax.random.key(1))["params"]
-    jax.tree.map(np.testing.assert_array_equal, other["head"], again["head"])
+    assert_same(other["head"], whole.init(jax.random.key(1))["params"]["head"])
     for part in ("body", "middle"):
-        jax.tree.map(np.testing.assert_array_equal, other[part], full["params"][part])
+        assert_same(other[part], full["params"][part])
 
 
 @telling
 def test_what_is_frozen_in_steps_is_frozen_together():
-    whole = whole_model("linen")
-    full = whole.init(jax.random.key(0))
-    once = whole.freeze(BODY, full)
+    whole, full, once, _ = frozen()
     twice = whole.freeze(BODY[0], full).freeze(BODY[1], full)
     params = once.init(jax.random.key(2))
     assert trees.paths(params) == ["params/head/bias", "params/head/kernel"]
     np.testing.assert_array_equal(once.predict(params, IMAGES), twice.predict(params, IMAGES))
-    both = (model.full_params(params) for model in (once, twice))
-    jax.tree.map(np.testing.assert_array_equal, *both)
+    assert_same(once.full_params(params), twice.full_params(params))
 
 
 def test_a_part_alone_is_enough_and_takes_the_types_of_the_model():
-    body = jax.tree.map(
-        lambda x: np.ones(x.shape), linen().init(jax.random.key(0))["params"]["body"]
-    )
-    model = linen().freeze("params/body", {"params": {"body": body}})
+    whole, full, _, _ = frozen()
+    body = jax.tree.map(lambda x: np.ones(x.shape), full["params"]["body"])
+    model = whole.freeze("params/body", {"params": {"body": body}})
     full = model.full_params(model.init(jax.random.key(0)))
     kernel = full["params"]["body"]["kernel"]
     assert kernel.dtype == jnp.float32 and np.all(np.asarray(kernel) == 1)
@@ -162,14 +164,13 @@ def test_a_part_alone_is_enough_and_takes_the_types_of_the_model():
     ],
 )
 def test_patterns_that_freeze_nothing_or_everything_are_refused(where, message):
-    model = linen()
+    whole, full, _, _ = frozen()
     with pytest.raises(ValueError, match=message):
-        model.freeze(where, model.init(jax.random.key(0)))
+        whole.freeze(where, full)
 
 
 def test_values_that_are_missing_or_of_another_shape_are_refused():
-    model = linen()
-    full = model.init(jax.random.key(0))
+    model, full, _, _ = frozen()
     with pytest.raises(ValueError, match="hold a value of 'params/body/bias'"):
         model.freeze(BODY, {"params": {"head": full["params"]["head"]}})
     wide = jax.tree.map(lambda x: np.zeros((*x.shape, 2)), full)
@@ -187,10 +188,7 @@ def test_values_that_are_missing_or_of_another_shape_are_refused():
 )
 def test_norms_and_sums_of_examples_are_those_of_the_whole_model(where):
     """Behind a frozen part, before it and around it."""
-    whole = linen()
-    full = whole.init(jax.random.key(0))
-    model = whole.freeze(where, full)
-    params = model.init(jax.random.key(0))
+    whole, full, model, params = frozen(where)
     weights = RNG.uniform(size=EXAMPLES).astype(np.float32)
 
     def loss_with(model):
@@ -234,14 +232,10 @@ def test_what_is_frozen_makes_no_site_and_leaves_those_of_the_rest():
 
 @telling
 def test_a_base_with_frozen_statistics_is_read_as_in_evaluation():
-    whole = linen(normed=True)
-    full = whole.init(jax.random.key(0))
-    full["batch_stats"]["norm"]["mean"] = jnp.linspace(-1.0, 1.0, 5)
     where = [*BODY, "params/norm", "batch_stats"]
-    model = whole.freeze(where, full, mixes_examples=False)
+    whole, full, model, params = frozen(where, normed=True, mixes_examples=False)
     assert not model.mixes_examples and not model.buffer_keys
     assert whole.freeze(where, full).mixes_examples
-    params = model.init(jax.random.key(0))
     mask = jnp.asarray(MASK)
     losses, refreshed = model.losses(params, batch(), is_training=True, mask=mask)
     assert refreshed is params
@@ -251,22 +245,14 @@ def test_a_base_with_frozen_statistics_is_read_as_in_evaluation():
 
 @telling
 def test_statistics_that_stay_buffers_are_refreshed_beside_what_is_frozen():
-    whole = linen(normed=True)
-    full = whole.init(jax.random.key(0))
-    model = whole.freeze(BODY, full)
-    params = model.init(jax.random.key(0))
+    whole, full, model, params = frozen(normed=True)
     flags = model.is_buffer(params)
     assert jax.tree.leaves(flags["batch_stats"]) == [True, True]
     assert not any(jax.tree.leaves(flags["params"])) and model.mixes_examples
     _, refreshed = model.losses(params, batch(), is_training=True)
     _, expected = whole.losses(full, batch(), is_training=True)
     assert jax.tree.structure(refreshed) == jax.tree.structure(params)
-    for a, b in zip(
-        jax.tree.leaves(refreshed["batch_stats"]),
-        jax.tree.leaves(expected["batch_stats"]),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_same(refreshed["batch_stats"], expected["batch_stats"], rtol=1e-5, atol=1e-6)
 
 
 def test_buffers_may_be_named_by_pattern_or_predicate():
@@ -285,20 +271,16 @@ def test_buffers_may_be_named_by_pattern_or_predicate():
 
 
 def test_evaluation_reads_the_frozen_part():
-    whole = whole_model("linen")
-    full = whole.init(jax.random.key(0))
-    model = whole.freeze(BODY, full)
+    whole, full, model, params = frozen()
     data = FederatedData.from_clients([{"x": IMAGES, "y": LABELS.astype(np.int32)}])
-    one = shared_evaluator(model, data)(model.init(jax.random.key(0)))
+    one = shared_evaluator(model, data)(params)
     other = shared_evaluator(whole, data)(full)
     assert one.accuracy == other.accuracy
     assert one.loss == pytest.approx(other.loss, rel=1e-5)
 
 
 def test_no_gradient_of_a_frozen_body_is_computed():
-    whole = whole_model("linen")
-    full = whole.init(jax.random.key(0))
-    model = whole.freeze(BODY, full)
+    whole, full, model, params = frozen()
 
     def products(model, params):
         def total(p):
@@ -306,8 +288,7 @@ def test_no_gradient_of_a_frozen_body_is_computed():
 
         return str(jax.make_jaxpr(jax.grad(total))(params)).count("dot_general")
 
-    forwards = str(jax.make_jaxpr(lambda p: model.losses(p, batch())[0])(
-        model.init(jax.random.key(0)))
-    ).count("dot_general")  # fmt: skip
-    assert products(model, model.init(jax.random.key(0))) == forwards + 1
+    losses = jax.make_jaxpr(lambda p: model.losses(p, batch())[0])(params)
+    forwards = str(losses).count("dot_general")
+    assert products(model, params) == forwards + 1
     assert products(whole, full) > forwards + 3

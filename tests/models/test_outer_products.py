@@ -47,21 +47,14 @@ def amount(found):
     return products, separate.sum(1) * scale
 
 
-@telling
 @pytest.mark.parametrize("shape", SHAPES)
-def test_factors_amount_to_the_sums_even_where_rows_cancel(shape):
-    rows, columns = factors(*shape)
-    products, _ = amount(jax.jit(outer_products.factors)(rows, columns))
-    expected = np.einsum("bti,bto->bio", rows.astype(np.float64), columns.astype(np.float64))
-    scale = lengths(rows, columns)[:, None, None]
-    assert np.all(np.abs(products - expected) <= 1e-6 * scale)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_norms_bound_what_the_factors_amount_to(shape):
+def test_factors_amount_to_the_sums_and_norms_bound_them(shape):
     rows, columns = factors(*shape)
     found = jax.jit(outer_products.factors)(rows, columns)
     products, separate = amount(found)
+    expected = np.einsum("bti,bto->bio", rows.astype(np.float64), columns.astype(np.float64))
+    scale = lengths(rows, columns)[:, None, None]
+    assert np.all(np.abs(products - expected) <= 1e-6 * scale)
     norms, exactly = np.asarray(found.norms, np.float64), np.linalg.norm(products, axis=(1, 2))
     # A norm that is too small would let a record through; one that is a little too large does no
     # harm, and no order of summation makes more of the factors than √T of it.
@@ -69,6 +62,10 @@ def test_norms_bound_what_the_factors_amount_to(shape):
     assert np.all(separate <= norms * np.sqrt(shape[0]) * (1 + 1e-6))
     if shape[0] <= min(shape[1:]):
         np.testing.assert_allclose(norms[:3], exact(rows, columns)[:3], rtol=1e-3)
+    # The fewer entries come first in matrices that are formed.
+    matrices = outer_products.matrices(rows, columns)
+    expected = np.swapaxes(expected, 1, 2) if shape[2] < shape[1] else expected
+    assert np.all(np.abs(matrices - expected) <= 1e-6 * scale)
 
 
 def test_factors_of_floats_at_the_edges():
@@ -144,17 +141,6 @@ def test_what_is_not_finite_has_no_finite_norm(bad):
         pair[spoiled][0, 3, 2] = bad
         norms = np.asarray(outer_products.factors(*pair).norms)
         assert not np.isfinite(norms[0]) and np.all(np.isfinite(norms[1:]))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_matrices_put_the_fewer_entries_first(shape):
-    rows, columns = factors(*shape)
-    matrices = outer_products.matrices(rows, columns)
-    expected = np.einsum("bti,bto->bio", rows.astype(np.float64), columns.astype(np.float64))
-    if shape[2] < shape[1]:
-        expected = np.swapaxes(expected, 1, 2)
-    scale = lengths(rows, columns)[:, None, None]
-    assert np.all(np.abs(matrices - expected) <= 1e-6 * scale)
 
 
 def test_matrices_of_few_rows_and_many_entries_are_not_formed():
