@@ -139,12 +139,12 @@ def evaluate_structure(
     if name == "cond":
         branches = [functools.partial(lambda b, *x: run(b, x), b) for b in params["branches"]]
         return lax.switch(operands[0], branches, *operands[1:])
-    body = body_of(eqn)
-    assert body is not None
+    called = body_of(eqn)
+    assert called is not None
     if name in CHECKPOINTS:
         options = {key: params[key] for key in ("prevent_cse", "policy")}
-        return jax.checkpoint(lambda *x: run(body, x), **options)(*operands)
-    return run(body, operands)
+        return jax.checkpoint(lambda *x: run(called, x), **options)(*operands)
+    return run(called, operands)
 
 
 def define(

@@ -29,7 +29,7 @@ def _through_a_loop(x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda carry: carry[0] < no_steps, step, (jnp.int32(0), x))[1]
 
 
-_materialize_p = jaxprs.define(
+_materialize_p: jaxprs.Primitive = jaxprs.define(
     "materialize",
     lax.optimization_barrier,
     on_cpu=_through_a_loop,

@@ -29,6 +29,13 @@ def assert_close(actual, expected, rtol=1e-5):
             assert np.abs(a - e).max() <= rtol * max(np.abs(e).max(), 1e-6)
 
 
+def assert_trees_close(a, b, **tolerance):
+    """Compares entry by entry, exactly where no tolerance is given."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, **tolerance or {"rtol": 0})
+
+
 def primitives(fn, *args):
     """Collects the names of all primitives in the jaxpr of a function, at every depth."""
     found = set()

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from lowering_checks import assert_trees_close
 from marks import later, telling
 
 from fedjax_dp.core import trees
@@ -110,12 +111,6 @@ def gradients(model, params, batch, mask=None, key=None):
 
     (_, (losses, refreshed)), gradient = jax.value_and_grad(total, has_aux=True)(params)
     return losses, refreshed, gradient
-
-
-def assert_trees_close(a, b, **tolerance):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, **tolerance)
 
 
 @telling

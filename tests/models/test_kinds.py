@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from lowering_checks import assert_trees_close as assert_same
 from marks import later, slow, telling
 
 from fedjax_dp.core import trees
@@ -73,12 +74,6 @@ def frozen(where=BODY, name="linen", normed=False, **options):
         full["batch_stats"]["norm"]["mean"] = jnp.linspace(-1.0, 1.0, 5)
     model = whole.freeze(where, full, **options)
     return whole, full, model, model.init(jax.random.key(0))
-
-
-def assert_same(a, b, **tolerance):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, **tolerance or {"rtol": 0})
 
 
 def batch():

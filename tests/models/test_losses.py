@@ -42,17 +42,19 @@ def binary_oracle(logits, labels):
 def test_cross_entropy_equals_numpy_for_classes_and_for_sequences():
     logits = RNG.normal(size=(6, 5)).astype(np.float32) * 4
     labels = RNG.integers(5, size=6)
-    values = losses.softmax_cross_entropy(logits, labels)
-    np.testing.assert_allclose(
-        values, cross_entropy_oracle(logits, labels), rtol=1e-6, atol=ROUNDING
+    values, oracle = (
+        losses.softmax_cross_entropy(logits, labels),
+        cross_entropy_oracle(logits, labels),
     )
+    np.testing.assert_allclose(values, oracle, rtol=1e-6, atol=ROUNDING)
     logits = RNG.normal(size=(4, 7, 5)).astype(np.float32) * 4
     labels = RNG.integers(-1, 5, size=(4, 7))
     labels[2] = losses.IGNORE_LABEL
-    values = losses.softmax_cross_entropy(logits, labels)
-    np.testing.assert_allclose(
-        values, cross_entropy_oracle(logits, labels), rtol=1e-6, atol=ROUNDING
+    values, oracle = (
+        losses.softmax_cross_entropy(logits, labels),
+        cross_entropy_oracle(logits, labels),
     )
+    np.testing.assert_allclose(values, oracle, rtol=1e-6, atol=ROUNDING)
     assert values[2] == 0
 
 

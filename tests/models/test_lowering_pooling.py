@@ -155,7 +155,7 @@ LAYERS = {
 
 
 @telling
-@pytest.mark.parametrize("name", later(LAYERS, but=["max, overlapping"], mark=telling))
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_match_and_leave_no_window_primitive(name):
     layer = LAYERS[name]
     x = np.random.default_rng(0).integers(0, 4, (3, 2, 8, 8, 2)).astype(np.float32)
