@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +43,7 @@ class Model(NamedTuple):
         refreshes, as `kinds.marked` takes it; empty where there are none.
       full_params: `full_params(params) -> params` with the frozen parameters, for use without the
         `Model`; the same object where nothing is frozen.
+      frozen: the frozen parameters, part by part, as `freeze` adds them.
       is_quadratic: whether the loss of every example is a quadratic function of the parameters,
         which exact proximal steps require; it cannot be checked.
     """
@@ -55,6 +57,25 @@ class Model(NamedTuple):
     buffer_keys: Where = ()
     full_params: Callable[[PyTree], PyTree] = _same
     is_quadratic: bool = False
+    frozen: tuple[kinds.Frozen, ...] = ()
+
+    @property
+    def constants(self) -> PyTree:
+        """The frozen values, as an argument for a compiled function that reads them by `given`."""
+        return tuple(part.constants for part in self.frozen)
+
+    def given(self, constants: PyTree) -> AbstractContextManager[None]:
+        """Reads frozen values from an argument of the function that is being traced.
+
+        Without it a compiled program holds the values that the model holds as constants.
+
+        Args:
+          constants: arrays in the structure of `Model.constants`.
+
+        Returns:
+          The context in which to call the model, inside a function that is compiled.
+        """
+        return kinds.given(self.frozen, constants)
 
     def losses(
         self,
@@ -119,7 +140,7 @@ class Model(NamedTuple):
 
         Frozen parameters are not among the new model's parameters: they are not copied, clipped,
         noised, sent, averaged, counted or saved by client, and no gradient is computed for them.
-        Compiled programs hold the values as constants.
+        Compiled programs hold the values as constants, or take them as an argument (`given`).
 
         A model all of whose buffers are frozen is applied as in evaluation: batch norm by the
         frozen statistics, without dropout.
@@ -160,6 +181,7 @@ class Model(NamedTuple):
             mixes_examples=self.mixes_examples if mixes_examples is None else mixes_examples,
             buffer_keys=self.buffer_keys if any(left) else (),
             full_params=lambda params: self.full_params(held.within(params)),
+            frozen=(*self.frozen, held),
         )
 
     def with_params(self, params: PyTree) -> "Model":

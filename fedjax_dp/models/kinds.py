@@ -4,8 +4,10 @@ A parameter is *trained*; or a *buffer*, which no gradient reaches and training 
 *frozen*: then the model itself holds its value, and `init` does not return it.
 """
 
+import contextlib
+import contextvars
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +20,11 @@ from fedjax_dp.core.trees import PyTree
 Where = str | Sequence[str] | Callable[[str, Any], bool]
 # Matches the layers of batch norm, where the parameters are chosen that stay with a client.
 BATCH_NORM = "batch_norm"
+
+# Values of frozen parameters while a function is traced that takes them as an argument.
+_GIVEN: contextvars.ContextVar[Mapping[int, Sequence[Any]]] = contextvars.ContextVar("given")
+# Part of the key under which JAX caches traces, so that none with other values is reused.
+_TRACE = jax.make_user_context()
 
 
 def marked(params: PyTree, where: Where) -> PyTree:
@@ -57,9 +64,26 @@ class Frozen(NamedTuple):
             f"hold the {count} arrays that are not frozen",
             len(given),
         )
-        supply = iter(given)
-        leaves = [next(supply) if value is None else jnp.asarray(value) for value in self.values]
+        supply, held = iter(given), iter(_GIVEN.get({}).get(id(self.values), self.constants))
+        leaves = [next(supply) if v is None else jnp.asarray(next(held)) for v in self.values]
         return jax.tree.unflatten(self.structure, leaves)
+
+    @property
+    def constants(self) -> tuple[np.ndarray, ...]:
+        """The frozen values alone, in order."""
+        return tuple(value for value in self.values if value is not None)
+
+
+@contextlib.contextmanager
+def given(parts: Sequence[Frozen], constants: Sequence[Sequence[Any]]) -> Iterator[None]:
+    """Reads frozen values from `constants`, arrays that may be traced, within the context."""
+    arrays = {id(part.values): c for part, c in zip(parts, constants, strict=True)}
+    token = _GIVEN.set({**_GIVEN.get({}), **arrays})
+    try:
+        with _TRACE(object()):
+            yield
+    finally:
+        _GIVEN.reset(token)
 
 
 def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:

@@ -287,3 +287,34 @@ def test_no_gradient_of_a_frozen_body_is_computed():
     forwards = str(losses).count("dot_general")
     assert products(model, params) == forwards + 1
     assert products(whole, full) > forwards + 3
+
+
+def test_frozen_values_are_an_argument_of_a_compiled_function():
+    """Other values neither trace again nor are text of the program, in inner loops neither."""
+    whole, full, model, params = frozen(BODY[0])
+    model = model.freeze(BODY[1], full)
+    params = model.init(jax.random.key(0))
+
+    def body(total, _):
+        return total + model.predict(params, IMAGES), None
+
+    @jax.jit
+    def looped(constants):
+        with model.given(constants):
+            return jax.lax.scan(body, jnp.zeros((EXAMPLES, CLASSES)), None, length=2)[0]
+
+    doubled = jax.tree.map(lambda x: 2 * x, model.constants)
+    as_held, twice = looped(model.constants), looped(doubled)
+    other = jax.tree.map(lambda x, f: 2 * x if f else x, full, kinds.marked(full, BODY))
+    np.testing.assert_allclose(as_held, 2 * whole.predict(full, IMAGES), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(twice, 2 * whole.predict(other, IMAGES), rtol=1e-5, atol=1e-6)
+    assert looped._cache_size() == 1
+    # The same body in another program, and outside of both.
+    np.testing.assert_allclose(jax.jit(lambda c: -looped(c))(doubled), -twice, rtol=1e-6)
+    np.testing.assert_allclose(
+        body(0.0, None)[0], whole.predict(full, IMAGES), rtol=1e-5, atol=1e-6
+    )
+    # Weights are text of a program only where the model holds them.
+    kernel = np.asarray(full["params"]["body"]["kernel"]).tobytes().hex().upper()
+    assert kernel in jax.jit(body).lower(0.0, None).as_text()
+    assert kernel not in looped.lower(model.constants).as_text()
