@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})

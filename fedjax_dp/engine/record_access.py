@@ -6,11 +6,10 @@ import jax
 import numpy as np
 from chex import PRNGKey
 from dp_accounting import DpEvent, NoOpDpEvent
-from jax.extend import core
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import ClientData, Exact, PublicClient
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, jaxprs
 from fedjax_dp.core.dependence import marks_reaching
 from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
@@ -70,7 +69,9 @@ def run_client(
         output = protected(message, own, public, hyper, key)
     else:
         inputs = jax.tree.leaves((message, own, public, hyper, key))
-        output = jax.tree.unflatten(jax.tree.structure(shapes), core.jaxpr_as_fun(closed)(*inputs))
+        output = jax.tree.unflatten(
+            jax.tree.structure(shapes), jaxprs.jaxpr_as_fun(closed)(*inputs)
+        )
     charged = _mechanisms(claim.events, algorithm.hyper, client.limit)
     for reader, event in costs:
         cost = _mechanisms([event], algorithm.hyper.local, client.limit)
@@ -93,7 +94,7 @@ def _opened(output: ClientOutput, name: str) -> ClientOutput:
     return output._replace(training=training, info=info)
 
 
-def _require_metrics_only(closed: core.ClosedJaxpr, shapes: ClientOutput, name: str) -> None:
+def _require_metrics_only(closed: jaxprs.ClosedJaxpr, shapes: ClientOutput, name: str) -> None:
     """Requires that nothing but metrics depends on an exact metric, however it was opened."""
     reached = jax.tree.unflatten(jax.tree.structure(shapes), marks_reaching(closed))
     sent = (reached.update, reached.weight, reached.state)
