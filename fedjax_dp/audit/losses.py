@@ -1,7 +1,6 @@
 """Canary records with a loss of their own: real inputs, a wrong label, the model's own loss."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, Planted, read_mark
 from fedjax_dp.audit.records import models_in, released, watch_records
+from fedjax_dp.clients.base import PublicClient
 from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
@@ -18,6 +18,7 @@ from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import Batch
 from fedjax_dp.server.mean import ModelChoice
 
 # The array that holds the label of the record that replaces a canary under replace-one.
@@ -69,7 +70,9 @@ def plant_losses(
     algorithm = make_algorithm(_with_absent(model, is_exchanged))
     params = jax.eval_shape(model.init, jax.random.key(0))
 
-    def read(server: PyTree, output: ClientOutput, own: PyTree, client: Any, canaries: jax.Array):
+    def read(
+        server: PyTree, output: ClientOutput, own: PyTree, client: PublicClient, canaries: jax.Array
+    ):
         sent, kept = released(output, own, params)
         start = _start(algorithm, server, own, output, client)
         parts = [] if sent is None else [_along(model, start, sent, records, canaries)]
@@ -99,7 +102,9 @@ def plant_losses(
     return planted._replace(data=held)
 
 
-def _choose_records(examples: dict[str, np.ndarray], planted: Planted, rng: Any) -> None:
+def _choose_records(
+    examples: dict[str, np.ndarray], planted: Planted, rng: np.random.Generator
+) -> None:
     """Makes each canary a copy of some record of its client."""
     offsets = planted.data.offsets
     mark = examples[MARK]
@@ -122,11 +127,11 @@ def _are_labels(labels: np.ndarray) -> bool:
 def _with_absent(model: Model, is_exchanged: bool) -> Model:
     """Wraps a model so that canaries which are not included have no loss, or their right label."""
 
-    def absent(batch: Any) -> jax.Array:
+    def absent(batch: Batch) -> jax.Array:
         is_canary, is_included, _ = read_mark(batch[MARK])
         return is_canary & ~is_included
 
-    def labelled(batch: Any) -> Any:
+    def labelled(batch: Batch) -> Batch:
         if not is_exchanged:
             return batch
         return {**batch, "y": jnp.where(absent(batch), batch[OTHER], batch["y"])}
@@ -148,7 +153,11 @@ def _with_absent(model: Model, is_exchanged: bool) -> Model:
 
 
 def _start(
-    algorithm: FederatedAlgorithm, server: PyTree, own: PyTree, output: ClientOutput, client: Any
+    algorithm: FederatedAlgorithm,
+    server: PyTree,
+    own: PyTree,
+    output: ClientOutput,
+    client: PublicClient,
 ) -> PyTree:
     """Finds the model that a client's update starts from."""
     if isinstance(output.update, ModelChoice):

@@ -1,7 +1,7 @@
 """Canary records: a gradient of the auditor's choice, far above the clip norm."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from fedjax_dp.audit.canaries import (
     flat,
     read_mark,
 )
+from fedjax_dp.clients.base import PublicClient
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
@@ -26,6 +27,22 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.models.base import Model
+
+
+class CanaryReader(Protocol):
+    """What an attacker reads of a client's canaries."""
+
+    def __call__(
+        self,
+        server: PyTree,
+        output: ClientOutput,
+        own: PyTree,
+        client: PublicClient,
+        canaries: jax.Array,
+        /,
+    ) -> jax.Array:
+        """Returns `[..., canaries]`, higher where a canary was likelier included."""
+        ...
 
 
 @checked
@@ -67,7 +84,7 @@ def plant_records(
     coordinates = draw_trained(model, num_canaries, rng)
     algorithm = make_algorithm(_with_canaries(model, coordinates, relation))
 
-    def read(server, output: ClientOutput, own: PyTree, client: Any, canaries: jax.Array):
+    def read(server, output: ClientOutput, own: PyTree, client: PublicClient, canaries: jax.Array):
         sent, kept = released(output, own, params)
         # Descent moves the parameters against the gradient of the canary.
         return -flat(kept if sent is None else sent)[jnp.asarray(coordinates)[canaries]]
@@ -92,14 +109,12 @@ def watch_records(
     data: FederatedData,
     participation: Participation,
     num_canaries: int,
-    read: Callable[[PyTree, ClientOutput, PyTree, Any, jax.Array], jax.Array],
+    read: CanaryReader,
     relation: str,
 ) -> Planted:
     """Gives canaries to clients in turn and reports what is read of each in the round's info.
 
-    `read(server, output, own, client, canaries)` gives `[canaries]` or `[observations, canaries]`,
-    higher where a canary was likelier included. Each canary is a marked copy of its client's first
-    record, at the end of the client's records.
+    Each canary is a marked copy of its client's first record, behind all of the client's records.
     """
     rule = "claim privacy for records"
     checks.require(algorithm.claims.record is not None, "algorithm", rule, algorithm.name)

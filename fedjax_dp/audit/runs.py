@@ -169,7 +169,7 @@ def _laid_out(planted: Planted, execution: ExecutionConfig) -> Federation:
 
 
 def _after_host_steps(
-    states: SimulationState, steps: list[HostStep], hyper: Hyper, keys: Any
+    states: SimulationState, steps: list[HostStep], hyper: Hyper, keys: PRNGKey
 ) -> SimulationState:
     """Does the work on the host of every run."""
     states = jax.device_get(states)

@@ -1,7 +1,6 @@
 """Canary records behind votes: public inputs of the auditor's making that show one parameter."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, STRENGTH, Planted, flat, read_mark
 from fedjax_dp.audit.records import draw_trained, watch_records
+from fedjax_dp.clients.base import PublicClient
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
@@ -85,7 +85,7 @@ def plant_votes(
     queries = np.tile(_inputs(np.arange(num_queries), x), (num_rounds,) + (1,) * (x.ndim - 1))
     algorithm = make_algorithm(wrapped, queries)
 
-    def read(server, output: ClientOutput, own: PyTree, client: Any, canaries: jax.Array):
+    def read(server, output: ClientOutput, own: PyTree, client: PublicClient, canaries: jax.Array):
         """The highest level of those that the parameter is said to have passed."""
         del server, own, client
         asked = jnp.shape(output.update)[:1]

@@ -26,7 +26,7 @@ class Apply(Protocol):
     def __call__(
         self,
         params: PyTree,
-        x: Any,
+        x: PyTree,
         /,
         *,
         is_training: bool = False,
@@ -38,11 +38,11 @@ class Apply(Protocol):
 
 
 def linen_functions(
-    module: nn.Module, example_x: Any, rng_streams: tuple[str, ...]
+    module: nn.Module, example_x: PyTree, rng_streams: tuple[str, ...]
 ) -> tuple[Init, Apply, tuple[str, ...]]:
     """Builds `init`, `apply` and the buffer collections of a module; `example_x` is one input."""
 
-    def with_axis(leaf: Any) -> jax.ShapeDtypeStruct:
+    def with_axis(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     one = jax.tree.map(with_axis, example_x)
@@ -57,7 +57,7 @@ def linen_functions(
 
     def apply(
         params: PyTree,
-        x: Any,
+        x: PyTree,
         *,
         is_training: bool = False,
         key: PRNGKey | None = None,
@@ -109,7 +109,7 @@ def nnx_functions(
 
     def apply(
         params: PyTree,
-        x: Any,
+        x: PyTree,
         *,
         is_training: bool = False,
         key: PRNGKey | None = None,
@@ -145,7 +145,7 @@ def plain_apply(apply: Callable[..., Any], refreshes_buffers: bool) -> Apply:
 
     def wrapped(
         params: PyTree,
-        x: Any,
+        x: PyTree,
         *,
         is_training: bool = False,
         key: PRNGKey | None = None,

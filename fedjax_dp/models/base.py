@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,7 +111,7 @@ class Model(NamedTuple):
         values = self.loss_fn(outputs, batch)
         return (values if mask is None else jnp.where(mask, values, 0)), params
 
-    def predict(self, params: PyTree, x: Any) -> Any:
+    def predict(self, params: PyTree, x: PyTree) -> PyTree:
         """Computes outputs as in evaluation: no dropout, batch norm by its running statistics.
 
         Args:
@@ -167,7 +168,7 @@ class Model(NamedTuple):
         is_still = bool(self.buffer_keys) and not any(left)
 
         def apply(
-            params: PyTree, x: Any, *, is_training: bool = False, **arguments: Any
+            params: PyTree, x: PyTree, *, is_training: bool = False, **arguments: Any
         ) -> tuple[Any, PyTree]:
             full = held.within(params)
             outputs, refreshed = self.apply(
@@ -221,8 +222,8 @@ class Model(NamedTuple):
     @classmethod
     def from_flax(
         cls,
-        module: Any,
-        example_x: Any,
+        module: nn.Module,
+        example_x: PyTree,
         *,
         loss: str | LossFn,
         correct_fn: CorrectFn | None = None,
@@ -377,7 +378,7 @@ def _with_constants(model: Model) -> Model:
     return model._replace(buffer_keys=()).freeze(model.buffer_keys, values)
 
 
-def _zero_padding(leaf: Any, mask: jax.Array) -> jax.Array:
+def _zero_padding(leaf: jax.typing.ArrayLike, mask: jax.Array) -> jax.Array:
     leaf = jnp.asarray(leaf)
     return jnp.where(mask.reshape(mask.shape + (1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
 
@@ -385,7 +386,7 @@ def _zero_padding(leaf: Any, mask: jax.Array) -> jax.Array:
 def _lowered(apply: Apply) -> Apply:
     rewritten = lowering.lower(apply)
 
-    def lowered_apply(params: PyTree, x: Any, **arguments: Any) -> tuple[Any, PyTree]:
+    def lowered_apply(params: PyTree, x: PyTree, **arguments: Any) -> tuple[Any, PyTree]:
         outputs, refreshed = rewritten(params, x, **arguments)
         before, after = jax.tree.leaves(params), jax.tree.leaves(refreshed)
         is_same = len(before) == len(after) and all(map(operator.is_, before, after))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import jaxprs
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.lowering import narrow, winograd
 
@@ -33,7 +34,7 @@ def training_cost(
     params = jax.eval_shape(model.init, jax.random.key(0))
     batch = jax.ShapeDtypeStruct((batch_size, *shape), dtype)
 
-    def total(params: Any, batch: Any) -> jax.Array:
+    def total(params: PyTree, batch: jax.Array) -> jax.Array:
         return jnp.sum(model.predict(params, batch))
 
     forward, both = cost_of(total, params, batch), cost_of(jax.grad(total), params, batch)
@@ -80,11 +81,11 @@ def _cost(jaxpr: jaxprs.Jaxpr) -> Cost:
     return Cost(total, direct, largest)
 
 
-def _num_bytes(v: Any) -> int:
+def _num_bytes(v: jaxprs.Var) -> int:
     # Random keys have a type of their own, without a size.
     size = getattr(v.aval.dtype, "itemsize", 4) if hasattr(v.aval, "dtype") else 0
     return math.prod(_shape(v)) * size if size else 0
 
 
-def _shape(v: Any) -> tuple[int, ...]:
+def _shape(v: jaxprs.Var) -> tuple[int, ...]:
     return tuple(v.aval.shape)

@@ -46,7 +46,7 @@ def patterns(where: str | Sequence[str]) -> tuple[str, ...]:
 class Frozen(NamedTuple):
     """Frozen parameters and their places in the tree."""
 
-    structure: Any  # Of all parameters.
+    structure: jax.tree_util.PyTreeDef  # Of all parameters.
     values: tuple[np.ndarray | None, ...]  # None where a leaf is trained or a buffer.
 
     def without(self, full: PyTree) -> PyTree:
@@ -109,7 +109,7 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
 class Home(NamedTuple):
     """Which parameters stay with their client, and which are shared."""
 
-    structure: Any  # Of all parameters.
+    structure: jax.tree_util.PyTreeDef  # Of all parameters.
     is_own: tuple[bool, ...]  # Of each leaf, whether it stays with the client.
 
     def own(self, params: PyTree) -> PyTree:

@@ -9,6 +9,7 @@ import optax
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.trees import PyTree
 
 Batch = Mapping[str, Any]
 IGNORE_LABEL = -1
@@ -17,7 +18,7 @@ IGNORE_LABEL = -1
 class LossFn(Protocol):
     """A loss for each example."""
 
-    def __call__(self, outputs: Any, batch: Batch, /) -> jax.Array:
+    def __call__(self, outputs: PyTree, batch: Batch, /) -> jax.Array:
         """Computes the losses, `[examples]`."""
         ...
 
@@ -25,7 +26,7 @@ class LossFn(Protocol):
 class CorrectFn(Protocol):
     """The counts behind accuracy."""
 
-    def __call__(self, outputs: Any, batch: Batch, /) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, outputs: PyTree, batch: Batch, /) -> tuple[jax.Array, jax.Array]:
         """Computes correct answers and their weights, each `[examples]`."""
         ...
 
@@ -175,7 +176,7 @@ def targets_of(batch: Batch) -> jax.Array:
 
 
 def _checked_loss(loss: LossFn) -> LossFn:
-    def loss_fn(outputs: Any, batch: Batch) -> jax.Array:
+    def loss_fn(outputs: PyTree, batch: Batch) -> jax.Array:
         values = loss(outputs, batch)
         _require_by_example("the result of loss", values, batch)
         return values
@@ -184,7 +185,7 @@ def _checked_loss(loss: LossFn) -> LossFn:
 
 
 def _checked_counts(correct_fn: CorrectFn) -> CorrectFn:
-    def checked(outputs: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def checked(outputs: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         correct, weight = correct_fn(outputs, batch)
         _require_by_example("the first result of correct_fn", correct, batch)
         _require_by_example("the second result of correct_fn", weight, batch)
@@ -193,7 +194,7 @@ def _checked_counts(correct_fn: CorrectFn) -> CorrectFn:
     return checked
 
 
-def _require_by_example(what: str, values: Any, batch: Batch) -> None:
+def _require_by_example(what: str, values: jax.Array, batch: Batch) -> None:
     """Requires one real number for each example: another shape would broadcast silently."""
     count = jnp.shape(jax.tree.leaves(batch)[0])[0]
     kind = jnp.result_type(values)
