@@ -1,6 +1,6 @@
 """One small valid call of every public function and class, from which bad ones are made.
 
-Whoever adds a public name adds its call here, or says that it holds what others made.
+A new public name needs nothing here if `VALUES` has its arguments by name.
 """
 
 import functools
@@ -13,9 +13,10 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from small_problem import CLUSTERS, NUM_CLIENTS, PUBLIC, make_data, make_model
+from test_public_api import packages
 
-import fedjax_dp
 from fedjax_dp import (
     algorithms,
     audit,
@@ -24,7 +25,6 @@ from fedjax_dp import (
     engine,
     evaluation,
     experiment,
-    io,
     models,
     privacy,
 )
@@ -34,91 +34,22 @@ from fedjax_dp.clients.base import ClientData, LocalConfig
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, sizes, statistics
 from fedjax_dp.privacy.reports import auditing
 
-# Values that declare a part, or hold what was computed: they take what they are given, and whoever
-# is handed them checks what is read of it.
-HOLD = {
-    # What parts are made of.
-    "Aggregator",
-    "ClientOutput",
-    "ClientState",
-    "FederatedAlgorithm",
-    "Federation",
-    "LocalTrainer",
-    "Model",
-    "Participation",
-    "Sampler",
-    "SharedModel",
-    "Simulation",
-    "SimulationState",
-    "Stacked",
-    "Summed",
-    "HostStep",
-    "Iterate",
-    "Choice",
-    "ClientData",
-    "Exact",
-    "GradientRule",
-    "PublicClient",
-    "UpdateContext",
-    "UpdateTransform",
-    "Cohort",
-    "Evaluator",
-    "Examples",
-    "AdaptiveClipping",
-    "BandedNoise",
-    "DiscreteMechanism",
-    "Mechanism",
-    "Plan",
-    "Sensitivity",
-    "ModelChoice",
-    "Similarity",
-    "Dataset",
-    "Masked",
-    "Told",
-    "Callback",
-    "Config",
-    "Experiment",
-    "Run",
-    "Study",
-    "Watcher",
-    # What was computed.
-    "AuditReport",
-    "Outcome",
-    "Heterogeneity",
-    "Fate",
-    "Round",
-    "RoundInfo",
-    "Close",
-    "Roster",
-    "Sender",
-    "RoundRecord",
-    "Communication",
-    "AuditResult",
-    "AuditRuns",
-    "MembershipResult",
-    "StepCheck",
-    "LocalResult",
-    "Draw",
-    "DatasetStatus",
-    "TrainingInfo",
-    "Evaluation",
-    "ClusterAggregate",
-    "Clusters",
-    "Decomposition",
-    "Mixture",
-    "NoiseEstimate",
-    "ConfigError",
-    # Errors, and the events of dp-accounting's kind, which the ledger checks when it is charged.
-    "FetchError",
-    "MissingDataError",
-    "UnsupportedEvent",
-    "BoundedLaplaceDpEvent",
-    "BoundedRangeDpEvent",
-    "DistributedDiscreteGaussianDpEvent",
-    "PureDpEvent",
-    "SkellamDpEvent",
-    "StaircaseDpEvent",
-}
+# Values that declare a part, or hold what was computed: they take what they are given, and the
+# functions that take them check it.
+_NAMES = """
+Aggregator ClientOutput ClientState FederatedAlgorithm Federation LocalTrainer Model
+Participation Sampler SharedModel Simulation SimulationState Stacked Summed HostStep Iterate
+Choice ClientData Exact GradientRule PublicClient UpdateContext UpdateTransform Cohort
+Evaluator Examples AdaptiveClipping BandedNoise DiscreteMechanism Mechanism Plan Sensitivity
+ModelChoice Similarity Dataset Masked Told Callback Config Experiment Run Study Watcher
+AuditReport Outcome Heterogeneity Fate Round RoundInfo Close Roster Sender RoundRecord
+Communication AuditResult AuditRuns MembershipResult StepCheck LocalResult Draw
+DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mixture
+NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
+BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
+StaircaseDpEvent
+"""
+HOLD = set(_NAMES.split())
 
 
 class Case(NamedTuple):
@@ -247,655 +178,420 @@ def plan():
     return privacy.make_plan(4, 1.0, 1.0, num_clients=3)
 
 
-# What algorithms are given by their keywords, where these have no default.
-FACTS: Mapping[str, Callable[[], Any]] = {
-    "num_clients": lambda: NUM_CLIENTS,
-    "num_rounds": lambda: 3,
-    "num_models": lambda: 2,
-    "clusters": lambda: CLUSTERS,
-    "public_x": lambda: PUBLIC,
-    "aggregator": mean,
-    "head": lambda: "b",
-}
-# What has a default that is good for some runs alone.
-OPTIONS: Mapping[str, Any] = {
-    "prunable": "w",
+# Valid values of arguments by name; a lambda is called for its value.
+VALUES: Mapping[str, Any] = {
+    # What parts are made of.
+    "model": lambda: model(),
+    "trainer": lambda: trainer(),
+    "algorithm": lambda: plain_algorithm(),
+    "data": lambda: store(),
+    "participation": lambda: joining(),
+    "federation": lambda: bound(),
+    "aggregator": lambda: mean(),
+    "mean": lambda: mean(),
+    "simulation": lambda: compiled(),
+    "simulated": lambda: compiled(),
+    "record": lambda: ran()[1],
+    "info": lambda: ran()[2],
+    "params": lambda: model().init(KEY),
+    "client": lambda: one_client(),
+    "plan": lambda: plan(),
+    "planted": lambda: planted(),
+    "runs": lambda: audited(),
+    "evaluation": lambda: evaluated(),
+    "train": lambda: store(),
+    "make_algorithm": lambda: lambda m: algorithms.dp_sgd(m, private_of(m)),
+    "sampler": lambda: data.poisson(),
+    "then": lambda: data.fixed_size(),
+    "rule": lambda: privacy.make_adaptive_clipping(30.0),
+    "banded": lambda: privacy.banded_noise(4, 2, min_separation=2),
+    "similarity": lambda: servers.similarity_of(UPDATES, jnp.asarray(IS_REAL)),
+    "statistics": lambda: statistics.describe(ROWS, LABELS),
+    "make_mechanism": lambda: privacy.gaussian,
+    "make_event": lambda: dp_accounting.GaussianDpEvent,
+    "event": dp_accounting.GaussianDpEvent(1.0),
+    "problem": Problem(NUM_CLIENTS),
+    "optimizer": lambda: optax.sgd(1.0),
+    "opt_state": lambda: optax.sgd(1.0).init(TREE),
+    "fn": lambda: jnp.sin,
+    "params_of": lambda: lambda client, params: params,
+    "parts": lambda: {"a": servers.uniform_mean()},
+    "config": NUMBERS,
+    "key": KEY,
+    "rng": 0,
+    # Arrays.
+    "structure": TREE,
+    "tree": TREE,
+    "anchor": TREE,
+    "direction": TREE,
+    "aggregate": TREE,
+    "mask": MASK,
+    "batch": BATCH,
+    "examples": BATCH,
+    "labels": LABELS,
+    "test_labels": LABELS,
+    "images": IMAGES,
+    "example_x": VECTOR,
+    "features": PUBLIC,
+    "public_x": PUBLIC,
+    "members": PUBLIC,
+    "others": PUBLIC + 1,
+    "deltas": UPDATES,
+    "updates": UPDATES,
+    "matrix": UPDATES["w"],
+    "is_real": IS_REAL,
+    "is_minority": IS_REAL,
+    "is_public": [True, True, False],
+    "logits": np.array([[0.1, 0.2, 0.3]], np.float32),
+    "outputs": np.ones(3),
+    "targets": np.ones(3),
+    "scores": jnp.arange(3.0),
+    "levels": jnp.ones(4),
+    "counts": IS_REAL,
+    "values": np.arange(4.0),
+    "references": np.ones(4),
+    "accuracy": np.full(4, 0.5),
+    "loss": np.ones(4),
+    "reference_accuracy": np.full(4, 0.6),
+    "reference_loss": np.ones(4),
+    "assigned": [0, 0, 1],
+    "true": [0, 0, 1],
+    "clusters": CLUSTERS,
+    "gram": jnp.eye(4),
+    "y": jnp.arange(3.0),
+    "centres": np.eye(2),
+    "stddevs": 1.0,
+    "candidates": [2, 3],
+    "shares": np.array([0.5, 1.0]),
+    "scores_in": np.arange(20) + 3.0,
+    "scores_out": np.arange(20) * 1.0,
+    "results": [{"accuracy": 0.5}],
+    "rows": [{"round": 1, "accuracy": 0.5, "test_accuracy": 0.5, "bytes_up": 8}],
+    "accuracies": np.array([0.5, 0.6]),
+    "sizes": np.array([3, 4]),
+    "test_sizes": np.array([2, 5]),
+    # Numbers and words.
+    "num_clients": NUM_CLIENTS,
+    "num_examples": 12,
+    "num_classes": 3,
+    "num_models": 2,
+    "num_clusters": 2,
+    "num_rounds": 3,
+    "num_steps": 10,
+    "num_entries": 3,
+    "num_canaries": 1,
+    "dimension": 4,
+    "steps": 2,
+    "separation": 2,
+    "bands": 2,
+    "min_separation": 2,
+    "memory": 2,
+    "seed": 0,
+    "limit": 100,
+    "largest_overlap": 0.1,
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
+    "expected_cohort_size": 3.0,
+    "epsilon": 1.0,
+    "dp_delta": 1e-5,
+    "entry_delta": 1e-4,
+    "sampling_rate": 0.1,
+    "sensitivity": 1.0,
+    "bound": 1.0,
     "radius": 1.0,
+    "divisor": 3.0,
+    "strength": 0.1,
+    "share": 0.5,
+    "sparsity": 0.5,
+    "factor": 0.5,
+    "rate": 0.5,
+    "stddev": 1.0,
+    "scale": 1.0,
+    "alpha": 1.0,
+    "reads_records": False,
+    "dtype": "bfloat16",
+    "head": "b",
+    "title": "a run",
+    "content": {},
+    "directory": lambda: tempfile.mkdtemp(),
+    "path": lambda: tempfile.mkdtemp() + "/a.json",
+    "apply": lambda: clients.cast("bfloat16"),
+    # Options of algorithms that are good for some runs alone.
+    "prunable": "w",
     "declared_epsilon": [1.0, 2.0, 3.0] * 2,
 }
 
 
+def case(of: Callable[..., Any], call: Callable[..., Any] | None = None, **own: Any) -> Case:
+    """A call with values of its own, and with those of `VALUES` for all else that it needs."""
+
+    def good():
+        parameters = inspect.signature(of).parameters.values()
+        several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in several]
+        values = {name: VALUES[name] for name in needed if name not in own and name != "self"} | own
+        return {
+            name: value() if getattr(value, "__name__", "") == "<lambda>" else value
+            for name, value in values.items()
+        }
+
+    return Case(of, good, call)
+
+
+def method(cls: Any, name: str, holder: Callable[[], Any], **own: Any) -> Case:
+    return case(getattr(cls, name), lambda **given: getattr(holder(), name)(**given), **own)
+
+
 def of_algorithm(name: str) -> Case:
     entry = ALGORITHMS[name]
-    own = private if "none" not in entry.units and "client" not in entry.units else trainer
-
-    def good():
-        parameters = inspect.signature(entry.factory).parameters
-        needed = [p.name for p in parameters.values() if p.default is p.empty and p.name in FACTS]
-        return {
-            "model": model(),
-            "trainer": private() if "record" in entry.units[:1] else own(),
-            **{fact: FACTS[fact]() for fact in needed},
-            **{name: value for name, value in OPTIONS.items() if name in parameters},
-        }
-
-    return Case(entry.factory, good)
+    parameters = inspect.signature(entry.factory).parameters
+    is_private = "record" in entry.units[:1] or not {"none", "client"} & {*entry.units}
+    some = [n for n in ("prunable", "radius", "declared_epsilon") if n in parameters]
+    own = {option: VALUES[option] for option in some}
+    return case(
+        entry.factory, trainer=(lambda: private()) if is_private else VALUES["trainer"], **own
+    )
 
 
-def given(**values: Any) -> Callable[[], dict[str, Any]]:
-    """Arguments that cost nothing to make; what is a function without a name is called for them."""
-
-    def good():
-        made = {
-            n: v() if getattr(v, "__name__", "") == "<lambda>" else v for n, v in values.items()
-        }
-        return made
-
-    return good
-
-
-def method(cls: Any, name: str, own: Callable[[], Any], **values: Any) -> Case:
-    return Case(getattr(cls, name), given(**values), lambda **kw: getattr(own(), name)(**kw))
-
-
-_MADE = {"model": lambda: model(), "trainer": lambda: trainer()}
-_AUDITED = {"data": lambda: store(), "participation": lambda: joining()}
-_PRIVATE_MEAN = {"clip_norm": 1.0, "noise_multiplier": 1.0, "expected_cohort_size": 3.0}
-_STEPS = {"sampling_rate": 0.1, "num_steps": 10, "dp_delta": 1e-5}
-_SCORES = {"scores_in": np.arange(20) + 3.0, "scores_out": np.arange(20) * 1.0, "dp_delta": 1e-5}
-_PLAN = {"dimension": 4, "clip_norm": 1.0, "noise_multiplier": 1.0}
-_ENTRIES = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_entries": 3}
-_POOL = {"num_clients": 2, "rng": 0}
-_LOGITS = np.array([[0.1, 0.2, 0.3]], np.float32)
+_IMAGE_OF = dict.fromkeys(
+    ("emnist_cnn", "fedavg_cnn", "lenet5", "thesis_cnn", "resnet18", "resnet34"), IMAGE
+)
+_AVERAGED = {"algorithm": lambda: algorithms.fedavg(model(), trainer(), aggregator=mean())}
 FD, LEDGER = data.FederatedData, privacy.Ledger
-
-CASES: dict[str, Case] = {
+# Calls with more, or with others, than `VALUES` has for them.
+SPECIAL: dict[str, Case] = {
     # The front door.
-    "ExecutionConfig": Case(
+    "ExecutionConfig": case(
         engine.ExecutionConfig,
-        given(),
         lambda **kw: engine.simulation(
             plain_algorithm(), store(), joining(), engine.ExecutionConfig(**kw)
         ),
     ),
-    "Layout": Case(
+    "Layout": case(
         engine.Layout,
-        given(),
         lambda **kw: engine.federation(
             plain_algorithm(), store(), joining(), layout=engine.Layout(**kw)
         ),
     ),
-    "LocalConfig": Case(
-        LocalConfig, given(), lambda **kw: clients.local_trainer(model(), LocalConfig(**kw))
+    "LocalConfig": case(
+        LocalConfig, lambda **kw: clients.local_trainer(model(), LocalConfig(**kw))
     ),
-    "LocalConfig of privacy": Case(
+    "LocalConfig of privacy": case(
         LocalConfig,
-        given(batch_size=4, clip_norm=1.0, noise_multiplier=1.0),
         lambda **kw: clients.dp_sgd_trainer(model(), LocalConfig(**kw)),
+        batch_size=4,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
     ),
     "Hyper": Case(
         algorithms.Hyper,
         lambda: plain_algorithm().hyper._asdict(),
         lambda **kw: compiled().run(compiled().init(KEY), KEY, 1, algorithms.Hyper(**kw)),
     ),
-    "FederatedData": Case(
-        FD, given(examples={"x": np.zeros((3, 2)), "y": np.zeros(3)}, offsets=np.array([0, 1, 3]))
+    "FederatedData": case(
+        FD, examples={"x": np.zeros((3, 2)), "y": np.zeros(3)}, offsets=np.array([0, 1, 3])
     ),
-    "FederatedData.from_clients": Case(FD.from_clients, given(clients=[BATCH, BATCH])),
-    "FederatedData.from_client_ids": Case(
-        FD.from_client_ids, given(examples=BATCH, client_ids=np.array([1, 0, 1]))
-    ),
-    "FederatedData.from_indices": Case(
-        FD.from_indices, given(examples=BATCH, clients=[[0, 1], [2]])
-    ),
-    "FederatedData.open": Case(FD.open, lambda: {"directory": saved()}),
-    "FederatedData.save": method(FD, "save", store, directory=lambda: tempfile.mkdtemp()),
+    "FederatedData.from_clients": case(FD.from_clients, clients=[BATCH, BATCH]),
+    "FederatedData.from_client_ids": case(FD.from_client_ids, client_ids=np.array([1, 0, 1])),
+    "FederatedData.from_indices": case(FD.from_indices, clients=[[0, 1], [2]]),
+    "FederatedData.open": case(FD.open, directory=lambda: saved()),
+    "FederatedData.save": method(FD, "save", store),
     "FederatedData.client": method(FD, "client", store, index=0),
     "FederatedData.select": method(FD, "select", store, clients=[0, 2]),
-    "Ledger": Case(LEDGER, given()),
-    "Ledger.charge": method(LEDGER, "charge", ledger, event=dp_accounting.GaussianDpEvent(1.0)),
-    "Ledger.epsilon": method(LEDGER, "epsilon", ledger, dp_delta=1e-5),
-    "Ledger.bound": method(LEDGER, "bound", ledger, dp_delta=1e-5),
-    "Ledger.delta": method(LEDGER, "delta", ledger, epsilon=1.0),
-    "Ledger.events": method(LEDGER, "events", ledger, unit=0),
-    "Ledger.would_exceed": method(
-        LEDGER,
-        "would_exceed",
-        ledger,
-        event=dp_accounting.GaussianDpEvent(1.0),
-        epsilon=1.0,
-        dp_delta=1e-5,
-    ),
-    "Ledger.max_rounds": method(
-        LEDGER,
-        "max_rounds",
-        ledger,
-        event=dp_accounting.GaussianDpEvent(1.0),
-        epsilon=9.0,
-        dp_delta=1e-5,
-    ),
-    "Ledger.from_json": Case(LEDGER.from_json, lambda: {"text": ledger().to_json()}),
-    "PrivacyAccounting": Case(engine.PrivacyAccounting, lambda: {"federation": bound()}),
+    **{
+        f"Ledger.{name}": method(LEDGER, name, ledger, **own)
+        for name, own in {
+            "charge": {},
+            "epsilon": {},
+            "bound": {},
+            "delta": {},
+            "events": {"unit": 0},
+            "would_exceed": {},
+            "max_rounds": {"epsilon": 9.0},
+        }.items()
+    },
+    "Ledger.from_json": case(LEDGER.from_json, text=lambda: ledger().to_json()),
     "PrivacyAccounting.epsilon": method(
         engine.PrivacyAccounting,
         "epsilon",
         lambda: engine.PrivacyAccounting(bound()),
         dp_delta={"record": 1e-5},
     ),
-    "calibrate": Case(
-        engine.calibrate,
-        lambda: {
-            "algorithm": private_algorithm(),
-            "sizes": store().sizes,
-            "epsilon": 3.0,
-            "dp_delta": 1e-4,
-            "num_rounds": 2,
-        },
-    ),
-    "compile_federation": Case(
-        engine.compile_federation, lambda: {"federation": bound(), "data": store()}
-    ),
-    "evaluator": Case(
-        engine.evaluator,
-        lambda: {"simulation": compiled(), "model": model(), "train": store(), "clients": store()},
-    ),
-    "federation": Case(engine.federation, given(algorithm=lambda: plain_algorithm(), **_AUDITED)),
-    "simulation": Case(engine.simulation, given(algorithm=lambda: plain_algorithm(), **_AUDITED)),
-    "as_metrics": Case(engine.as_metrics, lambda: {"record": ran()[1], "info": ran()[2]}),
-    "communication": Case(
-        engine.communication,
-        lambda: {"simulated": compiled(), "record": ran()[1], "info": ran()[2]},
-    ),
-    # They read files and run experiments, which the tests of runs do.
-    **{
-        each.__name__: Case(each, None)
-        for each in (
-            experiment.assemble,
-            experiment.audit_experiment,
-            experiment.average_over_seeds,
-            experiment.evaluate_run,
-            experiment.grid_points,
-            experiment.load_config,
-            experiment.load_run,
-            experiment.read_summaries,
-            experiment.resume,
-            experiment.run,
-            experiment.sweep,
-        )
-    },
-    "secret_key": Case(fedjax_dp.secret_key, given()),
-    "participation": Case(
-        data.participation, given(sampler=lambda: data.poisson(), num_clients=6, cohort_size=3)
-    ),
-    **{
-        name: Case(getattr(data, name), given())
-        for name in ("poisson", "fixed_size", "everybody", "cyclic", "shuffled")
-    },
-    "everybody_first": Case(data.everybody_first, given(steps=2, then=lambda: data.fixed_size())),
-    "min_separated": Case(data.min_separated, given(separation=2)),
-    "local_trainer": Case(clients.local_trainer, given(model=lambda: model(), config=NUMBERS)),
-    "dp_sgd_trainer": Case(clients.dp_sgd_trainer, given(model=lambda: model(), config=NUMBERS)),
-    "update_transform": Case(
-        clients.update_transform, given(apply=lambda: clients.cast("bfloat16"), reads_records=False)
-    ),
-    "pool": Case(algorithms.pool, given(data=lambda: store())),
-    "Model.from_functions": Case(
+    "Model.from_functions": case(
         models.Model.from_functions,
-        lambda: {
-            "init": lambda key: {"w": jnp.zeros(3)},
-            "apply": lambda params, x: x @ params["w"],
-            "loss": "squared_error",
-        },
+        init=lambda: lambda key: {"w": jnp.zeros(3)},
+        apply=lambda: lambda params, x: x @ params["w"],
+        loss="squared_error",
     ),
-    # Algorithms.
+    "calibrate": case(
+        engine.calibrate,
+        algorithm=lambda: private_algorithm(),
+        sizes=lambda: store().sizes,
+        epsilon=3.0,
+        dp_delta=1e-4,
+        num_rounds=2,
+    ),
+    "compile_federation": case(engine.compile_federation, data=VALUES["data"]),
+    "evaluator": case(engine.evaluator, clients=VALUES["data"]),
+    "anderson": case(engine.anderson, federation=lambda: joined_by_all()),
+    "participation": case(data.participation, cohort_size=3),
     **{name: of_algorithm(name) for name in ALGORITHMS},
-    "build of algorithms": Case(
-        algorithms.build, given(name="fedavg", **_MADE, problem=Problem(NUM_CLIENTS))
-    ),
-    "public_clients": Case(algorithms.public_clients, given(epsilon=[1.0, 2.0, 8.0, 9.0])),
-    "smallest_budget": Case(algorithms.smallest_budget, given(epsilon=[1.0, 2.0])),
-    # Local training.
-    "add_client_noise": Case(clients.add_client_noise, given(stddev=1.0)),
-    "blur": Case(clients.blur, given(strength=0.1, radius=1.0)),
-    "cast": Case(clients.cast, given(dtype="bfloat16")),
-    "clip_update": Case(clients.clip_update, given(clip_norm=1.0)),
-    "clipped": Case(clients.clipped, given(model=lambda: model())),
-    "plain": Case(clients.plain, given(model=lambda: model())),
-    "distance_to": Case(clients.distance_to, given(anchor=TREE, strength=0.1)),
-    "towards": Case(clients.towards, given(anchor=TREE, strength=0.1)),
-    "shift": Case(clients.shift, given(direction=TREE)),
-    "drawn_back": Case(clients.drawn_back, given(strength=0.1)),
-    "prune": Case(clients.prune, given(mask=MASK, params=TREE, rate=0.5, target=0.9)),
-    "pruned_share": Case(clients.pruned_share, given(mask=MASK)),
-    "proximal": Case(clients.proximal, given(strength=0.1)),
-    "exact_choice": Case(clients.exact_choice, given(model=lambda: model())),
-    "private_choice": Case(clients.private_choice, given(model=lambda: model())),
-    "keep_largest": Case(clients.keep_largest, given(share=0.5)),
-    "scale_update": Case(clients.scale_update, given(factor=0.5)),
-    "sparsify": Case(clients.sparsify, given(model=lambda: model(), sparsity=0.5)),
+    "build of algorithms": case(algorithms.build, name="fedavg"),
+    "public_clients": case(algorithms.public_clients, epsilon=[1.0, 2.0, 8.0, 9.0]),
+    "smallest_budget": case(algorithms.smallest_budget, epsilon=[1.0, 2.0]),
+    # Local training and models.
+    "update_transform": case(clients.update_transform, apply=VALUES["apply"]),
+    "prune": case(clients.prune, params=TREE, target=0.9),
+    "options of models": case(models.options, name="mlp"),
+    "build of models": case(models.build, name="mlp", example={"x": VECTOR}),
+    **{name: case(getattr(models, name), example_x=image) for name, image in _IMAGE_OF.items()},
     **{
-        name: Case(
-            getattr(clients, name),
-            given(
-                model=lambda: model(),
-                params=lambda: model().init(KEY),
-                client=lambda: one_client(),
-            ),
-        )
-        for name in ("mean_loss", "accuracy_of", "whole_score")
+        name: case(getattr(models, name), example_x=TEXT)
+        for name in ("char_lstm", "char_transformer")
     },
-    # Data.
-    "example_structure": Case(data.example_structure, given(data=lambda: store())),
-    "iid": Case(partition.iid, given(num_examples=12, **_POOL)),
-    "quantity_skew": Case(partition.quantity_skew, given(num_examples=12, **_POOL)),
-    "dirichlet": Case(partition.dirichlet, given(labels=LABELS, alpha=1.0, min_size=0, **_POOL)),
-    "shards": Case(partition.shards, given(labels=LABELS, **_POOL)),
-    "class_mixtures": Case(
-        partition.class_mixtures,
-        given(
-            labels=LABELS,
-            test_labels=LABELS,
-            alpha=1.0,
-            train_per_client=1,
-            validation_per_client=1,
-            test_per_client=1,
-            **_POOL,
-        ),
-    ),
-    "few_classes": Case(
-        partition.few_classes,
-        given(
-            labels=LABELS,
-            test_labels=LABELS,
-            train_per_class=1,
-            validation_per_client=1,
-            test_per_client=2,
-            **_POOL,
-        ),
-    ),
-    "natural": Case(partition.natural, given(client_ids=LABELS)),
-    "split_clients": Case(partition.split_clients, given(clients=ROWS, rng=0)),
-    "by_preference": Case(
-        mixtures.by_preference,
-        given(labels=LABELS, preferences=np.ones((2, 3)), sizes=np.array([6, 6]), rng=0),
-    ),
-    "label_and_size_skew": Case(
-        mixtures.label_and_size_skew, given(labels=LABELS, alpha=1.0, **_POOL)
-    ),
-    "majority_classes": Case(mixtures.majority_classes, given(labels=LABELS, **_POOL)),
-    "overlapping_draw": Case(
-        clusters.overlapping_draw, given(num_examples=120, rng=0, cluster_sizes=(1, 2))
-    ),
-    "shift_clusters": Case(
-        clusters.shift_clusters,
-        given(
-            examples={"x": IMAGES, "y": LABELS},
-            clients=ROWS,
-            clusters=np.array([0, 1]),
-            shift="label",
-            num_classes=3,
-        ),
-    ),
-    "rotate_quarter_turns": Case(shifts.rotate_quarter_turns, given(images=IMAGES, turns=1)),
-    "shift_labels": Case(shifts.shift_labels, given(labels=LABELS, shift=1, num_classes=3)),
-    "color_by_label": Case(shifts.color_by_label, given(images=IMAGES, labels=LABELS, rng=0)),
-    "rotate_by_label": Case(
-        shifts.rotate_by_label, given(images=IMAGES, labels=LABELS, angles=(0.0, 45.0, 90.0))
-    ),
-    "power_law_sizes": Case(sizes.power_law_sizes, given(num_examples=12, **_POOL)),
-    "describe": Case(statistics.describe, given(clients=ROWS, labels=LABELS)),
-    "describe_data": Case(statistics.describe_data, given(data=lambda: store())),
-    "available": Case(datasets.available, given()),
-    # None of these is called with what is valid: it would look for files, or fetch them.
     **{
-        name: Case(getattr(datasets, name), None)
-        for name in ("fetch", "info", "load", "loader", "status", "resolve_data_dir")
-    },
-    "options of data": Case(datasets.options, given(name="digits")),
-    # The engine.
-    "examples_of": Case(engine.examples_of, given(data=lambda: store())),
-    "population_of": Case(engine.population_of, given(data=lambda: store())),
-    "anderson": Case(engine.anderson, given(federation=lambda: joined_by_all(), memory=2)),
-    # Evaluation.
-    "heterogeneity": Case(
-        evaluation.heterogeneity,
-        given(model=lambda: model(), data=lambda: store(), params=lambda: model().init(KEY)),
-    ),
-    "by_group": Case(evaluation.by_group, given(values=np.arange(4.0), is_minority=IS_REAL)),
-    "cluster_fairness": Case(
-        evaluation.cluster_fairness,
-        given(
-            accuracy=np.full(4, 0.5),
-            loss=np.ones(4),
-            reference_accuracy=np.full(4, 0.6),
-            reference_loss=np.ones(4),
-            is_minority=IS_REAL,
-        ),
-    ),
-    "disparity_of_gains": Case(
-        evaluation.disparity_of_gains, given(values=np.arange(4.0), references=np.ones(4))
-    ),
-    **{
-        name: Case(getattr(evaluation, name), given(assigned=[0, 0, 1], true=[0, 0, 1]))
-        for name in ("is_minority_found", "is_partition_found", "matched_share")
-    },
-    "over_seeds": Case(evaluation.over_seeds, given(results=[{"accuracy": 0.5}])),
-    "shared_evaluator": Case(
-        evaluation.shared_evaluator, given(model=lambda: model(), data=lambda: store())
-    ),
-    "personal_evaluator": Case(
-        evaluation.personal_evaluator,
-        given(
-            model=lambda: model(),
-            data=lambda: store(),
-            params_of=lambda: lambda client, params: params,
-        ),
-    ),
-    "wilson_interval": Case(
-        evaluation.wilson_interval, given(shares=np.array([0.5, 1.0]), counts=np.array([4, 1]))
-    ),
-    "summarize": Case(evaluation.summarize, lambda: {"evaluation": evaluated()}),
-    # Files.
-    "Checkpoints": Case(io.Checkpoints, lambda: {"directory": tempfile.mkdtemp()}),
-    "Logbook": Case(io.Logbook, lambda: {"directory": tempfile.mkdtemp()}),
-    "accuracy_and_epsilon": Case(
-        io.accuracy_and_epsilon, given(rows=[{"round": 1, "accuracy": 0.5}], title="a run")
-    ),
-    "accuracy_by_megabytes": Case(
-        io.accuracy_by_megabytes,
-        given(rows=[{"round": 1, "test_accuracy": 0.5, "bytes_up": 8}], title="a run"),
-    ),
-    "client_accuracies": Case(
-        io.client_accuracies,
-        given(
-            accuracies=np.array([0.5, 0.6]),
-            sizes=np.array([3, 4]),
-            test_sizes=np.array([2, 5]),
-            title="a run",
-        ),
-    ),
-    "labels_by_client": Case(
-        io.labels_by_client,
-        lambda: {"statistics": statistics.describe(ROWS, LABELS)},
-    ),
-    "read_metrics": Case(io.read_metrics, lambda: {"directory": tempfile.mkdtemp()}),
-    "write_json": Case(
-        io.write_json, lambda: {"path": tempfile.mkdtemp() + "/a.json", "content": {}}
-    ),
-    # Models.
-    "build of models": Case(models.build, given(name="mlp", example={"x": VECTOR}, num_classes=3)),
-    "options of models": Case(models.options, given(name="mlp")),
-    "char_lstm": Case(models.char_lstm, given(example_x=TEXT, num_classes=5)),
-    "char_transformer": Case(models.char_transformer, given(example_x=TEXT, num_classes=5)),
-    **{
-        name: Case(getattr(models, name), given(example_x=IMAGE, num_classes=3))
-        for name in ("emnist_cnn", "fedavg_cnn", "lenet5", "thesis_cnn", "resnet18", "resnet34")
-    },
-    "linear_regression": Case(models.linear_regression, given(example_x=VECTOR)),
-    "logistic_regression": Case(models.logistic_regression, given(example_x=VECTOR, num_classes=3)),
-    "mlp": Case(models.mlp, given(example_x=VECTOR, num_classes=3)),
-    "lower": Case(models.lower, given(fn=lambda: jnp.sin)),
-    **{
-        name: Case(getattr(models, name), given(logits=_LOGITS, labels=np.array([1])))
+        name: case(getattr(models, name), labels=np.array([1]))
         for name in ("softmax_correct", "softmax_cross_entropy")
     },
     **{
-        name: Case(getattr(models, name), given(logits=_LOGITS[0], labels=np.ones(3)))
+        name: case(getattr(models, name), logits=VALUES["logits"][0], labels=np.ones(3))
         for name in ("sigmoid_correct", "sigmoid_binary_cross_entropy")
     },
+    # Data.
     **{
-        name: Case(getattr(models, name), given(outputs=np.ones(3), targets=np.ones(3)))
-        for name in ("squared_error", "half_squared_error")
+        of.__name__: case(of, num_clients=2, **own)
+        for of, own in (
+            (partition.iid, {}),
+            (partition.quantity_skew, {}),
+            (partition.dirichlet, {"min_size": 0}),
+            (partition.shards, {}),
+            (mixtures.label_and_size_skew, {}),
+            (mixtures.majority_classes, {}),
+            (sizes.power_law_sizes, {}),
+            (
+                partition.class_mixtures,
+                {"train_per_client": 1, "validation_per_client": 1, "test_per_client": 1},
+            ),
+            (
+                partition.few_classes,
+                {"train_per_class": 1, "validation_per_client": 1, "test_per_client": 2},
+            ),
+        )
     },
-    "least_squares": Case(models.least_squares, given(example_x=VECTOR)),
+    "natural": case(partition.natural, client_ids=LABELS),
+    "split_clients": case(partition.split_clients, clients=ROWS),
+    "by_preference": case(
+        mixtures.by_preference, preferences=np.ones((2, 3)), sizes=np.array([6, 6])
+    ),
+    "overlapping_draw": case(clusters.overlapping_draw, num_examples=120, cluster_sizes=(1, 2)),
+    "shift_clusters": case(
+        clusters.shift_clusters,
+        examples={"x": IMAGES, "y": LABELS},
+        clients=ROWS,
+        clusters=np.array([0, 1]),
+        shift="label",
+    ),
+    "rotate_quarter_turns": case(shifts.rotate_quarter_turns, turns=1),
+    "shift_labels": case(shifts.shift_labels, shift=1),
+    "color_by_label": case(shifts.color_by_label),
+    "rotate_by_label": case(shifts.rotate_by_label, angles=(0.0, 45.0, 90.0)),
+    "describe": case(statistics.describe, clients=ROWS, labels=LABELS),
+    "describe_data": case(statistics.describe_data),
+    "options of data": case(datasets.options, name="digits"),
     # Privacy.
-    "add_gaussian": Case(privacy.add_gaussian, given(key=KEY, tree=TREE, stddev=1.0)),
-    "add_laplace": Case(privacy.add_laplace, given(key=KEY, tree=TREE, scale=1.0)),
-    "add_staircase": Case(
-        privacy.add_staircase, given(key=KEY, tree=TREE, epsilon=1.0, sensitivity=1.0)
-    ),
-    "add_bounded_laplace": Case(
-        privacy.add_bounded_laplace,
-        given(key=KEY, tree=TREE, epsilon=1.0, dp_delta=1e-3, sensitivity=1.0),
-    ),
-    "banded_noise": Case(privacy.banded_noise, given(num_rounds=4, bands=2, min_separation=2)),
-    "bounded_laplace": Case(privacy.bounded_laplace, given(**_ENTRIES, entry_delta=1e-4)),
-    "staircase": Case(privacy.staircase, given(**_ENTRIES)),
-    "gaussian": Case(privacy.gaussian, given(clip_norm=1.0, noise_multiplier=1.0)),
-    "laplace": Case(privacy.laplace, given(clip_norm=1.0, noise_multiplier=1.0)),
-    "calibrate_noise_multiplier": Case(
-        privacy.calibrate_noise_multiplier,
-        lambda: {
-            "make_event": dp_accounting.GaussianDpEvent,
-            "epsilon": 3.0,
-            "dp_delta": 1e-5,
-        },
-    ),
-    "calibrate_poisson": Case(privacy.calibrate_poisson, given(epsilon=3.0, **_STEPS)),
-    "epsilon_of_poisson": Case(privacy.epsilon_of_poisson, given(noise_multiplier=1.0, **_STEPS)),
-    "max_poisson_steps": Case(
-        privacy.max_poisson_steps,
-        given(epsilon=3.0, dp_delta=1e-5, sampling_rate=0.1, noise_multiplier=1.0),
-    ),
-    "choose_bits": Case(privacy.choose_bits, given(**_PLAN, num_clients=3)),
-    "make_plan": Case(privacy.make_plan, given(**_PLAN, num_clients=3)),
-    "make_central_plan": Case(privacy.make_central_plan, given(**_PLAN)),
-    "discrete_mechanism": Case(
-        privacy.discrete_mechanism, lambda: {"structure": TREE, "plan": plan()}
-    ),
+    "add_bounded_laplace": case(privacy.add_bounded_laplace, dp_delta=1e-3),
+    "banded_noise": case(privacy.banded_noise, num_rounds=4),
+    "calibrate_noise_multiplier": case(privacy.calibrate_noise_multiplier, epsilon=3.0),
+    "calibrate_poisson": case(privacy.calibrate_poisson, epsilon=3.0),
+    "max_poisson_steps": case(privacy.max_poisson_steps, epsilon=3.0),
+    "choose_bits": case(privacy.choose_bits, num_clients=3),
+    "make_plan": case(privacy.make_plan, num_clients=3),
     **{
-        name: Case(getattr(privacy, name), given(tree=TREE, clip_norm=1.0))
-        for name in ("clip_by_global_norm", "clip_by_l1_norm", "clip_per_layer")
+        name: case(getattr(privacy, name), num_clients=20, **own)
+        for name, own in {
+            "published_batch_sizes": {},
+            "published_budgets": {"name": "Dist1"},
+        }.items()
     },
-    "published_batch_sizes": Case(privacy.published_batch_sizes, given(num_clients=20)),
-    "published_budgets": Case(privacy.published_budgets, given(name="Dist1", num_clients=20)),
-    "score_units": Case(privacy.score_units, given(limit=100)),
-    "summed_scores": Case(
-        privacy.summed_scores, given(scores=jnp.ones(4), is_real=IS_REAL, largest=1.0, units=8)
-    ),
-    "make_adaptive_clipping": Case(privacy.make_adaptive_clipping, given(expected_cohort_size=3.0)),
-    "sensitivity_of_sum": Case(privacy.sensitivity_of_sum, given(bound=1.0)),
-    "noise_stddev": Case(
-        privacy.noise_stddev,
-        lambda: {"sensitivity": privacy.sensitivity_of_sum(1.0), "noise_multiplier": 1.0},
-    ),
-    "overlap": Case(privacy.overlap, given(separation=1.0)),
-    "separation_scores": Case(privacy.separation_scores, given(centres=np.eye(2), stddevs=1.0)),
-    "select": Case(
-        privacy.select, given(key=KEY, scores=jnp.arange(3.0), epsilon=1.0, sensitivity=1.0)
-    ),
-    "selection_event": Case(privacy.selection_event, given(epsilon=1.0)),
-    "rate_upper_bound": Case(
-        auditing.rate_upper_bound, given(errors=3, trials=10, significance=0.05)
-    ),
-    "threshold_bound": Case(auditing.threshold_bound, given(**_SCORES)),
-    "gaussian_bound": Case(auditing.gaussian_bound, given(**_SCORES)),
-    "one_run_epsilon": Case(
-        auditing.one_run_epsilon,
-        given(num_canaries=20, num_guesses=10, num_correct=8, dp_delta=1e-5),
+    "summed_scores": case(privacy.summed_scores, scores=jnp.ones(4), largest=1.0, units=8),
+    "noise_stddev": case(privacy.noise_stddev, sensitivity=lambda: privacy.sensitivity_of_sum(1.0)),
+    "rate_upper_bound": case(auditing.rate_upper_bound, errors=3, trials=10, significance=0.05),
+    "threshold_bound": case(auditing.threshold_bound),
+    "gaussian_bound": case(auditing.gaussian_bound),
+    "one_run_epsilon": case(
+        auditing.one_run_epsilon, num_canaries=20, num_guesses=10, num_correct=8
     ),
     # Audits.
-    "attack_model": Case(
+    "attack_model": case(
         audit.attack_model,
-        lambda: {
-            "model": model(),
-            "params": model().init(KEY),
-            "members": {"x": PUBLIC, "y": np.ones(8, np.float32)},
-            "others": {"x": PUBLIC + 1, "y": np.ones(8, np.float32)},
-            "rng": rng(),
-        },
+        members={"x": PUBLIC, "y": np.ones(8, np.float32)},
+        others={"x": PUBLIC + 1, "y": np.ones(8, np.float32)},
+        rng=lambda: rng(),
     ),
-    "membership_attack": Case(
-        audit.membership_attack,
-        lambda: {"members": PUBLIC, "others": PUBLIC + 1, "rng": rng()},
-    ),
-    "audit": Case(audit.audit, lambda: {"runs": audited(), "dp_delta": 1e-5}),
-    "run_audit": Case(
-        audit.run_audit, lambda: {"planted": planted(), "key": KEY, "num_runs": 1, "num_rounds": 1}
-    ),
-    "check_choice": Case(
+    "membership_attack": case(audit.membership_attack, rng=lambda: rng()),
+    "run_audit": case(audit.run_audit, num_runs=1, num_rounds=1),
+    "check_choice": case(
         audit.check_choice,
-        lambda: {
-            "choice": clients.private_choice(model()),
-            "numbers": {"selection_epsilon": 1.0, "loss_bound": 1.0},
-            "models": jax.tree.map(lambda x: jnp.stack([x, x + 1]), model().init(KEY)),
-            "batch": BATCH,
-            "key": KEY,
-            "num_draws": 1000,
-        },
+        choice=lambda: clients.private_choice(model()),
+        numbers={"selection_epsilon": 1.0, "loss_bound": 1.0},
+        models=lambda: jax.tree.map(lambda x: jnp.stack([x, x + 1]), model().init(KEY)),
+        num_draws=1000,
     ),
-    "check_client": Case(
-        audit.check_client,
-        lambda: {
-            "planted": planted(),
-            "state": planted_state(),
-            "key": KEY,
-            "num_draws": 4,
-        },
+    "check_client": case(audit.check_client, state=lambda: planted_state(), num_draws=4),
+    "check_cohort": case(
+        audit.check_cohort, state=lambda: bound().init(KEY), num_draws=4, **_AVERAGED
     ),
-    "check_cohort": Case(
-        audit.check_cohort,
-        lambda: {
-            "algorithm": algorithms.fedavg(model(), trainer(), aggregator=mean()),
-            "data": store(),
-            "state": bound().init(KEY),
-            "key": KEY,
-            "num_draws": 4,
-        },
+    "check_gradient_rule": case(
+        audit.check_gradient_rule, rule=lambda: clients.clipped(model()), num_draws=4
     ),
-    "check_gradient_rule": Case(
-        audit.check_gradient_rule,
-        lambda: {
-            "rule": clients.clipped(model()),
-            "params": model().init(KEY),
-            "batch": BATCH,
-            "config": NUMBERS,
-            "key": KEY,
-            "num_draws": 4,
-        },
-    ),
-    "plant_clients": Case(
-        audit.plant_clients,
-        lambda: {
-            "algorithm": algorithms.fedavg(model(), trainer(), aggregator=mean()),
-            "data": store(),
-            "participation": joining(),
-            "num_canaries": 1,
-            "rng": rng(),
-        },
-    ),
-    "plant_records": Case(
-        audit.plant_records,
-        lambda: {
-            "make_algorithm": lambda m: algorithms.dp_sgd(m, private_of(m)),
-            "model": model(),
-            "data": store(),
-            "participation": joining(),
-            "num_canaries": 1,
-            "rng": rng(),
-        },
-    ),
-    "plant_losses": Case(
-        audit.plant_losses,
-        lambda: {
-            "make_algorithm": lambda m: algorithms.dp_sgd(m, private_of(m)),
-            "model": model(),
-            "data": store(),
-            "participation": joining(),
-            "num_canaries": 1,
-            "rng": rng(),
-        },
-    ),
-    "plant_votes": Case(
+    "plant_clients": case(audit.plant_clients, rng=lambda: rng(), **_AVERAGED),
+    "plant_records": case(audit.plant_records, rng=lambda: rng()),
+    "plant_losses": case(audit.plant_losses, rng=lambda: rng()),
+    "plant_votes": case(
         audit.plant_votes,
-        lambda: {
-            "make_algorithm": lambda m, public_x: algorithms.ae_dpfl(
-                m, private_of(m), public_x=public_x
+        make_algorithm=lambda: (
+            lambda m, public_x: algorithms.ae_dpfl(m, private_of(m), public_x=public_x)
+        ),
+        num_rounds=1,
+        rng=lambda: rng(),
+    ),
+    # Servers, and figures.
+    "estimate_noise": case(servers.estimate_noise, is_real=IS_REAL),
+    "principal_component_pursuit": case(servers.principal_component_pursuit, is_real=IS_REAL),
+    "wilson_interval": case(evaluation.wilson_interval, counts=np.array([4, 1])),
+    "discrete_mean": case(servers.discrete_mean, expected_cohort_size=3),
+    "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
+    # They look for files, fetch them, or run experiments, which tests of their own do.
+    **{
+        name: Case(getattr(package, name), None)
+        for package, names in (
+            (datasets, "fetch info load loader status resolve_data_dir"),
+            (
+                experiment,
+                "assemble audit_experiment average_over_seeds evaluate_run grid_points load_config "
+                "load_run read_summaries resume run sweep",
             ),
-            "model": model(),
-            "data": store(),
-            "participation": joining(),
-            "num_canaries": 1,
-            "num_rounds": 1,
-            "rng": rng(),
-        },
-    ),
-    # Servers.
-    "adaptive_gaussian_mean": Case(
-        servers.adaptive_gaussian_mean,
-        given(rule=lambda: privacy.make_adaptive_clipping(30.0), noise_multiplier=1.0),
-    ),
-    "apply_aggregate": Case(
-        servers.apply_aggregate,
-        lambda: {
-            "optimizer": optax_sgd(),
-            "opt_state": optax_sgd().init(TREE),
-            "params": TREE,
-            "aggregate": TREE,
-        },
-    ),
-    "gaussian_mean": Case(servers.gaussian_mean, given(**_PRIVATE_MEAN)),
-    "laplace_mean": Case(servers.laplace_mean, given(**_PRIVATE_MEAN)),
-    "staircase_mean": Case(servers.staircase_mean, given(structure=TREE, **_PRIVATE_MEAN)),
-    "bounded_laplace_mean": Case(
-        servers.bounded_laplace_mean, given(structure=TREE, **_PRIVATE_MEAN, entry_delta=1e-4)
-    ),
-    "central_discrete_mean": Case(
-        servers.central_discrete_mean, given(structure=TREE, **_PRIVATE_MEAN)
-    ),
-    "private_mean": Case(
-        servers.private_mean, given(make_mechanism=privacy.gaussian, **_PRIVATE_MEAN)
-    ),
-    "correlated_gaussian_mean": Case(
-        servers.correlated_gaussian_mean,
-        given(banded=lambda: privacy.banded_noise(4, 2, min_separation=2), **_PRIVATE_MEAN),
-    ),
-    "discrete_mean": Case(
-        servers.discrete_mean,
-        given(structure=TREE, plan=lambda: plan(), expected_cohort_size=3),
-    ),
-    "by_realised_count": Case(servers.by_realised_count, given(mean=lambda: mean())),
-    "estimate_noise": Case(servers.estimate_noise, given(updates=UPDATES, is_real=IS_REAL)),
-    "principal_component_pursuit": Case(
-        servers.principal_component_pursuit, given(matrix=UPDATES["w"], is_real=IS_REAL)
-    ),
-    "inverse_noise_weights": Case(
-        servers.inverse_noise_weights, given(levels=jnp.ones(4), counts=IS_REAL)
-    ),
-    "kmeans": Case(
-        servers.kmeans, given(key=KEY, gram=jnp.eye(4), is_real=IS_REAL, num_clusters=2)
-    ),
-    "fit_mixture": Case(servers.fit_mixture, given(features=PUBLIC, num_clusters=2, seed=0)),
-    "fit_best_mixture": Case(
-        servers.fit_best_mixture, given(features=PUBLIC, candidates=[2, 3], seed=0)
-    ),
-    "num_soft_rounds": Case(servers.num_soft_rounds, given(largest_overlap=0.1, num_rounds=9)),
-    "similarity_of": Case(servers.similarity_of, given(deltas=UPDATES, is_real=IS_REAL)),
-    "principal_features": Case(
-        servers.principal_features,
-        lambda: {"similarity": servers.similarity_of(UPDATES, jnp.asarray(IS_REAL))},
-    ),
-    "mean_per_cluster": Case(servers.mean_per_cluster, given(num_models=2, num_clients=6)),
-    "mean_per_model": Case(servers.mean_per_model, given(num_models=2)),
-    "noise_aware_mean": Case(servers.noise_aware_mean, given(num_clients=6)),
-    "weighted_by_client": Case(servers.weighted_by_client, given(num_clients=6)),
-    "per_part": Case(servers.per_part, given(parts=lambda: {"a": servers.uniform_mean()})),
-    "agnostic_mean": Case(servers.agnostic_mean, given(num_clients=6)),
-    "onto_simplex": Case(servers.onto_simplex, given(y=jnp.arange(3.0))),
-    "gradient_mask": Case(servers.gradient_mask, given()),
-    "projected_mean": Case(servers.projected_mean, given(is_public=[True, True, False])),
-    "sparse_mean": Case(servers.sparse_mean, given()),
-    "scaled_sum": Case(servers.scaled_sum, given(divisor=3.0)),
-    "trimmed_mean": Case(servers.trimmed_mean, given()),
-    **{name: Case(getattr(servers, name), given()) for name in ("uniform_mean", "weighted_mean")},
-    "stateless": Case(servers.stateless, given(structure=TREE)),
+        )
+        for name in names.split()
+    },
 }
 
 
-def optax_sgd():
-    import optax
+def public() -> dict[str, Callable[..., Any]]:
+    """Every public function and class, by name, that does not hold what others made."""
+    found = {n: getattr(package, n) for package in packages() for n in package.__all__}
+    return {
+        name: of
+        for name, of in found.items()
+        if callable(of) and name not in HOLD and not isinstance(of, type(Any))
+    }
 
-    return optax.sgd(1.0)
+
+CASES = SPECIAL | {
+    name: case(of)
+    for name, of in public().items()
+    if of not in [special.of for special in SPECIAL.values()]
+}
 
 
 @functools.cache
