@@ -1,7 +1,7 @@
 """Harmed data files: each is refused by name, or read as what it was; nothing ends in a traceback.
 
-Of every reader a tiny folder of whole files is made here; then, one at a time, a file of it is cut,
-flipped, exchanged, or written as somebody might by mistake.
+For each kind of reader a tiny folder of whole files is made; then, one at a time, a file of it is cut,
+flipped, exchanged, or written as by mistake.
 """
 
 import collections
@@ -26,9 +26,8 @@ from marks import telling
 
 from fedjax_dp.cli.main import main
 from fedjax_dp.data import FederatedData, datasets
-from fedjax_dp.data.datasets import adult, cifar, heart_disease
+from fedjax_dp.data.datasets import adult
 from fedjax_dp.data.datasets.tabular import Numeric
-from fedjax_dp.experiment.studies.sweep import Point, read_summaries
 from fedjax_dp.io.params import read_params, write_params
 
 SEED = 18
@@ -42,7 +41,7 @@ class Harm(NamedTuple):
       path: the file.
       content: what it holds now; None where it is gone, and a folder where it is "folder".
       line: the line that has to be named, or 0.
-      excuse: why nobody could tell that something else is read now; empty where it must be seen.
+      excuse: why the harm cannot be detected; empty where it must be.
       names: other names that the refusal may give it.
       is_any: whether it may hold other valid data, which must then be such; false where labels are
         not whole numbers.
@@ -69,7 +68,6 @@ class Reader(NamedTuple):
       may_go: names of files that need not be there.
       may_double: names of files that may hold any number of rows.
       alike: names of files that are of one form, so that one can stand for another.
-      only: names of the files to be harmed; all where it is empty.
     """
 
     write: Callable[[pathlib.Path, np.random.Generator], None]
@@ -80,7 +78,6 @@ class Reader(NamedTuple):
     may_go: str = ""
     may_double: str = ""
     alike: str = ""
-    only: str = ""
 
 
 def general_harms(
@@ -105,8 +102,7 @@ def general_harms(
         yield Harm("a folder", path, "folder", excuse=gone)
         yield Harm("empty", path, b"")
         yield Harm("noise", path, rng.bytes(len(data)))
-        black = "black images of one class" if path.suffix == ".bin" else ""
-        yield Harm("zeros", path, bytes(len(data)), excuse=black)
+        yield Harm("zeros", path, bytes(len(data)))
         yield Harm("a cut gzip file", path, gzip.compress(data)[:-3])
         double = "any number of rows" if _is_in(path, reader.may_double) else ""
         yield Harm("twice", path, data + data, excuse=double)
@@ -117,7 +113,7 @@ def general_harms(
             yield Harm("another's", path, other.read_bytes(), excuse=excuse)
 
 
-def text_harms(path: pathlib.Path, rng: np.random.Generator, *, is_free: bool) -> Iterator[Harm]:
+def text_harms(path: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     """What can happen to a text file."""
     data = path.read_bytes()
     for what, byte in (("a latin-1 letter", b"\xe9"), ("a NUL", b"\0")):
@@ -130,8 +126,7 @@ def text_harms(path: pathlib.Path, rng: np.random.Generator, *, is_free: bool) -
     yield Harm("a byte order mark", path, text.encode("utf-8-sig"))
     yield Harm("a blank line behind", path, data + b"\n")
     yield Harm("line ends of Windows", path, data.replace(b"\n", b"\r\n"))
-    if not is_free:
-        yield Harm("a word for it all", path, b"hello\n", 1)
+    yield Harm("a word for it all", path, b"hello\n", 1)
 
 
 def table_harms(
@@ -260,14 +255,6 @@ def whole_rows(path: pathlib.Path, left: int) -> str:
     return "whole rows" if b"\n" in (data[left - 1 : left], data[left : left + 1]) else ""
 
 
-def any_flip(path: pathlib.Path, at: int, new: int) -> str:
-    return "free text"
-
-
-def any_cut(path: pathlib.Path, left: int) -> str:
-    return "free text"
-
-
 # --- arrays in IDX files
 
 
@@ -325,35 +312,6 @@ def idx_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     yield Harm("a size that no integer holds", images, huge)
 
 
-def write_writers(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    write_mnist(folder, rng)
-    for part, labels, pack, end in (
-        ("train", LABELS["train"], gzip.compress, ".gz"),
-        ("test", LABELS["t10k"], bytes, ""),
-    ):
-        table = rng.integers(0, 100, (len(labels), 8)).astype(np.int32)
-        table[:, 0] = labels
-        (folder / f"qmnist-{part}-labels-idx2-int{end}").write_bytes(pack(idx(table)))
-
-
-def flip_writers(path: pathlib.Path, at: int, new: int) -> str:
-    is_label = (at - 12) // 4 % 8 == 0
-    return "a writer" if path.suffix != ".gz" and at >= 12 and not is_label else ""
-
-
-def writers_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / "qmnist-test-labels-idx2-int"
-    table = np.zeros((4, 8), np.int32)
-    table[:, 0] = np.arange(4)
-    yield Harm("other labels", path, idx(np.ascontiguousarray(table[::-1])))
-    yield from idx_arrays(path, table, ("t10k-labels",))
-
-
-def write_emnist(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    for name, content in emnist_files(rng).items():
-        (folder / name).write_bytes(content)
-
-
 def emnist_files(rng: np.random.Generator, labels: Any = range(1, 5)) -> dict[str, bytes]:
     return {
         f"emnist-letters-{part}-{kind}-ubyte.gz": gzip.compress(idx(array))
@@ -363,12 +321,6 @@ def emnist_files(rng: np.random.Generator, labels: Any = range(1, 5)) -> dict[st
             ("labels-idx1", np.array(labels, np.uint8)),
         )
     }
-
-
-def emnist_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / "emnist-letters-test-labels-idx1-ubyte.gz"
-    for labels in ([0, 1, 2, 3], [1, 2, 3, 27], [1, 2, 3]):
-        yield Harm(f"labels {labels}", path, idx(np.array(labels, np.uint8)))
 
 
 def write_zip(folder: pathlib.Path, rng: np.random.Generator) -> None:
@@ -460,93 +412,6 @@ def archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Ha
     yield Harm("a zip archive", path, zipped(whole))
 
 
-def image(rng: np.random.Generator, form: str, size: tuple[int, int] = (32, 32)) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    pixels = rng.integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(buffer, form)
-    return buffer.getvalue()
-
-
-def tree(rng: np.random.Generator) -> dict[str, bytes]:
-    return {
-        f"{part}/{name}/{i}.{end}": image(rng, form)
-        for part in ("train", "test")
-        for i, name in enumerate(cifar.CLASS_NAMES[:2])
-        for end, form in (("png", "png"), ("jpg", "jpeg"))
-    }
-
-
-def write_image_archive(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    (folder / "cifar10-jpeg-q75.tar.xz").write_bytes(archived(tree(rng), "w:xz"))
-
-
-def image_archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path, whole = folder / "cifar10-jpeg-q75.tar.xz", tree(rng)
-    some = {name: content for name, content in whole.items() if name.startswith("train")}
-    yield Harm("no test part", path, archived(some, "w:xz"))
-    for name in list(whole)[:3]:
-        yield Harm("a cut image", path, archived(whole | {name: whole[name][:-90]}, "w:xz"))
-        other = image(rng, "png", (16, 16))
-        yield Harm("a small image", path, archived(whole | {name: other}, "w:xz"))
-    name = "train/automobile/1.png"
-    huge = bytearray(whole[name])
-    huge[16:24] = struct.pack(">2I", 2**30, 2**30)
-    for what, content in (("text", b"no image"), ("an image of a huge size", bytes(huge))):
-        yield Harm(what, path, archived(whole | {name: content}, "w:xz"))
-    yield Harm("no class", path, archived(whole | {"train/1.png": whole[name]}, "w:xz"))
-    yield Harm("another class", path, archived(whole | {"train/katze/1.png": b""}, "w:xz"))
-
-
-# --- Tiny ImageNet
-
-TINY_IDS = ("n01443537", "n02124075")
-
-
-def write_tiny_imagenet(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    size = (64, 64)
-    for wnid in TINY_IDS:
-        (folder / "train" / wnid / "images").mkdir(parents=True)
-        names = [f"{wnid}_{i}.JPEG" for i in range(2)]
-        for name in names:
-            (folder / "train" / wnid / "images" / name).write_bytes(image(rng, "jpeg", size))
-        boxes = "".join(f"{name}\t0\t10\t63\t58\n" for name in names)
-        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(boxes)
-    (folder / "val" / "images").mkdir(parents=True)
-    for i in range(2):
-        (folder / "val" / "images" / f"val_{i}.JPEG").write_bytes(image(rng, "jpeg", size))
-    rows = [f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n" for i, wnid in enumerate(TINY_IDS)]
-    (folder / "val" / "val_annotations.txt").write_text("".join(rows))
-    (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in TINY_IDS))
-    (folder / "words.txt").write_text("".join(f"{wnid}\ta name\n" for wnid in TINY_IDS))
-
-
-def flip_tiny_imagenet(path: pathlib.Path, at: int, new: int) -> str:
-    # JPEG has no checksum.
-    return {".JPEG": "a pixel of a JPEG file", ".txt": ""}[path.suffix] or _of_words(path)
-
-
-def cut_tiny_imagenet(path: pathlib.Path, left: int) -> str:
-    if path.suffix == ".JPEG":
-        return "the mark at the end" if left >= path.stat().st_size - 12 else ""
-    return _of_words(path)
-
-
-def _of_words(path: pathlib.Path) -> str:
-    return "what a class is called" if path.name == "words.txt" else ""
-
-
-def tiny_imagenet_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / "train" / TINY_IDS[0] / "images" / f"{TINY_IDS[0]}_0.JPEG"
-    for size in ((32, 32), (64, 1), (1, 64)):
-        yield Harm(f"an image of {size}", path, image(rng, "jpeg", size))
-    for name in ("wnids.txt", "val/val_annotations.txt"):
-        yield from text_harms(folder / name, rng, is_free=False)
-    yield from text_harms(folder / "words.txt", rng, is_free=True)
-    yield from table_harms(folder / "val" / "val_annotations.txt", rng, "\t", [2, 3, 4], [0, 1])
-
-
 # --- FEMNIST
 
 
@@ -592,139 +457,7 @@ def leaf_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]
         yield Harm(f"JSON {content[:9]!r}", path, content)
     gone = {"users": [], "num_samples": [], "user_data": {}}
     yield Harm("no users", path, json.dumps(gone).encode(), names=("test",))
-    yield from text_harms(path, rng, is_free=False)
-
-
-def write_hdf5(folder: pathlib.Path, arrays: dict[str, Any], *names: str) -> None:
-    import h5py
-
-    for name in names:
-        with h5py.File(folder / name, "w") as file:
-            for path, array in arrays.items():
-                file[path] = array
-
-
-def write_femnist_hdf5(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    write_hdf5(
-        folder,
-        {
-            f"examples/f{i}/{field}": array
-            for i in range(2)
-            for field, array in (
-                ("pixels", rng.random((2, 28, 28)).astype(np.float32)),
-                ("label", np.array([i, 61], np.int32)),
-            )
-        },
-        "fed_emnist_train.h5",
-        "fed_emnist_test.h5",
-    )
-
-
-def hdf5_harms(whole: dict[str, Any], changes: list[dict[str, Any]], name: str) -> Any:
-    def harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-        for i, change in enumerate(changes):
-            arrays = {k: v for k, v in (whole | change).items() if v is not None}
-            # HDF5 has no texts of NumPy's, no times and no objects.
-            if any(getattr(v, "dtype", np.dtype(int)).kind in "OUM" for v in arrays.values()):
-                continue
-            write_hdf5(folder.parent, arrays, "changed.h5")
-            content = (folder.parent / "changed.h5").read_bytes()
-            what = f"change {i}: {list(change)}"
-            labels = [array for path, array in arrays.items() if path.endswith("/label")]
-            is_any = all(map(are_whole, labels))
-            yield Harm(what, folder / name, content, is_any=is_any)
-
-    return harms
-
-
-FEMNIST = {
-    "examples/a/pixels": np.full((2, 28, 28), 0.5, np.float32),
-    "examples/a/label": np.array([1, 2], np.int32),
-}
-GONE = {name: None for name in FEMNIST}
-femnist_harms = hdf5_harms(
-    FEMNIST,
-    [
-        *({name: None} for name in FEMNIST),
-        *({name: other} for name in FEMNIST for _, other in other_arrays(FEMNIST[name])),
-        GONE,
-        GONE | {"examples": np.zeros(3)},
-        GONE | {"examples/a": np.zeros(3)},
-    ],
-    "fed_emnist_test.h5",
-)
-
-
-# --- Shakespeare
-
-
-def write_plays(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    rows = [{"client": f"play|ROLE {i}", "speeches": ["To be,", "or not", "é"]} for i in range(4)]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "plays_by_role.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-
-
-def plays_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / "plays_by_role.jsonl.gz"
-    text = gzip.decompress(path.read_bytes())
-    for line in (
-        b"3",
-        b"null",
-        b"[]",
-        b"{}",
-        b'{"client": "a"}',
-        b'{"speeches": ["a", "b"]}',
-        b'{"client": 3, "speeches": ["a", "b"]}',
-        b'{"client": ["a"], "speeches": ["a", "b"]}',
-        b'{"client": "a", "speeches": "a b"}',
-        b'{"client": "a", "speeches": ["a", 3]}',
-        b'{"client": "a", "speeches": null}',
-        b'{"client": "a", "speeches": {"a": "b"}}',
-        b'{"client": "a", "client": "b", "speeches": ["a", "b"]}',
-        b'{"client": "play|ROLE 1", "speeches": ["a", "b"]}',
-        b'{"client": "a", "speeches": ["a", "b"]',
-        b"To be, or not",
-        b"[" * 100_000,
-        b'{"client": "a\xe9", "speeches": ["a", "b"]}',
-    ):
-        yield Harm(f"the line {line[:60]!r}", path, text + line + b"\n", 5)
-        yield Harm(f"the line {line[:60]!r}, packed", path, gzip.compress(text + line), 5)
-    yield Harm("one speech each", path, b'{"client": "a", "speeches": ["a"]}\n')
-    yield Harm("not packed", path, text)
-    yield Harm("blank lines", path, text.replace(b"\n", b"\n\n"))
-
-
-def write_snippets(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    roles = {"examples/A/snippets": ["To be,", "or not"], "examples/B/snippets": ["Ay.", "No."]}
-    write_hdf5(folder, roles, "shakespeare_train.h5", "shakespeare_test.h5")
-
-
-SNIPPETS = {"examples/A/snippets": ["To be,", "or not"]}
-snippets_harms = hdf5_harms(
-    SNIPPETS,
-    [
-        {"examples/A/snippets": np.zeros(3)},
-        {"examples/A/snippets": 3},
-        {"examples/A/snippets": [b"caf\xe9", b"b"]},
-        {"examples/A/snippets": None, "examples/A/snippet": ["a", "b"]},
-        {"examples/A/snippets": None},
-        {"examples/A/snippets": None, "examples": ["a"]},
-        {"examples/A/snippets": [[b"a", b"b"], [b"c", b"d"]]},
-    ],
-    "shakespeare_test.h5",
-)
-
-
-def write_tiny(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    text = "First Citizen:\nBefore we.\n\nAll:\nSpeak.\n\n" * 2
-    (folder / "input.txt").write_text(text)
-
-
-def tiny_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / "input.txt"
-    yield from text_harms(path, rng, is_free=True)
-    for text in ("To be, or not", "All:\n", "All:\nSpeak.\n", "\n\n\n", "A page\n\nAll:\nSpeak.\n"):
-        yield Harm(f"the text {text!r}", path, text.encode())
+    yield from text_harms(path, rng)
 
 
 # --- tables
@@ -751,63 +484,8 @@ def write_adult(folder: pathlib.Path, rng: np.random.Generator) -> None:
 def adult_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     numeric = [i for i, c in enumerate(adult.COLUMNS) if isinstance(c, Numeric)]
     for name in ("adult.data", "adult.test"):
-        yield from text_harms(folder / name, rng, is_free=False)
+        yield from text_harms(folder / name, rng)
         yield from table_harms(folder / name, rng, ", ", numeric, [1, 9])
-
-
-def write_heart(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    for hospital in heart_disease.HOSPITALS:
-        rows = [",".join([*row_of(heart_disease.COLUMNS, rng), str(i % 4)]) for i in range(12)]
-        text = "\n".join(rows) + "\n"
-        (folder / f"processed.{hospital}.data").write_text(text)
-
-
-def heart_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    columns = heart_disease.COLUMNS
-    numeric = [i for i, c in enumerate(columns) if isinstance(c, Numeric)]
-    for hospital in ("va", "cleveland"):
-        path = folder / f"processed.{hospital}.data"
-        yield from text_harms(path, rng, is_free=False)
-        yield from table_harms(path, rng, ",", numeric, [2, 12])
-    rows = path.read_text().splitlines()
-    for what, kept in (
-        ("one ill patient", [r for r in rows if r.endswith(",0")] + rows[1:2]),
-        ("no ill patients", [r for r in rows if r.endswith(",0")]),
-        ("one patient", rows[:1]),
-    ):
-        yield Harm(what, path, "\n".join(kept).encode())
-
-
-def write_connections(is_packed: bool) -> Callable[[pathlib.Path, np.random.Generator], None]:
-    def write(folder: pathlib.Path, rng: np.random.Generator) -> None:
-        rows = []
-        for i in range(12):
-            numbers = [str(n) for n in rng.integers(0, 300, 38)]
-            words = ["tcp", ("http", "smtp")[i % 2], "SF"]
-            rows.append(",".join([numbers[0], *words, *numbers[1:], ("normal.", "smurf.")[i % 2]]))
-        text = ("\n".join(rows) + "\n").encode()
-        path = folder / "kddcup.data_10_percent"
-        if is_packed:
-            path.with_name(path.name + ".gz").write_bytes(gzip.compress(text))
-        else:
-            path.write_bytes(text)
-
-    return write
-
-
-def flip_connections(path: pathlib.Path, at: int, new: int) -> str:
-    line = path.read_bytes()[:at].rpartition(b"\n")[2]
-    return "a service" if line.count(b",") == 2 else of_numbers(path, at, new)
-
-
-def connections_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / "kddcup.data_10_percent"
-    yield from text_harms(path, rng, is_free=False)
-    yield from table_harms(path, rng, ",", [0, *range(4, 41)], [1, 3])
-    lines = path.read_text().splitlines()
-    for word in ("", "a b", "é"):
-        text = "\n".join([*lines[:3], lines[3].replace("smtp", word), *lines[4:]])
-        yield Harm(f"the service {word!r}", path, text.encode(), 4)
 
 
 # --- stores and parameters
@@ -912,94 +590,25 @@ def safetensors_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterato
     yield Harm("a huge header", path, struct.pack("<Q", 2**62) + b"{}")
 
 
-POINT = Point({"name": "point"}, ())
-
-
-def write_summary(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    (folder / POINT.name).mkdir(parents=True)
-    (folder / POINT.name / "summary.json").write_text('{"accuracy": 0.5, "loss": null}\n')
-
-
-def summary_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path = folder / POINT.name / "summary.json"
-    yield from text_harms(path, rng, is_free=False)
-    for content in (b"[]", b"3", b"null", b'"a"', b'{"a": 1, "a": 2}'):
-        yield Harm(f"JSON {content!r}", path, content)
-
-
-def flip_summary(path: pathlib.Path, at: int, new: int) -> str:
-    is_name = path.read_bytes()[at : at + 1].isalpha()
-    return "a letter of a name" if is_name else of_numbers(path, at, new)
-
-
 def named(name: str, **options: Any) -> Callable[[pathlib.Path], Any]:
     return lambda folder: datasets.load(name, folder, **options)
 
 
-TABLE = {"may_flip": of_numbers, "may_cut": whole_rows}
-HOSPITALS = " ".join(f"processed.{hospital}.data" for hospital in heart_disease.HOSPITALS)
-HDF5 = {"may_flip": lambda path, at, new: "HDF5 has no checksums"}
 # By the folder in which the files are looked for.
 READERS = {
     "mnist": Reader(write_mnist, named("mnist"), idx_harms, flip_idx),
-    "mnist/by_writer": Reader(
-        write_writers,
-        named("mnist_by_writer"),
-        writers_harms,
-        flip_writers,
-        only="qmnist-train-labels-idx2-int.gz qmnist-test-labels-idx2-int",
-    ),
-    "emnist": Reader(write_emnist, named("emnist", split="letters"), emnist_harms),
     "emnist/zip": Reader(write_zip, named("emnist", split="letters"), zip_harms),
     "cifar10": Reader(write_archive, named("cifar10"), archive_harms),
-    "cifar10_jpeg": Reader(write_image_archive, named("cifar10"), image_archive_harms),
-    "tiny_imagenet": Reader(
-        write_tiny_imagenet,
-        named("tiny_imagenet"),
-        tiny_imagenet_harms,
-        flip_tiny_imagenet,
-        cut_tiny_imagenet,
-        alike=" ".join(
-            (*(f"{wnid}_{i}.JPEG" for wnid in TINY_IDS for i in range(2)), "val_0.JPEG val_1.JPEG")
-        ),
-    ),
     "femnist": Reader(
         write_leaf, named("femnist"), leaf_harms, of_numbers, alike="all_data_0.json"
     ),
-    "femnist/hdf5": Reader(write_femnist_hdf5, named("femnist"), femnist_harms, **HDF5),
-    "shakespeare": Reader(write_plays, named("shakespeare"), plays_harms),
-    "shakespeare/hdf5": Reader(write_snippets, named("shakespeare"), snippets_harms, **HDF5),
-    "tiny_shakespeare": Reader(
-        write_tiny,
-        named("tiny_shakespeare"),
-        tiny_harms,
-        any_flip,
-        any_cut,
-        may_double="input.txt",
-    ),
     "adult": Reader(
-        write_adult, named("adult"), adult_harms, **TABLE, may_double="adult.data adult.test"
-    ),
-    "heart_disease": Reader(
-        write_heart,
-        named("heart_disease"),
-        heart_harms,
-        **TABLE,
-        may_double=HOSPITALS,
-        alike=HOSPITALS,
-    ),
-    "kddcup99": Reader(
-        write_connections(is_packed=False),
-        named("kddcup99"),
-        connections_harms,
-        flip_connections,
+        write_adult,
+        named("adult"),
+        adult_harms,
+        of_numbers,
         whole_rows,
-        may_double="kddcup.data_10_percent",
-    ),
-    "kddcup99/packed": Reader(
-        write_connections(is_packed=True),
-        named("kddcup99"),
-        may_double="kddcup.data_10_percent.gz",
+        may_double="adult.data adult.test",
     ),
     "store": Reader(
         write_store,
@@ -1019,13 +628,6 @@ READERS = {
         safetensors_harms,
         flip_safetensors,
     ),
-    "summary": Reader(
-        write_summary,
-        lambda folder: read_summaries([POINT], folder),
-        summary_harms,
-        flip_summary,
-        may_go="summary.json",
-    ),
 }
 
 
@@ -1033,7 +635,7 @@ def place(name: str, root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """Gives the folder that a reader is given, and the one in which its files lie."""
     base = name.split("/")[0]
     root = root / name.replace("/", "-").replace(" ", "-")
-    if base in ("store", "npz", "safetensors", "summary"):
+    if base in ("store", "npz", "safetensors"):
         return root / base, root / base
     return root, root / base
 
@@ -1071,7 +673,7 @@ def is_valid(found: Any) -> bool:
     )
 
 
-def judge(reader: Reader, folder: pathlib.Path, harm: Harm, whole: Any) -> str:
+def outcome(reader: Reader, folder: pathlib.Path, harm: Harm, whole: Any) -> str:
     """Reads a harmed folder; what is no outcome to be had starts with "WRONG"."""
     try:
         found = reader.read(folder)
@@ -1094,7 +696,7 @@ def judge(reader: Reader, folder: pathlib.Path, harm: Harm, whole: Any) -> str:
         return "read as what it was"
     if harm.is_any:
         return "read as other valid data" if is_valid(found) else "WRONG, read as no valid data"
-    return f"not to be told: {harm.excuse}" if harm.excuse else "WRONG, read as something else"
+    return f"not detectable: {harm.excuse}" if harm.excuse else "WRONG, read as something else"
 
 
 def harmed(name: str, root: pathlib.Path) -> Iterator[tuple[Harm, str]]:
@@ -1103,12 +705,11 @@ def harmed(name: str, root: pathlib.Path) -> Iterator[tuple[Harm, str]]:
     given, folder = place(name, root)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder)
-    if name.split("/")[0] not in ("femnist", "summary", "store") or "hdf5" in name:
+    if name not in ("femnist", "store"):
         folder.mkdir(parents=True)
     reader.write(folder, rng)
     whole = reader.read(given)
     files = [p for p in sorted(folder.rglob("*")) if p.is_file()]
-    files = [p for p in files if not reader.only or _is_in(p, reader.only)]
     for harm in [*general_harms(reader, files, rng), *reader.harms(folder, rng)]:
         before = harm.path.read_bytes() if harm.path.is_file() else None
         harm.path.parent.mkdir(parents=True, exist_ok=True)
@@ -1117,7 +718,7 @@ def harmed(name: str, root: pathlib.Path) -> Iterator[tuple[Harm, str]]:
             harm.path.mkdir()
         elif isinstance(harm.content, bytes):
             harm.path.write_bytes(harm.content)
-        yield harm, judge(reader, given, harm, whole)
+        yield harm, outcome(reader, given, harm, whole)
         if harm.path.is_dir():
             harm.path.rmdir()
         elif harm.path.exists():
@@ -1161,17 +762,15 @@ def test_the_command_ends_in_words_and_status_2(tmp_path, monkeypatch, capsys, n
 @telling
 @pytest.mark.filterwarnings("ignore")
 def test_harmed_files_are_refused_by_name_or_read_as_what_they_were(tmp_path):
-    for module in ("PIL", "h5py"):
-        pytest.importorskip(module)
     outcomes: collections.Counter[str] = collections.Counter()
     wrong = []
     for name in READERS:
-        for harm, outcome in harmed(name, tmp_path):
-            outcomes[outcome if not outcome.startswith("WRONG") else "WRONG"] += 1
-            if outcome.startswith("WRONG"):
-                wrong.append(f"{name}: {harm.path.name}, {harm.what}: {outcome}")
+        for harm, found in harmed(name, tmp_path):
+            outcomes[found if not found.startswith("WRONG") else "WRONG"] += 1
+            if found.startswith("WRONG"):
+                wrong.append(f"{name}: {harm.path.name}, {harm.what}: {found}")
     print(f"\n{sum(outcomes.values())} harmed files")
-    for outcome, count in outcomes.most_common():
-        print(f"{count:6d} {outcome}")
+    for found, count in outcomes.most_common():
+        print(f"{count:6d} {found}")
     assert not wrong, f"{len(wrong)} of {sum(outcomes.values())}:\n" + "\n".join(wrong)
-    assert outcomes["refused"] > 800
+    assert outcomes["refused"] > 400
