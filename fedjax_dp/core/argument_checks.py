@@ -256,8 +256,9 @@ def rule_of(kind: Any, *, in_file: bool = False) -> Rule | None:
         return _of_entries(origin, typing.get_args(kind), called.sequence, in_file)
     of = origin or kind
     if of in _MAPPINGS:
-        values = [rule_of(value, in_file=in_file) for value in typing.get_args(kind)[1:]]
-        return _of_values(*values, words=called.mapping)
+        # In Python a mapping may nest deeper than its annotation says, as examples do.
+        values = typing.get_args(kind)[1:] if in_file else ()
+        return _of_values(*(rule_of(v, in_file=True) for v in values), words=called.mapping)
     if origin is type or kind in (Any, object):
         return None
     if not inspect.isclass(of) or getattr(of, "_is_protocol", False):

@@ -1,6 +1,6 @@
 """Harmed data files: each is refused by name, or read as what it was; nothing ends in a traceback.
 
-For each kind of reader a tiny folder of whole files is made; then, one at a time, a file of it is cut,
+For each kind of reader a tiny folder of whole files is made; then, one at a time, a file is cut,
 flipped, exchanged, or written as by mistake.
 """
 
