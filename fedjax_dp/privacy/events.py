@@ -115,9 +115,6 @@ def from_dict(data: dict[str, Any]) -> DpEvent:
 
     Returns:
       The event.
-
-    Raises:
-      ValueError: if the class is not known.
     """
     name = data.get("type", "")
     cls = _OWN_EVENTS.get(name) or getattr(standard, name, None)
@@ -190,6 +187,14 @@ def concrete(argument: str, value: jax.typing.ArrayLike) -> float:
     is_traced = isinstance(value, jax.core.Tracer)
     checks.require(not is_traced, argument, "be concrete where an event is asked for", value)
     return float(value)  # type: ignore[arg-type]
+
+
+def sampling_rate(event: Any) -> float | None:
+    """The chance of a unit to be drawn, where a draw hides it."""
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent | dpa.SampledWithReplacementDpEvent):
+        return float(event.sample_size / event.source_dataset_size)
+    found = getattr(event, "sampling_probability", None)
+    return None if found is None else float(found)
 
 
 def effective_noise_multiplier(event: DpEvent) -> float | None:

@@ -65,9 +65,6 @@ def sensitivity_of_sum(
 
     Returns:
       The sensitivity.
-
-    Raises:
-      ValueError: if `relation` is not known.
     """
     checks.one_of("relation", relation, RELATIONS)
     factor = 2 if relation == "replace_one" else 1

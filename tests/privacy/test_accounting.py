@@ -14,6 +14,7 @@ from marks import later, telling
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import dp_accounting_adapter
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.events import Advice
 from fedjax_dp.privacy.mechanisms.distributed import SkellamDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import (
     BoundedLaplaceDpEvent,
@@ -26,8 +27,16 @@ ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpa.NeighboringRelation.REPLACE_ONE
 
 
+gaussian, laplace, zcdp = dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.ZCDpEvent
+sampled, truncated = dpa.PoissonSampledDpEvent, dpa.TruncatedSubsampledGaussianDpEvent
+
+
 def poisson(q, z):
-    return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
+    return sampled(q, gaussian(z))
+
+
+def fixed_size(base, num=10, size=5):
+    return dpa.SampledWithoutReplacementDpEvent(num, size, base)
 
 
 def spent(event, relation="add_remove", *, count=1, dp_delta=1e-5, accountant="rdp"):
@@ -53,38 +62,16 @@ def random_settings(seed, num=50):
         )
 
 
-# What we charge, what dp-accounting is to be told under the relation, and by whom.
+# What we charge, what dp-accounting composes under the relation, and the relation.
 CASES = {
     "poisson-gaussian": (poisson, poisson, "add_remove"),
-    "gaussian": (
-        lambda q, z: dpa.GaussianDpEvent(z),
-        lambda q, z: dpa.GaussianDpEvent(z),
-        "add_remove",
-    ),
-    "gaussian-replace": (
-        lambda q, z: dpa.GaussianDpEvent(z),
-        lambda q, z: dpa.GaussianDpEvent(z / 2),
-        "replace_one",
-    ),
-    "laplace": (
-        lambda q, z: dpa.LaplaceDpEvent(z),
-        lambda q, z: dpa.LaplaceDpEvent(z),
-        "add_remove",
-    ),
-    "laplace-replace": (
-        lambda q, z: dpa.LaplaceDpEvent(z),
-        lambda q, z: dpa.LaplaceDpEvent(z / 2),
-        "replace_one",
-    ),
-    "selection": (
-        lambda q, z: dpa.ZCDpEvent(1 / (8 * z)),
-        lambda q, z: dpa.ZCDpEvent(1 / (8 * z)),
-        "replace_one",
-    ),
+    "gaussian": (lambda q, z: gaussian(z), lambda q, z: gaussian(z), "add_remove"),
+    "gaussian-replace": (lambda q, z: gaussian(z), lambda q, z: gaussian(z / 2), "replace_one"),
+    "laplace": (lambda q, z: laplace(z), lambda q, z: laplace(z), "add_remove"),
+    "laplace-replace": (lambda q, z: laplace(z), lambda q, z: laplace(z / 2), "replace_one"),
+    "selection": (lambda q, z: zcdp(1 / (8 * z)), lambda q, z: zcdp(1 / (8 * z)), "replace_one"),
     "two-releases-of-one-sample": (
-        lambda q, z: dpa.PoissonSampledDpEvent(
-            q, dpa.ComposedDpEvent([dpa.GaussianDpEvent(z), dpa.GaussianDpEvent(2 * z)])
-        ),
+        lambda q, z: sampled(q, dpa.ComposedDpEvent([gaussian(z), gaussian(2 * z)])),
         lambda q, z: poisson(q, (z**-2 + (2 * z) ** -2) ** -0.5),
         "add_remove",
     ),
@@ -110,12 +97,12 @@ def test_random_fixed_size_settings_match_dp_accounting(num):
         n = int(rng.integers(50, 2000))
         m = max(1, int(q * n))
         got = spent(
-            dpa.SampledWithoutReplacementDpEvent(n, m, dpa.GaussianDpEvent(z)),
+            dpa.SampledWithoutReplacementDpEvent(n, m, gaussian(z)),
             "replace_one",
             count=count,
             dp_delta=dp_delta,
         )
-        told = dpa.SampledWithoutReplacementDpEvent(n, m, dpa.GaussianDpEvent(z / 2))
+        told = dpa.SampledWithoutReplacementDpEvent(n, m, gaussian(z / 2))
         expected = independent(told, REPLACE, count=count, dp_delta=dp_delta)
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -131,11 +118,7 @@ def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
         z, count = max(z, 1.5), min(count, 200)
         n = int(rng.integers(50, 2000))
         capacity = int(np.ceil(q * n + 2 * np.sqrt(q * n)))
-        event = (
-            poisson(q, z)
-            if sampler == "poisson"
-            else dpa.TruncatedSubsampledGaussianDpEvent(n, q, capacity, z)
-        )
+        event = poisson(q, z) if sampler == "poisson" else truncated(n, q, capacity, z)
         got = spent(event, relation, count=count, dp_delta=dp_delta, accountant="pld")
         expected = independent(
             event, dpa_relation, count=count, dp_delta=dp_delta, accountant="pld"
@@ -146,17 +129,17 @@ def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
 
 def test_one_gaussian_release_costs_what_the_closed_form_says():
     # user_level_dp.md §10 (2): σ=1, δ=1e-5 gives 4.729 by RDP, and the exact value is below.
-    got = spent(dpa.GaussianDpEvent(1.0))
+    got = spent(gaussian(1.0))
     assert got == pytest.approx(4.729, abs=1e-3)
     assert dpa.get_epsilon_gaussian(1.0, 1e-5) < got
-    exact = spent(dpa.GaussianDpEvent(1.0), accountant="pld")
+    exact = spent(gaussian(1.0), accountant="pld")
     assert exact == pytest.approx(dpa.get_epsilon_gaussian(1.0, 1e-5), rel=1e-4)
 
 
 def test_replacing_costs_as_much_as_half_the_noise():
     exact = dpa.get_epsilon_gaussian(1.0, 1e-5)
     for accountant, tolerance in [("pld", 1e-4), ("rdp", 0.15)]:
-        got = spent(dpa.GaussianDpEvent(2.0), "replace_one", accountant=accountant)
+        got = spent(gaussian(2.0), "replace_one", accountant=accountant)
         assert exact * (1 - 1e-4) <= got <= exact * (1 + tolerance)
 
 
@@ -175,7 +158,7 @@ def test_gap_between_relations_is_the_published_one(z, add_remove, replace_one, 
         assert coarse.get_epsilon(1e-4) == pytest.approx(published, abs=1e-3)
         got = spent(event, relation, count=15_000, dp_delta=1e-4, accountant="pld")
         assert 0.99 * published < got <= published
-    fixed = dpa.SampledWithoutReplacementDpEvent(2400, 32, dpa.GaussianDpEvent(z))
+    fixed = dpa.SampledWithoutReplacementDpEvent(2400, 32, gaussian(z))
     got = spent(fixed, "replace_one", count=15_000, dp_delta=1e-4)
     assert got == pytest.approx(fixed_size, rel=3e-3)
 
@@ -213,7 +196,7 @@ def test_each_unit_pays_for_what_it_ran():
     ledger = Ledger("record", num_units=4)
     ledger.charge(poisson(1.0, 2.0), count=3)
     ledger.charge(poisson(0.1, 2.0), units=[2, 0], count=[100, 7])
-    ledger.charge(dpa.ZCDpEvent(0.01), units=np.array([0, 0, 3]))
+    ledger.charge(zcdp(0.01), units=np.array([0, 0, 3]))
     np.testing.assert_array_equal(ledger.num_compositions, [3 + 7 + 2, 3, 103, 4])
     for unit in range(4):
         account = dpa_rdp.RdpAccountant().compose(ledger.events(unit))
@@ -249,9 +232,7 @@ def test_an_empty_ledger_spent_nothing():
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "rdp-classic-64"])
-@pytest.mark.parametrize(
-    "event", [dpa.NonPrivateDpEvent(), dpa.GaussianDpEvent(0.0), poisson(0.1, 0.0)]
-)
+@pytest.mark.parametrize("event", [dpa.NonPrivateDpEvent(), gaussian(0.0), poisson(0.1, 0.0)])
 def test_a_release_without_noise_is_not_private(event, accountant):
     ledger = Ledger(num_units=2)
     ledger.charge(poisson(0.01, 1.0))
@@ -262,42 +243,27 @@ def test_a_release_without_noise_is_not_private(event, accountant):
 
 # What is refused, and the nearest choice: who counts, the relation, the sampler, the mechanism.
 REFUSED = [
-    (poisson(0.1, 1.0), "replace_one", "rdp", ev.Advice(accountant="pld")),
-    (
-        dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)),
-        "add_remove",
-        "rdp",
-        ev.Advice(relation="replace_one"),
-    ),
-    (
-        dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0),
-        "add_remove",
-        "rdp",
-        ev.Advice(accountant="pld"),
-    ),
-    (dpa.ZCDpEvent(0.1), "add_remove", "pld", ev.Advice(accountant="rdp")),
-    (dpa.LaplaceDpEvent(1.0), "replace_one", "pld", ev.Advice(accountant="rdp")),
-    (dpa.RandomizedResponseDpEvent(0.1, 2), "replace_one", "pld", ev.Advice(accountant="rdp")),
-    (dpa.RandomizedResponseDpEvent(0.1, 2), "add_remove", "rdp", ev.Advice(relation="replace_one")),
-    (dpa.UnsupportedDpEvent(), "add_remove", "rdp", ev.Advice(mechanism="gaussian")),
+    (poisson(0.1, 1.0), "replace_one", "rdp", Advice(accountant="pld")),
+    (fixed_size(gaussian(1.0)), "add_remove", "rdp", Advice(relation="replace_one")),
+    (truncated(10, 0.1, 5, 1.0), "add_remove", "rdp", Advice(accountant="pld")),
+    (zcdp(0.1), "add_remove", "pld", Advice(accountant="rdp")),
+    (laplace(1.0), "replace_one", "pld", Advice(accountant="rdp")),
+    (dpa.RandomizedResponseDpEvent(0.1, 2), "replace_one", "pld", Advice(accountant="rdp")),
+    (dpa.RandomizedResponseDpEvent(0.1, 2), "add_remove", "rdp", Advice(relation="replace_one")),
+    (dpa.UnsupportedDpEvent(), "add_remove", "rdp", Advice(mechanism="gaussian")),
     # Each change alone leads to another refusal: who counts, or the relation.
+    (sampled(0.1, zcdp(0.1)), "replace_one", "pld", Advice(mechanism="gaussian")),
     (
-        dpa.PoissonSampledDpEvent(0.1, dpa.ZCDpEvent(0.1)),
+        fixed_size(laplace(1.0)),
         "replace_one",
         "pld",
-        ev.Advice(mechanism="gaussian"),
+        Advice(relation="add_remove", sampler="poisson"),
     ),
     (
-        dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.LaplaceDpEvent(1.0)),
+        dpa.SampledWithReplacementDpEvent(10, 5, gaussian(1.0)),
         "replace_one",
         "pld",
-        ev.Advice(relation="add_remove", sampler="poisson"),
-    ),
-    (
-        dpa.SampledWithReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)),
-        "replace_one",
-        "pld",
-        ev.Advice(sampler="poisson"),
+        Advice(sampler="poisson"),
     ),
 ]
 
@@ -314,14 +280,14 @@ def test_combinations_without_an_analysis_are_refused_with_the_nearest(
 
 
 BASES = [
-    dpa.GaussianDpEvent(1.0),
-    dpa.LaplaceDpEvent(1.0),
-    dpa.ZCDpEvent(0.1),
-    dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.0), dpa.LaplaceDpEvent(2.0)]),
+    gaussian(1.0),
+    laplace(1.0),
+    zcdp(0.1),
+    dpa.ComposedDpEvent([gaussian(1.0), laplace(2.0)]),
     dpa.RandomizedResponseDpEvent(0.1, 2),
     dp_event.DiscreteLaplaceDpEvent(0.5, 2),
     dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0], [0.5, 0.5]),
-    dp_event.RepeatAndSelectDpEvent(dpa.GaussianDpEvent(5.0), 2.0, np.inf),
+    dp_event.RepeatAndSelectDpEvent(gaussian(5.0), 2.0, np.inf),
     dp_event.RepeatAndSelectDpEvent(PureDpEvent(0.1), 2.0, np.inf),
     PureDpEvent(0.1),
     StaircaseDpEvent(2.0, 3),
@@ -332,10 +298,10 @@ BASES = [
 ]
 SAMPLED = {
     "alone": lambda base: base,
-    "poisson": lambda base: dpa.PoissonSampledDpEvent(0.1, base),
-    "fixed": lambda base: dpa.SampledWithoutReplacementDpEvent(10, 5, base),
+    "poisson": lambda base: sampled(0.1, base),
+    "fixed": lambda base: fixed_size(base),
     "replaced": lambda base: dpa.SampledWithReplacementDpEvent(10, 5, base),
-    "truncated": lambda base: dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0),
+    "truncated": lambda base: truncated(10, 0.1, 5, 1.0),
 }
 
 
@@ -365,16 +331,16 @@ def test_whoever_follows_the_advice_of_a_refusal_is_not_refused(sampler, relatio
 
 def test_advice_on_several_events_suits_them_all():
     # One of them alone would do with "rdp", the other with "pld".
-    fixed = dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0))
+    fixed = fixed_size(gaussian(1.0))
     advice = dp_accounting_adapter.nearest_choice([poisson(0.1, 1.0), fixed], "replace_one", "rdp")
-    assert advice == ev.Advice(accountant="pld", sampler="poisson")
+    assert advice == Advice(accountant="pld", sampler="poisson")
 
 
 def test_the_ledger_refuses_at_the_charge_what_no_accountant_can_analyse():
     ledger = Ledger()
     with pytest.raises(UnsupportedEvent):
-        ledger.charge(dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(1.0)))
-    ledger.charge(dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0))
+        ledger.charge(fixed_size(gaussian(1.0)))
+    ledger.charge(truncated(10, 0.1, 5, 1.0))
     with pytest.raises(UnsupportedEvent, match="accountant 'pld'"):
         ledger.epsilon(1e-5)
     assert ledger.epsilon(1e-5, "pld")[0] > 0
@@ -383,15 +349,12 @@ def test_the_ledger_refuses_at_the_charge_what_no_accountant_can_analyse():
 @pytest.mark.parametrize(
     "event,relation",
     [
-        (dpa.LaplaceDpEvent(0.0), "add_remove"),
-        (dpa.LaplaceDpEvent(0.0), "replace_one"),
-        (dpa.GaussianDpEvent(0.0), "replace_one"),
-        (
-            dpa.SampledWithoutReplacementDpEvent(10, 5, dpa.GaussianDpEvent(0.0)),
-            "replace_one",
-        ),
-        (dpa.PoissonSampledDpEvent(0.1, dpa.NonPrivateDpEvent()), "add_remove"),
-        (dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(0.0)), "add_remove"),
+        (laplace(0.0), "add_remove"),
+        (laplace(0.0), "replace_one"),
+        (gaussian(0.0), "replace_one"),
+        (fixed_size(gaussian(0.0)), "replace_one"),
+        (sampled(0.1, dpa.NonPrivateDpEvent()), "add_remove"),
+        (sampled(0.1, laplace(0.0)), "add_remove"),
     ],
 )
 def test_no_noise_of_any_kind_is_not_private(event, relation):
@@ -399,39 +362,32 @@ def test_no_noise_of_any_kind_is_not_private(event, relation):
 
 
 def test_sampling_of_nothing_costs_nothing():
-    assert spent(dpa.PoissonSampledDpEvent(0.1, dpa.NoOpDpEvent()), count=100) == 0
+    assert spent(sampled(0.1, dpa.NoOpDpEvent()), count=100) == 0
     assert spent(poisson(0.0, 0.0), count=100) == 0
 
 
 def test_sampling_never_costs_more_than_taking_everybody():
-    gaussian = dpa.GaussianDpEvent(1.5)
-    fixed = dpa.SampledWithoutReplacementDpEvent(50, 10, gaussian)
-    assert spent(poisson(0.2, 1.5)) < spent(gaussian)
-    assert spent(fixed, "replace_one") < spent(gaussian, "replace_one")
+    base = gaussian(1.5)
+    assert spent(poisson(0.2, 1.5)) < spent(base)
+    assert spent(fixed_size(base, 50, 10), "replace_one") < spent(base, "replace_one")
 
 
 def test_truncation_is_never_cheaper_than_exact_poisson():
     exact = spent(poisson(0.1, 1.0), count=50, accountant="pld")
-    tight = spent(
-        dpa.TruncatedSubsampledGaussianDpEvent(200, 0.1, 22, 1.0), count=50, accountant="pld"
-    )
-    roomy = spent(
-        dpa.TruncatedSubsampledGaussianDpEvent(200, 0.1, 60, 1.0), count=50, accountant="pld"
-    )
+    tight = spent(truncated(200, 0.1, 22, 1.0), count=50, accountant="pld")
+    roomy = spent(truncated(200, 0.1, 60, 1.0), count=50, accountant="pld")
     assert tight > 1.05 * exact
     assert roomy == pytest.approx(exact, rel=1e-4)
 
 
 ALL_EVENTS = [
     dpa.NonPrivateDpEvent(),
-    dpa.LaplaceDpEvent(2.0),
+    laplace(2.0),
     poisson(0.25, 1.5),
-    dpa.PoissonSampledDpEvent(
-        0.1, dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.0), dpa.GaussianDpEvent(3.0)])
-    ),
-    dpa.ZCDpEvent(0.1, 0.01),
-    dpa.TruncatedSubsampledGaussianDpEvent(10, 0.1, 5, 1.0),
-    dp_event.RepeatAndSelectDpEvent(dpa.GaussianDpEvent(5.0), 2.0, np.inf),
+    sampled(0.1, dpa.ComposedDpEvent([gaussian(1.0), gaussian(3.0)])),
+    zcdp(0.1, 0.01),
+    truncated(10, 0.1, 5, 1.0),
+    dp_event.RepeatAndSelectDpEvent(gaussian(5.0), 2.0, np.inf),
     dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0], [0.5, 0.5]),
     dp_event.DiscreteLaplaceDpEvent(0.5, 2),
 ]
@@ -447,7 +403,7 @@ def test_a_restored_ledger_goes_on_as_if_never_saved():
     ledger = Ledger("record", num_units=5)
     ledger.charge(poisson(0.1, 1.1), count=10)
     ledger.charge(poisson(np.float32(0.25), np.float64(1.5)), units=[1, 4], count=np.array([2, 3]))
-    ledger.charge(dpa.ZCDpEvent(0.02), units=np.array([3]))
+    ledger.charge(zcdp(0.02), units=np.array([3]))
     restored = Ledger.from_json(ledger.to_json())
     for book in (ledger, restored):
         book.charge(poisson(0.1, 1.1), units=[0])
@@ -501,7 +457,7 @@ def test_a_budget_stops_exactly_where_it_is_spent():
     assert ledger.would_exceed(event, budget, dp_delta, count=2)
     assert ledger.max_rounds(event, budget, dp_delta) == 1
     assert ledger.num_compositions[0] == rounds - 1
-    assert ledger.max_rounds(dpa.ZCDpEvent(0.0), budget, dp_delta, limit=50) == 50
+    assert ledger.max_rounds(zcdp(0.0), budget, dp_delta, limit=50) == 50
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "rdp-classic-64"])

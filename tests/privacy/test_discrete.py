@@ -72,10 +72,7 @@ def test_no_long_run_sees_what_a_table_leaves_out(law):
 
 
 LAWS = {
-    "gaussian": lambda s: (
-        discrete.discrete_gaussian(s),
-        lambda k: np.exp(-(k**2) / (2 * s * s)),
-    ),
+    "gaussian": lambda s: (discrete.discrete_gaussian(s), lambda k: np.exp(-(k**2) / (2 * s * s))),
     "skellam": lambda s: (discrete.skellam(s * s), lambda k: special.ive(np.abs(k), s * s)),
 }
 

@@ -10,10 +10,7 @@ from scipy import stats
 from fedjax_dp.privacy.mechanisms import noise
 
 NUM_DRAWS = 1_000_000
-LAWS = {
-    "gaussian": (noise.add_gaussian, stats.norm),
-    "laplace": (noise.add_laplace, stats.laplace),
-}
+LAWS = {"gaussian": (noise.add_gaussian, stats.norm), "laplace": (noise.add_laplace, stats.laplace)}
 
 
 @pytest.mark.parametrize("name", later(LAWS, but=["gaussian"], mark=telling))

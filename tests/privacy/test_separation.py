@@ -24,10 +24,7 @@ def test_overlap_is_the_mass_that_two_normal_densities_share(separation):
     """Unit variance, means 2·SS apart: the integral of the smaller density."""
     densities = stats.norm(0), stats.norm(2 * separation)
     shared, _ = integrate.quad(
-        lambda x: min(d.pdf(x) for d in densities),
-        -12,
-        12 + 2 * separation,
-        points=[separation],
+        lambda x: min(d.pdf(x) for d in densities), -12, 12 + 2 * separation, points=[separation]
     )
     assert overlap(separation) == pytest.approx(shared, abs=1e-6)
 

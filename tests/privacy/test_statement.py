@@ -119,12 +119,7 @@ def test_noise_is_told_in_the_measure_of_its_mechanism():
 @pytest.mark.parametrize(
     "unit,relation,trust,phrases",
     [
-        (
-            "client",
-            "add_remove",
-            None,
-            ["one client", "there or not", "server is trusted"],
-        ),
+        ("client", "add_remove", None, ["one client", "there or not", "server is trusted"]),
         (
             "record",
             "zero_out",

@@ -139,7 +139,6 @@ def max_poisson_steps(
 
     Raises:
       UnsupportedEvent: if the combination has no valid analysis.
-      ValueError: if an argument is not valid.
     """
     _check_budget(epsilon, dp_delta)
     checks.probability("sampling_rate", sampling_rate)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import attr
 import dp_accounting as dpa
@@ -18,6 +18,7 @@ from fedjax_dp.privacy.events import (
     UnsupportedEvent,
     effective_noise_multiplier,
     flatten,
+    sampling_rate,
 )
 from fedjax_dp.privacy.sensitivities import RELATIONS
 
@@ -33,7 +34,7 @@ class _Refusal(Exception):
     """Why a rule has no analysis; what to do instead is searched for."""
 
 
-def _refuse(reason: str) -> None:
+def _refuse(reason: str) -> NoReturn:
     raise _Refusal(reason)
 
 
@@ -69,7 +70,7 @@ def _translated(event: DpEvent, relation: str, accountant: str) -> DpEvent:
         rule = _same if family == "rdp" or event.has_loss_masses else _rdp_only
     if rule is None:
         _refuse(_NO_RULE.get(type(event), _UNKNOWN)[family])
-    return rule(event, relation, accountant)  # type: ignore[misc]
+    return rule(event, relation, accountant)
 
 
 def nearest_choice(
@@ -104,21 +105,13 @@ def follow(event: DpEvent, advice: Advice) -> DpEvent:
     base = event if inner is None else inner
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent) or advice.mechanism is not None:
         base = dpa.GaussianDpEvent(1.0)
-    rate = _rate(event)
+    rate = sampling_rate(event)
     if rate is not None and advice.sampler is not None:
         return dpa.PoissonSampledDpEvent(rate, base)
     if advice.mechanism is None:
         return event
     is_sampled = inner is not None and rate is not None
     return attr.evolve(event, event=base) if is_sampled else base
-
-
-def _rate(event: Any) -> float | None:
-    """The chance of a unit to be drawn, where there is one."""
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent | dpa.SampledWithReplacementDpEvent):
-        return float(event.sample_size / event.source_dataset_size)
-    found = getattr(event, "sampling_probability", None)
-    return None if found is None else float(found)
 
 
 def _has_analysis(event: DpEvent, relation: str, accountant: str) -> bool:
@@ -136,7 +129,6 @@ def _same(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 
 def _rdp_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
     _refuse("only a Rényi curve is known, and it fixes no privacy loss distribution")
-    return event
 
 
 def _half_multiplier(event: Any, relation: str, accountant: str) -> DpEvent:
@@ -192,7 +184,7 @@ def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
         _refuse("its analysis is known for Gaussian noise only")
     if z == 0:
         return dpa.NonPrivateDpEvent()
-    return attr.evolve(event, event=dpa.GaussianDpEvent(z / 2))  # type: ignore[operator]
+    return attr.evolve(event, event=dpa.GaussianDpEvent(z / 2))
 
 
 def _repeat_and_select(event: Any, relation: str, accountant: str) -> DpEvent:

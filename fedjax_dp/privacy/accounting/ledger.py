@@ -67,9 +67,6 @@ class Ledger:
           unit: "client" or "record".
           relation: "add_remove", "zero_out" or "replace_one".
           num_units: number of accounts, at least 1.
-
-        Raises:
-          ValueError: if an argument is not valid.
         """
         checks.one_of("unit", unit, UNITS)
         checks.one_of("relation", relation, RELATIONS)
@@ -105,7 +102,6 @@ class Ledger:
 
         Raises:
           UnsupportedEvent: if no accountant has a valid analysis under the ledger's relation.
-          ValueError: if an argument is not valid.
         """
         parts = ev.flatten(event)
         self._table = None
@@ -153,9 +149,6 @@ class Ledger:
 
         Returns:
           The composition, noise multipliers as they were charged (see the class).
-
-        Raises:
-          ValueError: if there is no such unit.
         """
         checks.require(0 <= unit < self.num_units, "unit", f"be below {self.num_units}", unit)
         return dpa.ComposedDpEvent(
@@ -191,7 +184,6 @@ class Ledger:
 
         Raises:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
-          ValueError: if an argument is not valid.
         """
         return self.bound(dp_delta, accountant).value
 
@@ -208,7 +200,6 @@ class Ledger:
 
         Raises:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
-          ValueError: if an argument is not valid.
         """
         return self._answer("epsilon", self._deltas(dp_delta), accountant)
 
@@ -234,7 +225,6 @@ class Ledger:
 
         Raises:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
-          ValueError: if an argument is not valid.
         """
         at = np.full(self.num_units, epsilon, float)
         return self._answer("delta", at, accountant).value
@@ -305,8 +295,7 @@ class Ledger:
             none = np.zeros(0, np.int64)
             place = (np.concatenate([none, *units]), np.concatenate([none, *parts]))
             self._table = scipy.sparse.csr_array(
-                (np.concatenate([none, *counts]), place),
-                shape=(self.num_units, max(len(units), 1)),
+                (np.concatenate([none, *counts]), place), shape=(self.num_units, max(len(units), 1))
             )
             self._table.sort_indices()
         return self._table

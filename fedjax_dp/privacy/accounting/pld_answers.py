@@ -28,22 +28,10 @@ Parts = Sequence[tuple[DpEvent, int]]
 
 
 def epsilon(parts: Parts, relation: str, dp_delta: float) -> Answer:
-    """Bounds ε of a composition at one δ.
+    """Bounds ε of a composition of translated events at a δ in [0, 1); inf without a bound.
 
-    Guarantee: the value is at least the exact ε; tails that were cut off and what rounding may
-    have cost are in it.
-
-    Args:
-      parts: events that have privacy loss distributions, as `dp_accounting_adapter.translate`
-        writes them, and how often each ran.
-      relation: "add_remove" or "replace_one".
-      dp_delta: δ in [0, 1).
-
-    Returns:
-      The bound; inf where there is none.
-
-    Source: Koskela, Jälkö, Honkela 2020 (composition by transforms); Doroshenko and others 2022
-    (lattice); Esscher 1932 (weights).
+    Guarantee: the value is at least the exact ε; tails that were cut off and what rounding may have
+    cost are in it.
     """
     if dp_delta == 0:
         is_free = all(isinstance(part, dpa.NoOpDpEvent) for part, _ in parts)

@@ -215,19 +215,10 @@ def _of_cut_draw(event: Any, pair: _GaussianPair, width: float, cut: float) -> t
 
 @functools.lru_cache(maxsize=128)
 def losses_of(key: str, relation: str, width: float, cut: float) -> tuple[Losses, ...]:
-    """Spreads the losses of one step over a lattice, by direction of the neighbours.
+    """Spreads the losses of a step over a lattice, by direction of neighbours where they differ.
 
-    Args:
-      key: the event, as `events.key_of` writes it.
-      relation: "add_remove", "zero_out" or "replace_one".
-      width: of the lattice, a power of 2.
-      cut: the chance of larger losses, which count as infinite.
-
-    Returns:
-      One entry for each direction that differs.
-
-    Raises:
-      OverflowError: for losses of many hundreds, which dp-accounting has no numbers for.
+    `cut` is the chance of larger losses, which count as infinite. Raises `OverflowError` for losses
+    of many hundreds, which dp-accounting has no numbers for.
     """
     event = from_dict(json.loads(key))
     if isinstance(event, CurveDpEvent):

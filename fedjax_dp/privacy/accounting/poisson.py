@@ -48,7 +48,6 @@ def epsilon_of_poisson(
 
     Raises:
       UnsupportedEvent: if the combination has no valid analysis.
-      ValueError: if an argument is not valid.
     """
     checks.one_of("relation", relation, RELATIONS)
     settings = (noise_multiplier, sampling_rate, num_steps, dp_delta)

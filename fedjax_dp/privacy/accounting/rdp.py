@@ -3,7 +3,7 @@
 Functions of plain arrays, which depend on NumPy and SciPy alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -102,35 +102,37 @@ def poisson_of_any(
         return np.zeros(len(orders))
     if q == 1:
         q = float(np.nextafter(1.0, 0.0))
-    ends = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)])).astype(int)
-    moments = {1: 0.0}
-    for alpha in ends[ends >= 2].tolist():
+
+    def whole(alpha: int) -> np.ndarray:
         lifts = np.arange(1, alpha) * curve[: alpha - 1]
         # What two draws cost beyond 1, e^x − 1, and what more cost, 3·e^x − 1: all positive.
         with np.errstate(over="ignore"):
             costs = np.append(_log_expm1(lifts[:1]), np.log(3) + lifts[1:])
             costs[1:] += np.log1p(-np.exp(-costs[1:]))
         size = np.max(lifts, where=np.isfinite(lifts), initial=0.0)
-        moments[alpha] = float(_log_moment(alpha, q, costs, size))
+        return _log_moment(alpha, q, costs, size)
+
+    return _with_chords(orders, np.zeros(()), whole) / (orders - 1)
+
+
+def _with_chords(
+    orders: np.ndarray, at_one: np.ndarray, whole: Callable[[int], np.ndarray]
+) -> np.ndarray:
+    """Bounds a convex function of the order, `[..., orders]`, by chords between whole orders."""
     low, high = np.floor(orders), np.ceil(orders)
-    below, above = (np.array([moments[int(a)] for a in end]) for end in (low, high))
+    ends = np.unique(np.concatenate([low, high])).astype(int).tolist()
+    known = {end: whole(end) if end > 1 else at_one for end in ends}
+    below, above = (np.stack([known[int(a)] for a in end], axis=-1) for end in (low, high))
     part = orders - low
     with np.errstate(invalid="ignore"):
-        chord = (1 - part) * below + part * above
-    return np.where(part == 0, below, chord) / (orders - 1)
+        return np.where(part == 0, below, (1 - part) * below + part * above)
 
 
 def _log_moments(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Bounds the logarithms of E[ratio^α], `[settings, orders]`, for q in (0, 1) and z above 0."""
-    low, high = np.floor(alpha), np.ceil(alpha)
-    ends = np.unique(np.concatenate([low, high])).astype(int)
-    whole = {end: _log_moments_whole(q, z, end) if end > 1 else np.zeros(q.size) for end in ends}
-    below, above = (np.stack([whole[int(a)] for a in end], axis=1) for end in (low, high))
-    part = alpha - low
     # Infinite where even the sum of a whole order overflows, and then no chord is drawn.
-    with np.errstate(invalid="ignore"):
-        found = np.where(part == 0, below, (1 - part) * below + part * above)
-    broken = part != 0
+    found = _with_chords(alpha, np.zeros(q.size), lambda end: _log_moments_whole(q, z, end))
+    broken = alpha != np.floor(alpha)
     if broken.any():
         series = _log_moments_fractional(q, z, alpha[broken])
         # But for what is small the series is that of dp-accounting, for others to recompute; like

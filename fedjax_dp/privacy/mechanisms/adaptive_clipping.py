@@ -97,9 +97,6 @@ def make_adaptive_clipping(
 
     Returns:
       The rule.
-
-    Raises:
-      ValueError: if an argument is out of its range.
     """
     stddev = expected_cohort_size / 20 if count_stddev is None else count_stddev
     return AdaptiveClipping(

@@ -85,9 +85,6 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Arr
     Returns:
       `(clipped, norm)`: the clipped tree, and the norm before clipping, a scalar in float32 or
       better, inf where the tree was not finite. The norm is not private.
-
-    Raises:
-      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
     """
     leaves, treedef = _leaves_of(tree)
     norm = _norm(leaves)
@@ -110,9 +107,6 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
     Returns:
       `(clipped, norm)`: the clipped tree, and the L1 norm before clipping, inf where the tree was
       not finite. The norm is not private.
-
-    Raises:
-      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
     """
     leaves, treedef = _leaves_of(tree)
     norm = trees.l1_norm(leaves)
@@ -205,9 +199,6 @@ def clip_per_layer(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
     Returns:
       `(clipped, norm)`: the clipped tree, and the norm of the whole tree before clipping, inf
       where it was not finite. The norm is not private.
-
-    Raises:
-      ValueError: if a static `clip_norm` is not positive or a leaf holds no floats.
 
     Source: McMahan and others, "Learning Differentially Private Recurrent Language Models",
     ICLR 2018, section 3 ("per-layer clipping").

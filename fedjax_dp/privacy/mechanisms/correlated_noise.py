@@ -90,9 +90,6 @@ class BandedNoise(NamedTuple):
 
         Returns:
           The event.
-
-        Raises:
-          ValueError: if the multiplier is negative.
         """
         checks.non_negative("noise_multiplier", noise_multiplier)
         return dpa.GaussianDpEvent(float(noise_multiplier))
@@ -121,9 +118,6 @@ def banded_noise(
 
     Returns:
       The noise.
-
-    Raises:
-      ValueError: if an argument is out of range.
 
     Source: Choquette-Choo and others 2023, theorem 2 (sensitivity) and section 4 (bands).
     """

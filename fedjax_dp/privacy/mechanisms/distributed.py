@@ -265,9 +265,6 @@ def make_central_plan(
     Returns:
       The plan. Calibrate with the plan's own `event`.
 
-    Raises:
-      ValueError: if an argument is out of range.
-
     Source: Kairouz, Liu, Steinke 2021, proposition 22, solved for the width of the lattice.
     """
     # l² + d/4 + s·(l + √d/2) = (1 + tolerance)²·l², for the length l of S on the lattice.

@@ -78,9 +78,6 @@ def gaussian(
 
     Returns:
       The mechanism.
-
-    Raises:
-      ValueError: if a name is not known.
     """
     checks.one_of("method", method, clipping.METHODS)
     clip = clipping.METHODS[method]
@@ -120,9 +117,6 @@ def laplace(
 
     Returns:
       The mechanism.
-
-    Raises:
-      ValueError: if the relation is not known.
 
     Source: Dwork, McSherry, Nissim, Smith 2006.
     """
@@ -166,10 +160,6 @@ def staircase(
 
     Returns:
       The mechanism.
-
-    Raises:
-      ValueError: if the relation is not known, a number is out of range, or `num_entries` is not a
-        positive integer.
 
     Source: Geng, Kairouz, Oh, Viswanath 2015.
     """
@@ -218,9 +208,6 @@ def bounded_laplace(
 
     Returns:
       The mechanism.
-
-    Raises:
-      ValueError: if the relation is not known, or a number is out of range.
 
     Source: Geng, Ding, Guo, Kumar 2020.
     """

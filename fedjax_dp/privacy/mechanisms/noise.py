@@ -58,9 +58,6 @@ def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
 
     Returns:
       The noised tree, its leaves float32 or better.
-
-    Raises:
-      ValueError: if a static `stddev` is negative or not finite, or a leaf holds no floats.
     """
     _check_scale("stddev", stddev)
     return _add(key, tree, stddev, random_bits.normal)
@@ -81,9 +78,6 @@ def add_laplace(key: PRNGKey, tree: PyTree, scale: Scalar) -> PyTree:
 
     Returns:
       The noised tree, its leaves float32 or better.
-
-    Raises:
-      ValueError: if a static `scale` is negative or not finite, or a leaf holds no floats.
     """
     _check_scale("scale", scale)
     return _add(key, tree, scale, random_bits.laplace)

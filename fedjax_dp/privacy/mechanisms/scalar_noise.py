@@ -168,9 +168,6 @@ def add_staircase(
     Returns:
       The noised tree, float32 or better.
 
-    Raises:
-      ValueError: if an argument is out of range.
-
     Source: Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
     """
     if not isinstance(epsilon, jax.core.Tracer):
@@ -284,9 +281,6 @@ def add_bounded_laplace(
 
     Returns:
       The noised tree, float32 or better; nothing moves by more than `bounded_laplace_range`.
-
-    Raises:
-      ValueError: if an argument is out of range.
 
     Source: Geng, Ding, Guo, Kumar 2020, "Tight Analysis of Privacy and Utility Tradeoff in
     Approximate Differential Privacy", definition 2 and theorem 1.

@@ -146,9 +146,6 @@ def selection_event(epsilon: NonNegative) -> DpEvent:
     Returns:
       The event. It holds for the relation of the scores' sensitivity and is not rescaled.
 
-    Raises:
-      ValueError: if `epsilon` is negative or not finite.
-
     Source: Cesar and Rogers 2021, "Bounding, Concentrating, and Truncating"; Dong, Durfee, Rogers
     2020.
     """
@@ -164,9 +161,6 @@ def score_units(limit: Count) -> int:
 
     Returns:
       A power of two, at most 2^20; `limit` times it fits into int32.
-
-    Raises:
-      ValueError: if `limit` is not an integer from 1 to 2^31 - 1.
     """
     return 1 << min(20, int(np.iinfo(np.int32).max // limit).bit_length() - 1)
 

@@ -57,9 +57,6 @@ def overlap(separation: ArrayLike) -> np.ndarray:
     Returns:
       `2 Q(SS) = erfc(SS/√2)`, in [0, 1], the shape of `separation`.
 
-    Raises:
-      ValueError: if a score is below zero or not a number.
-
     Source: Malekmohammadi and others 2025, section 4.2 (pairwise overlap).
     """
     score = np.asarray(separation, np.float64)

@@ -25,10 +25,7 @@ from fedjax_dp.privacy.mechanisms.scalar_noise import (
 )
 from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
-_UNITS = {
-    "client": "one client with all of its data",
-    "record": "one record of one client",
-}
+_UNITS = {"client": "one client with all of its data", "record": "one record of one client"}
 _RELATIONS = {
     "add_remove": "neighbouring data differ by {unit}, which is there or not",
     "zero_out": (
@@ -260,7 +257,7 @@ def _describe(
     event: DpEvent, samplers: set[str], mechanisms: set[str], noise: dict[str, list[float]]
 ) -> None:
     samplers.add(_SAMPLERS.get(type(event), "no sampling"))
-    rate = _rate(event)
+    rate = ev.sampling_rate(event)
     if rate is not None:
         noise["sampling_rate"].append(rate)
     inner = [event]
@@ -275,14 +272,6 @@ def _describe(
             noise["laplace_scale"].append(float(part.noise_multiplier))
         elif hasattr(part, "noise_multiplier"):
             noise["noise_multiplier"].append(float(part.noise_multiplier))
-
-
-def _rate(event: DpEvent) -> float | None:
-    """The chance of a unit to be drawn, where a draw hides it."""
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        return event.sample_size / event.source_dataset_size
-    rate = getattr(event, "sampling_probability", None)
-    return None if rate is None else float(rate)
 
 
 def _plain(value: Any) -> Any:
