@@ -52,17 +52,28 @@ def gaussian_delta(mu, epsilon):
     return above(epsilon / mu - mu / 2) - mp.exp(epsilon) * above(epsilon / mu + mu / 2)
 
 
+def removed(q, z, epsilon):
+    """δ of one sampled step at any ε, positive or not, by the set where the ratio exceeds e^ε."""
+    ratio = mp.exp(epsilon)
+    if ratio <= 1 - q:
+        return 1 - ratio
+    x = z * z * mp.log((ratio - 1 + q) / q) + mp.mpf(1) / 2
+    return q * above((x - 1) / z) - (ratio - 1 + q) * above(x / z)
+
+
+def added(q, z, epsilon):
+    """The same in the other direction."""
+    ratio = mp.exp(epsilon)
+    if 1 / ratio <= 1 - q:
+        return mp.mpf(0)
+    x = z * z * mp.log((1 / ratio - 1 + q) / q) + mp.mpf(1) / 2
+    return (1 - ratio * (1 - q)) * above(-x / z) - ratio * q * above((1 - x) / z)
+
+
 def sampled_delta(q, z, epsilon):
-    """δ of one sampled step in both directions, by the set where the ratio exceeds e^ε."""
-    q, z, ratio = mp.mpf(q), mp.mpf(z), mp.exp(epsilon)
-    deltas = [mp.mpf(0), 1 - ratio]
-    if ratio > 1 - q:
-        x = z * z * mp.log((ratio - 1 + q) / q) + mp.mpf(1) / 2
-        deltas.append(q * above((x - 1) / z) - (ratio - 1 + q) * above(x / z))
-    if 1 / ratio > 1 - q:
-        x = z * z * mp.log((1 / ratio - 1 + q) / q) + mp.mpf(1) / 2
-        deltas.append((1 - ratio * (1 - q)) * above(-x / z) - ratio * q * above((1 - x) / z))
-    return max(deltas)
+    """δ of one sampled step in both directions."""
+    q, z = mp.mpf(q), mp.mpf(z)
+    return max(removed(q, z, epsilon), added(q, z, epsilon), mp.mpf(0), 1 - mp.exp(epsilon))
 
 
 def binomial(n, k, q):
@@ -169,25 +180,16 @@ def two_steps(q, z, epsilon):
     def mixed(x):
         return 1 - q + q * mp.exp((2 * x - 1) / (2 * z * z))
 
-    def remove(e):
-        """Of one step, at any ε, positive or not."""
-        if mp.exp(e) <= 1 - q:
-            return 1 - mp.exp(e)
-        x = z * z * mp.log((mp.exp(e) - 1 + q) / q) + mp.mpf(1) / 2
-        return q * above((x - 1) / z) - (mp.exp(e) - 1 + q) * above(x / z)
-
-    def add(e):
-        if mp.exp(-e) <= 1 - q:
-            return mp.mpf(0)
-        x = z * z * mp.log((mp.exp(-e) - 1 + q) / q) + mp.mpf(1) / 2
-        return (1 - mp.exp(e) * (1 - q)) * above(-x / z) - mp.exp(e) * q * above((1 - x) / z)
-
     def density(x):
         return mp.npdf(x, 0, z)
 
-    removed = mp.quad(lambda x: density(x) * mixed(x) * remove(epsilon - mp.log(mixed(x))), cuts)
-    added = mp.quad(lambda x: density(x) * add(epsilon + mp.log(mixed(x))), cuts)
-    return max(removed, added)
+    def with_unit(x):
+        return density(x) * mixed(x) * removed(q, z, epsilon - mp.log(mixed(x)))
+
+    def without(x):
+        return density(x) * added(q, z, epsilon + mp.log(mixed(x)))
+
+    return max(mp.quad(with_unit, cuts), mp.quad(without, cuts))
 
 
 @pytest.mark.parametrize("dp_delta", later([1e-15, 1e-9, 1e-4], but=[1e-9]))

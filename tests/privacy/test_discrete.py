@@ -187,14 +187,8 @@ def test_another_scale_does_not_recompile():
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize(
-    "call,message",
-    [
-        (lambda: discrete.discrete_gaussian(-1.0), "sigma must be at least 0"),
-        (lambda: discrete.discrete_gaussian(2.0**16), "sigma must be at most 2\\^15"),
-        (lambda: discrete.skellam(-1.0), "variance must lie in"),
-    ],
-)
-def test_bad_scales_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_laws_without_a_table_are_refused():
+    with pytest.raises(ValueError, match="sigma must be at most 2\\^15"):
+        discrete.discrete_gaussian(2.0**16)
+    with pytest.raises(ValueError, match="variance must lie in"):
+        discrete.skellam(-1.0)

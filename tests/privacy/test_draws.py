@@ -212,17 +212,6 @@ def test_bits_have_their_shape_and_depend_on_the_key(shape, impl):
     assert together.shape == (2, *shape)
 
 
-def test_bits_are_balanced_and_no_word_repeats_more_than_by_chance():
-    words = np.concatenate(random_bits.blocks(jax.random.key(3), (NUM // 2,)))
-    for place in range(32):
-        ones = int(((words >> place) & 1).sum())
-        assert abs(ones - NUM / 2) < 5 * np.sqrt(NUM) / 2
-    # Birthdays: 116 pairs are expected among a million words of 32 bits.
-    assert NUM - len(np.unique(words)) == pytest.approx(116, abs=55)
-    halves = words.reshape(2, -1) / 2.0**32
-    assert abs(np.corrcoef(halves)[0, 1]) < 5 / np.sqrt(NUM / 2)
-
-
 def blocks_of(high, low, further=0):
     """Crafted words; a draw of one block alone is what is drawn further."""
     return lambda key, shape: tuple(
