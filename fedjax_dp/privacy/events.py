@@ -17,19 +17,12 @@ _OWN_EVENTS: dict[str, type[DpEvent]] = {}
 
 
 class Advice(NamedTuple):
-    """A valid choice in place of what was refused; None for what may stay.
+    """A valid choice in place of what was refused; None for what may stay."""
 
-    Attributes:
-      accountant: "rdp" or "pld".
-      relation: "add_remove" or "replace_one".
-      sampler: "poisson", without a capacity.
-      mechanism: "gaussian".
-    """
-
-    accountant: str | None = None
+    accountant: str | None = None  # "rdp" or "pld".
     relation: str | None = None
-    sampler: str | None = None
-    mechanism: str | None = None
+    sampler: str | None = None  # "poisson", without a capacity.
+    mechanism: str | None = None  # "gaussian".
 
     def __str__(self) -> str:
         """Writes the advice as words of a message."""
@@ -46,12 +39,7 @@ class UnsupportedEvent(ValueError):
     """
 
     def __init__(self, message: str, advice: Advice | None = None):
-        """Makes the error.
-
-        Args:
-          message: what is refused, and why.
-          advice: the nearest valid choice, which is added to the message.
-        """
+        """Makes the error; the advice is added to the message."""
         nearest = "" if advice is None else f"; nearest valid choice: {advice}"
         super().__init__(message + nearest)
         self.advice = advice

@@ -22,8 +22,6 @@ from fedjax_dp.privacy.accounting.renyi import orders_of, rdp_curves
 from fedjax_dp.privacy.events import DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.sensitivities import RELATIONS
 
-__all__ = ["Ledger", "UnsupportedEvent"]
-
 UNITS = ("client", "record")
 _FORMAT = 1
 # A budget that was calibrated to the last bit must not fail on the last bit.

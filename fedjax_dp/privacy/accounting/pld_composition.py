@@ -33,15 +33,10 @@ _LARGEST_EXPONENT = 600.0
 
 
 class Answer(NamedTuple):
-    """A bound on ε or δ.
-
-    Attributes:
-      value: never below the exact one.
-      is_tight: whether it exceeds that by no more than 1e-3 of itself.
-    """
+    """A bound on ε or δ, never below the exact one."""
 
     value: float
-    is_tight: bool
+    is_tight: bool  # Whether it exceeds the exact one by no more than 1e-3 of itself.
 
 
 class Question(NamedTuple):
@@ -115,30 +110,17 @@ def convolve_weighted(
 
 
 class _Cumulants(NamedTuple):
-    """Sums over weighted steps.
+    """Sums over weighted steps, of which s is the composed loss."""
 
-    Attributes:
-      log_total: logarithm of E[e^(θs)] of the composed loss s.
-      mean: of the weighted s.
-      variance: of the weighted s.
-      added: what the lattice added to the variance.
-      sizes: the sum of what the steps' weighted losses are in size.
-    """
-
-    log_total: float
-    mean: float
+    log_total: float  # The logarithm of E[e^(θs)].
+    mean: float  # Of the weighted s, as the variance.
     variance: float
-    added: float
-    sizes: float
+    added: float  # To the variance, by the lattice.
+    sizes: float  # Of the steps' weighted losses, added up.
 
 
 class Composition:
-    """The losses of one direction of the neighbours, weighted for a question; composed on demand.
-
-    Attributes:
-      width: of the lattice.
-      tilt: θ.
-    """
+    """The losses of one direction of neighbours, weighted for a question; composed on demand."""
 
     def __init__(
         self,
@@ -342,27 +324,16 @@ class Composition:
 
 
 class _Curve(NamedTuple):
-    """δ as a function of ε, about a centre, in units of `e^scale`.
+    """δ as a function of ε, about a centre, in units of `e^scale`."""
 
-    Attributes:
-      centre: the loss from which places are counted.
-      places: `[points]`, increasing.
-      tails: δ at each place.
-      gaps: what δ falls by in units of 1 − e^(ε − place), below each place.
-      scale: logarithm of the unit.
-      infinite: what is added to every δ.
-      relative: what rounding may have taken off, as a share.
-      is_sharp: whether what was added for rounding makes no difference.
-    """
-
-    centre: float
-    places: np.ndarray
-    tails: np.ndarray
-    gaps: np.ndarray
+    centre: float  # The loss from which places are counted.
+    places: np.ndarray  # `[points]`, increasing.
+    tails: np.ndarray  # δ at each place.
+    gaps: np.ndarray  # The fall of δ in units of 1 − e^(ε − place), below each place.
     scale: float
-    infinite: float
-    relative: float
-    is_sharp: bool
+    infinite: float  # Added to every δ.
+    relative: float  # What rounding may have taken off, as a share.
+    is_sharp: bool  # Whether what was added for rounding makes no difference.
 
     def epsilon(self, dp_delta: float) -> Answer:
         """Bounds ε at one δ above 0; inf where there is no bound."""

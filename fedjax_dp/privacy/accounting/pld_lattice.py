@@ -20,19 +20,12 @@ from fedjax_dp.privacy.events import CurveDpEvent, DpEvent, from_dict
 
 
 class Losses(NamedTuple):
-    """One step's privacy loss on the multiples of a width.
+    """One step's privacy loss on the multiples of a width."""
 
-    Attributes:
-      first: the first multiple.
-      masses: `[points]`, probabilities of the multiples from the first on.
-      spreads: `[points]`, how much variance the rounding of a loss to the lattice added, by place.
-      infinity: probability of an infinite loss.
-    """
-
-    first: int
-    masses: np.ndarray
-    spreads: np.ndarray
-    infinity: float
+    first: int  # The first multiple.
+    masses: np.ndarray  # `[points]`, probabilities of the multiples from the first on.
+    spreads: np.ndarray  # `[points]`, the variance that rounding to the lattice added, by place.
+    infinity: float  # Probability of an infinite loss.
 
 
 class _CellMasses(NamedTuple):
@@ -59,17 +52,11 @@ class _CellMasses(NamedTuple):
 
 
 class _GaussianPair(NamedTuple):
-    """The dominating pair of a sampled Gaussian: two mixtures whose ratio grows along the axis.
+    """The dominating pair of a sampled Gaussian: two mixtures whose ratio grows along the axis."""
 
-    Attributes:
-      rate: q, the weight of what a unit moves; the rest lies at 0.
-      noise: standard deviation of each Gaussian.
-      is_exchange: whether the second mixture has its unit at −1, and not at 0.
-    """
-
-    rate: float
-    noise: float
-    is_exchange: bool
+    rate: float  # q, the weight of the Gaussian at 1, or at −1; the rest lies at 0.
+    noise: float  # Standard deviation of each Gaussian.
+    is_exchange: bool  # Whether the second mixture has its unit at −1, and not at 0.
 
     @property
     def _logs(self) -> tuple[float, float]:

@@ -163,10 +163,7 @@ def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, 
 
 
 def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
-    """Cuts a sum off where it would begin to be rounded, 2,048 to 4,096 bounds from zero.
-
-    What a partial sum has rounded cannot be seen here; see `clip_entries_to_lattice`.
-    """
+    """Cuts a sum off where rounding would begin, 2,048 to 4,096 bounds from zero."""
     limit, unit = _lattice(bound)
     most = jnp.where(jnp.isinf(limit), jnp.inf, _MOST_UNITS * unit)
     return jax.tree.map(lambda x: jnp.clip(x, -most, most), total)

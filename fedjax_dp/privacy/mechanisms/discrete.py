@@ -28,13 +28,10 @@ class IntegerLaw(NamedTuple):
 
     Its total variation distance from the law that it names is below 2^-105 per draw. All of the
     drawing is integer arithmetic: no rounding of floats can be seen in the result.
-
-    Attributes:
-      thresholds: `[4, magnitudes]` uint32, the words of the cumulative probabilities of
-        magnitudes 0, 1, ..., most significant first.
-      stddev: standard deviation of the law, for reports alone.
     """
 
+    # `[4, magnitudes]` uint32: words of the cumulative probabilities of magnitudes 0, 1, ..., most
+    # significant first.
     thresholds: np.ndarray | jax.Array
     stddev: float
 

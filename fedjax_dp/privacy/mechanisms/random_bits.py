@@ -183,10 +183,7 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
 
 
 def complements(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Draws u and 1 − u, each exact to rounding however small it is, and at least 2^-97.
-
-    Of 64 bits each; below them follow 32 bits more, drawn once a call.
-    """
+    """Draws u and 1 − u of 64 bits, exact however small; 32 more follow, drawn once a call."""
     high, low = blocks(key, shape)
     further = (blocks(keys.fold(key, 1), ())[0].astype(jnp.float32) + 0.5) * 2.0**-96
 

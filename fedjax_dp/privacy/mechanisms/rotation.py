@@ -13,19 +13,12 @@ from fedjax_dp.core.trees import PyTree
 
 
 class Layout(NamedTuple):
-    """How a tree is laid out as one vector.
-
-    Attributes:
-      treedef: the structure of the tree.
-      shapes: the shape of each leaf.
-      dimension: the number of scalars.
-      padded: the length of the vector, a power of two where it is to be rotated.
-    """
+    """How a tree is laid out as one vector."""
 
     treedef: Any
-    shapes: tuple[tuple[int, ...], ...]
-    dimension: int
-    padded: int
+    shapes: tuple[tuple[int, ...], ...]  # Of the leaves.
+    dimension: int  # The number of scalars.
+    padded: int  # The length of the vector, a power of two where it is to be rotated.
 
 
 def layout_of(tree: PyTree, *, is_padded: bool = True) -> Layout:

@@ -21,19 +21,12 @@ _MAX_THRESHOLDS = 512
 
 
 class LowerBound(NamedTuple):
-    """A lower bound on ε: what was attacked is not (ε', δ)-DP for any ε' below `epsilon`.
+    """A lower bound on ε: what was attacked is not (ε', δ)-DP for any ε' below `epsilon`."""
 
-    Attributes:
-      epsilon: the bound, at least 0.
-      dp_delta: δ.
-      confidence: how often, at least, such a bound is right.
-      method: "threshold", "gaussian" or "one_run".
-    """
-
-    epsilon: float
+    epsilon: float  # At least 0.
     dp_delta: float
-    confidence: float
-    method: str
+    confidence: float  # How often, at least, such a bound is right.
+    method: str  # "threshold", "gaussian" or "one_run".
 
 
 @checked

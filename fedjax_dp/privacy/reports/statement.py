@@ -304,6 +304,8 @@ def in_words(data: dict[str, Any]) -> str:
             "As a whole the run is **not differentially private**. No noise protects "
             f"{data['not_covered']}. What is counted: {claim}"
         )
+    file = data.get("noise_root_file")
+    root = f" The root lies in `{file}` of the run folder and nowhere else." if file else ""
     noise = [words.format(_range(data[name])) for name, words in _NOISE.items() if data[name]]
     parts = [
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
@@ -318,7 +320,7 @@ def in_words(data: dict[str, Any]) -> str:
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
         *([data["kept_by_clients"]] if "kept_by_clients" in data else []),
-        _ROOTS[data["noise_root"]] + _kept(data.get("noise_root_file")),
+        _ROOTS[data["noise_root"]] + root,
         *([data["floating_point"]] if "floating_point" in data else []),
         "Not private, and not covered: " + "; ".join(data["not_private"]) + ".",
         *_computed(data),
@@ -354,16 +356,12 @@ def _settings(data: dict[str, Any]) -> str:
     text = ""
     clip = data.get("clip_norm_per_unit", data.get("clip_norm"))
     if clip is not None:
-        text += f"The bound on one contribution is {_range(_listed(clip))}. "
+        text += f"The bound on one contribution is {_range(clip)}. "
     if data.get("initial_clip_norm") is not None:
         text += f"The bound starts at {data['initial_clip_norm']:.4g} and adapts. "
     if data.get("batch_size_per_unit") is not None:
-        text += f"A step reads {_range(_listed(data['batch_size_per_unit']))} records. "
+        text += f"A step reads {_range(data['batch_size_per_unit'])} records. "
     return text
-
-
-def _listed(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [value]
 
 
 def _computed(data: dict[str, Any]) -> list[str]:
@@ -386,10 +384,6 @@ def _hidden(what: list[str]) -> str:
     return words
 
 
-def _kept(file: str | None) -> str:
-    return "" if file is None else f" The root lies in `{file}` of the run folder and nowhere else."
-
-
 def _over_units(data: dict[str, Any]) -> str:
     deltas = data["dp_delta_per_unit"]
     if len(deltas) == 1:
@@ -402,6 +396,6 @@ def _over_units(data: dict[str, Any]) -> str:
     )
 
 
-def _range(values: list[float]) -> str:
-    low, high = min(values), max(values)
+def _range(values: ArrayLike) -> str:
+    low, high = np.min(values), np.max(values)
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
