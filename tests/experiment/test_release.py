@@ -292,6 +292,10 @@ def test_of_both_units_records_alone_cover_the_clients_own_models():
     )
     assert whose_models(True, False) == "the models that clients choose"
     assert covered_models(True, False, True, ("client",)) == "all models of the server"
+    assert covered_models(True, False, False, ("record",)) == "all models of the server"
+    # Without a model of the whole.
+    of_server = "the server's part of the models"
+    assert covered_models(True, True, False, ("client",)) == f"{of_server}, and not the {OWN}"
 
 
 PRIVATE = ("--run.release=private", "--run.secret=true")

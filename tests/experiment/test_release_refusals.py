@@ -276,11 +276,3 @@ def test_a_model_that_is_not_there_is_not_called_covered(name, covered):
     has_none = "run.release: local_only has no shared model, so the folder release will have none"
     assert without_model(experiment) == (has_none if name == "local_only" else "")
     assert without_model(built(f"--algorithm.name={name}")) == ""
-
-
-def test_what_the_server_holds_is_covered_where_there_is_no_whole_model():
-    own = "the clients' own models"
-    assert results.covered_models(True, True, False, ("client",)) == (
-        f"the server's part of the models, and not {own}"
-    )
-    assert results.covered_models(True, False, False, ("record",)) == "all models of the server"
