@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
 
 def run(
     config: Config,
-    folder: pathlib.Path | None = None,
+    folder: str | pathlib.Path | None = None,
     watcher: Watcher | None = None,
     callbacks: Mapping[str, Callback] = {},
 ) -> Outcome:
@@ -113,6 +113,7 @@ def run(
       ValueError: if `assemble` refuses the configuration, the privacy cannot be accounted, or the
         folder is in use.
     """
+    folder = None if folder is None else pathlib.Path(folder)
     require_place(folder, config.title)
     return _run(
         config,
@@ -123,7 +124,7 @@ def run(
 
 
 def resume(
-    folder: pathlib.Path,
+    folder: str | pathlib.Path,
     watcher: Watcher | None = None,
     callbacks: Mapping[str, Callback] = {},
     words: Sequence[str] = (),
@@ -143,6 +144,7 @@ def resume(
     Raises:
       ValueError: as for `run`, or if the configuration differs from that of the run.
     """
+    folder = pathlib.Path(folder)
     config = config_files.load_config(folder / CONFIG_FILE, words)
     return _run(
         config,

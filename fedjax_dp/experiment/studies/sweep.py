@@ -56,7 +56,7 @@ class Point(NamedTuple):
 
 
 def grid_points(
-    study: Study, only: Mapping[str, Sequence[str]], words: Sequence[str]
+    study: Study, only: Mapping[str, Sequence[str]] = {}, words: Sequence[str] = ()
 ) -> list[Point]:
     """Lists the points of a grid.
 
@@ -94,7 +94,7 @@ def sweep(
     study: Study,
     grid: Sequence[Point],
     output: pathlib.Path,
-    report: Callable[[str], None],
+    report: Callable[[str], None] = print,
     seconds: float = float("inf"),
 ) -> None:
     """Runs every point that has no summary yet, and resumes interrupted ones.
