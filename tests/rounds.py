@@ -63,7 +63,7 @@ class HandRound(NamedTuple):
             self.ref.sim.hyper if hyper is None else typed(hyper),
         )
         sim = self.ref.sim
-        for step in sim.algorithm.host_steps:
+        for step in sim.algorithm.stages.host_steps:
             if step.after == state.round:
                 state = after_host_step(step, state, sim.hyper, self.ref.key)
         return snapshot(state), as_metrics(snapshot(record), snapshot(info))

@@ -12,8 +12,7 @@ from experiments.splitting.problems import problem_of
 from fedjax_dp.algorithms import splitting
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import Layout, examples_of, federation
-from fedjax_dp.engine.wrappers import anderson
+from fedjax_dp.engine import Layout, anderson, examples_of, federation
 
 METHODS: Mapping[str, tuple[float, float, float]] = {
     "FedAvg": (1, 1, 1),

@@ -9,9 +9,9 @@ from annotated_types import Ge, Le
 from fedjax_dp.algorithms.base import (
     ClientOutput,
     FederatedAlgorithm,
-    Hyper,
+    Views,
     field,
-    of_training,
+    training_of,
 )
 from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import local_trainer
@@ -151,10 +151,8 @@ def ae_dpfl(
         client=client,
         aggregator=mean,
         server_step=server_step,
-        hyper=Hyper(trainer.config, {}, mean.numbers),
-        num_steps=trainer.num_steps,
-        shared=field("params"),
-        record=of_training(trainer),
+        training=training_of(trainer, sends_models=False),
+        views=Views(shared=field("params")),
     ).with_numbers(numbers, limits)
 
 

@@ -60,4 +60,5 @@ def afl(
         output = algorithm.client(message, own, client, hyper, key)
         return output._replace(update=Told(output.update, loss))
 
-    return algorithm._replace(client=client, num_clients=num_clients)
+    numbers = algorithm.numbers._replace(num_clients=num_clients)
+    return algorithm._replace(client=client, numbers=numbers)

@@ -1,7 +1,6 @@
 """Averaging with any optimiser at the server, of which FedAvg and its adaptive kin are made."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import optax
@@ -10,9 +9,10 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
+    Numbers,
+    Views,
     field,
-    of_training,
+    training_of,
 )
 from fedjax_dp.clients.base import LocalResult, LocalTrainer
 from fedjax_dp.core import ranges
@@ -109,14 +109,15 @@ def averaged(
         client=client,
         aggregator=aggregator,
         server_step=server_step,
-        hyper=Hyper(trainer.config, numbers, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        ranges=ranges_of,
-        shared=field("params", is_whole=home is None),
-        personal=None if home is None else lambda server, own, client: whole(server.params, own),
-        clients=None if home is None else ClientState(lambda server: home.own(server.params)),
-        record=of_training(trainer),
-        check_noised=partial(trainer.check_noised, None if home is None else home.is_sent),
+        training=training_of(trainer, sent=None if home is None else home.is_sent),
+        numbers=Numbers(numbers, ranges_of),
+        views=Views(
+            shared=field("params", is_whole=home is None),
+            personal=None
+            if home is None
+            else lambda server, own, client: whole(server.params, own),
+        ),
+        client_state=None if home is None else ClientState(lambda server: home.own(server.params)),
     )
 
 

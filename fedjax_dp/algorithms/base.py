@@ -1,6 +1,7 @@
 """The shape that every algorithm has: a declaration of pure functions, without a loop."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import flax.struct
@@ -12,17 +13,17 @@ from fedjax_dp.clients import base as clients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import argument_checks, checks, ranges
+from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
 
 
 class Hyper(NamedTuple):
-    """Every number of a run that fixes no shape. It is an argument of each round, and is swept.
+    """All numbers of a run that fix no shape: an argument of each round, so that they can be swept.
 
     Attributes:
-      local: the numbers of local training, scalars or `[num_clients]`; scalars where one client is
-        handed its own.
+      local: the numbers of local training, scalars or `[num_clients]`; scalars for one client.
       algorithm: the algorithm's own numbers, by name.
       aggregator: the aggregator's numbers, by name.
     """
@@ -32,24 +33,17 @@ class Hyper(NamedTuple):
     aggregator: Mapping[str, Any] = {}
 
     def of_client(self, client: jax.typing.ArrayLike) -> "Hyper":
-        """Reads the numbers that one client trains with.
-
-        Args:
-          client: the client's index; static or traced.
-
-        Returns:
-          The same, with scalars of local training.
-        """
+        """Selects the numbers of one client, by its index, static or traced."""
         return self._replace(local=self.local.row(client))
 
 
 @flax.struct.dataclass
 class Round:
-    """Which round it is.
+    """The place of a round in a run.
 
     Attributes:
       index: rounds done before it, int32.
-      stage: its stage, int32; 0 where rounds are all of a kind.
+      stage: its stage, int32; 0 where there is one stage.
     """
 
     index: jax.Array
@@ -57,15 +51,15 @@ class Round:
 
 
 class ClientOutput(NamedTuple):
-    """What one client's round ends with.
+    """The result of one client's round.
 
     Attributes:
-      update: what leaves the client; the aggregator reads it.
+      update: what the client sends; the aggregator reads it.
       weight: the client's weight, float32; not negative.
-      state: the client's own state, kept for its next round; what `ClientState` declares.
-      training: what local training tells people, or None where nothing is trained.
-      info: further numbers for people, by name, scalars or arrays; exact, not private. The
-        means over the cohort are shown, without those of weight 0.
+      state: the client's state for its next round; what `ClientState` declares.
+      training: metrics of local training, or None where nothing is trained.
+      info: further metrics by name, scalars or arrays; exact, not private. Means over the cohort
+        are reported, without clients of weight 0.
     """
 
     update: PyTree
@@ -76,32 +70,80 @@ class ClientOutput(NamedTuple):
 
     @property
     def message(self) -> PyTree:
-        """Gives the update in the form in which it leaves, see `core.messages`."""
+        """The update in the form in which it is sent, see `core.messages`."""
         form = None if self.training is None else self.training.form
         return self.update if form is None else form.of(self.update)
 
-
-def _kept(server: PyTree, aggregate: PyTree, own: PyTree, hyper: Hyper) -> PyTree:
-    del server, aggregate, hyper
-    return own
+    @property
+    def received(self) -> PyTree:
+        """The update as it arrives at the server."""
+        return received(self.update)
 
 
 class SharedModel(NamedTuple):
-    """Where in a state a model is, such as that for the whole population in the server's.
+    """Where in a state the model for the whole population is.
 
     Attributes:
       read: `(state) -> params`.
       write: `(state, params) -> state` with another model in its place.
-      is_start: whether the next round starts from it; not where it is an average of what rounds
-        came to, which wrappers that extrapolate refuse.
-      is_whole: whether it can be used as it is; not where some of it stays at home with clients,
-        and what is there in its place was never trained.
+      is_start: whether the next round starts from it. An average over rounds is not such a model,
+        and wrappers that extrapolate refuse it.
+      is_whole: whether it can be used as it is. It cannot where a part of it stays with clients and
+        its counterpart at the server is never trained.
     """
 
     read: Callable[[PyTree], PyTree]
     write: Callable[[PyTree, PyTree], PyTree]
     is_start: bool = True
     is_whole: bool = True
+
+
+def field(name: str, *, is_whole: bool = True) -> SharedModel:
+    """Finds the shared model in a field of the server's state, a NamedTuple."""
+    return SharedModel(
+        lambda server: getattr(server, name),
+        lambda server, params: server._replace(**{name: params}),
+        is_whole=is_whole,
+    )
+
+
+class PersonalModel(Protocol):
+    """The model that one client would use."""
+
+    def __call__(self, server: PyTree, own: PyTree, client: clients.ClientData) -> PyTree:
+        """Reads it; `Sparse` where a mask of the client's own decides which weights it has."""
+
+
+class Views(NamedTuple):
+    """The models that an algorithm trains, as evaluation and export read them.
+
+    Attributes:
+      shared: the model for the whole population; None where there is none.
+      personal: the model of one client; None where it is the shared one.
+    """
+
+    shared: SharedModel | None = None
+    personal: PersonalModel | None = None
+
+
+@flax.struct.dataclass
+class Recipient:
+    """A client as the server knows it when it sends a message.
+
+    Attributes:
+      index: the client's index in the population, int32.
+      size: how many records it owns, int32; taken as public.
+      round: rounds done before this one, int32.
+      stage: the stage of the round, int32.
+      known: the part of the client's state that the server has from its uploads, as
+        `ClientState.known` declares; None where it has none.
+    """
+
+    index: jax.typing.ArrayLike
+    size: jax.typing.ArrayLike
+    round: jax.typing.ArrayLike
+    stage: jax.typing.ArrayLike
+    known: PyTree = None
 
 
 class Iterate(NamedTuple):
@@ -119,138 +161,185 @@ class Iterate(NamedTuple):
     weigh: Callable[[Any], Any]
 
 
-@flax.struct.dataclass
-class Recipient:
-    """A client as the server knows it when it sends a message.
+class Finish(NamedTuple):
+    """A second message at the end of a round, and what it changes in a client's state.
+
+    It goes to the clients whose contribution is in the aggregate.
 
     Attributes:
-      index: the client's index in the population, int32.
-      size: how many records it owns, int32; taken as public.
-      round: rounds done before this one, int32.
-      stage: the stage of the round, int32.
-      known: the part of the client's state that the server has from its uploads, as
-        `ClientState.known` says; None where it has none.
+      broadcast: `(server, aggregate) -> message`, the same for all; `server` is the state after the
+        server's step.
+      apply: `(message, own, hyper) -> own`; `own` is the state that the client's round ended with.
     """
 
-    index: jax.typing.ArrayLike
-    size: jax.typing.ArrayLike
-    round: jax.typing.ArrayLike
-    stage: jax.typing.ArrayLike
-    known: PyTree = None
+    broadcast: Callable[[PyTree, PyTree], PyTree]
+    apply: Callable[[PyTree, PyTree, Hyper], PyTree]
+
+
+class FinishForAll(Finish):
+    """The same for every client of the population, also for those who sat the round out."""
+
+    __slots__ = ()
 
 
 class ClientState(NamedTuple):
-    """What clients keep from round to round.
+    """The state of a client, from round to round.
 
     Attributes:
       init: `(server) -> own`, one client's state before its first round.
-      finish: `(server, aggregate, own, hyper) -> own`, what becomes of it when the round is over;
-        `server` is the server's state behind its step, `own` what the client's round ended with,
-        or what it began with for a client that sat out. None leaves it as it is.
-      finishes_everybody: whether `finish` is for all clients, or for those alone whose contribution
-        is in the aggregate.
+      finish: what changes in it at the end of a round, `Finish` or `FinishForAll`; None for
+        nothing.
       iterate: where in it the point is that a round maps to its next, for wrappers that
-        extrapolate the points of all clients; None where it is not there as such.
+        extrapolate the points of all clients; None where there is none.
       known: `(own) -> part`, the part that the server has from the client's uploads, which
         `FederatedAlgorithm.broadcast` may read; None for nothing.
     """
 
     init: Callable[[PyTree], PyTree]
-    finish: Callable[[PyTree, PyTree, PyTree, Hyper], PyTree] | None = None
-    finishes_everybody: bool = False
+    finish: Finish | None = None
     iterate: Iterate | None = None
     known: Callable[[PyTree], PyTree] | None = None
 
 
-def field(name: str, *, is_whole: bool = True) -> SharedModel:
-    """Finds the shared model in a field of the server's state.
-
-    Args:
-      name: the field of a NamedTuple.
-      is_whole: as `SharedModel`.
-
-    Returns:
-      The view.
-    """
-    return SharedModel(
-        lambda server: getattr(server, name),
-        lambda server, params: server._replace(**{name: params}),
-        is_whole=is_whole,
-    )
-
-
-class Kept(Protocol):
-    """What clients keep, as work on the host reads it: NumPy arrays, wherever they lie."""
+class ClientStates(Protocol):
+    """The states of all clients, as work on the host reads them: NumPy arrays, wherever stored."""
 
     def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
-        """Reads a part of every row.
+        """Reads a part of every client's state, `[num_clients, ...]`.
 
-        Args:
-          select: `(row) -> part`, some of the row's leaves as they are.
-
-        Returns:
-          The part, `[num_clients, ...]`.
+        `select` is `(own) -> part`, some of the leaves as they are.
         """
 
     def of(self, client: int) -> PyTree:
-        """Reads one client's row.
+        """Reads the state of one client, by its index."""
 
-        Args:
-          client: the client's index.
+    def scores(self, client: int) -> Any:
+        """Scores one client's state at every client, by the validation data there.
 
-        Returns:
-          What it keeps.
-        """
-
-    def judged(self, client: int) -> Any:
-        """Lets every client judge what one of them keeps, by its own validation data.
-
-        Args:
-          client: whose row is judged.
-
-        Returns:
-          What `HostStep.judge` says at each client, `[num_clients]`, float32.
+        The scores are those of `HostStep.score`, `[num_clients]`, float32.
         """
 
 
 class HostStep(NamedTuple):
     """Work on the host between two rounds, such as fitting a mixture with a library.
 
-    The engine takes it as the last part of its round: a state that `Simulation.run` returns, or
-    that a checkpoint holds, has it behind it.
+    The engine runs it as the last part of a round, so that every state that `Simulation.run`
+    returns and every checkpoint includes it.
 
     Attributes:
       after: how many rounds are done when it runs, at least 1.
       step: `(server, clients, hyper, key) -> server` on NumPy arrays, of unchanged structure,
         shapes and types, and a function of its arguments alone; the key is used for nothing else.
-        What it reads must be private already: no event is charged. Clients take over what has
-        become of the server when they next take part.
-      reads_clients: whether it is handed what clients keep, as `Kept`, which is private for records
-        where training is, and never private for clients; `clients` is None where not.
-      judge: `(row, validation) -> scalar`, compiled, what a client's second split says of a row,
-        its own or another's, for `Kept.judged`; it is exact, and refused where anything is promised
-        to records. None where nobody is asked.
+        What it reads must be private already: no event is charged.
+      reads_clients: whether it gets the clients' states, as `ClientStates`, which are private for
+        records where training is, and never private for clients; `clients` is None where not.
+      score: `(own, validation) -> scalar`, compiled, how good a client's state, its own or
+        another's, is on the second split of a client's data, for `ClientStates.scores`. It is
+        exact, and refused where privacy is claimed for records. None where it is not used.
     """
 
     after: int
-    step: Callable[[PyTree, Kept | None, Hyper, Any], PyTree]
+    step: Callable[[PyTree, ClientStates | None, Hyper, Any], PyTree]
     reads_clients: bool = True
-    judge: Callable[[PyTree, clients.ClientData], jax.Array] | None = None
+    score: Callable[[PyTree, clients.ClientData], jax.Array] | None = None
 
 
 def one_stage(server: PyTree, hyper: Hyper, round_index: Any) -> Any:
-    """Tells the stage where rounds are all of a kind.
-
-    Args:
-      server: not read.
-      hyper: not read.
-      round_index: not read.
-
-    Returns:
-      0.
-    """
+    """Gives 0, the only stage."""
     del server, hyper, round_index
     return 0
+
+
+class Stages(NamedTuple):
+    """The kinds of round of an algorithm that changes over time.
+
+    Attributes:
+      stage_of: `(server, hyper, round_index) -> int32`, the stage of a round, both counted from 0,
+        as traced data: a change of stage compiles nothing. It must be exact for the next round; for
+        later rounds it may overestimate the privacy cost, never underestimate it.
+      host_steps: work on the host between rounds.
+      choice: how clients choose one of several models by their own records; its numbers are the
+        algorithm's, its price is in the claim for records. None where they do not.
+    """
+
+    stage_of: Callable[[PyTree, Hyper, Any], Any] = one_stage
+    host_steps: tuple[HostStep, ...] = ()
+    choice: Choice | None = None
+
+
+class Training(NamedTuple):
+    """What a declaration takes over from local training; `training_of` makes it.
+
+    Attributes:
+      config: the numbers of local training that a run starts with.
+      num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
+      record: what is claimed for records, with the numbers of a `Hyper`; None for nothing.
+      check_noised: raises a ValueError if noise on updates would move what training leaves as is.
+      reads_validation: whether clients read a second split of their data in a round.
+    """
+
+    config: LocalConfig
+    num_steps: Callable[[Any, LocalConfig], Any]
+    record: RecordClaim | None = None
+    check_noised: Callable[[], None] = lambda: None
+    reads_validation: bool = False
+
+
+def _fit_together(numbers: Mapping[str, Any], prefix: str) -> None:
+    del numbers, prefix
+
+
+class Numbers(NamedTuple):
+    """An algorithm's own numbers that can be swept.
+
+    Attributes:
+      values: by name, those that a run starts with.
+      ranges: of these numbers, see `core.ranges`.
+      check: `(values, prefix)` raises a ValueError for numbers that are in their ranges and do not
+        fit together; the prefix comes before a number's name.
+      num_clients: the population that they were chosen for; None where they serve any.
+    """
+
+    values: Mapping[str, Any] = {}
+    ranges: Mapping[str, Any] = {}
+    check: Callable[[Mapping[str, Any], str], None] = _fit_together
+    num_clients: int | None = None
+
+
+class Init(Protocol):
+    """Makes the server's state: models, optimiser states, whatever the server needs."""
+
+    def __call__(self, key: PRNGKey) -> PyTree:
+        """Makes it from a key."""
+
+
+class Broadcast(Protocol):
+    """What the server sends one client."""
+
+    def __call__(self, server: PyTree, client: Recipient) -> PyTree:
+        """Makes the message: arrays, or parts of them in the forms of `core.messages`."""
+
+
+class ClientRound(Protocol):
+    """One client's whole round, from the message that it received to its update."""
+
+    def __call__(
+        self, message: PyTree, own: PyTree, client: Any, hyper: Hyper, key: PRNGKey
+    ) -> ClientOutput:
+        """Plays it; `own` is the client's state, None where there is none.
+
+        Where privacy is claimed for records, `client` is a `PublicClient`, which a trainer and a
+        choice can open and the algorithm cannot; a `ClientData` elsewhere.
+        """
+
+
+class ServerStep(Protocol):
+    """What the server makes of an aggregate."""
+
+    def __call__(
+        self, server: PyTree, aggregate: PyTree, hyper: Hyper, round: Round, key: PRNGKey
+    ) -> tuple[PyTree, dict[str, Any]]:
+        """Returns `(server, info)`."""
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -258,66 +347,43 @@ class FederatedAlgorithm(NamedTuple):
 
     Attributes:
       name: the algorithm's name in reports.
-      init: `(key) -> server`, the server's state: models, optimiser states, whatever is kept.
-      broadcast: `(server, client) -> message`, what the server sends one client, a `Recipient`;
-        arrays, or parts of them in the forms of `core.messages`.
-      client: `(message, own, client, hyper, key) -> ClientOutput`, one client's whole round, from
-        the message as it arrives, see `core.messages.received`, to what it returns; `own` is its
-        state, None where clients keep nothing. Where privacy is claimed for records it is handed a
-        `PublicClient`, which a trainer and a choice can open and it cannot.
+      init: makes the server's state.
+      broadcast: what the server sends one client.
+      client: one client's round. It sees the message, as `core.messages.received` gives it, and
+        nothing else of the server.
       aggregator: how the cohort's updates become one aggregate.
-      server_step: `(server, aggregate, hyper, round, key) -> (server, info)`; `round` is a `Round`.
-      hyper: the numbers that a run starts with.
-      num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
-      ranges: of the algorithm's own numbers, see `core.ranges`.
-      shared: the model for the whole population; None where there is no such model.
-      personal: `(server, own, client) -> params`, the model that one client would use, `Sparse`
-        where a mask of its own decides which weights it has; None where it is the shared one.
-      clients: what clients keep; None where they keep nothing.
-      record: what is promised to records, its numbers being a `Hyper`; None for nothing.
-      choice: how clients choose one of several models by their own records; its numbers are the
-        algorithm's own, its price is in `record`. None where they do not.
-      stage_of: `(server, hyper, round_index) -> int32`, the stage of a round, both counting from 0.
-        Which stage a round has is traced data: going from one to the next compiles nothing. It must
-        be right for the round that the server's state stands before, and for later ones it must
-        foresee no less cost than any course that the run may take.
-      host_steps: what is done on the host between rounds.
-      check_noised: raises a ValueError if noise on updates would move what training leaves alone;
-        that of the trainer where an update is one of a model.
-      num_clients: the population that it was built for; None where it serves any.
-      needs_validation: whether clients read a second split of their data in a round.
-      check_numbers: `(numbers, prefix)` raises a ValueError for numbers of its own that are in
-        their ranges and do not go together; the prefix comes before a number's name.
-      silent_stages: the stages in which nothing is sent.
+      server_step: what the server makes of it.
+      training: numbers, steps and claim of local training.
+      numbers: the algorithm's own numbers.
+      views: the models that it trains.
+      client_state: what clients store between rounds; None for nothing.
+      stages: the kinds of round, where there are several.
     """
 
     name: str
-    init: Callable[[PRNGKey], PyTree]
-    broadcast: Callable[[PyTree, Recipient], PyTree]
-    client: Callable[..., ClientOutput]
+    init: Init
+    broadcast: Broadcast
+    client: ClientRound
     aggregator: Aggregator
-    server_step: Callable[[PyTree, PyTree, Hyper, Round, PRNGKey], tuple[PyTree, dict[str, Any]]]
-    hyper: Hyper
-    num_steps: Callable[[Any, LocalConfig], Any]
-    ranges: Mapping[str, Any] = {}
-    shared: SharedModel | None = None
-    personal: Callable[..., PyTree] | None = None
-    clients: ClientState | None = None
-    record: RecordClaim | None = None
-    choice: Choice | None = None
-    stage_of: Callable[[PyTree, Hyper, Any], Any] = one_stage
-    host_steps: tuple[HostStep, ...] = ()
-    check_noised: Callable[[], None] = lambda: None
-    num_clients: int | None = None
-    needs_validation: bool = False
-    check_numbers: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
-    silent_stages: tuple[int, ...] = ()
+    server_step: ServerStep
+    training: Training
+    numbers: Numbers = Numbers()
+    views: Views = Views()
+    client_state: ClientState | None = None
+    stages: Stages = Stages()
+
+    @property
+    def hyper(self) -> Hyper:
+        """The numbers that a run starts with."""
+        return Hyper(self.training.config, self.numbers.values, self.aggregator.numbers)
 
     @property
     def claims(self) -> Claims:
-        """Gathers what aggregator and training promise."""
+        """The claims of aggregator and training."""
         of_clients = self.aggregator.claim
-        return Claims(of_clients if isinstance(of_clients, ClientClaim) else None, self.record)
+        return Claims(
+            of_clients if isinstance(of_clients, ClientClaim) else None, self.training.record
+        )
 
     def message_to(self, server: PyTree, own: PyTree, client: Any) -> PyTree:
         """Makes the message that one client is sent, before it arrives.
@@ -325,25 +391,33 @@ class FederatedAlgorithm(NamedTuple):
         Args:
           server: the server's state.
           own: the client's state; only the part that the server knows is read.
-          client: the client, a `ClientData` or a `PublicClient`; only public facts are read.
+          client: a `ClientData` or a `PublicClient`; only public facts are read.
 
         Returns:
-          The message, for `core.messages.received` to hand to the client.
+          The message, for `core.messages.received`.
         """
         known = None
-        if self.clients is not None and self.clients.known is not None:
-            known = self.clients.known(own)
+        if self.client_state is not None and self.client_state.known is not None:
+            known = self.client_state.known(own)
         return self.broadcast(
             server, Recipient(client.index, client.size, client.round, client.stage, known)
         )
 
+    def with_hyper(self, hyper: Hyper) -> "FederatedAlgorithm":
+        """Starts from other numbers; they are checked when the algorithm is bound to data."""
+        return self._replace(
+            training=self.training._replace(config=hyper.local),
+            numbers=self.numbers._replace(values=hyper.algorithm),
+            aggregator=self.aggregator._replace(numbers=hyper.aggregator),
+        )
+
     def with_numbers(
-        self, numbers: Mapping[str, Any], ranges_: Mapping[str, Any]
+        self, values: Mapping[str, Any], ranges_: Mapping[str, Any]
     ) -> "FederatedAlgorithm":
-        """Adds numbers of its own, for an algorithm that is made from another.
+        """Adds numbers, for an algorithm that is made from another.
 
         Args:
-          numbers: by name.
+          values: by name.
           ranges_: of these numbers.
 
         Returns:
@@ -352,12 +426,13 @@ class FederatedAlgorithm(NamedTuple):
         Raises:
           ValueError: for a number out of its range.
         """
-        ranges.check(numbers, ranges_)
-        hyper = self.hyper._replace(algorithm={**self.hyper.algorithm, **numbers})
-        return self._replace(hyper=hyper, ranges={**self.ranges, **ranges_})
+        ranges.check(values, ranges_)
+        own = self.numbers
+        more = own._replace(values={**own.values, **values}, ranges={**own.ranges, **ranges_})
+        return self._replace(numbers=more)
 
     def check(self, hyper: Hyper, num_clients: int | None = None) -> None:
-        """Checks every number on the host; traced ones cannot be looked at.
+        """Checks every number on the host; traced numbers are not checked.
 
         Args:
           hyper: the numbers of a run.
@@ -366,33 +441,53 @@ class FederatedAlgorithm(NamedTuple):
         Raises:
           ValueError: naming the number, its range and its value.
         """
-        if num_clients is not None and self.num_clients is not None:
+        built_for = self.numbers.num_clients
+        if num_clients is not None and built_for is not None:
             rule = f"be the {num_clients} clients of the data for {self.name}"
-            is_same = self.num_clients == num_clients
-            checks.require(is_same, "num_clients", rule, self.num_clients)
+            checks.require(built_for == num_clients, "num_clients", rule, built_for)
         argument_checks.check_fields(hyper, "hyper.")
         hyper.local.validate(num_clients)
-        ranges.check(hyper.algorithm, self.ranges, "hyper.algorithm.")
-        self.check_numbers(hyper.algorithm, "hyper.algorithm.")
+        ranges.check(hyper.algorithm, self.numbers.ranges, "hyper.algorithm.")
+        self.numbers.check(hyper.algorithm, "hyper.algorithm.")
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
 
 
-def of_training(trainer: clients.LocalTrainer) -> RecordClaim | None:
-    """Takes over what local training promises to records, for an algorithm that reads nothing else.
+def training_of(
+    trainer: clients.LocalTrainer,
+    *,
+    num_steps: Callable[[Any, LocalConfig], Any] | None = None,
+    record: RecordClaim | None = None,
+    sent: PyTree | None = None,
+    sends_models: bool = True,
+    reads_validation: bool = False,
+) -> Training:
+    """Takes over what local training declares.
 
     Args:
       trainer: local training.
+      num_steps: `(size, config) -> steps` of a client; the trainer's if not given.
+      record: what is claimed for records, where a round is more than one run of the trainer; its
+        own claim if not given.
+      sent: which parameters leave the client, a tree of bools; all if not given.
+      sends_models: whether an update is one of a model, so that noise on it moves parameters.
+      reads_validation: whether clients read a second split of their data in a round.
 
     Returns:
-      The same claim with the numbers of a `Hyper`, or None where the trainer claims nothing.
+      The training.
     """
-    return of_trainings(trainer, lambda hyper: hyper.local)
+    return Training(
+        trainer.config,
+        num_steps or trainer.num_steps,
+        record or claim_of(trainer, lambda hyper: hyper.local),
+        partial(trainer.check_noised, sent) if sends_models else lambda: None,
+        reads_validation,
+    )
 
 
-def of_trainings(
+def claim_of(
     trainer: clients.LocalTrainer, *numbers: Callable[[Hyper], LocalConfig]
 ) -> RecordClaim | None:
-    """Adds up what several runs of local training in one round promise to records.
+    """Adds up what the runs of local training in one round claim for records.
 
     Args:
       trainer: local training.

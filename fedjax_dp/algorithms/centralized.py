@@ -6,6 +6,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.messages import Known
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models.base import Model
 
@@ -35,5 +36,12 @@ def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
     Returns:
       The algorithm; one round is one run of the trainer, continued from the last.
     """
-    # There is nobody else whom anything could be sent to.
-    return fedavg(model, trainer, name="centralized")._replace(silent_stages=(0,))
+    base = fedavg(model, trainer, name="centralized")
+
+    def client(message, own, client, hyper, key):
+        output = base.client(message, own, client, hyper, key)
+        return output._replace(update=Known(output.update))
+
+    return base._replace(
+        broadcast=lambda server, client: Known(base.broadcast(server, client)), client=client
+    )

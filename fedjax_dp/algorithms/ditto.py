@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import (
     ClientState,
     FederatedAlgorithm,
-    of_trainings,
+    claim_of,
+    training_of,
 )
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalTrainer
@@ -139,10 +140,8 @@ def ditto(
         numbers["personal_learning_rate"] = personal_learning_rate
     built = shared._replace(
         client=client,
-        personal=lambda server, own, client: own,
-        clients=ClientState(init=lambda server: server.params),
-        needs_validation=strengths is not None,
-        record=of_trainings(trainer, lambda hyper: hyper.local, of_personal),
+        views=shared.views._replace(personal=lambda server, own, client: own),
+        client_state=ClientState(init=lambda server: server.params),
     ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
     start = built.hyper
 
@@ -150,4 +149,11 @@ def ditto(
         both = config, of_personal(start._replace(local=config))
         return sum(trainer.num_steps(size, each) for each in both)
 
-    return built._replace(num_steps=num_steps)
+    return built._replace(
+        training=training_of(
+            trainer,
+            num_steps=num_steps,
+            record=claim_of(trainer, lambda hyper: hyper.local, of_personal),
+            reads_validation=strengths is not None,
+        )
+    )

@@ -10,8 +10,10 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
-    of_training,
+    Stages,
+    Views,
+    claim_of,
+    training_of,
 )
 from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED
 from fedjax_dp.clients.base import LocalTrainer
@@ -127,7 +129,7 @@ def f_cdpfl(
     def server_step(server, aggregate, hyper, round, key):
         return ServerState(optax.apply_updates(server.models, aggregate)), {}
 
-    trained = of_training(trainer)
+    trained = claim_of(trainer, lambda hyper: hyper.local)
     assert trained is not None
     (train_event,) = trained.events
     events = trained_and_chosen(train_event, choice), train_event
@@ -143,12 +145,10 @@ def f_cdpfl(
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
-        hyper=Hyper(trainer.config),
-        num_steps=trainer.num_steps,
-        personal=lambda server, own, client: trees.take(server.models, own),
-        clients=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
-        record=RecordClaim(events, NOT_COVERED if is_exact else None),
-        choice=choice,
-        stage_of=stage_of,
-        check_noised=trainer.check_noised,
+        training=training_of(
+            trainer, record=RecordClaim(events, NOT_COVERED if is_exact else None)
+        ),
+        views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
+        client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
+        stages=Stages(stage_of=stage_of, choice=choice),
     ).with_numbers(numbers, {**RANGES, "num_selections": Index})

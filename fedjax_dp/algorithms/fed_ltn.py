@@ -12,8 +12,10 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
+    Numbers,
+    Views,
     field,
+    training_of,
 )
 from fedjax_dp.algorithms.lottery_fl import AS_TICKETS, UNPROTECTED, joins
 from fedjax_dp.clients.base import LocalTrainer, TrainingMetrics
@@ -282,15 +284,16 @@ def on_tickets(
         client=client,
         aggregator=aggregator,
         server_step=server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        shared=field("params", is_whole=not any(at_home.is_own)),
-        personal=scheme.personal,
-        needs_validation=True,
-        clients=ClientState(init=scheme.first, known=lambda own: own.mask),
-        check_numbers=lambda numbers, prefix: check_momentum(
-            {**numbers, "looks_ahead": looks_ahead}, prefix
+        training=training_of(trainer, reads_validation=True),
+        numbers=Numbers(
+            check=lambda numbers, prefix: check_momentum(
+                {**numbers, "looks_ahead": looks_ahead}, prefix
+            )
         ),
+        views=Views(
+            shared=field("params", is_whole=not any(at_home.is_own)), personal=scheme.personal
+        ),
+        client_state=ClientState(init=scheme.first, known=lambda own: own.mask),
     ).with_numbers(numbers, RANGES)
 
 

@@ -4,7 +4,7 @@ import jax
 import optax
 
 from fedjax_dp.algorithms.averaging import averaged
-from fedjax_dp.algorithms.base import FederatedAlgorithm, of_trainings
+from fedjax_dp.algorithms.base import FederatedAlgorithm, claim_of, training_of
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
@@ -174,8 +174,10 @@ def fedrep(
         of_both = start._replace(local=config)
         return trainer.num_steps(size, config) + trainer.num_steps(size, of_head(of_both))
 
-    claim = of_trainings(trainer, of_head, lambda hyper: hyper.local)
-    return algorithm._replace(num_steps=num_steps, record=claim)
+    claim = claim_of(trainer, of_head, lambda hyper: hyper.local)
+    return algorithm._replace(
+        training=training_of(trainer, num_steps=num_steps, record=claim, sent=home.is_sent)
+    )
 
 
 def _home(model: Model, where: Where, name: str) -> Home:

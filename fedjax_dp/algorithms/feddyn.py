@@ -10,9 +10,10 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
+    Numbers,
+    Views,
     field,
-    of_training,
+    training_of,
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal, shift
@@ -101,11 +102,8 @@ def feddyn(
         client=client,
         aggregator=aggregator,
         server_step=server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        num_clients=num_clients,
-        shared=field("params"),
-        clients=ClientState(init=lambda server: correction_of(server.params)),
-        record=of_training(trainer),
-        check_noised=trainer.check_noised,
+        training=training_of(trainer),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(shared=field("params")),
+        client_state=ClientState(init=lambda server: correction_of(server.params)),
     ).with_numbers({"alpha": alpha}, {"alpha": Positive})

@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Views,
+    training_of,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import checks, trees
@@ -89,13 +95,13 @@ def ifca(
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=is_weighted),
         server_step=server_step,
-        hyper=Hyper(trainer.config),
-        num_steps=trainer.num_steps,
-        personal=lambda server, own, client: trees.take(
-            server.models, choose(server.models, client)
+        training=training_of(trainer),
+        views=Views(
+            personal=lambda server, own, client: trees.take(
+                server.models, choose(server.models, client)
+            )
         ),
-        clients=ClientState(init=lambda server: jnp.int32(0)),
-        check_noised=trainer.check_noised,
+        client_state=ClientState(init=lambda server: jnp.int32(0)),
     ).with_numbers(
         {"server_learning_rate": server_learning_rate}, {"server_learning_rate": Positive}
     )

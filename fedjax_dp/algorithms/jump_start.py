@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, HostStep
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    HostStep,
+    Stages,
+    Views,
+)
 from fedjax_dp.algorithms.fed_ltn import Distance, Own, Pruning, When, on_tickets, scheme_of
 from fedjax_dp.algorithms.lottery_fl import joins
 from fedjax_dp.clients.base import LocalTrainer
@@ -15,7 +22,7 @@ from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.masks import Sparse
-from fedjax_dp.core.messages import Known
+from fedjax_dp.core.messages import Known, SentIf
 from fedjax_dp.core.ranges import Count, Decay, NonNegative, Probability, ProperFraction
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -159,6 +166,7 @@ def jump_start(
     def broadcast(server, client):
         mask = mask_of(server, *client.known)
         ticket = ltn.broadcast(server.inner, client.replace(known=mask))
+        ticket = ticket._replace(ticket=SentIf(ticket.ticket, client.stage != LOCAL))
         return Message(ticket, Known(mask))
 
     def alone(message, own, client, hyper, key):
@@ -174,15 +182,15 @@ def jump_start(
         accuracy = accuracy_of(model, found.params, client.validation)
         accuracy = jnp.where(client.size > 0, accuracy, own.accuracy)
         state = Jumping(kept, found.params, accuracy, own.has_jumped)
-        # Nobody reads it: the stage is silent, and the server stays where it is.
         update = Sparse(scheme.home.sent(found.params), scheme.home.sent(found.mask))
-        return ClientOutput(update, joins(client), state, found.metrics, info)
+        silent = SentIf(update, jnp.bool_(False))
+        return ClientOutput(silent, joins(client), state, found.metrics, info)
 
     def together(message, own, client, hyper, key):
         inner = own.inner._replace(mask=message.mask)
         output = ltn.client(message.ticket, inner, client, hyper, key)
         state = own._replace(inner=output.state, has_jumped=jnp.bool_(True))
-        return output._replace(state=state)
+        return output._replace(update=SentIf(output.update, jnp.bool_(True)), state=state)
 
     def client(message, own, client, hyper, key):
         return jax.lax.cond(
@@ -202,7 +210,7 @@ def jump_start(
         if not len(trained):  # All go on from the start.
             return server._replace(has_jumped=np.bool_(True))
         if score == "all":
-            scores[trained] = [np.mean(clients.judged(int(i))) for i in trained]
+            scores[trained] = [np.mean(clients.scores(int(i))) for i in trained]
         best = int(trained[np.argmax(scores[trained])])
         found = clients.of(best)
         shared = scheme.home.joined(found.params, inner.params)
@@ -210,7 +218,7 @@ def jump_start(
         inner = inner._replace(params=shared, start=start)
         return ServerState(inner, found.inner.mask, np.bool_(True))
 
-    def judge(own, validation):
+    def accuracy(own, validation):
         return accuracy_of(model, own.params, validation)
 
     def personal(server, own, client):
@@ -226,10 +234,10 @@ def jump_start(
         broadcast=broadcast,
         client=client,
         server_step=server_step,
-        clients=ClientState(init=keeps, known=lambda own: (own.inner.mask, own.has_jumped)),
-        shared=None,
-        silent_stages=(LOCAL,),
-        personal=personal,
-        stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),
-        host_steps=(HostStep(jump_rounds, jump, judge=judge if score == "all" else None),),
+        views=Views(personal=personal),
+        client_state=ClientState(init=keeps, known=lambda own: (own.inner.mask, own.has_jumped)),
+        stages=Stages(
+            stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),
+            host_steps=(HostStep(jump_rounds, jump, score=accuracy if score == "all" else None),),
+        ),
     ).with_numbers({"jump_target": jump_target}, {"jump_target": Decay})

@@ -5,7 +5,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, of_training
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    FederatedAlgorithm,
+    Numbers,
+    Views,
+    training_of,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
@@ -132,14 +138,13 @@ def km_cdpfl(
         client=client,
         aggregator=Stacked(stateless, contribute, combine),
         server_step=server_step,
-        hyper=Hyper(trainer.config),
-        num_steps=trainer.num_steps,
-        num_clients=num_clients,
-        personal=lambda server, own, client: trees.take(
-            server.models, server.clusters[client.index]
+        training=training_of(trainer),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(
+            personal=lambda server, own, client: trees.take(
+                server.models, server.clusters[client.index]
+            )
         ),
-        record=of_training(trainer),
-        check_noised=trainer.check_noised,
     )
 
 

@@ -6,8 +6,8 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
-    of_training,
+    Views,
+    training_of,
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
@@ -49,9 +49,7 @@ def local_only(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
         client=client,
         aggregator=uniform_mean(),
         server_step=lambda server, aggregate, hyper, round, key: (server, {}),
-        hyper=Hyper(trainer.config),
-        num_steps=trainer.num_steps,
-        personal=lambda server, own, client: own,
-        clients=ClientState(init=lambda server: server.start),
-        record=of_training(trainer),
+        training=training_of(trainer),
+        views=Views(personal=lambda server, own, client: own),
+        client_state=ClientState(init=lambda server: server.start),
     )

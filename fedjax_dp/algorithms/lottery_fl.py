@@ -9,8 +9,9 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
+    Views,
     field,
+    training_of,
 )
 from fedjax_dp.clients.base import ClientData, LocalTrainer, PublicClient
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
@@ -154,12 +155,9 @@ def lottery_fl(
         client=client,
         aggregator=aggregator,
         server_step=server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        shared=field("params"),
-        personal=ticket_of,
-        needs_validation=True,
-        clients=ClientState(
+        training=training_of(trainer, reads_validation=True),
+        views=Views(shared=field("params"), personal=ticket_of),
+        client_state=ClientState(
             init=lambda server: masks.packed(masks.full(weights)), known=lambda own: own
         ),
     ).with_numbers(

@@ -9,9 +9,10 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
+    Numbers,
+    Views,
     field,
-    of_training,
+    training_of,
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import distance_to, towards
@@ -95,12 +96,8 @@ def mr_mtl(
         client=client,
         aggregator=aggregator,
         server_step=server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        num_clients=num_clients,
-        shared=field("mean"),
-        personal=lambda server, own, client: own,
-        clients=ClientState(init=lambda server: server.start),
-        record=of_training(trainer),
-        check_noised=trainer.check_noised,
+        training=training_of(trainer),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(shared=field("mean"), personal=lambda server, own, client: own),
+        client_state=ClientState(init=lambda server: server.start),
     ).with_numbers({"strength": strength}, {"strength": NonNegative})

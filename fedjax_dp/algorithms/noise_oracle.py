@@ -45,4 +45,5 @@ def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> 
 
     aggregator = weighted_by_client(num_clients)
     algorithm = dp_sgd(model, trainer, weight_of=weight_of, aggregator=aggregator)
-    return algorithm._replace(name="noise_oracle", num_clients=num_clients)
+    numbers = algorithm.numbers._replace(num_clients=num_clients)
+    return algorithm._replace(name="noise_oracle", numbers=numbers)

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, of_training
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    FederatedAlgorithm,
+    Numbers,
+    Views,
+    training_of,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
@@ -92,10 +98,7 @@ def o_dpcfl(
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
-        hyper=Hyper(trainer.config),
-        num_steps=trainer.num_steps,
-        num_clients=num_clients,
-        personal=lambda server, own, client: own_model(server, client),
-        record=of_training(trainer),
-        check_noised=trainer.check_noised,
+        training=training_of(trainer),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(personal=lambda server, own, client: own_model(server, client)),
     )

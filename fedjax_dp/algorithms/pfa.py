@@ -72,7 +72,8 @@ def pfa(
         weight_of=lambda client, config: epsilon[client.index],
         aggregator=aggregator,
     )
-    return algorithm._replace(name="pfa", num_clients=num_clients)
+    numbers = algorithm.numbers._replace(num_clients=num_clients)
+    return algorithm._replace(name="pfa", numbers=numbers)
 
 
 @checked

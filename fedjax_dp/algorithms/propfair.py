@@ -76,9 +76,12 @@ def propfair(
 
     own: dict[str, Any] = {"server_learning_rate": server_learning_rate, "name": "propfair"}
     algorithm = fedavg(model, trainer, **(own | options))
-    return algorithm.with_numbers(
+    algorithm = algorithm.with_numbers(
         {"baseline": baseline, "margin": margin}, {"baseline": Positive, "margin": Positive}
-    )._replace(client=client, check_numbers=check_options)
+    )
+    return algorithm._replace(
+        client=client, numbers=algorithm.numbers._replace(check=check_options)
+    )
 
 
 def check_options(options: Mapping[str, Any], prefix: str) -> None:

@@ -13,8 +13,11 @@ from fedjax_dp.algorithms.base import (
     ClientState,
     FederatedAlgorithm,
     HostStep,
-    Hyper,
-    of_training,
+    Numbers,
+    Stages,
+    Views,
+    claim_of,
+    training_of,
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
@@ -296,7 +299,7 @@ def r_dpcfl(
             soft_rounds=np.int32(hyper.algorithm.get("soft_rounds", found_rounds)),
         )
 
-    trained = of_training(trainer)
+    trained = claim_of(trainer, lambda hyper: hyper.local)
     assert trained is not None
     (train_event,) = trained.events
 
@@ -313,16 +316,17 @@ def r_dpcfl(
         client=client,
         aggregator=mean_per_cluster(capacity, num_clients, features=features),
         server_step=server_step,
-        hyper=Hyper(trainer.config),
-        num_steps=trainer.num_steps,
-        num_clients=num_clients,
-        personal=lambda server, own, client: trees.take(server.models, own),
-        clients=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
-        record=RecordClaim(events, NOT_COVERED if is_exact else None),
-        choice=choice,
-        stage_of=stage_of,
-        host_steps=(HostStep(1, cluster, reads_clients=False),),
-        check_noised=trainer.check_noised,
+        training=training_of(
+            trainer, record=RecordClaim(events, NOT_COVERED if is_exact else None)
+        ),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
+        client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
+        stages=Stages(
+            stage_of=stage_of,
+            host_steps=(HostStep(1, cluster, reads_clients=False),),
+            choice=choice,
+        ),
     ).with_numbers(numbers, limits)
 
 

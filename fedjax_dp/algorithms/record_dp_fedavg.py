@@ -42,4 +42,5 @@ def record_dp_fedavg(
 
     aggregator = weighted_by_client(num_clients)
     algorithm = dp_sgd(model, trainer, weight_of=weight_of, aggregator=aggregator)
-    return algorithm._replace(name="record_dp_fedavg", num_clients=num_clients)
+    numbers = algorithm.numbers._replace(num_clients=num_clients)
+    return algorithm._replace(name="record_dp_fedavg", numbers=numbers)

@@ -74,4 +74,5 @@ def robust_hdp(
     algorithm = dp_sgd(
         model, trainer, weight_of=lambda client, config: jnp.float32(1), aggregator=aggregator
     )
-    return algorithm._replace(name="robust_hdp", num_clients=num_clients)
+    numbers = algorithm.numbers._replace(num_clients=num_clients)
+    return algorithm._replace(name="robust_hdp", numbers=numbers)

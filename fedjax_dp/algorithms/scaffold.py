@@ -10,9 +10,10 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
+    Numbers,
+    Views,
     field,
-    of_training,
+    training_of,
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.gradients import mean_gradient
@@ -140,13 +141,10 @@ def scaffold(
         client=client,
         aggregator=aggregator,
         server_step=server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        num_clients=num_clients,
-        shared=field("params"),
-        clients=ClientState(init=lambda server: server.control),
-        record=of_training(trainer),
-        check_noised=trainer.check_noised,
+        training=training_of(trainer),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(shared=field("params")),
+        client_state=ClientState(init=lambda server: server.control),
     ).with_numbers(
         {"server_learning_rate": server_learning_rate}, {"server_learning_rate": Positive}
     )

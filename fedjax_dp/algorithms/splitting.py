@@ -16,10 +16,12 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Hyper,
+    FinishForAll,
     Iterate,
+    Numbers,
     SharedModel,
-    of_training,
+    Views,
+    training_of,
 )
 from fedjax_dp.clients.accelerated import accelerated
 from fedjax_dp.clients.base import LocalTrainer
@@ -85,6 +87,20 @@ class ServerState(NamedTuple):
     params: PyTree
     average: Average | None
     round: jax.Array | None
+
+
+class Closing(NamedTuple):
+    """The message at the end of a round in the centralised form.
+
+    Attributes:
+      params: the new z̄.
+      round: rounds done, int32.
+      any_client: above 0 where any client contributed.
+    """
+
+    params: PyTree
+    round: Any
+    any_client: jax.Array
 
 
 @flax.struct.dataclass
@@ -257,14 +273,13 @@ def splitting(
         client=scheme.client,
         aggregator=aggregator,
         server_step=scheme.server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
-        personal=None if dual_weight is None else scheme.personal,
-        clients=scheme.states(),
-        record=of_training(trainer),
-        check_noised=trainer.check_noised,
-        check_numbers=_check_by_round,
+        training=training_of(trainer),
+        numbers=Numbers(check=_check_by_round),
+        views=Views(
+            shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
+            personal=None if dual_weight is None else scheme.personal,
+        ),
+        client_state=scheme.states(),
     ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
 
 
@@ -303,7 +318,7 @@ class _Scheme:
             lambda own, point: own.replace(of_point=own.of_point.replace(point=point)),
             lambda sizes: sizes if self.is_weighted else np.asarray(sizes) > 0,
         )
-        return ClientState(self.first, self.finish, finishes_everybody=True, iterate=iterate)
+        return ClientState(self.first, FinishForAll(self.closing, self.finish), iterate)
 
     def first(self, server):
         point = jax.tree.map(trees.at_least_float32, server.params)
@@ -355,8 +370,11 @@ class _Scheme:
         done = None if server.round is None else round.index + 1
         return ServerState(params, average, done), {"moved": moved}
 
-    def finish(self, server, aggregate, own, hyper):
-        _, beta, gamma = _of_round(hyper.algorithm, server.round - 1)
+    def closing(self, server, aggregate):
+        return Closing(server.params, Known(server.round), aggregate["any_client"])
+
+    def finish(self, message, own, hyper):
+        _, beta, gamma = _of_round(hyper.algorithm, message.round - 1)
 
         def of_weight(u, z, mean):
             theta = (1 - beta) * z + beta * mean
@@ -364,9 +382,9 @@ class _Scheme:
 
         held = own.of_point
         moved = self.on_weights(
-            of_weight, lambda u, z, mean: u, held.point, held.answer, server.params
+            of_weight, lambda u, z, mean: u, held.point, held.answer, message.params
         )
-        point = trees.where(aggregate["any_client"] > 0, moved, held.point)
+        point = trees.where(message.any_client > 0, moved, held.point)
         return own.replace(of_point=held.replace(point=point))
 
     def personal(self, server, own, client):

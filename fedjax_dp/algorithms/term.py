@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import optax
 from annotated_types import Ge, Le
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, field
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    FederatedAlgorithm,
+    Views,
+    field,
+    training_of,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import trees
@@ -129,10 +135,8 @@ def term(
         client=client,
         aggregator=aggregator,
         server_step=server_step,
-        hyper=Hyper(trainer.config, {}, aggregator.numbers),
-        num_steps=trainer.num_steps,
-        shared=field("params"),
-        check_noised=trainer.check_noised,
+        training=training_of(trainer),
+        views=Views(shared=field("params")),
     ).with_numbers(
         {"tilt": tilt, "server_learning_rate": server_learning_rate},
         {"tilt": Tilt, "server_learning_rate": Positive},

@@ -50,4 +50,5 @@ def weiavg(
         weight_of=lambda client, config: epsilon[client.index],
         aggregator=weighted_by_client(num_clients),
     )
-    return algorithm._replace(name="weiavg", num_clients=num_clients)
+    numbers = algorithm.numbers._replace(num_clients=num_clients)
+    return algorithm._replace(name="weiavg", numbers=numbers)

@@ -88,11 +88,14 @@ def plant_clients(
         return server, {**told, SEEN: flat(unmasked(aggregate)[0])[coordinates]}
 
     local = jax.tree.map(lambda x: _grown(x, num_canaries), algorithm.hyper.local)
+    numbers = algorithm.numbers
+    if numbers.num_clients is not None:
+        numbers = numbers._replace(num_clients=num_clients)
     watched = algorithm._replace(
         client=client,
         server_step=server_step,
-        hyper=algorithm.hyper._replace(local=local),
-        num_clients=None if algorithm.num_clients is None else num_clients,
+        training=algorithm.training._replace(config=local),
+        numbers=numbers,
     )
     return Planted(
         "client",

@@ -162,10 +162,10 @@ def _start(
     """Finds the model that a client's update starts from."""
     if isinstance(output.update, ModelChoice):
         return trees.take(server.models, output.update.model)
-    if algorithm.shared is not None and algorithm.shared.is_whole:
-        return algorithm.shared.read(server)
-    assert algorithm.personal is not None
-    return masks.parted(algorithm.personal(server, own, client))[0]
+    if algorithm.views.shared is not None and algorithm.views.shared.is_whole:
+        return algorithm.views.shared.read(server)
+    assert algorithm.views.personal is not None
+    return masks.parted(algorithm.views.personal(server, own, client))[0]
 
 
 def _single(records: PyTree, index: jax.Array) -> PyTree:

@@ -245,8 +245,8 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
             broadcast=lambda server, client: (),
             client=client,
             server_step=show,
-            clients=None,
-            record=None,
+            client_state=None,
+            training=algorithm.training._replace(record=None),
         )
         fate = jnp.where((ids < last) | is_there, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
         after, _, info = play_round(

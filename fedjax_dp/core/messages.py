@@ -92,20 +92,37 @@ class Known:
     values: PyTree
 
 
+@flax.struct.dataclass
+class SentIf:
+    """A part of a message that is sent under a condition, such as not in rounds of one stage.
+
+    Attributes:
+      values: arrays, or their shapes, some of them `Sparse` or `Coded`.
+      is_sent: whether it is sent, bool; a traced number.
+    """
+
+    values: PyTree
+    is_sent: Any
+
+
 def received(message: PyTree) -> PyTree:
     """Gives a message as it arrives: what is not sent of it is zero.
 
     Args:
-      message: arrays, some of them `Sparse`, `Choices` or `Known`.
+      message: arrays, some of them `Sparse`, `Choices`, `Known` or `SentIf`.
 
     Returns:
-      The same; entries that a mask leaves out are zero, and what is `Known` comes as plain arrays.
-      `Choices` stay, and read zeros for a model that was not sent.
+      The same; entries that a mask leaves out are zero, and so is a `SentIf` that is not sent, and
+      what is `Known` comes as plain arrays. `Choices` stay, and read zeros for a model that was
+      not sent.
     """
 
     def one(x: Any) -> Any:
         if isinstance(x, Known):
             return x.values
+        if isinstance(x, SentIf):
+            values = received(x.values)
+            return jax.tree.map(lambda v: jnp.where(x.is_sent, v, jnp.zeros_like(v)), values)
         if isinstance(x, Sparse):
             return Sparse(applied(x.mask, x.values), x.mask, x.is_known)
         return x
@@ -217,16 +234,20 @@ def counts_of(message: PyTree) -> tuple[jax.Array, ...]:
     """Counts what is not known of a message before it is made.
 
     Args:
-      message: arrays, some of them `Sparse`, `Coded`, `Choices` or `Known`.
+      message: arrays, some of them in the forms of this module.
 
     Returns:
-      For each masked array how many entries are kept, and for choices how many are sent, int32.
+      For each masked array how many entries are kept, for choices how many are sent, and for each
+      `SentIf` 1 or 0, then those of its values, int32.
     """
     counts = []
     for part in _parts(message):
         if isinstance(part, Choices):
             num_sent = jnp.where(part.sends_all, part.num_offered, 1)
             counts.append(jnp.asarray(num_sent, jnp.int32))
+        elif isinstance(part, SentIf):
+            is_sent = jnp.asarray(part.is_sent, jnp.int32)
+            counts += [is_sent, *(is_sent * count for count in counts_of(part.values))]
         elif isinstance(part, _Masked):
             # A mask may be smaller than what it masks, as one bit for each model of several.
             each = math.prod(part.values.shape) // math.prod(part.mask.shape)
@@ -238,7 +259,7 @@ def tariff_of(message: PyTree) -> Tariff:
     """Finds what messages of one shape take.
 
     Args:
-      message: arrays or shapes, some of them `Sparse`, `Coded`, `Choices` or `Known`.
+      message: arrays or shapes, some of them in the forms of this module.
 
     Returns:
       The tariff, with its counts in the order of `counts_of`.
@@ -259,6 +280,10 @@ def tariff_of(message: PyTree) -> Tariff:
             one = tariff_of([jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in models])
             rates.append(one.fixed)
             most.append(models[0].shape[0])
+        elif isinstance(part, SentIf):
+            whole = tariff_of(part.values)
+            rates += [whole.fixed, *whole.rates]
+            most += [1, *whole.most]
         elif isinstance(part, Coded):
             size = sum(math.prod(x.shape) for x in jax.tree.leaves(part.values))
             add(f"uint{part.bits}", -(-size * part.bits // 8))
@@ -286,19 +311,12 @@ class _Masked(NamedTuple):
 
 
 def is_part(x: Any) -> bool:
-    """Tells what is sent in a way of its own from arrays.
-
-    Args:
-      x: a node of a message.
-
-    Returns:
-      True for `Sparse`, `Coded`, `Choices` and `Known`.
-    """
-    return isinstance(x, Sparse | Coded | Choices | Known)
+    """Checks whether a node of a message is a part in a form of its own, not a plain array."""
+    return isinstance(x, Sparse | Coded | Choices | Known | SentIf)
 
 
 def _parts(message: PyTree) -> Iterator[Any]:
-    """Goes through a message: arrays, masked arrays, and what is coded or repeated."""
+    """Iterates over a message: arrays, masked arrays, and parts in other forms."""
     for part in jax.tree.leaves(message, is_leaf=is_part):
         if isinstance(part, Known):
             continue

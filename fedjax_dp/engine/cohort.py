@@ -118,11 +118,11 @@ def draw_cohort(
     """
     drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index)
     ids, is_real = drawn.indices, drawn.is_real
-    steps = jax.vmap(lambda i: algorithm.num_steps(sizes[i], hyper.local.row(i)))(ids)
+    steps = jax.vmap(lambda i: algorithm.training.num_steps(sizes[i], hyper.local.row(i)))(ids)
     steps = jnp.where(is_real, steps, -1)
     order = jnp.argsort(-steps.astype(jnp.float32), stable=True)
     ids, is_real, steps = ids[order], is_real[order], steps[order]
-    num_devices, is_owned = layout.num_devices, algorithm.clients is not None
+    num_devices, is_owned = layout.num_devices, algorithm.client_state is not None
     per_device = layout.slots_per_device(participation, is_owned)
     is_alone = is_real & layout.is_alone(steps)
     # Behind those that are computed alone, slots stay empty up to the next chunk.
@@ -226,6 +226,6 @@ def traced(algorithm: FederatedAlgorithm, hyper: Hyper) -> Hyper:
 
     return hyper._replace(
         local=hyper.local._replace(**real(hyper.local._asdict(), RANGES)),
-        algorithm=real(hyper.algorithm, algorithm.ranges),
+        algorithm=real(hyper.algorithm, algorithm.numbers.ranges),
         aggregator=real(hyper.aggregator, algorithm.aggregator.ranges),
     )

@@ -1,6 +1,6 @@
 """A federation as a value: algorithm, population and participation, bound to one pure step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -151,6 +151,29 @@ class Federation(NamedTuple):
     layout: Layout
     laid_out: Callable[[Layout], "Federation"]
 
+    def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
+        """Adds numbers to those of the algorithm, for a wrapper that has numbers of its own.
+
+        Args:
+          values: by name.
+          ranges: of these numbers, see `core.ranges`.
+
+        Returns:
+          The federation; its check includes these numbers.
+
+        Raises:
+          ValueError: for a number out of its range.
+        """
+        algorithm, inner = self.algorithm.with_numbers(values, ranges), self.check
+        added = {name: np.float32(number) for name, number in values.items()}
+
+        def check(hyper: Hyper) -> None:
+            algorithm.check(hyper, len(self.population.sizes))
+            inner(hyper)
+
+        hyper = self.hyper._replace(algorithm={**self.hyper.algorithm, **added})
+        return self._replace(algorithm=algorithm, hyper=hyper, check=check)
+
 
 @checked
 def federation(
@@ -204,14 +227,14 @@ def federation(
     def init(key: PRNGKey) -> SimulationState:
         server = algorithm.init(init_key(key))
         clients = None
-        if algorithm.clients is not None:
+        if algorithm.client_state is not None:
             num_rows = layout.clients_per_device(num_clients) * layout.num_devices
             clients = jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (num_rows, *jnp.shape(x))),
-                algorithm.clients.init(server),
+                algorithm.client_state.init(server),
             )
         aggregator = algorithm.aggregator.init(update_structure(algorithm, population))
-        state = SimulationState(server, aggregator, clients, jnp.int32(0))
+        state = SimulationState(server, aggregator, clients, jnp.int32(0), ())
         # A weak type, such as a filled array has, would be another one behind a step.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
@@ -227,13 +250,13 @@ def federation(
         return play_round(algorithm, layout, state, hyper, examples, cohort, key)
 
     def stages(state, hyper, rounds):
-        one = partial(algorithm.stage_of, state.server, hyper)
+        one = partial(algorithm.stages.stage_of, state.server, hyper)
         return jnp.asarray(jax.vmap(lambda r: jnp.asarray(one(r), jnp.int32))(rounds))
 
-    shared: SharedModel | None = algorithm.shared
+    shared: SharedModel | None = algorithm.views.shared
     if shared is not None and not shared.is_whole:
         shared = None
-    of_client = algorithm.personal
+    of_client = algorithm.views.personal
 
     def personal(state: SimulationState, client: ClientData) -> PyTree:
         assert of_client is not None
@@ -253,7 +276,7 @@ def federation(
         hyper=hyper,
         check=check,
         claims=algorithm.claims,
-        host_steps=algorithm.host_steps,
+        host_steps=algorithm.stages.host_steps,
         algorithm=algorithm,
         participation=participation,
         population=population,
@@ -290,7 +313,7 @@ def one_client(
 
     def run(key, examples, validation, index):
         server = algorithm.init(key)
-        own = None if algorithm.clients is None else algorithm.clients.init(server)
+        own = None if algorithm.client_state is None else algorithm.client_state.init(server)
         client = ClientData(examples, index, index, index, population.limit)
         if population.validation is not None:
             second = ClientData(validation, index, index, index, population.validation.limit)
@@ -314,12 +337,12 @@ def update_structure(algorithm: FederatedAlgorithm, population: Population) -> P
       The shapes of an update.
     """
     run, arguments = one_client(algorithm, population)
-    return jax.eval_shape(run, *arguments).update
+    return jax.eval_shape(lambda *a: run(*a).received, *arguments)
 
 
 def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> None:
     """Requires a second split for whoever reads one."""
-    if not algorithm.needs_validation:
+    if not algorithm.training.reads_validation:
         return
     second = population.validation
     rule = f"be given for {algorithm.name}, whose clients look at it in their rounds"
@@ -336,7 +359,7 @@ def _check_claims(
 ) -> None:
     aggregator, claim = algorithm.aggregator, algorithm.claims.client
     if aggregator.claim is not None:
-        algorithm.check_noised()
+        algorithm.training.check_noised()
     _check_host_steps(algorithm)
     if claim is None:
         return
@@ -361,27 +384,27 @@ def _check_claims(
 
 def _check_host_steps(algorithm: FederatedAlgorithm) -> None:
     protects_clients = algorithm.claims.client is not None
-    for step in algorithm.host_steps:
+    for step in algorithm.stages.host_steps:
         checks.whole("host_steps.after", step.after)
         checks.require(
-            not (protects_clients and algorithm.clients is not None and step.reads_clients),
+            not (protects_clients and algorithm.client_state is not None and step.reads_clients),
             "host_steps.reads_clients",
             "be false under privacy of clients: what they keep was never noised, and no event "
             "covers who reads it",
             step.reads_clients,
         )
         checks.require(
-            step.judge is None or step.reads_clients,
-            "host_steps.judge",
+            step.score is None or step.reads_clients,
+            "host_steps.score",
             "be None for a step that reads nothing of what clients keep: there is no row to judge",
-            step.judge,
+            step.score,
         )
         checks.require(
-            step.judge is None or algorithm.claims.record is None,
-            "host_steps.judge",
+            step.score is None or algorithm.claims.record is None,
+            "host_steps.score",
             "be None under privacy of records: what clients say of a row by validation data is "
             "exact, and no event covers it",
-            step.judge,
+            step.score,
         )
 
 

@@ -45,7 +45,7 @@ def run_client(
     Raises:
       ValueError: while the round is traced, if records are read that no event covers.
     """
-    claim, message = algorithm.record, received(algorithm.message_to(server, own, client))
+    claim, message = algorithm.training.record, received(algorithm.message_to(server, own, client))
     if claim is None:
         return algorithm.client(message, own, client, hyper, key)
     costs: list[tuple[str, RecordEvent]] = []

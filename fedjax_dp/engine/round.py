@@ -3,12 +3,19 @@
 from functools import partial
 from typing import Any, NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, Round
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    FederatedAlgorithm,
+    FinishForAll,
+    Hyper,
+    Round,
+)
 from fedjax_dp.clients.base import ClientData, TrainingMetrics
 from fedjax_dp.core import messages, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
@@ -27,21 +34,34 @@ from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.server.base import Close, Roster, Sender, Stacked
 
 
+@flax.struct.dataclass
+class ByClient:
+    """The part of a wrapper's state that holds an entry for each client.
+
+    Attributes:
+      values: `[num_clients, ...]`, padded and placed as the clients' states are.
+    """
+
+    values: PyTree
+
+
 class SimulationState(NamedTuple):
-    """All that a run carries from round to round.
+    """The state of a run between rounds.
 
     Attributes:
       server: the algorithm's server state.
       aggregator: the aggregator's state.
-      clients: what clients keep, `[num_clients, ...]`, or None; with several devices padded to a
+      clients: the clients' states, `[num_clients, ...]`, or None; with several devices padded to a
         multiple of them.
       round: rounds done, int32.
+      outer: the states of wrappers, outermost first; arrays, some of them `ByClient`.
     """
 
     server: PyTree
     aggregator: PyTree
     clients: PyTree
     round: jax.Array
+    outer: tuple[PyTree, ...] = ()
 
 
 class _Slots(NamedTuple):
@@ -110,7 +130,7 @@ def play_round(
     Returns:
       The state after the round, its record and its info.
     """
-    stage = jnp.asarray(algorithm.stage_of(state.server, hyper, state.round), jnp.int32)
+    stage = jnp.asarray(algorithm.stages.stage_of(state.server, hyper, state.round), jnp.int32)
     round = Round(state.round, stage)
     public_key = fold(key, Purpose.PUBLIC, state.round)
     roster = Roster(cohort.ids, cohort.is_drawn & (cohort.fate != Fate.UNANNOUNCED))
@@ -152,7 +172,8 @@ def play_round(
         digest=digest_of(jax.tree.map(jnp.asarray, hyper)),
     )
     info = _info(layout, slots, outcome, contributes, told, of_server)
-    return SimulationState(server, kept, clients, state.round + 1), record, info
+    after = state._replace(server=server, aggregator=kept, clients=clients, round=state.round + 1)
+    return after, record, info
 
 
 def _slots_of(
@@ -169,7 +190,9 @@ def _slots_of(
         places = cohort.ids % (len(jax.tree.leaves(clients)[0]) // layout.num_devices)
     validation = examples.validation
     local = context.hyper.local
-    steps = jax.vmap(lambda i, size: algorithm.num_steps(size, local.row(i)))(cohort.ids, sizes)
+    steps = jax.vmap(lambda i, size: algorithm.training.num_steps(size, local.row(i)))(
+        cohort.ids, sizes
+    )
     return _Slots(
         cohort.ids,
         starts,
@@ -187,7 +210,7 @@ def _waits(algorithm: FederatedAlgorithm) -> bool:
     Sums of finite contributions are finite, and nothing can become of a round then but a step. What
     a server makes of a stack may be anything, and what is finished reads the step.
     """
-    states = algorithm.clients
+    states = algorithm.client_state
     is_stacked = isinstance(algorithm.aggregator, Stacked)
     return states is not None and (is_stacked or states.finish is not None)
 
@@ -300,14 +323,15 @@ def _run_slot(
     own = None if state.clients is None else trees.take(state.clients, slot.places)
     key = fold(context.key, Purpose.CLIENT, context.round.index, slot.ids)
     output = run_client(algorithm, state.server, own, client, hyper.of_client(slot.ids), key)
+    update = output.received
     own_key = fold(key, Purpose.ENCODING, 0)
     sender = Sender(slot.ids, output.weight, own_key, context.public_key, context.roster)
     numbers = hyper.aggregator
-    contribution = aggregator.contribute(state.aggregator, numbers, output.update, sender)
+    contribution = aggregator.contribute(state.aggregator, numbers, update, sender)
     contribution = jax.tree.map(trees.at_least_float32, contribution)
     # A finite update can still overflow on its way into the sum, and clipping hides one that is not
     # finite: both ends are looked at.
-    is_finite = trees.can_be_summed((output.update, output.weight, output.state, contribution))
+    is_finite = trees.can_be_summed((update, output.weight, output.state, contribution))
     contributes = slot.takes_part & is_finite
     contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
     if aggregator.encode is not None:
@@ -368,27 +392,29 @@ def _finished(
     server: PyTree,
     aggregate: PyTree,
 ) -> PyTree:
-    """Puts what clients keep back into its table, finished with what the round came to."""
-    assert algorithm.clients is not None
-    finish, for_everybody = algorithm.clients.finish, algorithm.clients.finishes_everybody
+    """Puts the states of clients back into their table, after the message at the round's end."""
+    assert algorithm.client_state is not None
+    finish = algorithm.client_state.finish
+    is_for_all = isinstance(finish, FinishForAll)
 
     def finished(table, ids):
         if finish is None:
             return table
+        message = messages.received(finish.broadcast(server, aggregate))
 
         def one(part):
-            row, index = part
-            return finish(server, aggregate, row, context.hyper.of_client(index))
+            own, index = part
+            return finish.apply(message, own, context.hyper.of_client(index))
 
         return jax.lax.map(one, (table, ids), batch_size=layout.chunk)
 
     def put_back(table, own, slots, contributes):
         num_rows = len(jax.tree.leaves(table)[0])
-        if not for_everybody:
+        if not is_for_all:
             own = finished(own, slots.ids)
         target = jnp.where(contributes, slots.places, num_rows)
         table = jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), table, own)
-        if not for_everybody:
+        if not is_for_all:
             return table
         if context.examples.is_by_slot:
             return finished(table, slots.ids)

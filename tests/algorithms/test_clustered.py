@@ -105,7 +105,7 @@ SELECTIONS_ALONE = (0.585, 0.884, 1.188, 1.496, 3.104, 4.825)
 def multiplier(algorithm, epsilon):
     numbers = algorithm.hyper.local._replace(batch_size=32.0)
     done = calibrate(
-        algorithm._replace(hyper=algorithm.hyper._replace(local=numbers)),
+        algorithm.with_hyper(algorithm.hyper._replace(local=numbers)),
         np.array([6600]),
         epsilon,
         1e-4,
@@ -457,7 +457,7 @@ class Run(NamedTuple):
 def calibrated_run(algorithm, seed) -> Run:
     data, key = hidden_clusters(seed), jax.random.key(seed)
     hyper = calibrate(algorithm, data.sizes, EPSILON, DELTA, ROUNDS)
-    algorithm = algorithm._replace(hyper=hyper)
+    algorithm = algorithm.with_hyper(hyper)
     sim = simulation(algorithm, data, EVERYBODY, ExecutionConfig(rounds_per_call=ROUNDS))
     state = sim.init(key)
     accounting = PrivacyAccounting(sim)
@@ -646,7 +646,9 @@ def test_the_pull_is_clipped_with_the_examples_or_added_behind(is_pull_clipped):
 def with_host_step(step, after=2):
     model = linear_model()
     base = algorithms.dp_sgd(model, trainer(model))
-    return base._replace(host_steps=(algorithms.HostStep(after, step),))
+    return base._replace(
+        stages=base.stages._replace(host_steps=(algorithms.HostStep(after, step),))
+    )
 
 
 @telling

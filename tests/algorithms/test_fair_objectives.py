@@ -400,8 +400,8 @@ def test_propfair_is_charged_as_its_training_and_its_mean_are(unit):
     else:
         assert of_clients.event(algorithm.hyper.aggregator) == GaussianDpEvent(0.8)
     if unit == "client":
-        assert algorithm.record is None
+        assert algorithm.training.record is None
     else:
         event = trainer.claim.events[0]
-        (own,) = algorithm.record.events
+        (own,) = algorithm.training.record.events
         assert own(12, algorithm.hyper.of_client(2)) == event(12, trainer.config.row(2))

@@ -14,6 +14,7 @@ from marks import slow, telling
 from small_problem import ROUNDS, make_data, make_model
 
 from fedjax_dp import algorithms
+from fedjax_dp.algorithms.base import Stages
 from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.pruning import _share_of, weights_of
@@ -305,7 +306,7 @@ def test_statistics_of_a_body_are_those_of_its_own_fit():
         body_alone = algorithm.hyper._replace(
             local=algorithm.hyper.local._replace(learning_rate=0.0)
         )
-        state, _, _ = ran(algorithm._replace(hyper=body_alone), halves(), 2)
+        state, _, _ = ran(algorithm.with_hyper(body_alone), halves(), 2)
         made[epochs] = state.server.params["batch_stats"]
     # At a rate of 0 both runs see one and the same body; fits of the head must not move it on.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), made[0], made[3])
@@ -397,7 +398,7 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
     sizes = [x.size for x in jax.tree.leaves(weights)]
     assert info.clients["pruned_share"][-1] > 0.5 and sum(sizes) == 24
     one = jax.tree.map(lambda x: jnp.asarray(x)[0], own)
-    ticket = masks.parted(algorithm.personal(server, one, None))[0]
+    ticket = masks.parted(algorithm.views.personal(server, one, None))[0]
     mask = masks.unpacked(one.mask, weights)
     for m, x in zip(
         jax.tree.leaves(mask),
@@ -455,11 +456,15 @@ def test_nothing_may_stay_at_home():
     """Batch norm is then shared, averaged, and part of a model that can be used."""
     model = normed()
     ltn = algorithms.fed_ltn(model, trainer_of(model), home=[])
-    assert ltn.shared.is_whole and not jax.tree.leaves(ltn.clients.init(ltn.init(KEY)).home)
+    assert ltn.views.shared.is_whole and not jax.tree.leaves(
+        ltn.client_state.init(ltn.init(KEY)).home
+    )
     kept = algorithms.fed_ltn(model, trainer_of(model))
-    assert not kept.shared.is_whole and jax.tree.leaves(kept.clients.init(kept.init(KEY)).home)
+    assert not kept.views.shared.is_whole and jax.tree.leaves(
+        kept.client_state.init(kept.init(KEY)).home
+    )
     everything = algorithms.fedbn(model, trainer_of(model), home=[])
-    assert everything.clients is None and everything.shared.is_whole
+    assert everything.client_state is None and everything.views.shared.is_whole
 
 
 def test_a_model_that_lacks_what_stays_at_home_is_nobodys():
@@ -558,23 +563,23 @@ def test_variants_agree_with_numpy(name):
 
 
 @telling
-def test_whoever_judges_has_data_and_promises_nothing_to_records():
+def test_scores_need_data_and_are_refused_under_privacy_of_records():
     model = make_model()
 
     def step(server, clients, hyper, key):
-        clients.judged(0)
+        clients.scores(0)
         return server
 
     base = algorithms.ditto(model, trainer_of(model))
-    asks = base._replace(host_steps=(algorithms.HostStep(1, step),))
-    with pytest.raises(ValueError, match="judge must be declared by the host step"):
+    asks = base._replace(stages=Stages(host_steps=(algorithms.HostStep(1, step),)))
+    with pytest.raises(ValueError, match="score must be declared by the host step"):
         ran(asks, halves(), 1, halves(1))
-    judging = algorithms.HostStep(1, step, judge=lambda row, validation: jnp.float32(0))
+    scoring = algorithms.HostStep(1, step, score=lambda row, validation: jnp.float32(0))
     with pytest.raises(ValueError, match="validation must be given for a host step"):
-        ran(base._replace(host_steps=(judging,)), halves(), 1)
+        ran(base._replace(stages=Stages(host_steps=(scoring,))), halves(), 1)
     private_base = algorithms.ditto(model, private(model))
-    with pytest.raises(ValueError, match=r"host_steps\.judge must be None under privacy of rec"):
-        ran(private_base._replace(host_steps=(judging,)), halves(), 1, halves(1))
+    with pytest.raises(ValueError, match=r"host_steps\.score must be None under privacy of rec"):
+        ran(private_base._replace(stages=Stages(host_steps=(scoring,))), halves(), 1, halves(1))
 
 
 def test_records_pay_for_each_training():

@@ -360,7 +360,7 @@ def test_a_late_client_begins_between_the_start_and_the_model(setting):
     fake = trainer()._replace(train=train)
     algorithm = algorithms.splitting(model(), fake, client_map="gradient", **options)
     server = algorithm.init(KEY)._replace(params=jnp.float32([1.0, 2.0, 3.0, 4.0]))
-    row = algorithm.clients.init(server)
+    row = algorithm.client_state.init(server)
     newest = jnp.float32([0.5, -1.0, 0.0, 2.0])
     client = PublicClient(jnp.int32(7), jnp.int32(3), NUM_ROWS, round=4)
     output = algorithm.client(newest, row, client, algorithm.hyper, KEY)

@@ -65,7 +65,7 @@ def test_an_exact_choice_claims_nothing():
 def test_what_is_checked_is_the_choice_that_an_algorithm_declares(name):
     algorithm = cases.build(name, cases.model(), "record")
     results = check_choice(
-        algorithm.choice, algorithm.hyper.algorithm, MODELS, BATCH, jax.random.key(0)
+        algorithm.stages.choice, algorithm.hyper.algorithm, MODELS, BATCH, jax.random.key(0)
     )
     assert bool(results) == (name in ("r_dpcfl", "f_cdpfl"))
     assert not any(result.is_violated for result in results)

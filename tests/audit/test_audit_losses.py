@@ -58,9 +58,9 @@ def with_less_noise(algorithm, share):
     hyper = algorithm.hyper
     local = hyper.local._replace(noise_multiplier=share * hyper.local.noise_multiplier)
     own = dict(hyper.algorithm)
-    if algorithm.choice is not None:
+    if algorithm.stages.choice is not None:
         own["selection_epsilon"] = own["selection_epsilon"] / share
-    return algorithm._replace(hyper=hyper._replace(local=local, algorithm=own))
+    return algorithm.with_hyper(hyper._replace(local=local, algorithm=own))
 
 
 def bounds_of(planted, num_runs, num_rounds, running=None, key=0, accountant="pld"):

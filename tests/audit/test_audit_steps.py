@@ -306,7 +306,7 @@ def test_a_count_that_adapts_the_clip_norm_without_noise_is_found():
 
 def test_an_algorithm_for_one_population_is_audited_with_canaries():
     algorithm = cases.build("dp_fedavg", cases.model(), "client")
-    sized = algorithm._replace(num_clients=cases.NUM_CLIENTS)
+    sized = algorithm._replace(numbers=algorithm.numbers._replace(num_clients=cases.NUM_CLIENTS))
     planted = cases.plant_in(plant_clients, sized, num_canaries=3)
     federation(planted.algorithm, planted.data, planted.participation)
 

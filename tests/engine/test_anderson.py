@@ -17,8 +17,13 @@ from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import ExecutionConfig, PrivacyAccounting, compile_federation, federation
-from fedjax_dp.engine.wrappers import anderson
+from fedjax_dp.engine import (
+    ExecutionConfig,
+    PrivacyAccounting,
+    anderson,
+    compile_federation,
+    federation,
+)
 from fedjax_dp.models.linear import least_squares
 
 KEY = jax.random.key(0)
@@ -199,7 +204,7 @@ def test_points_of_all_clients_are_mixed_as_by_hand(damping):
     # Short of the end, so that the way is compared.
     assert problem.oracle.gap(told[6][0]) > 1e-4
     np.testing.assert_allclose(fed.shared(state), told[6][0], rtol=0, atol=2e-4)
-    np.testing.assert_allclose(state.clients.inner.of_point.point, told[7][1], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(state.clients.of_point.point, told[7][1], rtol=0, atol=2e-4)
     assert info.server["is_mixed"].tolist() == [0, 0, 0, 1, 1, 1, 1]
 
 
@@ -243,7 +248,7 @@ def test_one_point_for_everybody_is_the_shared_model():
     for fed in (shared, points):
         sim = compile_federation(fed, problem.data())
         state, _, _ = sim.run(sim.init(KEY), KEY, 5)
-        ends.append(fed.shared(state) if fed is shared else state.clients.inner.of_point.point[0])
+        ends.append(fed.shared(state) if fed is shared else state.clients.of_point.point[0])
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-4)
 
 

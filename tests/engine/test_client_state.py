@@ -9,7 +9,15 @@ import pytest
 from marks import later, telling
 from small_problem import NUM_CLIENTS, SIZES, make_data
 
-from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Finish,
+    FinishForAll,
+    Numbers,
+    Training,
+)
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, Fate, simulation
@@ -23,7 +31,7 @@ SPOILED = 2
 PARTICIPATION = participants.participation(sampling.poisson(), NUM_CLIENTS, 3.5)
 
 
-def algorithm(finish=None, *, finishes_everybody=False) -> FederatedAlgorithm:
+def algorithm(finish=None) -> FederatedAlgorithm:
     """Adds a client's size to half of what it keeps; one client's sum is not finite."""
 
     def client(message, own, client, hyper, key):
@@ -42,15 +50,20 @@ def algorithm(finish=None, *, finishes_everybody=False) -> FederatedAlgorithm:
         client=client,
         aggregator=uniform_mean(),
         server_step=server_step,
-        hyper=Hyper(LocalConfig(learning_rate=RATES), {"rate": 0.25}),
-        num_steps=lambda size, config: size,
-        clients=ClientState(lambda server: 2 * server["params"], finish, finishes_everybody),
+        training=Training(LocalConfig(learning_rate=RATES), lambda size, config: size),
+        numbers=Numbers({"rate": 0.25}),
+        client_state=ClientState(lambda server: 2 * server["params"], finish),
     )
 
 
-def finish(server, aggregate, own, hyper):
-    """Reads all that it is given: the server behind its step, the aggregate, own numbers."""
-    return 0.5 * own + 0.1 * server["params"] - hyper.local.learning_rate * aggregate["p"]
+def finished(message, own, hyper):
+    """Reads all of its arguments: the server's new state, the aggregate, the client's numbers."""
+    params, total = message
+    return 0.5 * own + 0.1 * params - hyper.local.learning_rate * total
+
+
+def closing(server, aggregate):
+    return server["params"], aggregate["p"]
 
 
 def by_hand(cohorts, *, finishes, everybody):
@@ -69,7 +82,8 @@ def by_hand(cohorts, *, finishes, everybody):
 
 @functools.cache
 def run(is_finished, everybody, placement):
-    chosen = algorithm(finish if is_finished else None, finishes_everybody=everybody)
+    finish = (FinishForAll if everybody else Finish)(closing, finished)
+    chosen = algorithm(finish if is_finished else None)
     execution = ExecutionConfig(clients_per_chunk=2, devices=None, placement=placement)
     sim = simulation(chosen, make_data(), PARTICIPATION, execution)
     state, record, _ = sim.run(sim.init(KEY), KEY, ROUNDS)
@@ -130,8 +144,7 @@ def _reads_validation() -> FederatedAlgorithm:
         client=client,
         aggregator=uniform_mean(),
         server_step=lambda server, aggregate, hyper, round, key: (aggregate, {}),
-        hyper=Hyper(LocalConfig()),
-        num_steps=lambda size, config: size,
+        training=Training(LocalConfig(), lambda size, config: size),
     )
 
 

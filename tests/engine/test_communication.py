@@ -22,18 +22,23 @@ from small_problem import KEY as SEED
 
 from fedjax_dp import algorithms, models
 from fedjax_dp.algorithms import registry
-from fedjax_dp.algorithms.base import ClientOutput, ClientState, FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Stages,
+    Training,
+)
 from fedjax_dp.algorithms.r_dpcfl import Stage
 from fedjax_dp.clients import cast, keep_largest, local_trainer, scale_update, sparsify
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core.masks import Sparse
-from fedjax_dp.core.messages import ENCODINGS
+from fedjax_dp.core.messages import ENCODINGS, SentIf
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import ExecutionConfig, Fate, federation, population_of, simulation
+from fedjax_dp.engine import ExecutionConfig, Fate, anderson, federation, population_of, simulation
 from fedjax_dp.engine.accounts.communication import communication, meter_of
 from fedjax_dp.engine.record import MessageCounts, RoundInfo, RoundRecord
-from fedjax_dp.engine.wrappers import anderson
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server.base import Stacked, Summed, stateless
@@ -77,9 +82,10 @@ def sending(message_of, num_clients, *, own=None, broadcast=None, aggregator=sum
         client=client,
         aggregator=aggregator(contribute),
         server_step=lambda server, total, hyper, round, key: (server, {}),
-        hyper=Hyper(LocalConfig(0.1, 1, 1)),
-        num_steps=lambda size, config: jnp.int32(1),
-        clients=None if own is None else ClientState(lambda server: own, known=lambda own: own),
+        training=Training(LocalConfig(0.1, 1, 1), lambda size, config: jnp.int32(1)),
+        client_state=None
+        if own is None
+        else ClientState(lambda server: own, known=lambda own: own),
         **declared,
     )
 
@@ -302,13 +308,16 @@ def test_who_was_told_receives_and_who_finished_sends():
 
 
 def test_nothing_is_sent_in_a_silent_stage():
+    def message(own, client):
+        update, own = mixed(own, client)
+        return SentIf(update, client.stage == 0), own
+
     algorithm = sending(
-        mixed,
+        message,
         2,
         own=jnp.int32(10),
-        stage_of=lambda server, hyper, round_index: jnp.where(round_index < 2, 1, 0),
-        silent_stages=(1,),
-        broadcast=lambda server, client: server["model"],
+        stages=Stages(lambda server, hyper, round_index: jnp.where(round_index < 2, 1, 0)),
+        broadcast=lambda server, client: SentIf(server["model"], client.stage == 0),
     )
     sent = counted(compiled(algorithm, 2), 4)
     assert sent.by_round("up", "values").tolist() == [0, 0, 2 * 4 * 11, 2 * 4 * 10]
@@ -389,7 +398,8 @@ def test_the_bytes_of_an_algorithm_are_those_counted_by_hand(name):
         played = played._replace(stage=np.ones_like(played.stage))
     is_counted = np.array([[True, True, True, False]])
     counts = [
-        tuple(np.zeros((1, 4), np.int32) for _ in way.rates) for way in (meter.up, meter.down)
+        tuple(np.full((1, 4), most, np.int32) for most in way.most)
+        for way in (meter.up, meter.down)
     ]
     info = NOTHING_COUNTED._replace(messages=MessageCounts(is_counted, *counts))
     sent = meter.measure(played, info)

@@ -136,7 +136,7 @@ def leaves_of(hyper):
 def range_of(algorithm, names):
     found = {
         "local": RANGES,
-        "algorithm": algorithm.ranges,
+        "algorithm": algorithm.numbers.ranges,
         "aggregator": algorithm.aggregator.ranges,
     }
     for name in names:
@@ -282,7 +282,7 @@ def shared_noise():
     def client(message, own, client, hyper, key):
         return base.client(message, None, client, hyper, key)._replace(state=own + 1)
 
-    counting = base._replace(client=client, clients=ClientState(lambda server: jnp.int32(0)))
+    counting = base._replace(client=client, client_state=ClientState(lambda server: jnp.int32(0)))
     joined = participants.participation(sampling.poisson(), NUM_CLIENTS, NUM_CLIENTS)
     fed = federation(counting, make_data(), joined)
     return fed, jax.device_put(examples_of(make_data()))
@@ -434,7 +434,9 @@ def _many():
 
 def _cohort_of(algorithm):
     sizes, joined = _many()
-    chosen = algorithm._replace(num_steps=lambda size, config: size)
+    chosen = algorithm._replace(
+        training=algorithm.training._replace(num_steps=lambda size, config: size)
+    )
     cohort = draw_cohort(chosen, joined, WIDE, jnp.asarray(sizes), chosen.hyper, 0, KEY)
     drawn = joined.draw(fold(KEY, Purpose.PARTICIPATION), 0)
     ids, is_there = np.asarray(cohort.ids), np.asarray(cohort.is_drawn)
@@ -469,7 +471,7 @@ def test_work_is_shared_out_longest_first():
 
 @telling
 def test_every_client_goes_to_the_device_of_its_state():
-    owned = one_step_algorithm()._replace(clients=ClientState(lambda server: ()))
+    owned = one_step_algorithm()._replace(client_state=ClientState(lambda server: ()))
     ids, device = _cohort_of(owned)
     np.testing.assert_array_equal(device, ids // -(-MANY // WIDE.num_devices))
 

@@ -96,7 +96,7 @@ def test_other_errors_are_left_as_they_are():
 def test_steps_that_no_counter_holds_are_refused():
     model = algorithm()
     local = model.hyper.local._replace(num_epochs=2e9)
-    model = model._replace(hyper=model.hyper._replace(local=local))
+    model = model.with_hyper(model.hyper._replace(local=local))
     large = fdp.FederatedData.from_clients(
         [{"x": np.ones((9, WIDTH), np.float32), "y": np.zeros(9, np.int32)}]
     )

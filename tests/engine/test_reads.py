@@ -23,6 +23,7 @@ from marks import later, slow, telling
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms import registry
+from fedjax_dp.algorithms.base import Stages
 from fedjax_dp.algorithms.blur_lus import SERVERS
 from fedjax_dp.clients import (
     UpdateContext,
@@ -184,27 +185,28 @@ def test_a_choice_is_charged_or_refused():
     message = r"a private choice, which reads records, must be charged by dp_sgd.*BoundedRange"
     with pytest.raises(ValueError, match=message):
         run(choosing)
-    charged = selection.trained_and_chosen(algorithm.record.at(0), choice)
-    priced = choosing._replace(record=RecordClaim((charged,)))
+    charged = selection.trained_and_chosen(algorithm.training.record.at(0), choice)
+    priced = choosing._replace(training=choosing.training._replace(record=RecordClaim((charged,))))
     run(priced.with_numbers(CHOICE, selection.RANGES))
     exact = peeking(algorithm, trainer, chosen(exact_choice(model())))
     with pytest.raises(ValueError, match="a choice by exact loss, which reads records, must have"):
         run(exact)
-    run(exact._replace(record=exact.record._replace(not_covered="which model was chosen")))
+    run(
+        exact._replace(
+            training=exact.training._replace(
+                record=exact.training.record._replace(not_covered="which model was chosen")
+            )
+        )
+    )
 
 
 def test_nothing_of_a_refused_round_is_released():
-    """The refusal comes while the round is traced: the state is still there, and unchanged."""
+    """The refusal comes when the simulation is built, before there is any state."""
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
     peeks = peeking(algorithm, trainer, first_input)
-    sim = simulation(peeks, data(), JOINING, EXECUTION)
     with pytest.raises(ValueError, match="client must be asked"):
-        sim.init(KEY)
-    state = simulation(algorithm, data(), JOINING, EXECUTION).init(KEY)
-    with pytest.raises(ValueError, match="client must be asked"):
-        sim.run(state, KEY, 1)
-    assert int(state.round) == 0
+        simulation(peeks, data(), JOINING, EXECUTION)
     automatic = EXECUTION._replace(clients_per_chunk="auto")
     with pytest.raises(ValueError, match="client must be asked"):
         simulation(peeks, data(), JOINING, automatic)
@@ -214,7 +216,8 @@ def test_nothing_of_a_refused_round_is_released():
 def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy():
     algorithm = algorithms.fedavg(model(), plain_trainer(model()), aggregator=mean())
     algorithm = algorithm._replace(
-        clients=algorithms.ClientState(lambda server: jnp.float32(0)), client=keeping(algorithm)
+        client_state=algorithms.ClientState(lambda server: jnp.float32(0)),
+        client=keeping(algorithm),
     )
     seen = []
 
@@ -225,11 +228,15 @@ def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy
     with pytest.raises(
         ValueError, match=r"host_steps\.reads_clients must be false under privacy of"
     ):
-        run(algorithm._replace(host_steps=(algorithms.HostStep(1, step),)))
-    run(algorithm._replace(host_steps=(algorithms.HostStep(1, step, reads_clients=False),)))
+        run(algorithm._replace(stages=Stages(host_steps=(algorithms.HostStep(1, step),))))
+    run(
+        algorithm._replace(
+            stages=Stages(host_steps=(algorithms.HostStep(1, step, reads_clients=False),))
+        )
+    )
     assert seen == [None]
     record = algorithms.local_only(model(), private_trainer(model()))
-    state, _, _ = run(record._replace(host_steps=(algorithms.HostStep(1, step),)))
+    state, _, _ = run(record._replace(stages=Stages(host_steps=(algorithms.HostStep(1, step),))))
     np.testing.assert_array_equal(seen[1].of_all(lambda row: row)["w"], state.clients["w"])
 
 
@@ -360,7 +367,7 @@ def with_other_models(server):
 def rounds_that_tell(algorithm):
     """By stage, whether anything that a client sends or keeps follows its records."""
     server = with_other_models(algorithm.init(KEY))
-    own = None if algorithm.clients is None else algorithm.clients.init(server)
+    own = None if algorithm.client_state is None else algorithm.client_state.init(server)
     hyper = typed(algorithm.hyper).of_client(0)
 
     @jax.jit
@@ -376,7 +383,7 @@ def rounds_that_tell(algorithm):
 
     telling = {}
     for index in range(NUM_ROUNDS):
-        stage = int(algorithm.stage_of(server, algorithm.hyper, index))
+        stage = int(algorithm.stages.stage_of(server, algorithm.hyper, index))
         each = sent(clients_with_other_records(), jnp.int32(stage))
         differs = any(np.any(np.asarray(x) != np.asarray(x)[:1]) for x in jax.tree.leaves(each))
         telling[stage] = telling.get(stage, False) or differs

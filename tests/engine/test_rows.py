@@ -13,6 +13,7 @@ from marks import later, telling
 from small_problem import NUM_CLIENTS, make_model
 
 from fedjax_dp import algorithms
+from fedjax_dp.algorithms.base import FinishForAll
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.row_file import FILE
@@ -63,8 +64,8 @@ SOON = ["feddyn", "fedpi", "ifca", "r_dpcfl", "mr_mtl", "fedrep", "ditto", "jump
 @pytest.mark.parametrize("name", later(CASES, but=["scaffold", "fedavg"], soon=SOON))
 def test_rows_on_the_disk_are_those_in_memory(name, tmp_path):
     """Cohorts overlap from round to round, and some clients are never drawn before the last."""
-    kept = CASES[name].make(make_model()).clients
-    if kept is not None and kept.finish is not None and kept.finishes_everybody:
+    kept = CASES[name].make(make_model()).client_state
+    if kept is not None and isinstance(kept.finish, FinishForAll):
         with pytest.raises(ValueError, match=r"placement must be 'device' for .*got 'disk'"):
             on_disk(name, tmp_path)
         return

@@ -404,7 +404,7 @@ def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monk
         found = calibrated(*args)
         local = found.hyper.local
         local = local._replace(noise_multiplier=2 * local.noise_multiplier)
-        return found._replace(hyper=found.hyper._replace(local=local))
+        return found.with_hyper(found.hyper._replace(local=local))
 
     monkeypatch.setattr(assemble, "calibrated", louder)
     experiment = assemble.assemble(load_config(finished / "config.toml"))

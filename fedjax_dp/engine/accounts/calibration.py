@@ -30,7 +30,7 @@ def _priced_stages(
 ) -> list[tuple[Callable[..., Any], int]]:
     """Pairs the event of each stage with how many rounds of it a run has."""
     checks.whole("num_rounds", num_rounds)
-    claim = algorithm.record
+    claim = algorithm.training.record
     if claim is None:
         raise ValueError(f"algorithm must claim privacy for records, got {algorithm.name}")
     if len(claim.events) == 1:
@@ -40,7 +40,9 @@ def _priced_stages(
     def initial_stages(key: Any) -> Any:
         # Compiled, so that models which the stages do not depend on are never made.
         server = algorithm.init(key)
-        return jax.vmap(lambda r: algorithm.stage_of(server, hyper, r))(jnp.arange(num_rounds))
+        return jax.vmap(lambda r: algorithm.stages.stage_of(server, hyper, r))(
+            jnp.arange(num_rounds)
+        )
 
     stages = np.asarray(initial_stages(jax.random.key(0)))
     found = zip(*np.unique(stages, return_counts=True), strict=True)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-import jax
 import numpy as np
 
 from fedjax_dp.core import checks
@@ -106,14 +105,12 @@ class Meter(NamedTuple):
       after: to clients when a round is over, where what they keep is finished with what it came to;
         None where it is not.
       everybody: how many get it, or None where those do who contributed.
-      silent_stages: stages in which nothing is sent.
     """
 
     up: Tariff
     down: Tariff
     after: Tariff | None
     everybody: int | None
-    silent_stages: tuple[int, ...]
 
     def measure(self, record: RoundRecord, info: RoundInfo) -> Communication:
         """Counts what was sent in some rounds.
@@ -125,7 +122,6 @@ class Meter(NamedTuple):
         Returns:
           The bytes.
         """
-        is_silent = np.isin(np.asarray(record.stage), self.silent_stages)
         messages = info.messages
         is_counted, of_up, of_down = messages or (None, (), ())
         up = self._of_tariff(self.up, record, _SENT, (is_counted, of_up))
@@ -135,8 +131,7 @@ class Meter(NamedTuple):
             "up": up,
             "down": {e: _added(down[e], after[e]) for e in ENCODINGS},
         }
-        heard = jax.tree.map(lambda x: np.where(is_silent, 0, x), sent)
-        return Communication(heard, len(record.stage))
+        return Communication(sent, len(record.stage))
 
     def _of_tariff(
         self,
@@ -222,7 +217,6 @@ def meter_of(federation: Federation) -> Meter:
         tariff_of(messages.down),
         None if messages.after is None else tariff_of(messages.after),
         len(federation.population.sizes) if messages.is_after_for_all else None,
-        federation.algorithm.silent_stages,
     )
 
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll, Hyper
 from fedjax_dp.clients.base import ClientData
 from fedjax_dp.core import sums, trees
 from fedjax_dp.core.dependence import dependence
-from fedjax_dp.core.messages import is_part
+from fedjax_dp.core.messages import Known, SentIf, is_part, received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.federation import Federation, Population
@@ -58,8 +58,9 @@ def messages_of(federation: Federation) -> Messages:
     """
     algorithm, inputs = federation.algorithm, _inputs(federation)
     sets, output = dependence(partial(run_client, algorithm), *inputs)
+    update = jax.eval_shape(lambda output: output.received, output)
     aggregator = algorithm.aggregator
-    state = jax.eval_shape(aggregator.init, output.update)
+    state = jax.eval_shape(aggregator.init, update)
     read = _read_by_aggregator(algorithm, inputs, output, state)
     of_update = [
         of_leaf if is_read else frozenset()
@@ -74,13 +75,18 @@ def messages_of(federation: Federation) -> Messages:
     if aggregator.sent_up is not None:
         up = jax.eval_shape(aggregator.sent_up, message, output.weight)
     else:
-        marks = jax.tree.unflatten(jax.tree.structure(output.update), is_new)
-        sent = _marked_parts(marks, output.update, message)
-        up = sent, output.weight if is_weighed else None
+        weight = output.weight if is_weighed else None
+        if isinstance(message, Known):
+            up = ()
+        elif isinstance(message, SentIf):
+            up = SentIf((message.values, weight), message.is_sent)
+        else:
+            marks = jax.tree.unflatten(jax.tree.structure(output.update), is_new)
+            up = _marked_parts(marks, output.update, message), weight
 
-    after = _after(algorithm, inputs, output.update, state)
-    clients = algorithm.clients
-    is_for_all = clients is not None and clients.finishes_everybody
+    after = _after(algorithm, inputs, update, state)
+    clients = algorithm.client_state
+    is_for_all = clients is not None and isinstance(clients.finish, FinishForAll)
     down = jax.eval_shape(algorithm.message_to, inputs.server, inputs.own, inputs.client)
     return Messages(up, (down, _marked(read.state, state)), after, is_for_all)
 
@@ -91,7 +97,8 @@ def _inputs(federation: Federation) -> _Inputs:
 
     def states(key):
         server = algorithm.init(key)
-        return server, None if algorithm.clients is None else algorithm.clients.init(server)
+        clients = algorithm.client_state
+        return server, None if clients is None else clients.init(server)
 
     def client_of(of: Population) -> ClientData:
         second = None if of.validation is None else client_of(of.validation)
@@ -142,7 +149,7 @@ def _read_by_aggregator(
 
     def contribution(state, update, weight, sender, numbers, key):
         one = Sender(sender, weight, key, key, _roster(sender))
-        found = aggregator.contribute(state, numbers, update, one)
+        found = aggregator.contribute(state, numbers, received(update), one)
         if aggregator.encode is not None:
             found = aggregator.encode(state, numbers, found, one)
         return found
@@ -161,14 +168,11 @@ def _after(
     algorithm: FederatedAlgorithm, inputs: _Inputs, update: PyTree, state: PyTree
 ) -> PyTree | None:
     """Finds what clients are sent when a round is over."""
-    clients = algorithm.clients
+    clients = algorithm.client_state
     if clients is None or clients.finish is None:
         return None
-    server = inputs.server
     aggregate = _aggregate(algorithm, inputs, update, state)
-    sets, _ = dependence(clients.finish, server, aggregate, inputs.own, inputs.hyper)
-    reached = _union(_sets_in(sets))
-    return _at(reached, (server, aggregate))
+    return jax.eval_shape(clients.finish.broadcast, inputs.server, aggregate)
 
 
 def _aggregate(
@@ -208,10 +212,6 @@ def _sets_in(tree: PyTree) -> list[frozenset[int]]:
 
 def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
     return frozenset().union(*sets)
-
-
-def _at(positions: frozenset[int], tree: PyTree) -> list[Any]:
-    return [x for i, x in enumerate(jax.tree.leaves(tree)) if i in positions]
 
 
 def _marked(marks: list[bool], tree: PyTree) -> list[Any]:

@@ -104,11 +104,11 @@ class Rows:
             )
 
     def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
-        """Reads a part of every row, as `Kept` says."""
+        """Reads a part of every row, of `ClientStates`."""
         return self.many(range(len(self.slots)), select)
 
     def of(self, client: int) -> PyTree:
-        """Reads one client's row, as `Kept` says."""
+        """Reads one client's row, of `ClientStates`."""
         return jax.tree.map(lambda x: x[0], self.many([client]))
 
     def damage(self) -> str | None:

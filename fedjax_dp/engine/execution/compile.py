@@ -12,7 +12,7 @@ from chex import PRNGKey
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll, Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
@@ -28,7 +28,7 @@ from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import Trial, layout_of
 from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
-from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.round import ByClient, SimulationState
 
 # A public divisor that is off by more than this is pointed out.
 _DIVISOR_FACTOR = 2.0
@@ -192,18 +192,29 @@ def compile_federation(
         States from a checkpoint hold host arrays, those of a sweep may hold Python numbers; neither
         may cost a second trace.
         """
-        clients = state.clients
+        clients, outer = state.clients, state.outer
         if clients is not None:
             _require_same_place(execution.placement, clients)
-        state = jax.tree.map(_typed, state._replace(clients=None))
-        state = jax.device_put(state, everywhere)
+        shared = jax.tree.map(_typed, state._replace(clients=None, outer=()))
+        state = jax.device_put(shared, everywhere)
+        rows = layout.clients_per_device(num_clients) * layout.num_devices
+
+        def of_clients(table: PyTree) -> PyTree:
+            return jax.device_put(
+                jax.tree.map(lambda x: _padded(_typed(x), rows), table), by_client
+            )
+
+        def of_wrapper(part: Any) -> Any:
+            if isinstance(part, ByClient):
+                return of_clients(part)
+            return jax.device_put(_typed(part), everywhere)
+
+        state = state._replace(outer=_by_part(of_wrapper, outer))
         if clients is None:
             return state
         if not is_resident:
             return state._replace(clients=jax.tree.map(np.asarray, clients))
-        rows = layout.clients_per_device(num_clients) * layout.num_devices
-        clients = jax.tree.map(lambda x: _padded(_typed(x), rows), clients)
-        return state._replace(clients=jax.device_put(clients, by_client))
+        return state._replace(clients=of_clients(clients))
 
     def portable(state: Any, *, copies: bool = True) -> SimulationState:
         if isinstance(state.clients, Rows):
@@ -216,7 +227,10 @@ def compile_federation(
             return part.copy() if copies and is_written else part
 
         clients = jax.tree.map(of_clients, state.clients)
-        return jax.device_get(state._replace(clients=clients))
+        outer = _by_part(
+            lambda x: jax.tree.map(of_clients, x) if isinstance(x, ByClient) else x, state.outer
+        )
+        return jax.device_get(state._replace(clients=clients, outer=outer))
 
     if is_resident:
         with explained(memory):
@@ -289,8 +303,10 @@ def _initial(
     execution: ExecutionConfig,
 ) -> Callable[[PRNGKey], SimulationState]:
     """Compiles the state before the first round; no device holds more of it than its part."""
-    clients = federation.algorithm.clients
-    places = SimulationState(everywhere, everywhere, by_client, everywhere)
+    clients = federation.algorithm.client_state
+    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
+    of_wrappers = _by_part(lambda x: by_client if isinstance(x, ByClient) else everywhere, outer)
+    places = SimulationState(everywhere, everywhere, by_client, everywhere, of_wrappers)
     if is_resident or clients is None:
         return jax.jit(federation.init, out_shardings=places)
     num_clients = len(federation.population.sizes)
@@ -315,7 +331,7 @@ def _initial(
 
 def _bytes_of_a_client(federation: Federation) -> int:
     """Counts what one client keeps."""
-    clients = federation.algorithm.clients
+    clients = federation.algorithm.client_state
     if clients is None:
         return 0
     of_one = clients.init
@@ -366,12 +382,17 @@ def _require_same_place(placement: str, clients: PyTree) -> None:
 
 
 def _require_streamable(federation: Federation, placement: str) -> None:
-    clients = federation.algorithm.clients
+    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
+    parts = jax.tree.leaves(outer, is_leaf=lambda x: isinstance(x, ByClient))
+    rule = f"be 'device' for {federation.algorithm.name}, whose wrapper stores a state per client"
+    is_by_client = any(isinstance(part, ByClient) for part in parts)
+    checks.require(not is_by_client, "placement", rule, placement)
+    clients = federation.algorithm.client_state
     if clients is not None and clients.finish is not None:
         checks.require(
-            not clients.finishes_everybody,
+            not isinstance(clients.finish, FinishForAll),
             "placement",
-            f"be 'device' for {federation.algorithm.name}, which changes what every client keeps "
+            f"be 'device' for {federation.algorithm.name}, which changes the state of every client "
             "in every round",
             placement,
         )
@@ -394,6 +415,11 @@ def _same_kind(algorithm: FederatedAlgorithm, hyper: Hyper, built: Hyper) -> Hyp
         return x if is_kept else x.astype(b.dtype)
 
     return jax.tree.map(like, traced(algorithm, typed(hyper)), built)
+
+
+def _by_part(function: Callable[[Any], Any], outer: PyTree) -> PyTree:
+    """Maps a function over the arrays of wrappers' states, each `ByClient` as a whole."""
+    return jax.tree.map(function, outer, is_leaf=lambda x: isinstance(x, ByClient))
 
 
 def _typed(x: Any) -> Any:

@@ -11,6 +11,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.core.devices import memory_of_host, memory_per_device
 from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.round import ByClient
 from fedjax_dp.server.base import Stacked
 
 
@@ -26,6 +27,7 @@ class Memory(NamedTuple):
         above.
       clients: what the clients keep.
       examples: the examples, where they are resident.
+      wrappers: the states of wrappers.
     """
 
     state: int
@@ -33,6 +35,7 @@ class Memory(NamedTuple):
     stack: int
     clients: int
     examples: int
+    wrappers: int = 0
 
     def __str__(self) -> str:
         """Says how much of what there is, largest first."""
@@ -42,6 +45,7 @@ class Memory(NamedTuple):
             "updates side by side",
             "what clients keep",
             "examples",
+            "states of wrappers",
         )
         parts = sorted(zip(self, names, strict=True), reverse=True)
         listed = ", ".join(f"{name} {_readable(count)}" for count, name in parts if count)
@@ -64,13 +68,18 @@ def memory_of(
     """
     algorithm = federation.algorithm
     server = jax.eval_shape(algorithm.init, jax.random.key(0))
-    shared = algorithm.shared
+    shared = algorithm.views.shared
     model = 0 if shared is None else trees.num_bytes(jax.eval_shape(shared.read, server))
     is_stacked = isinstance(algorithm.aggregator, Stacked)
     slots = layout.slots_per_device(federation.participation) if is_stacked else 0
     side_by_side = min(layout.chunk, federation.participation.capacity)
     training, stack = model * side_by_side, model * slots
-    return Memory(trees.num_bytes(server), training, stack, clients, examples)
+    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
+    wrappers = sum(
+        trees.num_bytes(part) // (layout.num_devices if isinstance(part, ByClient) else 1)
+        for part in jax.tree.leaves(outer, is_leaf=lambda x: isinstance(x, ByClient))
+    )
+    return Memory(trees.num_bytes(server), training, stack, clients, examples, wrappers)
 
 
 def require_room(memory: Memory, num_devices: int = 1) -> None:

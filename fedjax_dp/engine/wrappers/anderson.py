@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Iterate, SharedModel
+from fedjax_dp.algorithms.base import Iterate, SharedModel
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.round import ByClient
 
 Of = Literal["shared", "clients"]
 NormWeights = Literal["federation", "equal"] | Sequence[NonNegative]
@@ -56,30 +57,15 @@ class Gram:
 
 @flax.struct.dataclass
 class Accelerated:
-    """A state of the server with a memory beside it.
+    """The wrapper's part of the state.
 
     Attributes:
-      inner: the algorithm's own state.
       gram: products of residuals.
-      memory: of the shared model; None where that of clients is accelerated.
+      memory: of the shared model, or `ByClient` of the clients' points.
     """
 
-    inner: PyTree
     gram: Gram
-    memory: Memory | None
-
-
-@flax.struct.dataclass
-class Remembering:
-    """A state of a client with a memory beside it.
-
-    Attributes:
-      inner: the algorithm's own state.
-      memory: of the client's point.
-    """
-
-    inner: PyTree
-    memory: Memory
+    memory: Any
 
 
 @checked
@@ -153,39 +139,15 @@ def anderson(
     point = _point_of(federation, of)
     norm = _norm_weights(federation, point, weights)
 
-    def bound(plain: Federation) -> Federation:
-        return _bound(_Scheme(plain, of, memory + 1, first, point, norm, is_buffer), numbers)
+    def wrapped(plain: Federation) -> Federation:
+        scheme = _Scheme(plain, of, memory + 1, first, point, norm, is_buffer)
+        return plain._replace(
+            init=scheme.init,
+            step=scheme.step,
+            laid_out=lambda layout: wrapped(plain.laid_out(layout)),
+        ).with_numbers(numbers, _RANGES)
 
-    return bound(federation)._replace(laid_out=lambda layout: bound(federation.laid_out(layout)))
-
-
-def _bound(scheme: "_Scheme", numbers: dict[str, float]) -> Federation:
-    """Gives the federation of a scheme, but for other layouts."""
-    federation, hyper = scheme.federation, scheme.federation.hyper
-    algorithm = _lifted(federation.algorithm, scheme).with_numbers(numbers, _RANGES)
-    added = {name: np.float32(number) for name, number in numbers.items()}
-
-    def check(hyper):
-        algorithm.check(hyper, len(federation.population.sizes))
-        federation.check(hyper)
-
-    def outer(of_inner: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda state, *arguments: of_inner(scheme.inner(state), *arguments)
-
-    shared, with_shared, personal = federation.shared, federation.with_shared, federation.personal
-    return federation._replace(
-        init=scheme.init,
-        step=scheme.step,
-        shared=None if shared is None else outer(shared),
-        with_shared=None
-        if with_shared is None
-        else lambda state, params: scheme.outer(with_shared(scheme.inner(state), params), state),
-        personal=None if personal is None else outer(personal),
-        stages=outer(federation.stages),
-        hyper=hyper._replace(algorithm={**hyper.algorithm, **added}),
-        check=check,
-        algorithm=algorithm,
-    )
+    return wrapped(federation)
 
 
 class _Scheme(NamedTuple):
@@ -207,8 +169,8 @@ class _Scheme(NamedTuple):
         """Names the axis of places."""
         return 0 if self.of == "shared" else 1
 
-    def room(self, point: PyTree) -> Memory:
-        """Makes room for the memory of a point."""
+    def empty(self, point: PyTree) -> Memory:
+        """Makes the empty memory of a point."""
 
         def zeros(x):
             shape = (*x.shape[: self.axis], self.places, *x.shape[self.axis :])
@@ -223,50 +185,32 @@ class _Scheme(NamedTuple):
     def init(self, key: Any) -> Any:
         """Makes the state before the first round."""
         state = self.federation.init(key)
-        memory = self.room(self.point_in(state))
-        return self.joined(state, memory, self.no_products())
+        return self.with_outer(state, self.no_products(), self.empty(self.point_in(state)))
 
     def point_in(self, state: Any) -> PyTree:
-        """Reads what is extrapolated."""
+        """Reads the point that is extrapolated."""
         return self.point.read(state.server if self.of == "shared" else state.clients)
 
     def with_point(self, state: Any, point: PyTree) -> Any:
-        """Puts another in its place."""
+        """Replaces that point."""
         if self.of == "shared":
             return state._replace(server=self.point.write(state.server, point))
         return state._replace(clients=self.point.write(state.clients, point))
 
-    def inner(self, state: Any) -> Any:
-        """Takes the state of the federation out of one with a memory."""
-        clients = state.clients
-        if self.of == "clients" and clients is not None:
-            clients = clients.inner
-        return state._replace(server=state.server.inner, clients=clients)
-
-    def joined(self, inner: Any, memory: Memory, gram: Gram) -> Any:
-        """Puts a memory beside the state of the federation."""
-        if self.of == "shared":
-            return inner._replace(server=Accelerated(inner.server, gram, memory))
-        return inner._replace(
-            server=Accelerated(inner.server, gram, None),
-            clients=Remembering(inner.clients, memory),
-        )
-
-    def memory_in(self, state: Any) -> Memory:
-        """Reads the memory."""
-        return state.server.memory if self.of == "shared" else state.clients.memory
-
-    def outer(self, inner: Any, state: Any) -> Any:
-        """Puts the memory of a state beside another state of the federation."""
-        return self.joined(inner, self.memory_in(state), state.server.gram)
+    def with_outer(self, state: Any, gram: Gram, memory: Memory) -> Any:
+        """Adds the wrapper's part to a state of the federation."""
+        held = memory if self.of == "shared" else ByClient(memory)
+        return state._replace(outer=(Accelerated(gram, held), *state.outer))
 
     def step(self, state, hyper, examples, key, cohort=None):
-        """Plays a round and mixes what it came to with what earlier ones did."""
-        before = self.inner(state)
+        """Plays a round and mixes its point with those of earlier rounds."""
+        own, *others = state.outer
+        before = state._replace(outer=tuple(others))
+        memory = own.memory if self.of == "shared" else own.memory.values
         after, record, info = self.federation.step(before, hyper, examples, key, cohort)
         start, image = self.point_in(before), self.point_in(after)
         place = before.round % self.places
-        memory, gram = self._remembered(state, start, image, place)
+        memory, gram = self._remembered(memory, own.gram, start, image, place)
         numbers = hyper.algorithm
         squares = jnp.diagonal(gram.products)
         counts = (place - jnp.arange(self.places)) % self.places < gram.num_valid
@@ -279,13 +223,13 @@ class _Scheme(NamedTuple):
         mixed = self.for_buffers(self._mixed(memory.images, image, found), image)
         is_mixed = (before.round >= self.first) & is_shorter & ~is_wild & trees.is_finite(mixed)
         point = trees.where(is_mixed, mixed, image)
-        gram = gram.replace(num_valid=jnp.where(is_wild, 1, gram.num_valid))
-        told = {
+        gram = Gram(gram.products, jnp.where(is_wild, 1, gram.num_valid))
+        metrics = {
             "residual": jnp.sqrt(jnp.maximum(squares[place], 0)),
             "is_mixed": is_mixed.astype(jnp.float32),
         }
-        info = info._replace(server={**info.server, **told})
-        return self.joined(self.with_point(after, point), memory, gram), record, info
+        info = info._replace(server={**info.server, **metrics})
+        return self.with_outer(self.with_point(after, point), gram, memory), record, info
 
     def for_buffers(self, point: PyTree, other: PyTree) -> PyTree:
         """Takes the buffers of another point."""
@@ -295,14 +239,15 @@ class _Scheme(NamedTuple):
             lambda flag, x, y: y if flag else x, self.is_buffer(point), point, other
         )
 
-    def _remembered(self, state: Any, start: PyTree, image: PyTree, place: Any) -> Any:
+    def _remembered(
+        self, memory: Memory, gram: Gram, start: PyTree, image: PyTree, place: Any
+    ) -> tuple[Memory, Gram]:
         """Writes a round into its place, and its products with all others."""
         at = (slice(None), place) if self.axis else (place,)
 
         def written(all_rounds, one):
             return jax.tree.map(lambda a, x: a.at[at].set(x.astype(a.dtype)), all_rounds, one)
 
-        memory, gram = self.memory_in(state), state.server.gram
         widened = [jax.tree.map(trees.at_least_float32, x) for x in (start, image)]
         residual = trees.subtract(*widened)
         residual = self.for_buffers(residual, trees.zeros_like(residual))
@@ -352,23 +297,23 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     name, num_clients = algorithm.name, len(federation.population.sizes)
     rule = f"have no steps on the host between rounds, as {name} has"
     checks.require(not federation.host_steps, "federation", rule, len(federation.host_steps))
-    own = None if algorithm.clients is None else algorithm.clients.iterate
+    own = None if algorithm.client_state is None else algorithm.client_state.iterate
     is_full = participation.min_drawn >= num_clients
     if of == "shared":
         rule = f"be 'clients' for {name}, whose rounds start from what is kept for them"
         checks.require(own is None, "of", rule, of)
         rule = f"be of an algorithm with one model for everybody, which {name} is not"
-        checks.require(algorithm.shared is not None, "federation", rule, name)
-        assert algorithm.shared is not None
+        checks.require(algorithm.views.shared is not None, "federation", rule, name)
+        assert algorithm.views.shared is not None
         rule = f"start its rounds from its model, and that of {name} is an average of many"
-        checks.require(algorithm.shared.is_start, "federation", rule, "is_averaged=True")
+        checks.require(algorithm.views.shared.is_start, "federation", rule, "is_averaged=True")
         if not is_full:
             warnings.warn(
                 f"acceleration is a heuristic where {participation.sampler.name} draws a part of "
                 "the clients: residuals of different cohorts are compared",
                 stacklevel=4,
             )
-        return algorithm.shared
+        return algorithm.views.shared
     rule = f"be 'shared' for {name}, which keeps no points of clients that a round maps on"
     checks.require(own is not None, "of", rule, of)
     rule = "be 'shared' where an aggregator protects clients: their points are not released"
@@ -396,63 +341,3 @@ def _norm_weights(
     fits = found.shape == sizes.shape and bool(np.all(found >= 0)) and found.sum() > 0
     checks.require(fits, "weights", rule, weights)
     return (found / found.sum()).astype(np.float32)
-
-
-def _lifted(algorithm: FederatedAlgorithm, scheme: _Scheme) -> FederatedAlgorithm:
-    """Declares the same algorithm on states with a memory, for whoever reads the declaration."""
-
-    def with_memory(server):
-        memory = scheme.room(scheme.point.read(server)) if scheme.of == "shared" else None
-        return Accelerated(server, scheme.no_products(), memory)
-
-    def of_server(function):
-        return lambda server, *arguments: function(server.inner, *arguments)
-
-    def server_step(server, aggregate, hyper, round, key):
-        inner, told = algorithm.server_step(server.inner, aggregate, hyper, round, key)
-        return server.replace(inner=inner), told
-
-    lifted = algorithm._replace(
-        init=lambda key: with_memory(algorithm.init(key)),
-        broadcast=of_server(algorithm.broadcast),
-        server_step=server_step,
-        stage_of=of_server(algorithm.stage_of),
-    )
-    shared, personal, clients = algorithm.shared, algorithm.personal, algorithm.clients
-    if shared is not None:
-        view = SharedModel(
-            of_server(shared.read),
-            lambda server, params: server.replace(inner=shared.write(server.inner, params)),
-            is_whole=shared.is_whole,
-        )
-        lifted = lifted._replace(shared=view)
-    if personal is not None:
-        lifted = lifted._replace(personal=of_server(personal))
-    if clients is None:
-        return lifted
-    if scheme.of == "shared":
-        finish = None if clients.finish is None else of_server(clients.finish)
-        return lifted._replace(
-            clients=clients._replace(init=of_server(clients.init), finish=finish)
-        )
-
-    def first_state(server):
-        own = clients.init(server.inner)
-        point = jax.tree.map(lambda x: jnp.asarray(x)[None], scheme.point.read(own))
-        memory = jax.tree.map(lambda x: x[0], scheme.room(point))
-        return Remembering(own, memory)
-
-    def client(message, own, client, hyper, key):
-        output = algorithm.client(message, own.inner, client, hyper, key)
-        return output._replace(state=own.replace(inner=output.state))
-
-    def finished(server, aggregate, own, hyper):
-        if clients.finish is None:
-            return own
-        return own.replace(inner=clients.finish(server.inner, aggregate, own.inner, hyper))
-
-    # All points move in every round, whatever becomes of the rest.
-    known = clients.known
-    of_inner = None if known is None else lambda own: known(own.inner)
-    kept = ClientState(first_state, finished, True, known=of_inner)
-    return lifted._replace(client=client, clients=kept)

@@ -127,8 +127,8 @@ def calibrated(
     target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), np.shape(sizes))
     target = target if budgets is None else budgets(target)
     # With several stages all rounds are charged: a client may be drawn in the most costly.
-    is_uniform = algorithm.record is not None and len(algorithm.record.events) == 1
+    is_uniform = algorithm.claims.record is not None and len(algorithm.claims.record.events) == 1
     rounds = setting.charged if is_uniform else setting.num_rounds
     deltas = np.asarray(level.dp_delta, dtype=np.float64)
     hyper = calibrate(algorithm, sizes, target, deltas, rounds, **setting.promise)
-    return algorithm._replace(hyper=hyper)
+    return algorithm.with_hyper(hyper)

@@ -107,7 +107,7 @@ class Health:
 
 def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:
     """Returns a warning if a run ends before a stage of its algorithm begins, else ""."""
-    late = [step.after for step in algorithm.host_steps if step.after > num_rounds]
+    late = [step.after for step in algorithm.stages.host_steps if step.after > num_rounds]
     if not late:
         return ""
     return (

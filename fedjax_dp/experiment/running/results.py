@@ -232,8 +232,8 @@ def partition_text(statistics: PartitionStatistics) -> str:
 def has_personal_models(experiment: Experiment) -> bool:
     """Returns whether client state holds a part of the model that the client uses."""
     algorithm = experiment.simulation.algorithm
-    clients = algorithm.clients
-    if clients is None or algorithm.personal is None:
+    clients = algorithm.client_state
+    if clients is None or algorithm.views.personal is None:
         return False
     own = jax.eval_shape(lambda key: clients.init(algorithm.init(key)), jax.random.key(0))
     # An index of a server model is no part of a model.

@@ -159,7 +159,7 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
         problem = build_problem(config.algorithm, privacy, setting, asked)
         algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
         # Audits the noise that was calibrated for the experiment.
-        return algorithm._replace(hyper=experiment.simulation.hyper)
+        return algorithm.with_hyper(experiment.simulation.hyper)
 
     return make
 
@@ -195,9 +195,9 @@ def _quieter(
             noise_multiplier=np.float32(share) * np.asarray(hyper.local.noise_multiplier)
         )
         own = dict(hyper.algorithm)
-        if experiment.simulation.algorithm.choice is not None and "selection_epsilon" in own:
+        if experiment.simulation.algorithm.stages.choice is not None and "selection_epsilon" in own:
             own["selection_epsilon"] = own["selection_epsilon"] / share
-        return planted.algorithm._replace(hyper=hyper._replace(local=local, algorithm=own))
+        return planted.algorithm.with_hyper(hyper._replace(local=local, algorithm=own))
     simulation, population = experiment.simulation, experiment.population
     promise, structure = config.privacy.promise, structure_of(experiment.model)
     setting = Setting(simulation.participation, structure, config.run.rounds, promise)
@@ -211,7 +211,7 @@ def _quieter(
     hyper = simulation.hyper._replace(aggregator=algorithm.hyper.aggregator)
     rng = np.random.default_rng([config.run.seed, 7])
     again = plant_clients(
-        algorithm._replace(hyper=hyper),
+        algorithm.with_hyper(hyper),
         population.train,
         simulation.participation,
         count,
@@ -236,7 +236,7 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
     if len(jax.tree.leaves(batch)[0]) > 1:
         results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
         models = jax.vmap(experiment.model.init)(jax.random.split(key, 2))
-        choice, numbers = simulation.algorithm.choice, simulation.hyper.algorithm
+        choice, numbers = simulation.algorithm.stages.choice, simulation.hyper.algorithm
         results += check_choice(choice, numbers, models, batch, key)
     is_sgd = config.training.optimizer == "sgd" and not config.training.optimizer_options
     if is_sgd:
