@@ -33,7 +33,14 @@ class Hyper(NamedTuple):
     aggregator: Mapping[str, Any] = {}
 
     def of_client(self, client: jax.typing.ArrayLike) -> "Hyper":
-        """Selects the numbers of one client, by its index, static or traced."""
+        """Selects the numbers of one client.
+
+        Args:
+          client: the client's index; static or traced.
+
+        Returns:
+          The same, with scalars of local training.
+        """
         return self._replace(local=self.local.row(client))
 
 
@@ -110,7 +117,7 @@ def field(name: str, *, is_whole: bool = True) -> SharedModel:
 class PersonalModel(Protocol):
     """The model that one client would use."""
 
-    def __call__(self, server: PyTree, own: PyTree, client: clients.ClientData) -> PyTree:
+    def __call__(self, server: PyTree, own: PyTree, client: Any) -> PyTree:
         """Reads it; `Sparse` where a mask of the client's own decides which weights it has."""
 
 
@@ -404,7 +411,14 @@ class FederatedAlgorithm(NamedTuple):
         )
 
     def with_hyper(self, hyper: Hyper) -> "FederatedAlgorithm":
-        """Starts from other numbers; they are checked when the algorithm is bound to data."""
+        """Starts from other numbers; they are checked when the algorithm is bound to data.
+
+        Args:
+          hyper: numbers of the same names.
+
+        Returns:
+          The algorithm.
+        """
         return self._replace(
             training=self.training._replace(config=hyper.local),
             numbers=self.numbers._replace(values=hyper.algorithm),

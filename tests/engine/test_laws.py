@@ -43,9 +43,12 @@ def traits(name):
     case = CASES[name]
     algorithm = case.make(make_model())
     found = {case.is_pooled, type(algorithm.aggregator)}
-    for part in (algorithm, algorithm.aggregator, algorithm.clients, *algorithm.host_steps):
+    parts = (algorithm.training, algorithm.numbers, algorithm.views, algorithm.stages)
+    states = algorithm.client_state, algorithm.aggregator
+    for part in (algorithm, *parts, *states, *algorithm.stages.host_steps):
         defaults = getattr(part, "_field_defaults", {})
         found |= {(type(part), f) for f, value in defaults.items() if getattr(part, f) != value}
+    found.add(type(getattr(algorithm.client_state, "finish", None)))
     return found
 
 
