@@ -113,8 +113,12 @@ class FederatedData:
     def slab(self, clients: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Copies the examples of neighbouring clients, in few sizes, so that few programs compile.
 
-        Gives arrays `[rows, ...]`, with a power of two of rows, and the first row of each client of
-        the population, `[num_clients]`, int32, valid for these clients alone.
+        Args:
+          clients: indices of neighbouring clients, ascending.
+
+        Returns:
+          Arrays `[rows, ...]`, with a power of two of rows, and the first row of each client of the
+          population, `[num_clients]`, int32, valid for these clients alone.
         """
         first, last = (int(self.offsets[i]) for i in (clients[0], clients[-1] + 1))
         num_rows = 1 << max(last - first - 1, 0).bit_length()
