@@ -23,15 +23,19 @@ from experiments.clustered_dp.grid import (
     points,
     true_clusters,
 )
+from experiments.clustered_dp.metrics import (
+    cluster_fairness,
+    is_minority_found,
+    is_partition_found,
+    matched_share,
+)
 from experiments.clustered_dp.tables import as_markdown, read_results
 from fedjax_dp.algorithms import local_only
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import evaluator, simulation
-from fedjax_dp.evaluation.clustering import is_minority_found, is_partition_found, matched_share
 from fedjax_dp.evaluation.evaluate import personal_evaluator
-from fedjax_dp.evaluation.fairness import cluster_fairness
 from fedjax_dp.experiment import Experiment, assemble
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
 from fedjax_dp.experiment.running.starting import accounting_of, first_state, new_root

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.clustered_dp.grid import METHODS
-from fedjax_dp.evaluation.fairness import over_seeds
+from experiments.clustered_dp.metrics import over_seeds
 from fedjax_dp.experiment.reading.config_diff import differences
 
 HERE = pathlib.Path(__file__).parent

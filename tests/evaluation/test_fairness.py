@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_dp.evaluation import Evaluation, by_group, disparity_of_gains, summarize
+from fedjax_dp.evaluation import Evaluation, summarize
 
 NAN = math.nan
 
@@ -82,40 +82,3 @@ def test_a_loss_that_diverged_is_the_worst():
     assert infinite["worst_client_loss"] == math.inf
     undefined = summarize(evaluation_of([0.5, 0.1, NAN], [1.0, NAN, NAN], [1, 1, 0]))
     assert math.isnan(undefined["worst_client_loss"])
-
-
-def test_disparity_of_gains_by_hand():
-    """Gaps 0.1, -0.2 and 0.4: the two furthest apart differ by 0.6."""
-    values, references = np.array([0.8, 0.9, 0.5]), np.array([0.9, 0.7, 0.9])
-    pairs = [
-        abs((references - values)[i] - (references - values)[j]) for i in range(3) for j in range(3)
-    ]
-    assert disparity_of_gains(values, references) == pytest.approx(0.6) == pytest.approx(max(pairs))
-    assert disparity_of_gains(values, values) == 0.0
-    assert disparity_of_gains(values + 5, references) == pytest.approx(0.6)
-
-
-def test_clients_without_a_number_have_no_gain():
-    assert disparity_of_gains([0.8, NAN, 0.5], [0.9, 0.1, 0.9]) == pytest.approx(0.3)
-    assert disparity_of_gains([0.8, 0.5], [NAN, 0.9]) == 0.0
-    assert math.isnan(disparity_of_gains([NAN], [1.0]))
-
-
-def test_groups_by_hand():
-    values, minority = [0.9, 0.7, 0.2, 0.4], [False, False, True, True]
-    expected = {"all": 0.55, "majority": 0.8, "minority": 0.3}
-    assert by_group(values, minority) == pytest.approx(expected)
-    assert by_group([0.9, NAN, 0.2, NAN], minority) == pytest.approx(
-        {"all": 0.55, "majority": 0.9, "minority": 0.2}
-    )
-
-
-def test_a_group_without_clients_has_no_mean():
-    means = by_group([0.9, 0.7], [False, False])
-    assert means["all"] == means["majority"] == pytest.approx(0.8)
-    assert math.isnan(means["minority"])
-
-
-def test_groups_must_match_the_clients():
-    with pytest.raises(ValueError, match=r"is_minority must match the clients, got \(2,\)"):
-        by_group([0.1, 0.2, 0.3], [True, False])

@@ -1,16 +1,21 @@
 """Clusters found, minority found, fairness of clusters, summaries over seeds: counted by hand."""
 
+import math
+
 import numpy as np
 import pytest
 
-from fedjax_dp.evaluation import (
+from experiments.clustered_dp.metrics import (
+    by_group,
     cluster_fairness,
+    disparity_of_gains,
     is_minority_found,
     is_partition_found,
     matched_share,
     over_seeds,
 )
 
+NAN = math.nan
 TRUE = [0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -69,3 +74,40 @@ def test_summaries_over_seeds():
     assert mean == 1.0 and np.isnan(spread)
     with pytest.raises(ValueError, match="results must hold at least one seed"):
         over_seeds([])
+
+
+def test_disparity_of_gains_by_hand():
+    """Gaps 0.1, -0.2 and 0.4: the two furthest apart differ by 0.6."""
+    values, references = np.array([0.8, 0.9, 0.5]), np.array([0.9, 0.7, 0.9])
+    pairs = [
+        abs((references - values)[i] - (references - values)[j]) for i in range(3) for j in range(3)
+    ]
+    assert disparity_of_gains(values, references) == pytest.approx(0.6) == pytest.approx(max(pairs))
+    assert disparity_of_gains(values, values) == 0.0
+    assert disparity_of_gains(values + 5, references) == pytest.approx(0.6)
+
+
+def test_clients_without_a_number_have_no_gain():
+    assert disparity_of_gains([0.8, NAN, 0.5], [0.9, 0.1, 0.9]) == pytest.approx(0.3)
+    assert disparity_of_gains([0.8, 0.5], [NAN, 0.9]) == 0.0
+    assert math.isnan(disparity_of_gains([NAN], [1.0]))
+
+
+def test_groups_by_hand():
+    values, minority = [0.9, 0.7, 0.2, 0.4], [False, False, True, True]
+    expected = {"all": 0.55, "majority": 0.8, "minority": 0.3}
+    assert by_group(values, minority) == pytest.approx(expected)
+    assert by_group([0.9, NAN, 0.2, NAN], minority) == pytest.approx(
+        {"all": 0.55, "majority": 0.9, "minority": 0.2}
+    )
+
+
+def test_a_group_without_clients_has_no_mean():
+    means = by_group([0.9, 0.7], [False, False])
+    assert means["all"] == means["majority"] == pytest.approx(0.8)
+    assert math.isnan(means["minority"])
+
+
+def test_groups_must_match_the_clients():
+    with pytest.raises(ValueError, match=r"is_minority must match the clients, got \(2,\)"):
+        by_group([0.1, 0.2, 0.3], [True, False])
