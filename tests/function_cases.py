@@ -30,7 +30,8 @@ from fedjax_dp import (
 )
 from fedjax_dp import server as servers
 from fedjax_dp.algorithms.registry import ALGORITHMS, Problem
-from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, sizes, statistics
 from fedjax_dp.privacy.reports import auditing
 

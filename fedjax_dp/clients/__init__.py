@@ -1,13 +1,7 @@
 """Local training: trainers, gradient rules, regularisers, transforms of updates."""
 
-from fedjax_dp.clients.base import (
-    ClientData,
-    Exact,
-    LocalConfig,
-    LocalResult,
-    LocalTrainer,
-    PublicClient,
-)
+from fedjax_dp.clients.base import LocalConfig, LocalResult, LocalTrainer
+from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.clients.gradients import GradientRule, clipped, plain
 from fedjax_dp.clients.pruning import prune, pruned_share
 from fedjax_dp.clients.regularizers import (

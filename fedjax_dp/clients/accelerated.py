@@ -15,15 +15,7 @@ from fedjax_dp.core.trees import PyTree
 
 
 class Steps(NamedTuple):
-    """The last τ + 1 steps, each written over the oldest.
-
-    Attributes:
-      inner: the state of the transform whose steps are accelerated.
-      num_steps: steps taken, int32.
-      images: where plain steps led, each leaf `[τ + 1, ...]`, float32.
-      gradients: what these steps followed, the same shapes.
-      products: of gradients, `[τ + 1, τ + 1]`, float32.
-    """
+    """The last τ + 1 steps in a ring: images are where plain steps led, `[τ + 1, ...]`, float32."""
 
     inner: PyTree
     num_steps: jax.Array
@@ -41,26 +33,12 @@ def accelerated(
     ridge: NonNegative = 1e-8,
     is_buffer: Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
-    """Accelerates gradient descent: each step leads to a mix of where the last steps led.
+    """Accelerates gradient descent: each step leads to a mix of where the last `memory + 1` led.
 
     A plain step maps x to T(x) = x − r g(x). With weights of sum 1 under which the mix of the last
-    τ + 1 gradients is shortest, the next point is the same mix of the T(x). The transform gives the
-    gradient whose plain step leads there, so `optax.sgd(r)` must follow it, and nothing else. Where
-    there is no solution, or its mix is not shorter than the newest gradient, the step is plain.
-
-    It is made for the same objective in every step, such as whole batches; with mini-batches it is
-    a heuristic. It reads gradients only.
-
-    Args:
-      transform: gives the gradient g of the local objective.
-      learning_rate: r, at least 0; may be traced.
-      memory: τ, earlier steps that are mixed in, at least 1.
-      ridge: strength of the regularisation of the small system over its trace, at least 0.
-      is_buffer: marks parameters that are no weights, `(params) -> bools`; they take plain steps
-        and do not count in lengths. None where there are none.
-
-    Returns:
-      The transform; its state is a `Steps`.
+    gradients is shortest, the next point is the same mix of the T(x). The transform gives the gradient
+    whose plain step leads there, so `optax.sgd(r)` must follow it. Where there is no solution, or its
+    mix is not shorter than the newest gradient, the step is plain; buffers always take plain steps.
 
     Source: Malekmohammadi and others 2021, section 2.5, "the same acceleration can also be applied
     on each client"; Anderson 1965.

@@ -1,21 +1,23 @@
-"""What a client is in a compiled round: its data, its numbers, and what it returns."""
+"""The contract of local training: its numbers, its result, and a trainer as a value."""
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from annotated_types import Gt, Le
+from chex import PRNGKey
 
+from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.dependence import mark
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.ranges import Amount, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.privacy.claims import RecordClaim, RecordEvent
+from fedjax_dp.privacy.claims import RecordClaim
 
 RANGES: Mapping[str, Any] = {
     "learning_rate": NonNegative,
@@ -28,7 +30,7 @@ RANGES: Mapping[str, Any] = {
 
 
 class LocalConfig(NamedTuple):
-    """The numbers of local training, each one scalar for everybody or `[num_clients]`.
+    """The numbers of local training, each a scalar or `[num_clients]`.
 
     They are traced: a sweep over them never recompiles. A batch can become smaller than the largest
     that a trainer was built with, not larger.
@@ -55,7 +57,7 @@ class LocalConfig(NamedTuple):
     optimizer: Any = ()
 
     def validate(self, num_clients: int | None = None) -> None:
-        """Checks every number on the host; traced ones cannot be looked at.
+        """Checks every number on the host, but for traced ones.
 
         Args:
           num_clients: the population that the arrays must match, where it is known.
@@ -93,204 +95,8 @@ class LocalConfig(NamedTuple):
         return int(np.ceil(np.max(np.asarray(self.batch_size))))
 
 
-@flax.struct.dataclass
-class Exact:
-    """A number that no noise protects: it is for people, and nothing is computed with it.
-
-    Under a claim for records the metrics of local training are such, so that an algorithm can
-    return them as metrics and use them for nothing else. The engine follows the number through the
-    round: an update, a weight or a client state that is computed from it is refused.
-
-    Attributes:
-      value: the number.
-    """
-
-    value: jax.Array
-
-
-class _SideBySide:
-    """A client that others of its chunk are computed beside."""
-
-    chunk_axis: str | None
-
-    def widest(self, count: jax.Array) -> jax.Array:
-        """Finds the largest of a count over the clients that are computed side by side.
-
-        Args:
-          count: this client's number of passes through a loop body.
-
-        Returns:
-          The number of passes that the compiled loop makes.
-        """
-        return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
-
-
-@flax.struct.dataclass
-class PublicClient(_SideBySide):
-    """What may be known of a client without its records: who it is and how much it holds.
-
-    What promises to read no records is handed this, so that it cannot. An algorithm that claims
-    privacy for records is handed it too, with an `opener`: what is charged may read, all else not.
-
-    Attributes:
-      size: how many records it owns, int32; 0 for a client without data; taken as public.
-      index: the client's index in the population, int32.
-      limit: the largest size in the population; static.
-      chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
-      round: rounds done before this one, int32.
-      stage: the stage of the round, int32.
-      opener: `(reader, event) -> ClientData`, or a refusal; None where nothing may be read; static.
-    """
-
-    size: jax.Array
-    index: jax.Array
-    limit: int = flax.struct.field(pytree_node=False)
-    chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
-    round: jax.typing.ArrayLike = 0
-    stage: jax.typing.ArrayLike = 0
-    opener: Callable[..., "ClientData"] | None = flax.struct.field(pytree_node=False, default=None)
-
-    @property
-    def examples(self) -> PyTree:
-        """Refuses: there are no records here."""
-        raise _unread("client.examples")
-
-    def gather(self, indices: jax.Array) -> PyTree:
-        """Refuses: there are no records here.
-
-        Args:
-          indices: as for `ClientData.gather`.
-
-        Returns:
-          Nothing.
-
-        Raises:
-          ValueError: always.
-        """
-        raise _unread("client.gather")
-
-    def public(self) -> "PublicClient":
-        """Gives the same without its opener."""
-        return self.replace(opener=None)  # type: ignore[attr-defined]
-
-    def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
-        """Opens the records to what states its price.
-
-        Args:
-          reader: what is about to read, in words.
-          event: `(size, config) -> DpEvent` of what it reveals, or None where it has none.
-
-        Returns:
-          The client with its records.
-
-        Raises:
-          ValueError: if that is not covered by what is claimed for records.
-        """
-        if self.opener is None:
-            raise _unread(reader)
-        return self.opener(reader, event)
-
-    def for_people(self, metrics: "TrainingMetrics") -> "TrainingMetrics":
-        """Marks what was computed from records without noise.
-
-        Args:
-          metrics: scalars.
-
-        Returns:
-          The same, each `Exact`.
-        """
-        exact: dict[str, Any] = {
-            name: Exact(mark(m)) for name, m in metrics._asdict().items() if name != "form"
-        }
-        return metrics._replace(**exact)
-
-
-def _unread(what: str) -> ValueError:
-    return ValueError(
-        "client must be asked for what is public where no records may be read: its size, its index "
-        f"and the round, got {what}"
-    )
-
-
-@flax.struct.dataclass
-class ClientData(_SideBySide):
-    """One client's view of the flat store, inside a compiled round.
-
-    Attributes:
-      examples: the whole store, each array `[num_examples, ...]`.
-      start: the client's first row, int32.
-      size: as in `PublicClient`.
-      index: as in `PublicClient`.
-      limit: as in `PublicClient`.
-      chunk_axis: as in `PublicClient`.
-      round: as in `PublicClient`.
-      stage: as in `PublicClient`.
-      validation: a second split of the client's own data, or None where the population has none.
-    """
-
-    examples: PyTree
-    start: jax.Array
-    size: jax.Array
-    index: jax.Array
-    limit: int = flax.struct.field(pytree_node=False)
-    chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
-    round: jax.typing.ArrayLike = 0
-    stage: jax.typing.ArrayLike = 0
-    validation: "ClientData | None" = None
-
-    def gather(self, indices: jax.Array) -> PyTree:
-        """Reads some of the client's examples.
-
-        Args:
-          indices: positions within the client, from 0 to `size - 1`; padding may hold anything.
-
-        Returns:
-          The examples, each array `[*indices.shape, ...]`.
-        """
-        return jax.tree.map(
-            lambda a: a[jnp.clip(self.start + indices, 0, a.shape[0] - 1)], self.examples
-        )
-
-    def public(self, opener: Callable[..., "ClientData"] | None = None) -> PublicClient:
-        """Leaves the records away.
-
-        Args:
-          opener: who may read them nevertheless, see `PublicClient`; nobody where it is None.
-
-        Returns:
-          What remains.
-        """
-        return PublicClient(
-            self.size, self.index, self.limit, self.chunk_axis, self.round, self.stage, opener
-        )
-
-    def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
-        """Gives the client itself: its records are open to whoever holds it.
-
-        Args:
-          reader: as for `PublicClient.read_by`.
-          event: as for `PublicClient.read_by`.
-
-        Returns:
-          The client.
-        """
-        del reader, event
-        return self
-
-    def for_people(self, metrics: "TrainingMetrics") -> "TrainingMetrics":
-        """Gives metrics as they are: whoever holds the records may compute with them.
-
-        Args:
-          metrics: as for `PublicClient.for_people`.
-
-        Returns:
-          The same.
-        """
-        return metrics
-
-
 class TrainingMetrics(NamedTuple):
-    """What local training tells people, computed exactly and therefore not private.
+    """Metrics of local training, computed exactly and therefore not private.
 
     Each is a scalar, `Exact` where an algorithm claims privacy for records.
 
@@ -301,8 +107,7 @@ class TrainingMetrics(NamedTuple):
       num_computed: examples that were computed, padding included, int32.
       num_overflow: examples that were drawn and found no slot, int32.
       update_norm: L2 norm of what is sent, float32.
-      form: in which form the update leaves, as update transforms say; None where they say nothing.
-        It is static, and computed from no record.
+      form: the form in which the update leaves, as update transforms declare, or None; static.
     """
 
     loss_sum: Any
@@ -314,12 +119,17 @@ class TrainingMetrics(NamedTuple):
     form: Form | None = None
 
     def of_changed_update(self) -> "TrainingMetrics":
-        """Gives the same for an algorithm that sends the delta scaled or moved.
-
-        Returns:
-          The metrics, for an update that is in no narrower type any more.
-        """
+        """Returns the metrics of an update that is scaled or moved, and in no narrower type."""
         return self if self.form is None else self._replace(form=self.form.of_type(None))
+
+    def reported_by(self, client: ClientData | PublicClient) -> "TrainingMetrics":
+        """Returns the metrics, each `Exact` if the client's records are read by opener alone."""
+        if isinstance(client, ClientData):
+            return self
+        exact: dict[str, Any] = {
+            name: Exact(mark(m)) for name, m in self._asdict().items() if name != "form"
+        }
+        return self._replace(**exact)
 
 
 class LocalResult(NamedTuple):
@@ -340,93 +150,121 @@ class LocalResult(NamedTuple):
     metrics: TrainingMetrics
 
 
+class Train(Protocol):
+    """Trains one client, from `start` to a `LocalResult`."""
+
+    def __call__(
+        self,
+        start: PyTree,
+        client: ClientData | PublicClient,
+        config: LocalConfig,
+        key: PRNGKey,
+        *,
+        gradient_transform: optax.GradientTransformation | None = None,
+        update_transform: Callable[[PyTree, Any], PyTree] | None = None,
+        penalty: Callable[[PyTree], jax.Array] | None = None,
+        objective: Callable[[jax.Array], jax.Array] | None = None,
+        until: Callable[[PyTree], jax.Array] | None = None,
+        mask: PyTree | None = None,
+    ) -> LocalResult:
+        """Trains one client.
+
+        Args:
+          start: the parameters to start from.
+          client: the client.
+          config: the client's own numbers, scalars.
+          key: a key of the round and the client.
+          gradient_transform: gets every gradient before the optimiser does, noised where training
+            is private.
+          update_transform: comes after those of the trainer, and is refused as they are.
+          penalty: `(params) -> scalar`, added to the loss of every example and clipped with it.
+          objective: `(loss) -> value`, minimised in place of the mean loss of a batch; where
+            training is private, in place of each example's loss.
+          until: `(state of the gradient transform) -> bool`, ends training early, which costs no
+            less than all its steps.
+          mask: the entries to train, bools of the structure of the parameters, None for what is
+            trained whole; all others stay as they were, bit for bit.
+
+        Returns:
+          The result.
+        """
+
+
+class NumSteps(Protocol):
+    """Counts the local steps of a client."""
+
+    def __call__(self, size: Any, config: LocalConfig) -> Any:
+        """Returns the number of steps of a client with so many records."""
+
+
+class CheckNoised(Protocol):
+    """Refuses noise on parameters that training leaves alone."""
+
+    def __call__(self, is_sent: PyTree | None = None) -> None:
+        """Raises a ValueError; `is_sent` marks the parameters that are sent, None all of them."""
+
+
+class ReadingWhole(Protocol):
+    """Builds the same training with steps on all records of a client."""
+
+    def __call__(self, whole: Any) -> "LocalTrainer":
+        """Returns a trainer for which an infinite batch size means all records."""
+
+
 class LocalTrainer(NamedTuple):
     """One client's work as a pure function, with what the accounting must know of it.
 
     Attributes:
-      train: `(start, client, config, key, *, gradient_transform, update_transform, penalty,
-        objective, until, mask) -> LocalResult`; the optional Optax transform sees every gradient
-        before the optimiser does, noised where training is private, the optional update transform
-        comes behind those of the trainer and is refused as they are, the optional penalty,
-        `(params) -> scalar`, is added to the loss of every example and clipped with it; the
-        optional objective, `(loss) -> value`, is minimised in place of the mean loss of a batch or,
-        where training is private, in place of each example's; the optional `until`, `(state of the
-        gradient transform) -> bool`, ends training early, which costs no more than all its steps;
-        the optional mask, bools of the structure of the parameters with None for what is trained
-        whole, marks the entries that are trained, and all others stay as they were, bit for bit.
+      train: trains one client, see `Train`.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
       claim: what one run of `train` promises to a record, its numbers being a `LocalConfig`; None
         where nothing is promised.
-      is_plain_sgd: whether a step is the learning rate times the gradient, and the delta leaves the
-        client as it is; what control variates are computed from.
-      has_transforms: whether deltas pass through update transforms before they leave.
-      check_noised: `(is_sent)` raises a ValueError if noise on the delta would move what training
-        leaves alone; of parameters that are not sent it asks nothing, all are where it is left out.
-      reading_whole: `(whole_batches) -> LocalTrainer` of the same training, which takes an infinite
-        batch size for a step on all records of the client; None where that is not offered.
+      sends: "gradients" where a step is the learning rate times the gradient and the delta leaves
+        the client as it is, which control variates need; "delta" with any other optimiser;
+        "transformed" where update transforms change the delta.
+      check_noised: raises a ValueError if noise on the delta would move what training leaves alone.
+      reading_whole: `(whole_batches) -> LocalTrainer`, see `ReadingWhole`; None where that is not
+        offered.
     """
 
-    train: Callable[..., LocalResult]
+    train: Train
     config: LocalConfig
-    num_steps: Callable[[Any, LocalConfig], Any]
+    num_steps: NumSteps
     claim: RecordClaim | None
-    is_plain_sgd: bool = False
-    has_transforms: bool = False
-    check_noised: Callable[..., None] = lambda is_sent=None: None
-    reading_whole: Callable[..., "LocalTrainer"] | None = None
+    sends: Literal["gradients", "delta", "transformed"] = "delta"
+    check_noised: CheckNoised = lambda is_sent=None: None
+    reading_whole: ReadingWhole | None = None
 
     @property
     def is_private(self) -> bool:
-        """Tells whether every gradient is clipped by record and noised."""
+        """Whether every gradient is clipped by record and noised."""
         return self.claim is not None
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether the delta is a sum of gradients times learning rates."""
+        return self.sends == "gradients"
+
     def require_open(self, reason: str) -> None:
-        """Refuses private training, for algorithms that read records in other ways.
-
-        Args:
-          reason: what they do, in words.
-
-        Raises:
-          ValueError: if training is private.
-        """
+        """Refuses private training; the reason says how the algorithm reads records besides."""
         checks.require(not self.is_private, "trainer", f"be non-private: {reason}", "a private one")
 
     def require_plain_sgd(self, reason: str) -> None:
-        """Refuses training whose delta does not tell its gradients.
-
-        Args:
-          reason: what the algorithm does with them, in words.
-
-        Raises:
-          ValueError: if training does not take plain steps of `optax.sgd`, or transforms its delta.
-        """
+        """Refuses training from whose delta gradients cannot be computed."""
         rule = f"take plain steps of `optax.sgd` and send its delta unchanged, since {reason}"
         checks.require(
             self.is_plain_sgd, "trainer", rule, "another optimiser or an update transform"
         )
 
     def require_untransformed(self, reason: str) -> None:
-        """Refuses update transforms, for algorithms that send no delta.
-
-        Args:
-          reason: what they send, in words.
-
-        Raises:
-          ValueError: if deltas pass through transforms.
-        """
+        """Refuses update transforms, for algorithms that send no delta."""
         rule = f"have no update transforms: {reason}"
-        checks.require(not self.has_transforms, "trainer", rule, "one that transforms its delta")
+        is_whole = self.sends != "transformed"
+        checks.require(is_whole, "trainer", rule, "one that transforms its delta")
 
     def private_claim(self) -> RecordClaim:
-        """Gives the claim, for algorithms that promise privacy for records.
-
-        Returns:
-          What one run of `train` promises.
-
-        Raises:
-          ValueError: if nothing is claimed.
-        """
+        """Returns the claim; raises a ValueError if nothing is promised to records."""
         if self.claim is None:
             raise ValueError(
                 "trainer must clip and noise every record's gradient, got none that does"

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
-from fedjax_dp.clients.base import ClientData, LocalConfig
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.micro_batches import size_for
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.argument_checks import checked
@@ -21,14 +22,7 @@ from fedjax_dp.privacy.mechanisms.mechanism import Mechanism
 
 
 class GradientSum(NamedTuple):
-    """Sums over the real examples of one micro-batch.
-
-    Attributes:
-      gradient: summed gradients (clipped ones under privacy), the structure of the parameters.
-      loss: summed exact losses, float32.
-      clipped: how many examples were clipped, float32.
-      params: the parameters with refreshed buffers, such as batch-norm statistics.
-    """
+    """Sums over the real examples of a micro-batch, and parameters with refreshed buffers."""
 
     gradient: PyTree
     loss: jax.Array

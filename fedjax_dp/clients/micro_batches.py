@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import cost_of
@@ -17,21 +17,7 @@ _FEWEST = 4
 
 
 def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) -> int:
-    """Chooses micro-batches whose values stay in a processor's cache.
-
-    On a CPU the patches of a convolution over a whole batch go to memory and come back; a few
-    examples at a time they do not.
-
-    Args:
-      model: what is trained.
-      params: its parameters, or their shapes.
-      client: where examples come from; their shapes are read.
-      batch_size: the largest batch.
-
-    Returns:
-      From 1 to `batch_size`; the whole batch where examples must stay together, where clients are
-      computed side by side, and on other backends.
-    """
+    """Chooses the size of a micro-batch, at most `batch_size`, whose values stay in a CPU's cache."""
     stays_whole = model.mixes_examples or bool(model.buffer_keys) or client.chunk_axis is not None
     if stays_whole or jax.default_backend() != "cpu" or batch_size <= _FEWEST:
         return batch_size

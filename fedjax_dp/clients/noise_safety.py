@@ -22,17 +22,8 @@ def check_noised(
 ) -> None:
     """Requires that training moves every parameter, so that noise may be added to updates of it.
 
-    Noise lands on all of an update. On what is not trained it would do nothing but harm: a frozen
-    base walks away, a variance of batch norm turns negative. Optimisers are tried on gradients
-    drawn at random.
-
-    Args:
-      model: what is trained.
-      make_optimizer: `() -> optimizer`, with a learning rate above 0 where it is to move anything.
-      is_sent: marks the parameters that updates hold, a tree of bools; all where it is None.
-
-    Raises:
-      ValueError: naming the parameters, and what to do instead.
+    Noise on a parameter that is not trained only harms: a frozen base drifts, a variance of batch norm
+    turns negative. Optimisers are tried on random gradients, with a learning rate above 0.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     names = trees.paths(shapes)
@@ -66,7 +57,7 @@ def check_noised(
 
 
 def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.Array]:
-    """Tells for each parameter whether the optimiser's first steps move it."""
+    """Returns for each parameter whether the optimiser's first steps move it."""
     leaves, structure = jax.tree.flatten(shapes)
     params = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), shapes)
 

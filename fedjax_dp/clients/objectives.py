@@ -16,16 +16,7 @@ Extension = Literal["smooth", "released", "released_huber"]
 
 
 def check_margin(baseline: float | jax.Array, margin: float | jax.Array, prefix: str = "") -> None:
-    """Requires a margin that leaves something of the baseline; traced ones cannot be looked at.
-
-    Args:
-      baseline: M of `proportional`.
-      margin: ε of `proportional`.
-      prefix: what an error puts before the name, such as "hyper.algorithm.".
-
-    Raises:
-      ValueError: for a margin that is not above 0 and below the baseline.
-    """
+    """Requires a margin above 0 and below the baseline M of `proportional`, unless traced."""
     if isinstance(baseline, jax.core.Tracer) or isinstance(margin, jax.core.Tracer):
         return
     rule = f"be above 0 and below the baseline {np.asarray(baseline).tolist()}"
@@ -40,21 +31,8 @@ def proportional(
 ) -> Objective:
     """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
 
-    Its slope, `1/(M − ℓ)`, lets a client whose loss is near the baseline M count for more. Where
-    less than the margin is left to M it goes on in a straight line, so that every loss has a value.
-
-    Args:
-      baseline: M, above the losses that are to be told apart, above 0; may be traced.
-      margin: ε, above 0 and below M; may be traced.
-      extension: how it goes on beyond M − ε: "smooth" with the slope 1/ε that it has there;
-        "released" as `ℓ/M` and "released_huber" as `ℓ/ε`, the two forms of the authors' program,
-        which jump.
-
-    Returns:
-      The objective.
-
-    Raises:
-      ValueError: for a number out of its range, or an unknown extension.
+    Beyond M − ε it is continued in a straight line: "smooth" with its slope there, 1/ε; "released" as
+    `ℓ/M` and "released_huber" as `ℓ/ε`, the two forms of the authors' program, which jump.
 
     Source: Zhang and others 2022, "Proportional Fairness in Federated Learning", equation 8.
     """

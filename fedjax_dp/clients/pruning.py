@@ -1,6 +1,5 @@
 """Magnitude pruning: which of a client's weights go, exactly so many, ties by index."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,21 +20,7 @@ _BITS = 31
 
 
 def weights_of(model: Model, where: Where | None = None, home: Home | None = None) -> PyTree:
-    """Finds the weights that may be pruned.
-
-    Args:
-      model: the model.
-      where: a path, a pattern, several of these, or `(path, leaf) -> bool`; None takes all arrays
-        of two axes at least, so that biases and scales stay. Buffers and batch norm are never
-        pruned, nor is what has no entry.
-      home: what stays at home, which is not pruned either.
-
-    Returns:
-      The shapes of these weights, with None in the places of all else.
-
-    Raises:
-      ValueError: if there are none, or a pattern matches nothing, naming the nearest path.
-    """
+    """Returns the shapes of the weights that may be pruned, None for all others."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if where is not None and not callable(where):
         paths = trees.paths(shapes)
@@ -158,10 +143,7 @@ def _share_of(count: jax.Array, share: Any) -> jax.Array:
 
 
 def _smallest(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
-    """Marks so many entries of smallest key, the first in order of equal ones.
-
-    Both limits are found by bisection: some passes over the array, where a sort takes far longer.
-    """
+    """Marks `count` entries of smallest key, ties by position; bisection is faster than a sort."""
     limit = _limit(among, key, count)
     below = among & (key < limit)
     ties = among & (key == limit)
@@ -202,15 +184,3 @@ def _is_none(x: Any) -> bool:
 def _flat(arrays: Any) -> jax.Array:
     parts: Sequence[jax.Array] = [x.ravel() for x in arrays]
     return jnp.concatenate(parts) if parts else jnp.zeros(0, bool)
-
-
-def num_weights(weights: PyTree) -> int:
-    """Counts the weights that may be pruned.
-
-    Args:
-      weights: as `weights_of` gives them.
-
-    Returns:
-      Their number.
-    """
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(weights))

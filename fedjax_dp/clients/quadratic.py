@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -18,13 +18,13 @@ _MOST_PARAMETERS = 4096
 
 @flax.struct.dataclass
 class Quadratic:
-    """The mean loss of a client, `½ wᵀ V Λ Vᵀ w − mᵀ Vᵀ w` up to a constant, p parameters in a row.
+    """The mean loss of a client, `½ wᵀ V Λ Vᵀ w − mᵀ Vᵀ w` up to a constant.
 
     Attributes:
       vectors: V, eigenvectors of the Hessian, `[p, p]`, float32.
       values: the diagonal of Λ, at least 0, `[p]`, float32.
       moment: m, minus the gradient at zero by eigenvectors, `[p]`, float32.
-      is_ready: whether the client's records have been looked at, bool.
+      is_ready: whether it has been computed, bool.
     """
 
     vectors: jax.Array
@@ -34,17 +34,7 @@ class Quadratic:
 
 
 def unread(params: PyTree) -> Quadratic:
-    """Makes room for the quadratic of a client whose records have not been looked at.
-
-    Args:
-      params: the parameters of the model.
-
-    Returns:
-      Zeros of the right shapes.
-
-    Raises:
-      ValueError: for more parameters than a client can keep the square of.
-    """
+    """Returns zeros for the quadratic of a client whose records have not been read."""
     count = trees.num_parameters(params)
     rule = f"have at most {_MOST_PARAMETERS} parameters for an exact proximal step"
     checks.require(count <= _MOST_PARAMETERS, "model", rule, count)
@@ -54,19 +44,7 @@ def unread(params: PyTree) -> Quadratic:
 
 
 def factorise(model: Model, client: ClientData, like: PyTree) -> Quadratic:
-    """Reads a client's mean loss off its records.
-
-    Hessian and gradient are summed block by block in compensated float32, and the Hessian is taken
-    apart once: whatever step a proximal step has then, it costs two products with V.
-
-    Args:
-      model: one whose loss is quadratic in its parameters.
-      client: the client with its records.
-      like: parameters, for their structure.
-
-    Returns:
-      The quadratic.
-    """
+    """Computes a client's quadratic loss: Hessian and gradient by blocks, compensated float32."""
     zero, to_params = ravel_pytree(trees.zeros_like(like))
 
     def of_block(i):
@@ -93,17 +71,7 @@ def factorise(model: Model, client: ClientData, like: PyTree) -> Quadratic:
 
 
 def proximal_move(quadratic: Quadratic, at: PyTree, step_size: jax.typing.ArrayLike) -> PyTree:
-    """Computes how far the proximal step goes: `argmin_x f(x) + ‖x − v‖² / (2 η)`, minus v.
-
-    The difference is computed and not the point, so that little is lost to rounding near a minimum.
-
-    Args:
-      quadratic: f.
-      at: v, the structure of the parameters.
-      step_size: η, above 0.
-
-    Returns:
-      The move, of the structure of `at`.
+    """Computes `argmin_x f(x) + ‖x − v‖² / (2 η)` minus v, so that little is lost to rounding.
 
     Source: Malekmohammadi and others 2021, equation 2.5.
     """

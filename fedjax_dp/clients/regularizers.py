@@ -14,11 +14,7 @@ from fedjax_dp.core.trees import PyTree
 
 
 class AnchorState(NamedTuple):
-    """The parameters that local training started from.
-
-    Attributes:
-      anchor: the start parameters.
-    """
+    """The parameters that local training started from."""
 
     anchor: PyTree
 
@@ -136,26 +132,14 @@ def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
 
 
 class Watched(NamedTuple):
-    """What a watched transform keeps.
-
-    Attributes:
-      inner: the state of the transform that is watched.
-      norm: L2 norm of the gradient that it gave last, float32; infinite before the first.
-    """
+    """The state of a watched transform, and the norm of its last gradient, infinite at first."""
 
     inner: PyTree
     norm: jax.Array
 
 
 def watched(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Keeps the norm of what a transform gives, so that training can stop when it is small.
-
-    Args:
-      transform: gives the gradient of a local objective.
-
-    Returns:
-      The same transform; its state is a `Watched`, which `until` of `LocalTrainer.train` reads.
-    """
+    """Adds the norm of a transform's gradient to its state, for `until` of `Train`."""
 
     def init(params):
         return Watched(transform.init(params), jnp.float32(jnp.inf))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 from dp_accounting import ComposedDpEvent, DpEvent
 
-from fedjax_dp.clients.base import ClientData, PublicClient
+from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.core import checks, sums
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive, PositiveNumbers
@@ -76,20 +76,13 @@ def accuracy_of(
 
 
 def require_accuracy(model: Model) -> None:
-    """Requires a model whose predictions can be right or wrong.
-
-    Args:
-      model: the model.
-
-    Raises:
-      ValueError: if it has no accuracy.
-    """
+    """Requires a model with an accuracy."""
     rule = "have an accuracy, by which clients judge it on their validation data"
     checks.require(model.correct_fn is not None, "model", rule, model.name)
 
 
 def _predictions(model: Model, params: PyTree) -> Callable[[PyTree], tuple[Any, Any]]:
-    """Gives `(batch) -> (correct, weight)`, each `[examples]`, 0 where they are no numbers."""
+    """Returns `(batch) -> (correct, weight)`, each `[examples]`, 0 in place of NaN."""
     correct_fn = model.correct_fn
     require_accuracy(model)
     assert correct_fn is not None
@@ -154,16 +147,7 @@ class Choice(NamedTuple):
 
 
 def trained_and_chosen(train_event: RecordEvent, choice: Choice) -> RecordEvent:
-    """Adds the cost of a choice to that of local training.
-
-    Args:
-      train_event: `(size, hyper) -> DpEvent` of local training.
-      choice: how a model is chosen; its numbers are the algorithm's own.
-
-    Returns:
-      `(size, hyper) -> DpEvent` of both; of training alone where the choice is exact, or where the
-      client has no data.
-    """
+    """Adds the event of a private choice to that of training, unless the client has no data."""
     price = choice.event
     if price is None:
         return train_event
@@ -290,20 +274,7 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
 
 
 def make_choice(model: Model, selection: str, score: str) -> Choice:
-    """Builds a choice by name.
-
-    Args:
-      model: what is trained.
-      selection: "private" for `private_choice`, "exact" for `exact_choice`, which reads nothing of
-        what follows.
-      score: as for `private_choice`.
-
-    Returns:
-      The choice.
-
-    Raises:
-      ValueError: for an unknown name, or as `private_choice`.
-    """
+    """Builds a choice by name, "private" or "exact"."""
     checks.one_of("selection", selection, ("private", "exact"))
     if selection == "exact":
         return exact_choice(model)

@@ -13,13 +13,12 @@ import optax
 
 from fedjax_dp.clients import gradients, micro_batches, whole_batches
 from fedjax_dp.clients.base import (
-    ClientData,
     LocalConfig,
     LocalResult,
     LocalTrainer,
-    PublicClient,
     TrainingMetrics,
 )
+from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.clients.noise_safety import check_noised
 from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
@@ -124,6 +123,7 @@ def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
     """States what the parts of local training come to."""
     first = config.row(0)._replace(learning_rate=jnp.float32(1))
     is_sgd = training.optimizer is optax.sgd and not config.optimizer
+    sends: Any = "gradients" if is_sgd else "delta"
 
     def reading_whole(whole: WholeBatches) -> LocalTrainer:
         rule = "keep examples apart where whole batches are read by micro-batches"
@@ -135,8 +135,7 @@ def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
         config,
         training.num_steps,
         None if training.rule.event is None else RecordClaim((training.event,)),
-        is_plain_sgd=is_sgd and not training.transforms,
-        has_transforms=bool(training.transforms),
+        sends="transformed" if training.transforms else sends,
         check_noised=partial(check_noised, training.model, lambda: training.optimizer_of(first)),
         reading_whole=reading_whole,
     )
@@ -206,8 +205,10 @@ class _Training:
         is_private = self.rule.event is not None
         more = () if update_transform is None else (update_transform,)
         transforms = self.transforms + declared("update_transform", more, is_private=is_private)
-        for_people = client.for_people
-        client = client.read_by("local training", self.event if is_private else None)
+        reporter, client = (
+            client,
+            client.read_by("local training", self.event if is_private else None),
+        )
         is_whole = None
         if self.whole is not None:
             is_whole = whole_batches.is_whole(config)
@@ -247,11 +248,9 @@ class _Training:
             own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             context = UpdateContext(local.params, local.gradient, client, config, own_key)
             delta, form = transform(delta, context), transform.form(form)
-        told = local.metrics._replace(update_norm=trees.l2_norm(delta), form=form)
-        metrics = for_people(told)
-        return LocalResult(
-            delta, local.params, client.size.astype(jnp.float32), local.step, metrics
-        )
+        metrics = local.metrics._replace(update_norm=trees.l2_norm(delta), form=form)
+        weight = client.size.astype(jnp.float32)
+        return LocalResult(delta, local.params, weight, local.step, metrics.reported_by(reporter))
 
     def parts(self, start: Any, client: ClientData) -> tuple[int, int]:
         """Chooses the slots of a draw, and how many of them are computed at once."""

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.transforms import UpdateTransform, mask_of_largest
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
@@ -72,18 +72,7 @@ def sparsify(model: Model, sparsity: Decay, *, score: Score = "cost") -> UpdateT
 
 @checked
 def declared_sparsification(sparsity: Decay, score: Score) -> UpdateTransform:
-    """Declares what `sparsify` is, before there is a model to build it for.
-
-    Args:
-      sparsity: as for `sparsify`.
-      score: as for `sparsify`.
-
-    Returns:
-      The transform, for its declarations alone: it leaves updates as they are.
-
-    Raises:
-      ValueError: for a number or a name that is out of range.
-    """
+    """Returns the declaration of `sparsify`, before there is a model to build it for."""
     return UpdateTransform(
         lambda delta, context: delta,
         reads_records=score == "cost" and sparsity > 0,
@@ -96,17 +85,7 @@ def declared_sparsification(sparsity: Decay, score: Score) -> UpdateTransform:
 def mean_gradient(
     model: Model, params: PyTree, client: ClientData, *, block_size: int = 128
 ) -> PyTree:
-    """Computes the gradient of a client's mean loss over all of its data, without dropout.
-
-    Args:
-      model: the model.
-      params: where the gradient is taken.
-      client: the client's data.
-      block_size: examples that are computed at once; bounds memory, changes nothing else.
-
-    Returns:
-      The gradient, float32 or better; zeros for a client without examples. Not private.
-    """
+    """Computes the gradient of a client's mean loss, without dropout; not private."""
     block = min(block_size, client.limit)
 
     def body(i, total):

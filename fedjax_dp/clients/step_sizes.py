@@ -25,15 +25,7 @@ assert set(_FACTORS) == set(get_args(Schedule))
 
 
 def check_schedule(schedule: str, period: Any) -> None:
-    """Checks that a schedule exists, and that it has a period exactly if it needs one.
-
-    Args:
-      schedule: its name.
-      period: rounds between two halvings, or None.
-
-    Raises:
-      ValueError: naming the schedule or the period.
-    """
+    """Checks that a schedule exists, and has a period exactly if it needs one."""
     checks.one_of("schedule", schedule, _FACTORS)
     if schedule == "exponential":
         rule = "be given for the schedule 'exponential': the rounds between two halvings"
@@ -44,20 +36,12 @@ def check_schedule(schedule: str, period: Any) -> None:
 
 
 def step_factor(schedule: str, round_index: Any, period: Any = None) -> jax.Array:
-    """Gives the step size of a round over that of the first.
+    """Returns the step size of a round over that of the first, in (0, 1], float32.
 
     With t rounds done: "constant" 1; "inverse" 1/(t + 1); "inverse_sqrt" 1/√(t + 1);
     "inverse_log10" 1/(1 + log₁₀(t + 1)) and "inverse_log" 1/ln(t + e), the two meanings of 1/log t;
     "exponential" one half after every `period` rounds. Of these, "inverse" alone has a sum without
-    bound and a bounded sum of squares, as convergence to the exact minimum asks.
-
-    Args:
-      schedule: the name.
-      round_index: rounds done, t, from 0; static or traced.
-      period: T, in rounds, of "exponential".
-
-    Returns:
-      The factor, in (0, 1], float32.
+    bound and a bounded sum of squares, which convergence to the exact minimum needs.
 
     Source: Malekmohammadi and others 2021, section 2.4 and theorem 3.
     """

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
-from fedjax_dp.clients.base import ClientData, LocalConfig, PublicClient
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Form

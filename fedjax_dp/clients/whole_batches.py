@@ -24,12 +24,10 @@ WHOLE = np.float32(np.inf)
 
 
 class WholeBatches(NamedTuple):
-    """How a step on all records of a client is taken.
+    """A step on all records of a client, each as `num_copies` copies, itself included.
 
-    Attributes:
-      num_copies: how often each record counts, itself included, at least 1. A record's gradient is
-        the mean of its copies' clipped gradients, so that its bound stays what it was.
-      perturb: makes a copy of one record, `(example, key) -> example`; None where there are none.
+    A record's gradient is the mean of its copies' clipped gradients, which leaves its bound as it is.
+    `perturb`, `(example, key) -> example`, makes a copy; None without copies.
     """
 
     num_copies: int = 1
@@ -38,7 +36,7 @@ class WholeBatches(NamedTuple):
     def copies(
         self, batch: PyTree, rows: jax.Array, copy: jax.Array, is_copied: jax.Array, key: PRNGKey
     ) -> PyTree:
-        """Gives one copy of each record of a micro-batch; the first copy is the record itself."""
+        """Returns one copy of each record of a micro-batch; the first copy is the record itself."""
         perturb = self.perturb
         if perturb is None:
             return batch
@@ -61,21 +59,10 @@ class WholeBatches(NamedTuple):
 def gaussian_copies(
     num_copies: Annotated[int, Ge(2), Lt(COUNT_LIMIT)], stddev: Positive
 ) -> WholeBatches:
-    """Perturbs copies of records by Gaussian noise on their inputs.
-
-    Args:
-      num_copies: how often each record counts, itself included, at least 2.
-      stddev: the standard deviation, above 0, in units of the inputs.
-
-    Returns:
-      The whole batches. Their `perturb` raises a ValueError for records that hold no inputs under
-      "x", or inputs that are not floats.
-
-    Raises:
-      ValueError: for a number out of its range.
+    """Perturbs copies of records by Gaussian noise of a standard deviation on their inputs, "x".
 
     Source: RC-DPFL, "Mitigating Disparate Impact of Differential Privacy in Federated Learning
-      through Robust Clustering", section 4.3, which does not say what the perturbations are.
+      through Robust Clustering", section 4.3, which does not define the perturbations.
     """
 
     def perturb(example, key):
@@ -104,15 +91,7 @@ def gaussian_copies(
 
 
 def check_copies(options: Mapping[str, Any], prefix: str) -> None:
-    """Requires a standard deviation where records are copied, and nowhere else.
-
-    Args:
-      options: of an algorithm, by name; `num_copies` and `copy_stddev` are read.
-      prefix: what an error puts before a name.
-
-    Raises:
-      ValueError: for one without the other.
-    """
+    """Requires `copy_stddev` where `num_copies` is above 1, and nowhere else."""
     copies, stddev = options["num_copies"], options["copy_stddev"]
     rule = "be given where num_copies is above 1, and left out where it is 1"
     checks.require((stddev is not None) == (copies > 1), f"{prefix}copy_stddev", rule, stddev)
@@ -124,7 +103,7 @@ def is_whole(config: LocalConfig) -> Any:
 
 
 def with_size(config: LocalConfig, size: Any) -> LocalConfig:
-    """Puts the number of records in the place of a batch size that stands for all of them."""
+    """Replaces a batch size that means all records by their number."""
     every = jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
     batch = jnp.where(is_whole(config), every, config.batch_size)
     return config._replace(batch_size=batch)

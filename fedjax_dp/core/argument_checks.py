@@ -261,7 +261,9 @@ def rule_of(kind: Any, *, in_file: bool = False) -> Rule | None:
         return _of_values(*(rule_of(v, in_file=True) for v in values), words=called.mapping)
     if origin is type or kind in (Any, object):
         return None
-    if not inspect.isclass(of) or getattr(of, "_is_protocol", False):
+    if getattr(of, "_is_protocol", False):
+        return Rule(callable, "a function") if "__call__" in vars(of) else None
+    if not inspect.isclass(of):
         return None
     if issubclass(of, os.PathLike):
         return _PLAIN[os.PathLike]

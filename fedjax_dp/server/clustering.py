@@ -42,14 +42,7 @@ class ClusterAggregate(NamedTuple):
 
 
 def nobody(num_clients: int) -> Similarity:
-    """Gives the similarity of a round in which nobody took part.
-
-    Args:
-      num_clients: the population, at least 1.
-
-    Returns:
-      Zeros.
-    """
+    """Returns the similarity of a round without clients."""
     zeros = jnp.zeros((num_clients, num_clients), jnp.float32)
     return Similarity(zeros, zeros, jnp.zeros(num_clients, bool))
 
@@ -92,16 +85,7 @@ def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centre
 
 
 def by_client(similarity: Similarity, clients: jax.Array, num_clients: int) -> Similarity:
-    """Orders a similarity by client, so that the order of the slots changes nothing after it.
-
-    Args:
-      similarity: by slot.
-      clients: the client of each slot, `[slots]`, int32; anything where none is seen.
-      num_clients: the population, at least 1.
-
-    Returns:
-      The similarity by client, `[clients, clients]`.
-    """
+    """Orders a similarity by client, `[clients, clients]`, so that the order of slots is lost."""
     ids = jnp.where(similarity.is_seen, clients, num_clients)
     there = (ids[:, None], ids[None, :])
     empty = nobody(num_clients)
@@ -120,7 +104,7 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
     """Averages, for each server model, the updates of its clients, and compares all updates.
 
     Args:
-      num_models: how many server models there are, at least 1.
+      num_models: the number of server models, at least 1.
       num_clients: the population, at least 1.
       features: as for `similarity_of`.
 
@@ -149,17 +133,7 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
 def means_of(
     deltas: PyTree, cluster: jax.Array, weight: jax.Array, num_clusters: int
 ) -> tuple[PyTree, jax.Array]:
-    """Averages stacked updates by cluster.
-
-    Args:
-      deltas: `[slots, ...]`.
-      cluster: the cluster of each slot, `[slots]`, int32.
-      weight: `[slots]`, at least 0; 0 in slots that count for nothing.
-      num_clusters: how many clusters there are.
-
-    Returns:
-      Means, `[clusters, ...]`, zero for a cluster without weight, and the weight of each cluster.
-    """
+    """Averages stacked updates by cluster; returns `[clusters, ...]` and each cluster's weight."""
     share = jax.nn.one_hot(cluster, num_clusters) * weight[:, None]
     total = jnp.sum(share, axis=0)
     share = share / jnp.where(total > 0, total, 1.0)

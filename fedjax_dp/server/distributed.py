@@ -18,15 +18,7 @@ _LOST_ROUNDS = 1e-4
 
 
 def num_shares(num_clients: int, cohort_size: float) -> int:
-    """Chooses into how many shares the noise of Poisson cohorts is cut.
-
-    Args:
-      num_clients: the population.
-      cohort_size: expected clients a round, in (0, num_clients].
-
-    Returns:
-      The fewest shares, two at least, that a cohort exceeds once in 10,000 rounds.
-    """
+    """Returns the fewest shares of noise, 2 at least, that 1 cohort in 10,000 exceeds."""
     checks.whole("num_clients", num_clients)
     checks.positive("cohort_size", cohort_size)
     largest = stats.binom.isf(_LOST_ROUNDS, num_clients, min(1.0, cohort_size / num_clients))

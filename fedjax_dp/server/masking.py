@@ -34,42 +34,18 @@ class Masked(NamedTuple):
 
 
 def unmasked(aggregate: PyTree) -> tuple[PyTree, PyTree | None]:
-    """Takes an aggregate apart.
-
-    Args:
-      aggregate: `Masked`, or a mean by itself.
-
-    Returns:
-      The mean and the mask of the step, which is None where there is none.
-    """
+    """Returns the mean and the mask of an aggregate, None without a mask."""
     is_masked = isinstance(aggregate, Masked)
     return (aggregate.mean, aggregate.mask) if is_masked else (aggregate, None)
 
 
 def noised_parts(aggregate: PyTree) -> PyTree:
-    """Takes away what is a function of the rest, for audits that measure noise.
-
-    Args:
-      aggregate: `Masked`, or a mean by itself.
-
-    Returns:
-      The mean and the noised votes, or the mean as it is.
-    """
+    """Returns the noised parts of an aggregate, mean and votes, for audits."""
     return (aggregate.mean, aggregate.votes) if isinstance(aggregate, Masked) else aggregate
 
 
 def masked(step: PyTree, mask: PyTree | None, is_buffer: PyTree | None = None) -> PyTree:
-    """Multiplies a server's step by a mask.
-
-    Args:
-      step: what would be added to the parameters.
-      mask: the same structure, or None, which leaves the step as it is.
-      is_buffer: marks leaves that are no weights, such as batch-norm statistics, and are not
-        masked; a tree of bools, or None where there are none.
-
-    Returns:
-      The step that is taken.
-    """
+    """Multiplies a server's step by a mask, except on buffers."""
     if mask is None:
         return step
     if is_buffer is not None:

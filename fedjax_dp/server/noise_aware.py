@@ -17,13 +17,7 @@ _SMALLEST_LEVEL = 1e-9
 
 
 class NoiseState(NamedTuple):
-    """What a server knows of its clients' noise.
-
-    Attributes:
-      levels: estimated squared norm of the noise in an update, `[num_clients]`; 0 where unknown.
-      is_known: whose level was estimated, `[num_clients]`.
-      rounds: rounds so far in which anybody took part, int32.
-    """
+    """What a server knows of its clients' noise: squared norms `[num_clients]`, 0 if unknown."""
 
     levels: jax.Array
     is_known: jax.Array

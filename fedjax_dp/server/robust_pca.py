@@ -58,35 +58,14 @@ class NoiseEstimate(NamedTuple):
 
 
 def check_options(mode: str, tolerance: float, max_iterations: int) -> None:
-    """Checks the static choices of the pursuit.
-
-    Args:
-      mode: "fixed" or "inexact".
-      tolerance: relative residual at which it stops, above 0.
-      max_iterations: at least 1.
-
-    Raises:
-      ValueError: naming the argument, the rule and the value.
-    """
+    """Checks the static options of the pursuit."""
     checks.one_of("mode", mode, MODES)
     checks.positive("tolerance", tolerance)
     checks.whole("max_iterations", max_iterations)
 
 
 def blocks_of(num_parameters: int, block_size: int, num_blocks: int | None) -> tuple[int, int]:
-    """Finds how many parameters a block has, and how many blocks are read.
-
-    Args:
-      num_parameters: p, at least 1.
-      block_size: p', at least 1; p where that is less.
-      num_blocks: Q, at most ⌊p/p'⌋; all where it is None.
-
-    Returns:
-      The width of a block and the number of blocks.
-
-    Raises:
-      ValueError: for a number out of range.
-    """
+    """Returns the width of a block of parameters and the number of blocks to read."""
     checks.whole("block_size", block_size)
     width = min(block_size, num_parameters)
     available = num_parameters // width

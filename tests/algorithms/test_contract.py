@@ -446,7 +446,7 @@ def test_no_key_feeds_two_draws(monkeypatch):
 def test_two_noises_of_one_client_differ():
     """Two transforms that add noise draw from two keys."""
     from fedjax_dp.clients import add_client_noise
-    from fedjax_dp.clients.base import ClientData
+    from fedjax_dp.clients.client_data import ClientData
 
     model = make_model()
     noise = add_client_noise(1.0)

@@ -15,7 +15,7 @@ from fedjax_dp.audit.local import check_client
 from fedjax_dp.audit.noise import measure_noise
 from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
 from fedjax_dp.clients import gradients
-from fedjax_dp.clients.base import LocalConfig, PublicClient
+from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
 from fedjax_dp.core import trees
 from fedjax_dp.engine import federation
 from fedjax_dp.models import registry
@@ -341,7 +341,7 @@ def test_a_weight_that_depends_on_the_records_is_found(name, monkeypatch):
     planted, state, _ = check_one_client(name)
     inner = planted.algorithm.client
     # Training that marks none of its metrics as exact, of which the engine cannot know.
-    monkeypatch.setattr(PublicClient, "for_people", lambda self, metrics: metrics)
+    monkeypatch.setattr(TrainingMetrics, "reported_by", lambda self, client: self)
 
     def client(message, own, client, hyper, key):
         output = inner(message, own, client, hyper, key)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_dp.clients import micro_batches
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.models.base import Model
 
 KIB = 2**10

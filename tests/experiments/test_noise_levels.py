@@ -11,7 +11,7 @@ from marks import telling
 
 from experiments import noise_levels
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import calibrate_poisson

@@ -1,0 +1,156 @@
+"""A client inside a compiled round: its records, or what is public of it."""
+
+from typing import Protocol
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.claims import RecordEvent
+
+
+@flax.struct.dataclass
+class Exact:
+    """A number that no noise protects: it may be reported, and nothing may be computed with it.
+
+    Under a claim for records the metrics of local training are such numbers. The engine follows
+    them through the round: an update, a weight or a client state that is computed from one is
+    refused.
+
+    Attributes:
+      value: the number.
+    """
+
+    value: jax.Array
+
+
+class Opener(Protocol):
+    """Gives the records of a client to a reader whose price is charged, and refuses others."""
+
+    def __call__(self, reader: str, event: RecordEvent | None) -> "ClientData":
+        """Returns the client with its records, or raises a ValueError."""
+
+
+class _Chunked:
+    """A client vmapped with the others of its chunk."""
+
+    chunk_axis: str | None
+
+    def widest(self, count: jax.Array) -> jax.Array:
+        """Returns the largest of a count over the chunk, such as that of passes through a loop."""
+        return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
+
+
+@flax.struct.dataclass
+class PublicClient(_Chunked):
+    """What is public of a client: its index and its size, but no records.
+
+    A part that declares that it reads no records is handed this. So is an algorithm that claims
+    privacy for records, with an `opener` for what is charged.
+
+    Attributes:
+      size: how many records it owns, int32; 0 for a client without data; taken as public.
+      index: the client's index in the population, int32.
+      limit: the largest size in the population; static.
+      chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
+      round: rounds done before this one, int32.
+      stage: the stage of the round, int32.
+      opener: gives the records to what is charged; None where nothing may read them; static.
+    """
+
+    size: jax.Array
+    index: jax.Array
+    limit: int = flax.struct.field(pytree_node=False)
+    chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
+    round: jax.typing.ArrayLike = 0
+    stage: jax.typing.ArrayLike = 0
+    opener: Opener | None = flax.struct.field(pytree_node=False, default=None)
+
+    @property
+    def examples(self) -> PyTree:
+        """Raises: there are no records here."""
+        raise _unread("client.examples")
+
+    def gather(self, indices: jax.Array) -> PyTree:
+        """Raises: there are no records here."""
+        raise _unread("client.gather")
+
+    def public(self) -> "PublicClient":
+        """Returns the client without its opener."""
+        return self.replace(opener=None)  # type: ignore[attr-defined]
+
+    def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
+        """Gives the records to a reader that states its price.
+
+        Args:
+          reader: what is about to read, in words.
+          event: `(size, config) -> DpEvent` of what it reveals, or None where it has none.
+
+        Returns:
+          The client with its records.
+
+        Raises:
+          ValueError: if that is not covered by what is claimed for records.
+        """
+        if self.opener is None:
+            raise _unread(reader)
+        return self.opener(reader, event)
+
+
+def _unread(what: str) -> ValueError:
+    return ValueError(
+        "client must be asked for what is public where no records may be read: its size, its index "
+        f"and the round, got {what}"
+    )
+
+
+@flax.struct.dataclass
+class ClientData(_Chunked):
+    """One client's view of the flat store, inside a compiled round.
+
+    Attributes:
+      examples: the whole store, each array `[num_examples, ...]`.
+      start: the client's first row, int32.
+      size: as in `PublicClient`.
+      index: as in `PublicClient`.
+      limit: as in `PublicClient`.
+      chunk_axis: as in `PublicClient`.
+      round: as in `PublicClient`.
+      stage: as in `PublicClient`.
+      validation: a second split of the client's own data, or None where the population has none.
+    """
+
+    examples: PyTree
+    start: jax.Array
+    size: jax.Array
+    index: jax.Array
+    limit: int = flax.struct.field(pytree_node=False)
+    chunk_axis: str | None = flax.struct.field(pytree_node=False, default=None)
+    round: jax.typing.ArrayLike = 0
+    stage: jax.typing.ArrayLike = 0
+    validation: "ClientData | None" = None
+
+    def gather(self, indices: jax.Array) -> PyTree:
+        """Reads some of the client's examples.
+
+        Args:
+          indices: positions within the client, from 0 to `size - 1`; padding may hold anything.
+
+        Returns:
+          The examples, each array `[*indices.shape, ...]`.
+        """
+        return jax.tree.map(
+            lambda a: a[jnp.clip(self.start + indices, 0, a.shape[0] - 1)], self.examples
+        )
+
+    def public(self, opener: Opener | None = None) -> PublicClient:
+        """Returns the client without its records, which an opener may give to what is charged."""
+        return PublicClient(
+            self.size, self.index, self.limit, self.chunk_axis, self.round, self.stage, opener
+        )
+
+    def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
+        """Returns the client itself, whose records are open."""
+        del reader, event
+        return self
