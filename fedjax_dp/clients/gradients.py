@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from chex import PRNGKey
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.micro_batches import size_for
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
@@ -30,20 +31,45 @@ class GradientSum(NamedTuple):
     params: PyTree
 
 
+class MicroBatch(Protocol):
+    """Sums gradients over the real examples of a micro-batch."""
+
+    def __call__(
+        self,
+        params: PyTree,
+        batch: PyTree,
+        is_real: jax.Array,
+        key: PRNGKey | None,
+        config: LocalConfig,
+        *,
+        penalty: Callable[[PyTree], jax.Array] | None = None,
+        objective: Objective | None = None,
+    ) -> GradientSum:
+        """Returns the sum; `penalty` and `objective` change each example's loss, see `Train`."""
+
+
+class Release(Protocol):
+    """Makes the gradient of a step from the sum over its batch, of `count` examples."""
+
+    def __call__(
+        self, gradient_sum: PyTree, count: jax.Array, config: LocalConfig, key: PRNGKey
+    ) -> PyTree:
+        """Returns the gradient."""
+
+
 class GradientRule(NamedTuple):
     """Turns examples into the gradient of a step.
 
     Attributes:
-      micro_batch: `(params, batch, is_real, key, config, penalty) -> GradientSum` over the real
-        examples. The optional `penalty`, `(params) -> scalar`, is part of the loss of every
-        example. A private rule also takes `objective`, `(loss) -> value`, for each example's loss.
+      micro_batch: `(params, batch, is_real, key, config) -> GradientSum`, see `MicroBatch`; only a
+        private rule accepts an `objective`.
       release: `(gradient_sum, count, config, key) -> gradient` of the step.
       event: `(config) -> DpEvent` of one release on a given batch, or None.
       bound: `(config) -> Sensitivity` of the sum over a batch, or None.
     """
 
-    micro_batch: Callable[..., GradientSum]
-    release: Callable[..., PyTree]
+    micro_batch: MicroBatch
+    release: Release
     event: Callable[[LocalConfig], Any] | None
     bound: Callable[[LocalConfig], Any] | None
 
@@ -59,7 +85,9 @@ def plain(model: Model) -> GradientRule:
       The rule, which claims no privacy.
     """
 
-    def micro_batch(params, batch, is_real, key, config, penalty=None):
+    def micro_batch(params, batch, is_real, key, config, *, penalty=None, objective=None):
+        rule = "be given to a private rule alone; others apply it to the mean loss of a batch"
+        checks.require(objective is None, "objective", rule, objective)
         del config
 
         def total(p):
@@ -81,18 +109,7 @@ def plain(model: Model) -> GradientRule:
 def mean_gradient(
     model: Model, params: PyTree, client: ClientData, batch_size: int, key: PRNGKey
 ) -> PyTree:
-    """Computes the mean gradient over all examples of a client, exactly and without noise.
-
-    Args:
-      model: the model.
-      params: where it is taken.
-      client: the client; zeros where it has no examples.
-      batch_size: examples that are computed at once, at most; it bounds memory.
-      key: for draws of the model, such as dropout.
-
-    Returns:
-      The gradient, the structure of the parameters, float32 or better.
-    """
+    """Computes the exact mean gradient over a client, zero without examples; not private."""
     rule, most = plain(model), min(batch_size, client.limit)
     micro = client.limit if model.mixes_examples else size_for(model, params, client, most)
 
@@ -162,7 +179,7 @@ def clipped(
     # Accelerators round the factors of float32 products by default; a sum would then not be that of
     # the gradients whose norms were bounded.
     @jax.default_matmul_precision("highest")
-    def micro_batch(params, batch, is_real, key, config, penalty=None, objective=None):
+    def micro_batch(params, batch, is_real, key, config, *, penalty=None, objective=None):
         mechanism = mechanism_of(config)
         examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}
 
@@ -206,10 +223,8 @@ def clipped(
 
 
 def _factor(after: jax.Array, before: jax.Array, is_real: jax.Array) -> jax.Array:
-    """What brings a leaf from one norm to another; 0 where it leaves the range of floats.
-
-    A factor that is barely a float would be rounded by much of itself, and might be rounded up.
-    """
+    """Computes the factor between two norms of a leaf, 0 outside the range of floats."""
+    # A factor that is barely a float would be rounded by much of itself, and might be rounded up.
     factor = after / jnp.where(before > 0, before, 1.0)
     return jnp.where(is_real & (before > 0) & (factor > SMALLEST_FACTOR), factor, 0.0)
 

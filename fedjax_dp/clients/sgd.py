@@ -120,7 +120,7 @@ def local_trainer(
 
 
 def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
-    """States what the parts of local training come to."""
+    """Builds the trainer of all parts, with its claim."""
     first = config.row(0)._replace(learning_rate=jnp.float32(1))
     is_sgd = training.optimizer is optax.sgd and not config.optimizer
     sends: Any = "gradients" if is_sgd else "delta"
@@ -174,7 +174,7 @@ class _Training:
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
 
     def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
-        """Gives what one run costs a record of a client of some size."""
+        """Returns the event of one run for a record of a client of some size."""
         assert self.rule.event is not None
         is_whole = self.whole is not None and bool(np.isinf(config.batch_size))
         if is_whole:
@@ -205,10 +205,8 @@ class _Training:
         is_private = self.rule.event is not None
         more = () if update_transform is None else (update_transform,)
         transforms = self.transforms + declared("update_transform", more, is_private=is_private)
-        reporter, client = (
-            client,
-            client.read_by("local training", self.event if is_private else None),
-        )
+        event = self.event if is_private else None
+        reporter, client = client, client.read_by("local training", event)
         is_whole = None
         if self.whole is not None:
             is_whole = whole_batches.is_whole(config)
@@ -226,7 +224,7 @@ class _Training:
         run = _Run(
             client, config, keys, steps, optimizer, penalty, objective, mask, is_whole, *parts
         )
-        # Nobody pays for the last gradient where no transform reads it: it is then dead code.
+        # The last gradient is dead code, which costs nothing, where no transform reads it.
         local = _Local(
             jnp.int32(0),
             start,
@@ -236,12 +234,12 @@ class _Training:
             trees.zeros_like(start),
         )
 
-        def goes_on(local):
+        def continues(local):
             is_left = local.step < steps
             # The gradient transform is the first link of the chain.
             return is_left if until is None else is_left & ~until(local.optimizer[0])
 
-        local = jax.lax.while_loop(goes_on, partial(self.step, run), local)
+        local = jax.lax.while_loop(continues, partial(self.step, run), local)
         delta, form = trees.subtract(local.params, start), Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: two noises of one client are not the same.

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from fedjax_dp.privacy.mechanisms import clipping, noise
 
 
 class UpdateContext(NamedTuple):
-    """What an update transform may look at besides the delta.
+    """What an update transform may read besides the delta.
 
     Attributes:
       params: the local parameters at the end of training, noised where training is private.
@@ -38,23 +38,27 @@ class UpdateContext(NamedTuple):
     key: PRNGKey
 
 
-Apply: TypeAlias = Callable[[PyTree, UpdateContext], PyTree]
+class Apply(Protocol):
+    """Changes an update at the client."""
+
+    def __call__(self, delta: PyTree, context: UpdateContext, /) -> PyTree:
+        """Returns the new update."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdateTransform:
-    """What is done to an update, and whether records are read for it.
+    """A change of an update, and whether records are read for it.
 
-    Guarantee: a transform that says it reads no records is never handed any.
+    Guarantee: a transform that declares to read no records gets none.
 
     Attributes:
       apply: `(delta, context) -> delta`.
-      reads_records: whether `apply` looks at the client's records. Local training that claims
-        privacy for records refuses it then, since no event covers what it reads.
-      name: what a refusal calls it.
-      instead: what to take where it is refused, in words.
-      form: `(form) -> form`, in which form the update is sent behind it, for whoever counts bytes;
-        whole and in its own type where nothing else is said.
+      reads_records: whether `apply` reads the client's records. Local training that claims privacy
+        for records then refuses it, since no event covers what it reads.
+      name: its name in errors.
+      instead: the alternative that an error names.
+      form: `(form) -> form`, the form in which the update is sent, for counting bytes; whole and in
+        its own type by default.
     """
 
     apply: Apply
@@ -64,15 +68,7 @@ class UpdateTransform:
     form: Callable[[Form], Form] = lambda form: Form()
 
     def __call__(self, delta: PyTree, context: UpdateContext) -> PyTree:
-        """Transforms an update.
-
-        Args:
-          delta: the update.
-          context: what may be looked at besides.
-
-        Returns:
-          What becomes of it.
-        """
+        """Returns the update after the transform, which gets no records it did not declare."""
         if not self.reads_records:
             context = context._replace(client=context.client.public())
         return self.apply(delta, context)
@@ -84,18 +80,17 @@ def update_transform(
 ) -> Any:
     """Declares an update transform; a decorator too, as `@update_transform(reads_records=False)`.
 
-    Guarantee: one that reads no records is handed a client without any. What a closure holds cannot
-    be seen: a function that carries records along reads them, whatever it declares.
+    Guarantee: one that reads no records gets a client without any. A closure is not inspected: a
+    function that holds records itself reads them, whatever it declares.
 
     Args:
       apply: `(delta, context) -> delta`, see `UpdateContext`.
-      reads_records: whether it looks at the client's records, `context.client.gather(...)`. The
-        delta, the parameters and the gradient count as none: behind private training they are
-        noised.
-      name: what a refusal calls it; the function's own name where it is None.
+      reads_records: whether it reads the client's records, `context.client.gather(...)`. The delta,
+        the parameters and the gradient are none: after private training they are noised.
+      name: its name in errors; that of the function where it is None.
 
     Returns:
-      The transform, an `UpdateTransform`; without `apply` what makes one of a function.
+      The transform, an `UpdateTransform`; without `apply` a decorator.
     """
     if apply is None:
         return partial(update_transform, reads_records=reads_records, name=name)
@@ -105,21 +100,8 @@ def update_transform(
 def declared(
     argument: str, transforms: Sequence[Apply], *, is_private: bool
 ) -> tuple[UpdateTransform, ...]:
-    """Requires that update transforms leave a claim for records true.
-
-    Args:
-      argument: the name to put into the error.
-      transforms: in order; functions without a declaration count as readers where nothing is
-        claimed.
-      is_private: whether privacy is claimed for records. A claim for whole clients needs nothing
-        here: its bound and its noise come behind the transforms.
-
-    Returns:
-      The transforms, each with a declaration.
-
-    Raises:
-      ValueError: if privacy is claimed and a transform reads records, or does not say.
-    """
+    """Returns transforms with declarations; refuses readers of records if `is_private`."""
+    # A claim for whole clients needs nothing here: its bound and noise come after the transforms.
     for transform in transforms if is_private else ():
         checks.require(
             isinstance(transform, UpdateTransform),
@@ -206,16 +188,7 @@ def keep_largest(share: Probability) -> UpdateTransform:
 
 
 def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
-    """Marks the entries of largest score.
-
-    Args:
-      scores: any shape; NaN counts as the least.
-      share: the share of entries to mark, in (0, 1]; at least one is.
-
-    Returns:
-      Bools of the same shape, exactly `max(1, round(share * size))` of them true; of equal scores
-      the first in order.
-    """
+    """Marks exactly `max(1, round(share * size))` entries of largest score, ties by position."""
     flat = jnp.where(jnp.isnan(scores), -jnp.inf, scores).reshape(-1)
     count = max(1, round(share * flat.size))
     least = jax.lax.top_k(flat, count)[0][-1]
