@@ -36,9 +36,10 @@ def accelerated(
     """Accelerates gradient descent: each step leads to a mix of where the last `memory + 1` led.
 
     A plain step maps x to T(x) = x − r g(x). With weights of sum 1 under which the mix of the last
-    gradients is shortest, the next point is the same mix of the T(x). The transform gives the gradient
-    whose plain step leads there, so `optax.sgd(r)` must follow it. Where there is no solution, or its
-    mix is not shorter than the newest gradient, the step is plain; buffers always take plain steps.
+    gradients is shortest, the next point is the same mix of the T(x). The transform gives the
+    gradient whose plain step leads there, so `optax.sgd(r)` must follow it. Where there is no
+    solution, or its mix is not shorter than the newest gradient, the step is plain; buffers always
+    take plain steps.
 
     Source: Malekmohammadi and others 2021, section 2.5, "the same acceleration can also be applied
     on each client"; Anderson 1965.

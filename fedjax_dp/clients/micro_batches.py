@@ -17,7 +17,7 @@ _FEWEST = 4
 
 
 def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) -> int:
-    """Chooses the size of a micro-batch, at most `batch_size`, whose values stay in a CPU's cache."""
+    """Chooses a micro-batch of at most `batch_size` whose values stay in a CPU's cache."""
     stays_whole = model.mixes_examples or bool(model.buffer_keys) or client.chunk_axis is not None
     if stays_whole or jax.default_backend() != "cpu" or batch_size <= _FEWEST:
         return batch_size

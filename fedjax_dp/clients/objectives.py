@@ -31,7 +31,7 @@ def proportional(
 ) -> Objective:
     """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
 
-    Beyond M − ε it is continued in a straight line: "smooth" with its slope there, 1/ε; "released" as
+    Beyond M − ε it continues in a straight line: "smooth" with its slope there, 1/ε; "released" as
     `ℓ/M` and "released_huber" as `ℓ/ε`, the two forms of the authors' program, which jump.
 
     Source: Zhang and others 2022, "Proportional Fairness in Federated Learning", equation 8.

@@ -26,8 +26,8 @@ WHOLE = np.float32(np.inf)
 class WholeBatches(NamedTuple):
     """A step on all records of a client, each as `num_copies` copies, itself included.
 
-    A record's gradient is the mean of its copies' clipped gradients, which leaves its bound as it is.
-    `perturb`, `(example, key) -> example`, makes a copy; None without copies.
+    A record's gradient is the mean of its copies' clipped gradients, so that its bound stays the
+    same. `perturb`, `(example, key) -> example`, makes a copy; None without copies.
     """
 
     num_copies: int = 1
