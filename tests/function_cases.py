@@ -42,7 +42,7 @@ Aggregator ClientOutput ClientState FederatedAlgorithm Federation LocalTrainer M
 Participation Sampler SharedModel Simulation SimulationState Stacked Summed HostStep Iterate
 Choice ClientData Exact GradientRule PublicClient UpdateContext UpdateTransform Cohort
 Evaluator Examples AdaptiveClipping BandedNoise DiscreteMechanism Mechanism Plan Sensitivity
-ModelChoice Similarity Dataset Masked Told Callback Config Experiment Run Study Watcher
+ModelChoice Similarity Dataset Masked UpdateWithLoss Callback Config Experiment Run Study Watcher
 AuditReport Outcome Heterogeneity Fate Round RoundInfo Close Roster Sender RoundRecord
 Communication AuditResult AuditRuns MembershipResult StepCheck LocalResult Draw
 DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mixture

@@ -9,7 +9,7 @@ from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative, Positive
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.agnostic import Told, agnostic_mean
+from fedjax_dp.server.agnostic import UpdateWithLoss, agnostic_mean
 
 
 @checked
@@ -58,7 +58,7 @@ def afl(
     def client(message, own, client, hyper, key):
         loss = mean_loss(model, message, client)
         output = algorithm.client(message, own, client, hyper, key)
-        return output._replace(update=Told(output.update, loss))
+        return output._replace(update=UpdateWithLoss(output.update, loss))
 
     numbers = algorithm.numbers._replace(num_clients=num_clients)
     return algorithm._replace(client=client, numbers=numbers)

@@ -41,7 +41,7 @@ from fedjax_dp.server.clustering import (
     ClusterAggregate,
     Similarity,
     mean_per_cluster,
-    nobody,
+    no_similarity,
 )
 from fedjax_dp.server.mean import ModelChoice
 from fedjax_dp.server.mixture import (
@@ -203,7 +203,7 @@ def r_dpcfl(
         models = jax.tree.map(lambda p: jnp.broadcast_to(p, (capacity, *p.shape)), start)
         return ServerState(
             models=models,
-            similarity=nobody(num_clients),
+            similarity=no_similarity(num_clients),
             features=jnp.zeros((num_clients, num_components)),
             means=jnp.zeros((capacity, num_components)),
             radii=jnp.zeros(capacity),

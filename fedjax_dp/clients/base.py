@@ -247,18 +247,39 @@ class LocalTrainer(NamedTuple):
         return self.sends == "gradients"
 
     def require_open(self, reason: str) -> None:
-        """Refuses private training; the reason says how the algorithm reads records besides."""
+        """Refuses private training, for algorithms that read records in other ways.
+
+        Args:
+          reason: how they read records, in words.
+
+        Raises:
+          ValueError: if training is private.
+        """
         checks.require(not self.is_private, "trainer", f"be non-private: {reason}", "a private one")
 
     def require_plain_sgd(self, reason: str) -> None:
-        """Refuses training from whose delta gradients cannot be computed."""
+        """Refuses training from whose delta gradients cannot be computed.
+
+        Args:
+          reason: what the algorithm does with gradients, in words.
+
+        Raises:
+          ValueError: if `sends` is not "gradients".
+        """
         rule = f"take plain steps of `optax.sgd` and send its delta unchanged, since {reason}"
         checks.require(
             self.is_plain_sgd, "trainer", rule, "another optimiser or an update transform"
         )
 
     def require_untransformed(self, reason: str) -> None:
-        """Refuses update transforms, for algorithms that send no delta."""
+        """Refuses update transforms, for algorithms that send no delta.
+
+        Args:
+          reason: what they send, in words.
+
+        Raises:
+          ValueError: if `sends` is "transformed".
+        """
         rule = f"have no update transforms: {reason}"
         is_whole = self.sends != "transformed"
         checks.require(is_whole, "trainer", rule, "one that transforms its delta")

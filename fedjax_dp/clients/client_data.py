@@ -38,7 +38,11 @@ class _Chunked:
     chunk_axis: str | None
 
     def widest(self, count: jax.Array) -> jax.Array:
-        """Returns the largest of a count over the chunk, such as that of passes through a loop."""
+        """Returns the largest of a count over the clients of a chunk.
+
+        Args:
+          count: of this client, such as its passes through a loop.
+        """
         return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
 
 
@@ -46,8 +50,8 @@ class _Chunked:
 class PublicClient(_Chunked):
     """What is public of a client: its index and its size, but no records.
 
-    A part that declares that it reads no records is handed this. So is an algorithm that claims
-    privacy for records, with an `opener` for what is charged.
+    A part that declares to read no records gets this. So does an algorithm that claims privacy for
+    records, with an `opener` for what is charged.
 
     Attributes:
       size: how many records it owns, int32; 0 for a client without data; taken as public.
@@ -73,7 +77,11 @@ class PublicClient(_Chunked):
         raise _unread("client.examples")
 
     def gather(self, indices: jax.Array) -> PyTree:
-        """Raises: there are no records here."""
+        """Raises: there are no records here.
+
+        Args:
+          indices: as for `ClientData.gather`.
+        """
         raise _unread("client.gather")
 
     def public(self) -> "PublicClient":
@@ -145,12 +153,24 @@ class ClientData(_Chunked):
         )
 
     def public(self, opener: Opener | None = None) -> PublicClient:
-        """Returns the client without its records, which an opener may give to what is charged."""
+        """Removes the records.
+
+        Args:
+          opener: gives the records to what is charged; None where nothing may read them.
+
+        Returns:
+          The public client.
+        """
         return PublicClient(
             self.size, self.index, self.limit, self.chunk_axis, self.round, self.stage, opener
         )
 
     def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
-        """Returns the client itself, whose records are open."""
+        """Returns the client itself, whose records are open.
+
+        Args:
+          reader: as for `PublicClient.read_by`.
+          event: as for `PublicClient.read_by`.
+        """
         del reader, event
         return self

@@ -1,4 +1,4 @@
-"""How many examples of a batch are computed at once, where nobody said."""
+"""The default number of examples of a batch that are computed at once."""
 
 import jax
 import jax.numpy as jnp

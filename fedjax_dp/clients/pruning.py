@@ -1,4 +1,4 @@
-"""Magnitude pruning: which of a client's weights go, exactly so many, ties by index."""
+"""Magnitude pruning: which of a client's weights are removed, an exact number, ties by index."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -71,7 +71,7 @@ def prune(
 
     Args:
       mask: bool, with None for what is never pruned; fewer than 2^30 entries.
-      params: the parameters, of which the masked ones are looked at.
+      params: the parameters, of which the masked ones are read.
       rate: share of the weights alive, in [0, 1); may be traced.
       target: share of all weights that may be pruned, in [0, 1); no limit where it is None.
       scope: "tensor" compares weights within each array, "global" all of them with one another.

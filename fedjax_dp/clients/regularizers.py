@@ -23,8 +23,7 @@ class AnchorState(NamedTuple):
 def proximal(strength: NonNegative) -> optax.GradientTransformation:
     """Adds the gradient of `strength / 2 * ‖w − w₀‖²`, with w₀ the parameters at the start.
 
-    It reads parameters only: behind clipped and noised gradients it is post-processing and costs no
-    privacy.
+    It reads parameters only: after clipping and noise it is post-processing and costs no privacy.
 
     Args:
       strength: the weight of the term, at least 0; 0 leaves gradients as they are.
@@ -83,7 +82,7 @@ def blur(strength: float, radius: Bound) -> optax.GradientTransformation:
 
     Inside the ball around the start it does nothing, on its sphere neither; outside it pulls as
     `proximal` does, so that fewer updates are longer than the clip norm. It reads parameters only:
-    behind clipped and noised gradients it is post-processing and costs no privacy.
+    after clipping and noise it is post-processing and costs no privacy.
 
     Args:
       strength: λ, at least 0; plain SGD needs it below 1 / learning rate.

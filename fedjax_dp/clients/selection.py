@@ -77,7 +77,7 @@ def accuracy_of(
 
 def require_accuracy(model: Model) -> None:
     """Requires a model with an accuracy."""
-    rule = "have an accuracy, by which clients judge it on their validation data"
+    rule = "have an accuracy, which clients compute on their validation data"
     checks.require(model.correct_fn is not None, "model", rule, model.name)
 
 
@@ -258,7 +258,7 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
         return selection_event(numbers["selection_epsilon"])
 
     def choose(key, models, client, is_offered, numbers):
-        # Which mechanism reads is what is compared with what is charged; its ε is not looked at.
+        # The kind of mechanism is compared with what is charged, whatever its ε.
         client = client.read_by("a private choice", lambda size, config: selection_event(1.0))
         score_of = partial(
             whole_score, model, score=score, loss_bound=numbers.get("loss_bound", 1.0)

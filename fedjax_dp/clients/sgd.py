@@ -66,16 +66,16 @@ def local_trainer(
         or the whole batch where there are none or the model is the larger part; where the number
         drawn is random, 32 at most and fewer for small batches, so that clients computed alone
         spend about a seventh on padding.
-      update_transforms: what is done to the delta before it leaves, in order. Behind a private
-        rule each must declare that it reads no records, see `update_transform`.
+      update_transforms: changes of the delta before it leaves, in order. Under a private rule
+        each must declare that it reads no records, see `update_transform`.
 
     Returns:
       The trainer.
 
     Raises:
-      ValueError: for a bad number, a private rule behind a sampler without an analysis,
+      ValueError: for a bad number, a private rule with a sampler that has no analysis,
         micro-batches of a model that mixes examples, or an update transform that reads records
-        behind a private rule.
+        under a private rule.
     """
     sampler = sampler or sampling.shuffled()
     rule = gradient_rule or gradients.plain(model)

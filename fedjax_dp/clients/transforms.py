@@ -1,4 +1,4 @@
-"""What a client does to its update before it leaves: functions that are applied in order."""
+"""Transforms of an update before it leaves the client, applied in order."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

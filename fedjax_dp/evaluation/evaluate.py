@@ -1,4 +1,4 @@
-"""Exact loss and accuracy of one model, or of everybody's own, in compiled batches."""
+"""Exact loss and accuracy of one model, or of each client's own, in compiled batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -110,7 +110,7 @@ def shared_evaluator(
     Args:
       model: the model.
       data: examples by client; a store of one client evaluates on a whole. Larger ones than fit
-        on a device beside a model come to it in parts.
+        on a device beside a model are copied to it in parts.
       block_size: examples that are computed at once; bounds memory, changes nothing else.
       metrics: figures beside loss and accuracy, by name.
 
@@ -196,12 +196,12 @@ def personal_evaluator(
       params_of: `(client_index, *arguments) -> params`, the model that a client would use.
       block_size: examples that are computed at once; bounds memory, changes nothing else.
       in_parts: `(*arguments) -> (clients, arguments) …`, which neighbouring clients are evaluated
-        together and what `params_of` is handed for them, each client at least once; all together
+        together and the arguments of `params_of` for them, each client at least once; all together
         with the arguments themselves where it is None.
       metrics: figures beside loss and accuracy, by name.
 
     Returns:
-      `(*arguments) -> Evaluation`, the arguments being handed to `params_of`.
+      `(*arguments) -> Evaluation`, of the arguments of `params_of`.
     """
     block = min(block_size, max(1, int(data.sizes.max())))
     count = max(1, -(-data.num_bytes // _PART_BYTES))
@@ -230,7 +230,7 @@ def personal_evaluator(
 
         return jax.lax.map(one_client, clients)
 
-    everybody = np.arange(data.num_clients, dtype=np.int32)
+    all_clients = np.arange(data.num_clients, dtype=np.int32)
 
     def with_examples(clients: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
         if whole is not None:
@@ -242,7 +242,9 @@ def personal_evaluator(
 
     def evaluate(*arguments: Any) -> Evaluation:
         found: Any = None
-        for clients, own in [(everybody, arguments)] if in_parts is None else in_parts(*arguments):
+        for clients, own in (
+            [(all_clients, arguments)] if in_parts is None else in_parts(*arguments)
+        ):
             for few, (examples, first_rows) in with_examples(clients):
                 sums = jax.tree.map(np.asarray, sums_of(examples, first_rows, sizes, few, *own))
                 if found is None:

@@ -1,4 +1,4 @@
-"""Figures of held-out data beside loss and accuracy: sums over examples, and what they come to."""
+"""Metrics of held-out data beside loss and accuracy: sums over examples, and their results."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ _NUM_BINS = 15
 
 
 class Metric(NamedTuple):
-    """A figure that sums over examples decide.
+    """A metric that is computed from sums over examples.
 
     Attributes:
       contribute: `(outputs, batch) -> [examples, k]`, what each example adds, float32.
@@ -118,7 +118,7 @@ def calibration_error() -> Metric:
 
 
 def _adopted(own: Any) -> Callable[[], Metric]:
-    """Takes somebody's own metric: a `Metric`, or a function that gives one."""
+    """Accepts a user's metric: a `Metric`, or a function that returns one."""
     made = own() if callable(own) and not isinstance(own, Metric) else own
     checks.require(isinstance(made, Metric), "metric", "be a Metric, or a function of none", own)
     return lambda: made

@@ -1,6 +1,6 @@
 """Aggregators and server steps."""
 
-from fedjax_dp.server.agnostic import Told, agnostic_mean, onto_simplex
+from fedjax_dp.server.agnostic import UpdateWithLoss, agnostic_mean, onto_simplex
 from fedjax_dp.server.base import (
     Aggregator,
     Close,
@@ -76,7 +76,7 @@ __all__ = [
     "Similarity",
     "Stacked",
     "Summed",
-    "Told",
+    "UpdateWithLoss",
     "adaptive_gaussian_mean",
     "agnostic_mean",
     "apply_aggregate",

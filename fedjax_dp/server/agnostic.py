@@ -15,7 +15,7 @@ from fedjax_dp.server.base import Stacked
 _LARGEST_MOVE = 1e30
 
 
-class Told(NamedTuple):
+class UpdateWithLoss(NamedTuple):
     """An update, and the loss that its client had before it.
 
     Attributes:
@@ -39,7 +39,7 @@ def onto_simplex(y: jax.Array) -> jax.Array:
 
     Source: Duchi and others 2008, figure 1.
     """
-    # Who is 1 or more below the largest has no part; without these no sum loses what is near it.
+    # Entries 1 or more below the largest become 0; without them sums lose nothing to rounding.
     y = jnp.maximum(y - jnp.max(y), -1.0)
     ordered = jnp.sort(y)[::-1]
     room = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
@@ -52,15 +52,15 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     """Averages updates by weights that have just climbed along the clients' losses.
 
     `λ ← Proj(λ + γ f)` over all clients, and the new λ weighs the updates of the same round, so
-    that no update can be added before all losses are known. Who is absent has no loss, and takes no
-    part in the mean, whose weights are made to sum to one.
+    that no update can be added before all losses are known. An absent client has no loss and no
+    part in the mean, whose weights are scaled to sum to one.
 
     Args:
       num_clients: the population, at least 1.
       step_size: γ, at least 0; 0 is the plain mean.
 
     Returns:
-      The aggregator of `Told` updates; its state is λ, `[num_clients]`. Its info holds `weights`,
+      The aggregator of `UpdateWithLoss` updates; its state is λ, `[num_clients]`. Its info holds `weights`,
       what each client weighed in the mean, `[num_clients]`.
 
     Raises:
@@ -69,7 +69,7 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     numbers, own = {"step_size": step_size}, {"step_size": NonNegative}
     ranges.check(numbers, own)
 
-    def contribute(state, numbers, update: Told, sender):
+    def contribute(state, numbers, update: UpdateWithLoss, sender):
         return jax.tree.map(trees.at_least_float32, update), sender.weight
 
     def combine(weights, numbers, stack, close):

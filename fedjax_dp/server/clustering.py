@@ -1,4 +1,4 @@
-"""Updates of clients in clusters: a mean for each cluster's model, and who is like whom."""
+"""Updates of clients in clusters: a mean for each cluster's model, and similarities of clients."""
 
 from typing import NamedTuple
 
@@ -29,11 +29,11 @@ class Similarity(NamedTuple):
 
 
 class ClusterAggregate(NamedTuple):
-    """What a round of a clustered algorithm amounts to.
+    """The aggregate of a clustered algorithm.
 
     Attributes:
       mean: for each model the mean update of those who trained it, `[models, ...]`; zero for a
-        model that nobody trained.
+        model that no client trained.
       similarity: of the round's updates.
     """
 
@@ -41,7 +41,7 @@ class ClusterAggregate(NamedTuple):
     similarity: Similarity
 
 
-def nobody(num_clients: int) -> Similarity:
+def no_similarity(num_clients: int) -> Similarity:
     """Returns the similarity of a round without clients."""
     zeros = jnp.zeros((num_clients, num_clients), jnp.float32)
     return Similarity(zeros, zeros, jnp.zeros(num_clients, bool))
@@ -88,7 +88,7 @@ def by_client(similarity: Similarity, clients: jax.Array, num_clients: int) -> S
     """Orders a similarity by client, `[clients, clients]`, so that the order of slots is lost."""
     ids = jnp.where(similarity.is_seen, clients, num_clients)
     there = (ids[:, None], ids[None, :])
-    empty = nobody(num_clients)
+    empty = no_similarity(num_clients)
     return Similarity(
         empty.scatter.at[there].set(similarity.scatter, mode="drop"),
         empty.cross.at[there].set(similarity.cross, mode="drop"),

@@ -20,7 +20,7 @@ def correlated_gaussian_mean(
     *,
     per_layer: bool = False,
 ) -> Summed:
-    """Builds the Gaussian mean with banded correlated noise, for cohorts that nobody samples.
+    """Builds the Gaussian mean with banded correlated noise, for cohorts that are not sampled.
 
     Guarantee: unit of privacy is one client. Two participations of a client are at least as many
     rounds apart as there are bands, so that they meet independent columns of noise and each costs

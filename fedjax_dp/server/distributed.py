@@ -35,17 +35,17 @@ def discrete_mean(
 ) -> Summed:
     """Builds the mean of DDGauss: rotate, round, noise at the client, sum modulo 2^B.
 
-    Every client adds one share of the noise, whoever else takes part: nothing that it sends depends
-    on the cohort, and nobody tells it how many there are. Where cohorts vary, the server adds the
-    shares that are missing. It does not decode a round of more clients than shares, but releases
+    Every client adds one share of the noise, whatever the cohort: nothing that it sends depends on
+    the cohort, whose size it does not learn. Where cohorts vary, the server adds the shares that
+    are missing. It does not decode a round of more clients than shares, but releases
     noise alone, for more noise than planned would show how many there were.
 
     Guarantee: unit of privacy is one client, which may send zeros instead of its update; the event
     is the plan's own, with `plan.num_shares` shares of noise in every release. Where cohorts vary
     there are exactly so many, so that the noise has one law whatever the cohort, as amplification
     by sampling needs; it needs too that who takes part, and how many, stays hidden from all who
-    are not trusted, clients included. Whoever sums is trusted to add what is missing, and knows it.
-    Secure aggregation is simulated by the exact modular sum. A client whose update is not finite
+    are not trusted, clients included. The server is trusted to add the missing shares, and knows
+    the size. Secure aggregation is simulated by the exact modular sum. A client whose update is not finite
     sends zeros with its noise. A plan of one share is noise that a trusted server adds, to cohorts
     of any size.
 

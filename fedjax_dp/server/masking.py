@@ -24,8 +24,8 @@ class Masked(NamedTuple):
     Attributes:
       mean: the mean, unmasked: server optimisers read it as it is.
       mask: what the optimiser's step is multiplied by, the structure of the mean.
-      votes: behind noise, what the mask is made of as it was noised, in the units of the mean; what
-        is released are these two, of which the mask is a function. None elsewhere.
+      votes: under noise, the noised votes from which the mask is computed, in units of the mean,
+        released as the mean is. None without noise.
     """
 
     mean: PyTree
@@ -71,7 +71,7 @@ def gradient_mask(
     it is, and what it would do is masked. Sums of signs are streamed, as the mean is. Buffers, such
     as the statistics of batch norm, are averaged without a mask.
 
-    Guarantee: none of its own. Behind records' noise signs are those of noised updates. Around a
+    Guarantee: none of its own. Under noise on records, signs are those of noised updates. Around a
     private mean the votes are part of what is clipped, noised and charged: a client sends one
     vector within the same bound, `vote_share` of it for its signs and what they leave for its
     update, and the mask is computed from the noised sum. A clip norm that adapts follows updates in
@@ -119,7 +119,7 @@ def gradient_mask(
         kept = jnp.where(is_whole, 1.0, agreement if mask == "soft" else 0.0)
         return -kept if form == "printed" else kept
 
-    def told(aggregate: PyTree, votes: PyTree, count: Any, numbers: Any):
+    def masked_by(aggregate: PyTree, votes: PyTree, count: Any, numbers: Any):
         masks = jax.tree.map(lambda v: mask_of(v, count, numbers["threshold"]), votes)
         size = trees.num_parameters(votes)
 
@@ -137,7 +137,7 @@ def gradient_mask(
     if base.claim is not None:
         numbers, own = numbers | {"vote_share": vote_share}, own | {"vote_share": ProperFraction}
         ranges.check(numbers, own)
-        return _around_noise(base, told)._replace(numbers=numbers, ranges=own)
+        return _around_noise(base, masked_by)._replace(numbers=numbers, ranges=own)
     ranges.check(numbers, own)
 
     def contribute(state, numbers, update, sender):
@@ -148,13 +148,13 @@ def gradient_mask(
     def combine(state, numbers, total, close):
         of_mean, votes, count = total
         state, aggregate, info = base.combine(state, numbers, of_mean, close)
-        aggregate, of_mask = told(aggregate, votes, count, numbers)
+        aggregate, of_mask = masked_by(aggregate, votes, count, numbers)
         return state, aggregate, {**info, **of_mask}
 
     return base._replace(contribute=contribute, combine=combine, numbers=numbers, ranges=own)
 
 
-def _around_noise(mean: Summed, told: Any) -> Summed:
+def _around_noise(mean: Summed, masked_by: Any) -> Summed:
     """Lets updates and votes pass through one private mean, as one vector."""
     claim, rule = mean.claim, "claim what its Gaussian noise costs, which votes are to share"
     checks.require(isinstance(claim, ClientClaim), "mean", rule, type(claim).__name__)
@@ -191,7 +191,7 @@ def _around_noise(mean: Summed, told: Any) -> Summed:
         # The mean of votes is one over the clients that were expected.
         _, vote = bounds(state, numbers, both["votes"])
         votes = jax.tree.map(lambda v: jnp.clip(v / vote, -1.0, 1.0), both["votes"])
-        aggregate, of_mask = told(both["update"], votes, jnp.float32(1), numbers)
+        aggregate, of_mask = masked_by(both["update"], votes, jnp.float32(1), numbers)
         return kept, aggregate._replace(votes=both["votes"]), {**info, **of_mask}
 
     def sent_up(update, weight):

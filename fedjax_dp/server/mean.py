@@ -17,7 +17,7 @@ def weighted_mean() -> Summed:
     """Averages updates by client weight; without any weight the aggregate is zero.
 
     Returns:
-      The aggregator. It bounds nothing, so that noise behind it is refused.
+      The aggregator. It bounds nothing, so that noise on the aggregate is refused.
 
     Source: McMahan and others 2017, algorithm 1.
     """
@@ -135,7 +135,7 @@ def mean_per_model(num_models: Count, *, is_weighted: bool = True) -> Summed:
 
     Returns:
       The aggregator of `ModelChoice` updates; its aggregate is `[models, ...]`, zero for a model
-      that nobody chose.
+      that no client chose.
     """
 
     def contribute(state, numbers, update: ModelChoice, sender):

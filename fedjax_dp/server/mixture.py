@@ -58,7 +58,7 @@ def principal_features(similarity: Similarity, num_components: Count = 2) -> np.
 
     Returns:
       `[clients, components]`, float64; 0 for clients that were not seen, and for a component that
-      tells nobody from anybody.
+      does not separate clients.
 
     Source: `clustered_dp` section 3.
     """
@@ -71,7 +71,7 @@ def principal_features(similarity: Similarity, num_components: Count = 2) -> np.
     values, vectors = np.linalg.eigh((scatter + scatter.T) / 2)
     kept = np.argsort(values)[::-1][:num_components]
     values, vectors = np.maximum(values[kept], 0), vectors[:, kept]
-    # What is smaller than rounding in float32 tells nobody from anybody.
+    # What is smaller than rounding in float32 separates no clients.
     is_used = values > _RESOLUTION * values.max(initial=0.0)
     # An eigenvector has no sign of its own: the first client that is far out is on the right. The
     # farthest would not do, since in a pair both are equally far.
@@ -142,11 +142,11 @@ def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
 
 @checked
 def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) -> Mixture:
-    """Fits mixtures of several sizes and keeps the one whose clusters stand farthest apart.
+    """Fits mixtures of several sizes and keeps the one whose clusters are farthest apart.
 
-    For this comparison a cluster of a single client, which has no width and would look far apart
+    For this comparison a cluster of a single client, which has no width and would seem far apart
     from anything, does not count as narrower than all clusters are on average, by the unbiased
-    estimate: the noise is the same for everybody.
+    estimate: all clients have the same noise.
 
     Args:
       features: `[clients, features]`.

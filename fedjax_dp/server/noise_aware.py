@@ -59,7 +59,7 @@ def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
 
     Returns:
       Weights that sum to one, `[clients]`; equal ones where no update holds noise, zeros where
-      nobody takes part.
+      no client takes part.
 
     Source: Malekmohammadi and others 2024, section 3.5.
     """
@@ -126,7 +126,7 @@ def noise_aware_mean(
 
     def combine(state: NoiseState, numbers, stack, close):
         update, weight = stack
-        # What says nothing holds no noise, and would take all of the weight.
+        # An update of zeros has no noise, and would take all of the weight.
         squares = [
             jnp.sum(jnp.square(x.reshape(len(weight), -1)), 1) for x in jax.tree.leaves(update)
         ]
@@ -151,7 +151,7 @@ def noise_aware_mean(
         found = jax.lax.cond(jnp.any(is_new), estimate, lambda _: nothing, update)
 
         def by_client(values, which):
-            # Those who do not count are written behind the end, which drops them.
+            # An index past the end drops clients that do not count.
             at = jnp.where(which, clients, num_clients)
             return jnp.zeros(num_clients, values.dtype).at[at].set(values, mode="drop")
 

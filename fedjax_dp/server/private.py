@@ -24,7 +24,7 @@ from fedjax_dp.privacy.mechanisms.mechanism import Mechanism, StaircaseMultiplie
 from fedjax_dp.server.base import Summed, stateless
 from fedjax_dp.server.distributed import discrete_mean
 
-# What a private mean may be given, and swept over.
+# The numbers of a private mean.
 RANGES = {
     "clip_norm": Positive,
     "noise_multiplier": NonNegative,
@@ -121,8 +121,8 @@ def by_realised_count(mean: Summed) -> Summed:
     """Divides by how many clients took part instead of by a public constant.
 
     Guarantee: none, and the aggregator claims none: the number that took part, and with it the
-    scale of the noise, depends on who is in the population. It is for comparison with papers that
-    divide so. A round without anybody is skipped.
+    scale of the noise, depends on the population. It is for comparison with papers that divide so.
+    A round without clients is skipped.
 
     Args:
       mean: a private mean, such as `gaussian_mean` builds.
@@ -143,7 +143,7 @@ def by_realised_count(mean: Summed) -> Summed:
         info = info | {"noise_stddev": info["noise_stddev"] * factor}
         return state, trees.scale(aggregate, factor), info
 
-    reason = "how many clients took part, which depends on who is there, scales the noise"
+    reason = "how many clients took part, which depends on the population, scales the noise"
     return mean._replace(contribute=contribute, combine=combine, claim=UnclaimedNoise(reason))
 
 

@@ -22,8 +22,8 @@ def sparse_mean(*, is_masked: bool = True) -> Summed:
 
     Returns:
       The aggregator of `Sparse` updates, which refuses any others. Its aggregate is `Sparse`: the
-      mask tells the coordinates that somebody keeps; all others are 0. It bounds nothing, so that
-      noise behind it is refused.
+      mask marks the coordinates that some client keeps; all others are 0. It bounds nothing, so
+      that noise on the aggregate is refused.
 
     Source: Li and others 2021 (LotteryFL), equation 4; `personalization` sections 5 and 6.
     """
