@@ -81,6 +81,9 @@ class PublicClient(_Chunked):
 
         Args:
           indices: as for `ClientData.gather`.
+
+        Returns:
+          Nothing.
         """
         raise _unread("client.gather")
 
@@ -166,11 +169,14 @@ class ClientData(_Chunked):
         )
 
     def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
-        """Returns the client itself, whose records are open.
+        """Opens the records, which this client holds itself.
 
         Args:
           reader: as for `PublicClient.read_by`.
           event: as for `PublicClient.read_by`.
+
+        Returns:
+          The client.
         """
         del reader, event
         return self

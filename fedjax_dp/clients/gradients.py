@@ -40,7 +40,7 @@ class MicroBatch(Protocol):
         batch: PyTree,
         is_real: jax.Array,
         key: PRNGKey | None,
-        config: LocalConfig,
+        config: LocalConfig | None,
         *,
         penalty: Callable[[PyTree], jax.Array] | None = None,
         objective: Objective | None = None,

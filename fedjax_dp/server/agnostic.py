@@ -60,8 +60,8 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
       step_size: γ, at least 0; 0 is the plain mean.
 
     Returns:
-      The aggregator of `UpdateWithLoss` updates; its state is λ, `[num_clients]`. Its info holds `weights`,
-      what each client weighed in the mean, `[num_clients]`.
+      The aggregator of `UpdateWithLoss`; its state is λ, `[num_clients]`. Its info holds `weights`,
+      the weight of each client in the mean, `[num_clients]`.
 
     Raises:
       ValueError: for a number out of its range.

@@ -45,9 +45,9 @@ def discrete_mean(
     there are exactly so many, so that the noise has one law whatever the cohort, as amplification
     by sampling needs; it needs too that who takes part, and how many, stays hidden from all who
     are not trusted, clients included. The server is trusted to add the missing shares, and knows
-    the size. Secure aggregation is simulated by the exact modular sum. A client whose update is not finite
-    sends zeros with its noise. A plan of one share is noise that a trusted server adds, to cohorts
-    of any size.
+    the size. Secure aggregation is simulated by the exact modular sum. A client whose update is not
+    finite sends zeros with its noise. A plan of one share is noise that a trusted server adds, to
+    cohorts of any size.
 
     Args:
       structure: the parameters, as arrays or shapes.
