@@ -85,10 +85,10 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
     """
     for name, part in parts.items():
         checks.require(
-            isinstance(part, Summed) and part.claim is None and part.encode is None,
+            part.claim is None and part.encode is None,
             f"parts[{name!r}]",
-            "be summed, add no noise and encode nothing",
-            type(part).__name__,
+            "add no noise and encode nothing",
+            "an aggregator that does",
         )
 
     def init(structure):
