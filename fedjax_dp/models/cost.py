@@ -81,11 +81,11 @@ def _cost(jaxpr: jaxprs.Jaxpr) -> Cost:
     return Cost(total, direct, largest)
 
 
-def _num_bytes(v: jaxprs.Var) -> int:
+def _num_bytes(v: Any) -> int:
     # Random keys have a type of their own, without a size.
     size = getattr(v.aval.dtype, "itemsize", 4) if hasattr(v.aval, "dtype") else 0
     return math.prod(_shape(v)) * size if size else 0
 
 
-def _shape(v: jaxprs.Var) -> tuple[int, ...]:
+def _shape(v: Any) -> tuple[int, ...]:
     return tuple(v.aval.shape)
