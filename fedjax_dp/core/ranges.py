@@ -78,7 +78,7 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
 
     Args:
       numbers: by name, scalars or arrays, each entry of which must lie in the range. Traced ones
-        cannot be looked at and are let through; so is None.
+        pass, and so does None.
       ranges: by name, one of the types of this module, or a mapping of the same kind where numbers
         are grouped; numbers without a range are not checked.
       prefix: what an error puts before the name, such as "hyper.algorithm.".

@@ -14,14 +14,7 @@ from fedjax_dp.experiment.components.experiment import Experiment
 
 
 class Look(NamedTuple):
-    """What a callback sees after an evaluation.
-
-    Attributes:
-      rows: metrics of all rounds so far, as `metrics.jsonl` holds them; the last one is evaluated.
-      state: the state.
-      experiment: what runs.
-      folder: the run folder.
-    """
+    """What a callback sees after an evaluation; the last of the `rows` of metrics is evaluated."""
 
     rows: Sequence[Mapping[str, Any]]
     state: SimulationState

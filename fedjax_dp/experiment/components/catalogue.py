@@ -89,15 +89,7 @@ _CALLBACK = Choice("run.callbacks", CALLBACKS, functools.cache(_callback))
 
 
 def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
-    """Lists the tables of options that belong to a part which an override replaces.
-
-    Args:
-      tables: the sections of a file.
-      changes: the sections of the overrides.
-
-    Returns:
-      Dotted keys of options, of those parts that the overrides name and the file does not.
-    """
+    """Lists the tables of options in a file whose part an override replaces."""
     found = []
     for key, choice in CHOICES.items():
         section, _, name = key.partition(".")
@@ -115,18 +107,7 @@ def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]
 
 
 def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
-    """Checks that the parts which a configuration names exist, and reads their options.
-
-    Args:
-      config: the configuration.
-      origin: `(dotted key) -> text`, where a value came from.
-
-    Returns:
-      The configuration, the word "none" as None in its tables of options.
-
-    Raises:
-      ConfigError: naming where it came from, the key, the rule, the value and the nearest choice.
-    """
+    """Checks that the parts a configuration names exist, and reads their options."""
     for key, choice in CHOICES.items():
         name, options = (_at(config, k) for k in (key, choice.options))
         if name is None:

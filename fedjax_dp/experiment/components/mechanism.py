@@ -48,14 +48,7 @@ Build = Callable[[float], Summed]
 
 
 class Setting(NamedTuple):
-    """What a mechanism on updates depends on beside its own numbers.
-
-    Attributes:
-      participation: who joins a round.
-      structure: shapes of the parameters.
-      num_rounds: rounds of the run.
-      promise: accountant and relation.
-    """
+    """What a mechanism on updates depends on beside its own numbers."""
 
     participation: Participation
     structure: PyTree
@@ -91,7 +84,7 @@ def with_share_of_noise(level: ClientLevel, setting: Setting, share: float) -> C
 
 
 def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
-    # A search looks beyond what can be drawn; the smallest multiplier costs less than is allowed.
+    # The search tries multipliers below the smallest that can be drawn, which costs less.
     least, most = 0.0, math.inf
     if isinstance(level, StaircaseLevel):
         least, most = SMALLEST_STAIRCASE_MULTIPLIER, LARGEST_STAIRCASE_MULTIPLIER

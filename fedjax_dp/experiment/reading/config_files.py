@@ -213,10 +213,7 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
 
 
 def _fields_at(key: str) -> list[FieldInfo]:
-    """Lists what a dotted key may name, one field for each section that has it.
-
-    Empty within a table of options, whose keys depend on what is chosen.
-    """
+    """Lists the fields that a key names, one a section; none inside tables of options."""
     fields = [ROOT]
     for part in key.split("."):
         if all(field.annotation == Options for field in fields):

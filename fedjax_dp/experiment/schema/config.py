@@ -1,4 +1,4 @@
-"""The configuration of an experiment: kind, range, default and meaning of every key."""
+"""The keys of a configuration, each with its type, range, default and description."""
 
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -54,7 +54,7 @@ def _table(about: str) -> Any:
 
 
 class RunSection(Section):
-    """How long a run is, and how often it is evaluated and kept."""
+    """How long a run is, and how often it is evaluated and saved."""
 
     name: Name | None = _setting(
         None, "name of the run, for titles and its folder; that of the data if not given"
@@ -66,19 +66,19 @@ class RunSection(Section):
     )
     release: Literal["private"] | None = _setting(
         None,
-        "private: write what may be published into the folder release of the run folder, without "
-        "any exact figure; needs run.secret",
+        "private: write what may be published to the folder release of the run folder, without "
+        "exact figures; needs run.secret",
     )
     rounds: Count = _setting(30, "number of rounds")
     evaluate_every: Count = _setting(1, "rounds between two evaluations")
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
     metrics: list[str] = Field(
         default_factory=list,
-        description="figures beside loss and accuracy: perplexity, f1, mcc, calibration_error, or "
-        "one's own as package.module:name",
+        description="metrics beside loss and accuracy: perplexity, f1, mcc, calibration_error, or "
+        "your own as package.module:name",
     )
     callbacks: Options = _table(
-        "what is called at evaluations, by name, with its options: early_stopping, or one's own as "
+        "callbacks after evaluations, by name, with their options: early_stopping, or your own as "
         "package.module:name"
     )
 
@@ -97,16 +97,17 @@ class DataSection(Section):
     client_test_share: Decay = _setting(0.2, "share of each client's examples held out for it")
     client_validation_share: Decay = _setting(
         0.0,
-        "share of what each client has left for training that is set aside for what it decides in "
-        "its rounds, such as when to prune",
+        "share of each client's training examples held out for decisions within rounds, such as "
+        "when to prune",
     )
     client_numbers: str | None = _setting(
         None,
-        "CSV file of numbers by client: its first column, client, has their names, the others are "
-        "called as the keys that they fill, such as privacy.record.epsilon",
+        "CSV file of numbers by client: the first column, client, has their names, each other one "
+        "the name of the key that it fills, such as privacy.record.epsilon",
     )
     public_examples: Index = _setting(
-        0, "examples taken out of the pool, without labels, for algorithms that ask about them"
+        0,
+        "examples without labels, taken out of the pool, for algorithms that query clients on them",
     )
     check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
 
@@ -117,22 +118,22 @@ class ModelSection(Section):
     name: str = _setting("logistic_regression", "a model of the zoo")
     options: Options = _table("options of the model; `run --keys model.name=NAME`")
     pretrained: str | None = _setting(
-        None, "file that parameters start from, .safetensors or .npz with paths such as params/w"
+        None, "file with initial parameters, .safetensors or .npz, with paths such as params/w"
     )
     frozen: list[str] = Field(
         default_factory=list,
-        description="paths or patterns, such as params/Conv_0/*, of parameters that stay as they "
-        "start",
+        description="paths or patterns, such as params/Conv_0/*, of parameters not to train",
     )
 
 
 class AlgorithmSection(Section):
-    """How the parts are put together."""
+    """The algorithm, and how it aggregates updates."""
 
     name: str = _setting("dp_sgd", "an algorithm")
     options: Options = _table("options of the algorithm; `run --keys algorithm.name=NAME`")
     aggregator: str | None = _setting(
-        None, "how updates are combined; the algorithm's own, or clients' mechanism, if not given"
+        None,
+        "how updates are aggregated; by the algorithm, or the clients' mechanism, if not given",
     )
     aggregator_options: Options = _table(
         "options of the aggregator; `run --keys algorithm.aggregator=NAME`"
@@ -140,10 +141,10 @@ class AlgorithmSection(Section):
 
 
 class AccelerationSection(Section):
-    """Anderson acceleration: a round starts from a mix of what earlier ones came to."""
+    """Anderson acceleration: a round starts from a mix of the results of earlier ones."""
 
     memory: Count | None = _setting(
-        None, "earlier rounds that are looked at; no acceleration if not given"
+        None, "earlier rounds that are mixed; no acceleration if not given"
     )
     of: Literal["shared", "clients"] = _setting(
         "shared", "what is mixed: the server's model, or the points of all clients"
@@ -153,13 +154,11 @@ class AccelerationSection(Section):
         "of clients in the norm of their points: those of the mean (federation, if not given), "
         "equal, or a list with one a client; for of = clients alone",
     )
-    first: Index | None = _setting(
-        None, "rounds that stay plain before it begins; memory + 1 if not given"
-    )
+    first: Index | None = _setting(None, "plain rounds before it begins; memory + 1 if not given")
     ridge: NonNegative = _setting(1e-10, "regularisation of the small system, over its trace")
     damping: Fraction = _setting(0.0, "share of the plain round in the mix")
     growth: Size = _setting(
-        1e4, "how many times the shortest residual remembered a longer one starts anew"
+        1e4, "restart where a residual is this many times the shortest one in memory"
     )
 
 
@@ -185,30 +184,28 @@ class TrainingSection(Section):
 
 
 class FullParticipation(Section):
-    """All clients join every round."""
+    """Full participation."""
 
     sampler: Literal["everybody"] = _setting("everybody", "how a cohort is drawn")
 
 
 class _Cohort(Section):
-    cohort_size: Positive | None = _setting(
-        None, "(expected) clients a round; everybody if not given"
-    )
+    cohort_size: Positive | None = _setting(None, "(expected) clients a round; all if not given")
 
 
 class PoissonCohort(_Cohort):
-    """Every client joins by a coin of its own."""
+    """Each client joins independently with the same probability."""
 
     sampler: Literal["poisson"] = _setting("poisson", "how a cohort is drawn")
     capacity: Count | None = _setting(None, "slots of a cohort; larger draws are truncated")
 
 
 class FixedSizeCohort(_Cohort):
-    """So many clients join, drawn without replacement."""
+    """A fixed number of clients, drawn without replacement."""
 
     sampler: Literal["fixed_size"] = _setting("fixed_size", "how a cohort is drawn")
     everybody_first: Index = _setting(
-        0, "rounds that all clients join before that, such as those of jump_start's first stage"
+        0, "rounds of full participation before that, such as those of jump_start's first stage"
     )
 
 
@@ -219,7 +216,7 @@ class CyclicCohort(_Cohort):
 
 
 class MinSeparatedCohort(_Cohort):
-    """Clients join at random, but never soon after they did."""
+    """Clients join at random, with a minimum number of rounds in between."""
 
     sampler: Literal["min_separated"] = _setting("min_separated", "how a cohort is drawn")
     separation: Count = _setting(1, "rounds between two draws of a client")
@@ -280,7 +277,7 @@ class GaussianLevel(_DividedLevel):
 
     mechanism: Literal["gaussian"] = _setting("gaussian", _ABOUT)
     per_layer: bool = _setting(False, "clip layer by layer")
-    adaptive_clipping: bool = _setting(False, "let the bound follow a private quantile of norms")
+    adaptive_clipping: bool = _setting(False, "adapt the bound to a private quantile of norms")
     target_quantile: Fraction = _setting(0.5, "share of updates to leave unclipped, if adaptive")
 
 
@@ -307,10 +304,11 @@ class DiscreteGaussianLevel(_ClientLevel):
 
     mechanism: Literal["discrete_gaussian"] = _setting("discrete_gaussian", _ABOUT)
     bits: Annotated[int, Ge(2), Le(32)] | Literal["auto"] = _setting(
-        16, "bits that a client sends for each parameter; auto takes what costs 1 %"
+        16,
+        "bits that a client sends for each parameter; auto takes the fewest that cost 1 %",
     )
     num_deviations: Positive = _setting(
-        4.0, "standard deviations of the sum that bits hold; what is beyond them wraps around"
+        4.0, "standard deviations of the sum that the bits can represent; sums beyond wrap around"
     )
 
 
@@ -321,11 +319,11 @@ class CentralDiscreteLevel(_ClientLevel):
 
 
 class CorrelatedGaussianLevel(_DividedLevel):
-    """Gaussian noise that is tied together over rounds."""
+    """Gaussian noise that is correlated over rounds."""
 
     mechanism: Literal["correlated_gaussian"] = _setting("correlated_gaussian", _ABOUT)
     per_layer: bool = _setting(False, "clip layer by layer")
-    bands: Count = _setting(1, "rounds whose noise is tied together")
+    bands: Count = _setting(1, "rounds whose noise is correlated")
 
 
 ClientLevel = Annotated[
@@ -363,41 +361,41 @@ class PrivacySection(Section):
 
 
 class ExecutionSection(Section):
-    """Speed and memory; never results."""
+    """Speed and memory; results do not depend on it."""
 
     clients_per_chunk: Count | Literal["auto", "tuned"] = _setting(
-        "auto", "clients computed side by side"
+        "auto", "clients that are vmapped together"
     )
     devices: Count | Literal["auto"] = _setting(
         "auto", "devices that share a cohort; a CPU's cores"
     )
     placement: Literal["auto", "device", "host", "disk"] = _setting(
         "auto",
-        "where examples are kept, and what clients keep; disk: the latter in a file of the run "
-        "folder, where those who never took part take no room",
+        "where examples and client state are kept; disk: client state in a file of the run folder, "
+        "in which clients without a round take no space",
     )
     compilation_cache: str | None = _setting(
-        "auto", "folder that keeps compiled programs; auto is the user's cache"
+        "auto", "folder of compiled programs; auto is the user's cache"
     )
 
 
 class CommunicationSection(Section):
-    """How bytes are counted; never what is trained."""
+    """How bytes are counted; training does not depend on it."""
 
     encoding: Encoding = _setting(
         "smallest",
-        "how arrays are sent of which a mask keeps a part: dense, bitmap, index, the smallest of "
-        "these, or values, which leaves out which entries they are; all else is sent as it is",
+        "how masked arrays are sent: dense, bitmap, index, the smallest of these, or values, which "
+        "leaves out which entries they are; all else is sent as it is",
     )
 
 
 class EvaluationSection(Section):
-    """What is evaluated, exactly and for the experimenter; never what is trained."""
+    """What is evaluated, exactly and for the experimenter; training does not depend on it."""
 
     personal: Literal["received", "after_local"] = _setting(
         "received",
-        "the model of each client: as the client receives it, or also after one more round of "
-        "local training, of which nothing is kept",
+        "each client's model: as received, or also after one more round of local training, "
+        "which is discarded",
     )
     training: bool = _setting(False, "evaluate on the clients' training data too")
 
