@@ -1,7 +1,9 @@
 """A small problem for every algorithm: six clients, a logistic model, numbers by client."""
 
+import functools
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,6 +70,21 @@ def make_model(dtype=jnp.float32) -> Model:
         loss="sigmoid_binary_cross_entropy",
         name="logistic",
     )
+
+
+class _Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, is_training: bool = False):
+        x = nn.Dense(6)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=not is_training, momentum=0.5)(x))
+        return nn.Dense(1)(x)[:, 0]
+
+
+@functools.cache
+def normed() -> Model:
+    """A model with batch norm between two layers."""
+    shape = jax.ShapeDtypeStruct((NUM_FEATURES,), jnp.float32)
+    return Model.from_flax(_Normed(), shape, loss="sigmoid_binary_cross_entropy")
 
 
 def config(settings: Settings, *, is_private: bool = False) -> LocalConfig:

@@ -1,11 +1,11 @@
 """FedDyn: where it goes and what it leaves alone. The oracle is in the cases."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
+from small_problem import normed
 
 from fedjax_dp.algorithms import Round, fedavg, feddyn
 from fedjax_dp.clients import LocalConfig, local_trainer
@@ -43,16 +43,6 @@ def test_it_finds_the_minimum_of_the_whole_where_averaging_does_not(alpha):
     assert abs(_pulling(fedavg) - minimum) > 1
 
 
-def _with_batch_norm():
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x, *, is_training: bool = False):
-            return nn.Dense(2)(nn.BatchNorm(use_running_average=not is_training)(x))
-
-    example = jax.ShapeDtypeStruct((3,), jnp.float32)
-    return Model.from_flax(Net(), example, loss="softmax_cross_entropy")
-
-
 def _step(algorithm, server, share):
     mean = jax.tree.map(jnp.ones_like, server.params)
     if not share:
@@ -62,7 +52,7 @@ def _step(algorithm, server, share):
 
 
 def test_a_round_without_anybody_moves_nothing():
-    model = _with_batch_norm()
+    model = normed()
     algorithm = feddyn(model, local_trainer(model, LocalConfig()), num_clients=4, alpha=0.5)
     before = _step(algorithm, algorithm.init(KEY), 0.5)
     assert any(np.any(x != 0) for x in jax.tree.leaves(before.correction))
@@ -70,7 +60,7 @@ def test_a_round_without_anybody_moves_nothing():
 
 
 def test_statistics_are_averaged_and_nothing_else():
-    model = _with_batch_norm()
+    model = normed()
     algorithm = feddyn(model, local_trainer(model, LocalConfig()), num_clients=4, alpha=0.5)
     before = algorithm.init(KEY)
     after = _step(algorithm, before, 0.5)

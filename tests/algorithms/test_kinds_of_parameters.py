@@ -3,7 +3,6 @@
 import functools
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +19,7 @@ from small_problem import (
     config,
     make_data,
     make_model,
+    normed,
     plain_trainer,
     private_trainer,
     snapshot,
@@ -156,19 +156,6 @@ def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
         np.testing.assert_allclose(value, expected[part], rtol=1e-4, atol=1e-6, err_msg=part)
     assert BASE.shape not in [shape[-2:] for shape in shapes_in(state)]
     assert sorted(shapes_in(state)) == sorted(shapes_in(plain.final))
-
-
-class _Normed(nn.Module):
-    @nn.compact
-    def __call__(self, x, *, is_training: bool = False):
-        x = nn.BatchNorm(use_running_average=not is_training, momentum=0.5)(nn.Dense(4)(x))
-        return nn.Dense(1)(nn.relu(x))[:, 0]
-
-
-@functools.cache
-def normed() -> Model:
-    shape = jax.ShapeDtypeStruct((NUM_FEATURES,), jnp.float32)
-    return Model.from_flax(_Normed(), shape, loss="sigmoid_binary_cross_entropy")
 
 
 @pytest.mark.parametrize("noise", later(NOISES, but=["gaussian", "discrete"], mark=telling))

@@ -2,7 +2,6 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from aggregating import closed, sent_by
 from cases import CASES, JUMP_BY_ALL, VARIANTS
 from marks import slow, telling
-from small_problem import ROUNDS, make_data, make_model
+from small_problem import ROUNDS, make_data, make_model, normed
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import Stages
@@ -200,20 +199,6 @@ def test_the_mean_of_tickets_is_that_of_those_who_keep_a_weight():
     np.testing.assert_array_equal(masked.values["w"], [3, 6, 0])
     np.testing.assert_array_equal(plain.values["w"], [3, 3, 0])
     np.testing.assert_array_equal(masked.mask["w"], [True, True, False])
-
-
-class _Normed(nn.Module):
-    @nn.compact
-    def __call__(self, x, *, is_training: bool = False):
-        x = nn.Dense(6)(x)
-        x = nn.relu(nn.BatchNorm(use_running_average=not is_training, momentum=0.5)(x))
-        return nn.Dense(1)(x)[:, 0]
-
-
-@functools.cache
-def normed() -> Model:
-    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
-    return Model.from_flax(_Normed(), shape, loss="sigmoid_binary_cross_entropy")
 
 
 def trainer_of(model, **options):

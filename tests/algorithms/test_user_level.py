@@ -10,6 +10,7 @@ import pytest
 from aggregating import closed, sent_by
 from marks import later, telling
 from references import PLAIN
+from rounds import flat
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot
 
 from fedjax_dp.algorithms import ae_dpfl, dp_fedavg, fedadam, fedavg, fedavgm
@@ -52,10 +53,6 @@ def released(aggregator, total, key, numbers=None):
 
 def contributed(aggregator, update):
     return aggregator.contribute(aggregator.init(None), aggregator.numbers, update, sent_by())
-
-
-def flat(tree):
-    return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)])
 
 
 @telling

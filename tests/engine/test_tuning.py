@@ -4,9 +4,9 @@ import itertools
 
 import jax
 import pytest
-import references
-import small_problem
 from marks import telling
+from references import reference
+from small_problem import ROUNDS, assert_same_state, snapshot
 
 from fedjax_dp.engine import ExecutionConfig
 from fedjax_dp.engine.execution import tuning
@@ -67,14 +67,13 @@ def test_the_fastest_of_two_rounds_is_taken_and_never_tried_again():
 def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
     seconds = itertools.count()
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(seconds)))
-    reference = references.reference("fedavg")
-    sim = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
+    ref = reference("fedavg")
+    sim = ref.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
     assert sim.layout.chunk == sim.layouts[0].clients_per_chunk
     assert {trial.clients_per_chunk for trial in sim.layouts} > {1}
-    key = jax.random.key(small_problem.KEY)
-    state, _, _ = sim.run(reference.initial, key, small_problem.ROUNDS)
-    small_problem.assert_same_state(small_problem.snapshot(state), reference.final, 1e-6)
-    again = reference.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
+    state, _, _ = sim.run(ref.initial, ref.key, ROUNDS)
+    assert_same_state(snapshot(state), ref.final, 1e-6)
+    again = ref.case.simulation(ExecutionConfig(clients_per_chunk="tuned"))
     assert again.layouts is sim.layouts
 
 
