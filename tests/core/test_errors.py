@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks, files, ranges
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.privacy import mechanisms
 
 
@@ -29,3 +30,13 @@ def test_a_folder_that_cannot_be_made_is_named_as_it_was_given(tmp_path):
     with pytest.raises(ValueError, match="too long") as refused:
         files.require_folder(path, "--output")
     assert path[:40] in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [ranges.Positive, ranges.Count, float])
+def test_a_whole_number_that_no_float_holds_is_out_of_range(kind):
+    def taken(x):
+        return x
+
+    taken.__annotations__["x"] = kind
+    with pytest.raises(ValueError, match=r"^x must be .*, got 1000"):
+        checked(taken)(10**400)
