@@ -56,7 +56,7 @@ def numbers(argument: str, rule: str, value: Any) -> None:
 
 def positive(argument: str, value: Any) -> None:
     """Requires a finite number above zero, or an array of such numbers."""
-    require(_all(value, lambda a: np.isfinite(a) & (a > 0)), argument, "be positive", value)
+    require(_all(value, lambda a: np.isfinite(a) & (a > 0)), argument, "be above 0", value)
 
 
 def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np.ndarray:
@@ -74,11 +74,6 @@ def one_for_each(key: str, value: Any, num_clients: int) -> None:
     require(not isinstance(value, list) or len(value) == num_clients, key, rule, value)
 
 
-def at_least_one(argument: str, value: Any) -> None:
-    """Requires a finite number of at least one, or an array of such numbers."""
-    require(_all(value, lambda a: np.isfinite(a) & (a >= 1)), argument, "be at least 1", value)
-
-
 def non_negative(argument: str, value: Any) -> None:
     """Requires a finite number of at least zero, or an array of such numbers."""
     require(_all(value, lambda a: np.isfinite(a) & (a >= 0)), argument, "be at least 0", value)
@@ -86,7 +81,7 @@ def non_negative(argument: str, value: Any) -> None:
 
 def probability(argument: str, value: Any, *, allow_zero: bool = False) -> None:
     """Requires numbers in (0, 1], or in [0, 1] where zero is allowed."""
-    rule = "lie in [0, 1]" if allow_zero else "lie in (0, 1]"
+    rule = "be in [0, 1]" if allow_zero else "be in (0, 1]"
     lower = (lambda a: a >= 0) if allow_zero else (lambda a: a > 0)
     require(_all(value, lambda a: lower(a) & (a <= 1)), argument, rule, value)
 

@@ -278,7 +278,7 @@ def test_split_of_published_budgets():
         (lambda: projected_mean([0.5, 1.0]), "is_public must hold a bool for each client"),
         (lambda: projected_mean(PUBLIC, num_components=0), "num_components must be an integer"),
         (lambda: public_clients(EPSILON, "gmm"), "split must be one of"),
-        (lambda: public_clients([1.0, -1.0]), "epsilon must be positive"),
+        (lambda: public_clients([1.0, -1.0]), "epsilon must be above 0"),
     ],
 )
 def test_bad_choices_are_refused(call, message):

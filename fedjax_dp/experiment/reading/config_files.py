@@ -3,7 +3,7 @@
 import functools
 import pathlib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tomli_w
@@ -234,27 +234,21 @@ def require_key(key: str) -> None:
     _fields_at(key)
 
 
-def all_keys(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:
+def _walk(field: FieldInfo = ROOT, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yields the fields below one, and their dotted names, in the order of the sections."""
+    for section in sections_of(field):
+        for name, inner in section.model_fields.items():
+            yield f"{prefix}{name}", inner
+            yield from _walk(inner, f"{prefix}{name}.")
+
+
+def all_keys() -> list[str]:
     """Lists the dotted names of all keys that hold a value, whatever is chosen."""
-    found: dict[str, None] = {}
-    for section in sections_of(field):
-        for name, inner in section.model_fields.items():
-            if sections_of(inner):
-                found |= dict.fromkeys(all_keys(inner, f"{prefix}{name}."))
-            else:
-                found[f"{prefix}{name}"] = None
-    return list(found)
+    return list(dict.fromkeys(key for key, field in _walk() if not sections_of(field)))
 
 
-def _all_sections(field: FieldInfo = ROOT, prefix: str = "") -> list[str]:
-    found = []
-    for section in sections_of(field):
-        for name, inner in section.model_fields.items():
-            if sections_of(inner):
-                found += [f"{prefix}{name}", *_all_sections(inner, f"{prefix}{name}.")]
-            elif inner.annotation == Options:
-                found.append(f"{prefix}{name}")
-    return found
+def _all_sections() -> list[str]:
+    return [key for key, field in _walk() if sections_of(field) or field.annotation == Options]
 
 
 def _quoted(name: str, key: str, origin: str) -> ConfigError:
