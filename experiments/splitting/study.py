@@ -56,7 +56,7 @@ def described(group: Group) -> dict[str, Any]:
 
 
 def is_done(group: Group, folder: pathlib.Path) -> bool:
-    """Tells whether a group's curves are in a folder."""
+    """Returns whether a group's curves are in a folder."""
     path = folder / f"{group.name}.json"
     return path.exists() and json.loads(path.read_text("utf-8"))["group"] == described(group)
 

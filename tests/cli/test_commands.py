@@ -15,7 +15,7 @@ from fedjax_dp.data import datasets
 from fedjax_dp.experiment.reading import keys
 
 
-def test_list_tells_what_is_here_and_how_to_get_the_rest(fedjax_dp, tmp_path):
+def test_list_shows_what_is_here_and_how_to_get_the_rest(fedjax_dp, tmp_path):
     status, output, _ = fedjax_dp("data", "list", "--data-dir", tmp_path)
     assert status == 0
     for name in datasets.available():

@@ -170,7 +170,7 @@ def test_both_units_are_protected_and_accounted_at_once(tmp_path):
     assert client["dp_delta"] == 1e-4 and client["num_compositions"] == [4]
     assert client["trusted"] == "server" and client["clip_norm"] == 1.0
     for size, n, z, e in by_client(record, sizes):
-        # All four rounds, whoever was drawn: that is what amplifies the clients' privacy.
+        # All four rounds, drawn or not: that amplifies the privacy of clients.
         assert n == 4 * np.ceil(size / 64)
         assert e == pytest.approx(epsilon_of(poisson(min(1.0, 64 / size), z), n), rel=1e-6)
     assert record["epsilon"] <= 6 and record["trusted"] == "client"

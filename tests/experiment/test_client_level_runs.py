@@ -47,7 +47,7 @@ QUICK = ("blur + lus with ddgauss",)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in VARIANTS]
 )
-def test_a_variant_runs_within_its_budget_and_tells_its_figures(tmp_path, name):
+def test_a_variant_runs_within_its_budget_and_reports_its_figures(tmp_path, name):
     folder = tmp_path / "run"
     words = (*SMALL, *CLIENT, "--training.learning_rate=0.5", *VARIANTS[name])
     status, _ = execute(folder, *words)

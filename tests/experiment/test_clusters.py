@@ -62,7 +62,7 @@ def test_a_budget_covers_every_kind_of_round(tmp_path):
 
 
 @pytest.mark.slow
-def test_exact_choices_are_told_apart_from_what_is_private(tmp_path):
+def test_exact_choices_are_not_called_private(tmp_path):
     words = ("--algorithm.name=rc_dpfl", "--algorithm.options.num_models=2")
     status, text = execute(tmp_path / "run", *CLUSTERS, *words)
     assert status == 0 and "NOT covered: which cluster a client chose" in text

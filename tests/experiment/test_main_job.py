@@ -50,7 +50,7 @@ def test_the_promise_is_kept(folder):
     assert summary["worst_client_accuracy"] <= summary["mean_client_accuracy"]
 
 
-def test_progress_tells_phase_round_accuracy_and_epsilon(main_job):
+def test_progress_shows_phase_round_accuracy_and_epsilon(main_job):
     lines = main_job[1].splitlines()
     assert "compiling" in lines
     assert lines.index("compiling") < lines.index(

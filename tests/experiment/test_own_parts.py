@@ -1,4 +1,4 @@
-"""Parts of somebody's own, named by a configuration, serve a whole run."""
+"""Parts of the user, named by a configuration, serve a whole run."""
 
 import pathlib
 import sys
@@ -262,7 +262,7 @@ def test_an_own_callback_ends_a_run_which_the_statement_says(tmp_path):
     assert looks[-1].rows == metrics(tmp_path / "run")
     said = (tmp_path / "run" / "privacy.md").read_text(encoding="utf-8")
     assert f"after how many rounds the run ended, which {name} decided." in said
-    # Whoever resumes it comes to the same end.
+    # A resumed run ends in the same way.
     assert execute(tmp_path / "run", resume=True)[0] == 0
     assert read_json(tmp_path / "run", "summary.json")["rounds"] == 2
 

@@ -120,7 +120,7 @@ def uninterrupted(once, shared_programs):
 
 @contextlib.contextmanager
 def answering_the_keyboard():
-    """Whoever starts the tests in the background may have them ignore the signal."""
+    """Tests that were started in the background may ignore the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -287,7 +287,7 @@ def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path):
     arrays = saved_arrays(folder)[1].values()
     assert {a.shape for a in arrays if a.ndim > 1} == {(8, 10)}
     assert read_json(folder, "summary.json")["num_parameters"] == 8 * 10 + 10
-    # The base is that of the start of the run, whoever asks for it.
+    # The base is that of the start of the run, in each of them.
     models = [assemble.assemble(load_config(f / "config.toml")).model for f in (whole, folder)]
     bases = [m.full_params(m.init(jax.random.key(0)))["params"]["Dense_0"] for m in models]
     jax.tree.map(np.testing.assert_array_equal, *bases)

@@ -20,7 +20,7 @@ from fedjax_dp.io import Checkpoints
 
 
 def state_of(rounds, *, shape=(2, 3), dtype=jnp.float32, more=None):
-    """A state whose numbers tell which round it is of."""
+    """A state with the numbers of a round."""
     numbers = jnp.arange(np.prod(shape)).reshape(shape) + rounds
     return SimulationState(
         server={"weights": numbers.astype(dtype), **(more or {})},

@@ -74,9 +74,9 @@ def test_there_may_be_no_metrics(tmp_path):
     ],
 )
 def test_numbers_become_what_json_can_hold(value, plain):
-    told = logbook.to_json(value)
-    assert told == plain and type(told) is type(plain)
-    assert json.loads(json.dumps(told, allow_nan=False)) == plain
+    found = logbook.to_json(value)
+    assert found == plain and type(found) is type(plain)
+    assert json.loads(json.dumps(found, allow_nan=False)) == plain
 
 
 def test_json_files_are_replaced_in_one_step(tmp_path, monkeypatch):

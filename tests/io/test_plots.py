@@ -42,7 +42,7 @@ def test_accuracy_and_epsilon_by_round(tmp_path):
     save(figure, tmp_path)
 
 
-def test_both_units_are_told_apart(tmp_path):
+def test_both_units_have_a_curve_each(tmp_path):
     rows = [row | {"epsilon_client": 3.0} for row in ROWS]
     right = accuracy_and_epsilon(rows, "title").axes[1]
     assert drawn(right) == [[[1, 3.0], [2, 3.0], [3, 3.0]], [[1, 1.0], [2, 1.5], [3, 2.0]]]

@@ -78,7 +78,7 @@ def read_claims(folder):
     return json.loads((folder / "privacy.json").read_text())["claims"]
 
 
-def test_an_infinite_epsilon_is_written_and_told(tmp_path):
+def test_an_infinite_epsilon_is_written(tmp_path):
     record = Ledger("record", num_units=2)
     record.charge(dp_accounting.GaussianDpEvent(0.0), units=[1])
     write_statement(tmp_path, {"record": record}, DELTA, "rdp", {"record": {"clip_norm": 1.0}})
