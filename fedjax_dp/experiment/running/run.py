@@ -113,11 +113,11 @@ def run(
       ValueError: if `assemble` refuses the configuration, the privacy cannot be accounted, or the
         folder is in use.
     """
-    folder = None if folder is None else pathlib.Path(folder)
-    require_place(folder, config.title)
+    place = None if folder is None else pathlib.Path(folder)
+    require_place(place, config.title)
     return _run(
         config,
-        lambda experiment, warn: fresh(experiment, folder),
+        lambda experiment, warn: fresh(experiment, place),
         watcher or Watcher(),
         callbacks,
     )
@@ -144,11 +144,11 @@ def resume(
     Raises:
       ValueError: as for `run`, or if the configuration differs from that of the run.
     """
-    folder = pathlib.Path(folder)
-    config = config_files.load_config(folder / CONFIG_FILE, words)
+    place = pathlib.Path(folder)
+    config = config_files.load_config(place / CONFIG_FILE, words)
     return _run(
         config,
-        lambda experiment, warn: restored(experiment, folder, warn),
+        lambda experiment, warn: restored(experiment, place, warn),
         watcher or Watcher(),
         callbacks,
     )
