@@ -19,6 +19,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal, shift
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -82,7 +83,7 @@ def feddyn(
         alpha = hyper.algorithm["alpha"]
         bent = optax.chain(proximal(alpha), shift(trees.scale(own, -1.0)))
         result = trainer.train(message, client, hyper.local, key, gradient_transform=bent)
-        update = {"params": result.delta, "share": jnp.float32(1)}
+        update = {"params": result.delta, "share": Known(jnp.float32(1))}
         own = moved(own, result.delta, alpha)
         return ClientOutput(update, result.weight, own, result.metrics)
 

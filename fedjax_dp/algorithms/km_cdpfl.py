@@ -15,6 +15,7 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -95,7 +96,9 @@ def km_cdpfl(
     def client(message, own, client, hyper, key):
         result = trainer.train(message.delta, client, hyper.local, key)
         weight = (result.weight > 0).astype(jnp.float32)
-        return ClientOutput(ModelChoice(message.model, result.delta), weight, own, result.metrics)
+        return ClientOutput(
+            ModelChoice(Known(message.model), result.delta), weight, own, result.metrics
+        )
 
     def contribute(state, numbers, update, sender):
         return update, sender.weight

@@ -18,6 +18,7 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.messages import Known
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -85,7 +86,7 @@ def o_dpcfl(
     def client(message, own, client, hyper, key):
         result = trainer.train(message, client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        update = ModelChoice(jnp.asarray(table)[client.index], result.delta)
+        update = ModelChoice(Known(jnp.asarray(table)[client.index]), result.delta)
         return ClientOutput(update, weight, own, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):

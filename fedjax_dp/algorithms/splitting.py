@@ -350,7 +350,7 @@ class _Scheme:
         of_point = trees.where(is_known, now, own.of_point)
         own = OwnState(of_point, own.has_joined | is_known, quadratic)
         weight = client.size if self.is_weighted else is_known
-        update = {"model": trees.subtract(z, newest), "any_client": jnp.float32(1)}
+        update = {"model": trees.subtract(z, newest), "any_client": Known(jnp.float32(1))}
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
 
     def server_step(self, server, aggregate, hyper, round, key):

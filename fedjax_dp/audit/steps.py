@@ -169,7 +169,8 @@ def check_cohort(
     @jax.jit
     def contribution_of(update, weight):
         sender, _ = _one_client(weight, key, key)
-        return aggregator.contribute(state.aggregator, numbers, update, sender)
+        broadcast = aggregator.broadcast(state.aggregator)
+        return aggregator.contribute(broadcast, numbers, update, sender)
 
     not_finite = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan).astype(s.dtype), structure)
     reaches = _reaching_leaves(algorithm, state, contribution_of(ordinary, 1.0), key)

@@ -13,7 +13,7 @@ from chex import PRNGKey
 
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks, ranges
-from fedjax_dp.core.dependence import mark
+from fedjax_dp.core.marks import mark
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.ranges import Amount, NonNegative, Size
 from fedjax_dp.core.trees import PyTree

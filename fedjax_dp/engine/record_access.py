@@ -10,7 +10,7 @@ from dp_accounting import DpEvent, NoOpDpEvent
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks, jaxprs
-from fedjax_dp.core.dependence import marks_reaching
+from fedjax_dp.core.marks import marks_reaching
 from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordEvent

@@ -31,7 +31,7 @@ from fedjax_dp.engine.record import (
     training_info,
 )
 from fedjax_dp.engine.record_access import run_client
-from fedjax_dp.server.base import Close, Roster, Sender, Stacked
+from fedjax_dp.server.base import Aggregator, Close, Roster, Sender, Stacked
 
 
 @flax.struct.dataclass
@@ -327,7 +327,8 @@ def _run_slot(
     own_key = fold(key, Purpose.ENCODING, 0)
     sender = Sender(slot.ids, output.weight, own_key, context.public_key, context.roster)
     numbers = hyper.aggregator
-    contribution = aggregator.contribute(state.aggregator, numbers, update, sender)
+    broadcast = aggregator.broadcast(state.aggregator)
+    contribution = aggregator.contribute(broadcast, numbers, update, sender)
     contribution = jax.tree.map(trees.at_least_float32, contribution)
     # A finite update can still overflow on its way into the sum, and clipping hides one that is not
     # finite: both ends are looked at.
@@ -335,7 +336,7 @@ def _run_slot(
     contributes = slot.takes_part & is_finite
     contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
     if aggregator.encode is not None:
-        message = aggregator.encode(state.aggregator, numbers, contribution, sender)
+        message = aggregator.encode(broadcast, numbers, contribution, sender)
         # What is not sent adds neither itself nor its share of the noise.
         contribution = trees.where(slot.takes_part, message, trees.zeros_like(message))
     training = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.training)
@@ -354,11 +355,21 @@ def _counts(
     client: ClientData,
     output: ClientOutput,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Counts what a client's messages hold, where their shapes do not tell."""
-    sent_up = algorithm.aggregator.sent_up
-    up = output.message if sent_up is None else sent_up(output.message, output.weight)
+    """Counts the entries of a client's messages, where they depend on data."""
+    up = message_up(algorithm.aggregator, output)
     down = algorithm.message_to(server, own, client)
     return messages.counts_of(up), messages.counts_of(down)
+
+
+def message_up(aggregator: Aggregator, output: ClientOutput) -> PyTree:
+    """Makes the message that a client sends; a weight goes with the update or not at all."""
+    update = output.message
+    if isinstance(update, messages.Known):
+        return ()
+    if isinstance(update, messages.SentIf):
+        whole = aggregator.message(update.values, output.weight)
+        return messages.SentIf(whole, update.is_sent)
+    return aggregator.message(update, output.weight)
 
 
 def _client(context: _Context, slot: _Slots, chunk_axis: str | None) -> ClientData:

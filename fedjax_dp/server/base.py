@@ -122,11 +122,35 @@ class Combine(Protocol):
         """Returns the next state, the aggregate, and info by name."""
 
 
-class SentUp(Protocol):
-    """Shows what leaves the client, in the forms of `core.messages`, for counting bytes."""
+class Broadcast(Protocol):
+    """The part of an aggregator's state that clients are sent, such as an adaptive clip norm."""
+
+    def __call__(self, state: PyTree, /) -> PyTree:
+        """Returns the message; `contribute` and `encode` see it and nothing else of the state."""
+
+
+class Message(Protocol):
+    """What a client sends for an aggregator, in the forms of `core.messages`."""
 
     def __call__(self, update: PyTree, weight: jax.Array, /) -> PyTree:
-        """Returns the message."""
+        """Returns the message, from which bytes are counted."""
+
+
+def nothing(state: PyTree, /) -> tuple[()]:
+    """Sends clients nothing."""
+    del state
+    return ()
+
+
+def update_and_weight(update: PyTree, weight: jax.Array, /) -> PyTree:
+    """Sends the update and its weight."""
+    return update, weight
+
+
+def update_alone(update: PyTree, weight: jax.Array, /) -> PyTree:
+    """Sends the update, for an aggregator that gives all clients the same weight."""
+    del weight
+    return update
 
 
 class _Fields(NamedTuple):
@@ -137,7 +161,8 @@ class _Fields(NamedTuple):
     numbers: Mapping[str, Any] = {}
     ranges: Mapping[str, Any] = {}
     claim: ClientClaim | UnclaimedNoise | None = None
-    sent_up: SentUp | None = None
+    broadcast: Broadcast = nothing
+    message: Message = update_and_weight
 
 
 class Summed(_Fields):
@@ -157,8 +182,10 @@ class Summed(_Fields):
       ranges: of these numbers, see `core.ranges`.
       claim: what is promised to a client, `UnclaimedNoise` for noise without a promise, None
         without noise.
-      sent_up: `(update, weight) -> message`, the message by its forms in `core.messages`, from
-        which bytes are counted; None where that is what `contribute` reads.
+      broadcast: `(state) -> message`, what clients are sent of the state. `contribute` and `encode`
+        get this message in the place of the state.
+      message: `(update, weight) -> message`, what a client sends, from which bytes are counted;
+        `update_and_weight`, `update_alone`, or in the form that `encode` makes.
     """
 
 
@@ -174,7 +201,8 @@ class Stacked(_Fields):
       numbers: as in `Summed`.
       ranges: as in `Summed`.
       claim: as in `Summed`.
-      sent_up: as in `Summed`.
+      broadcast: as in `Summed`.
+      message: as in `Summed`.
     """
 
 

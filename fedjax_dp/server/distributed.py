@@ -116,7 +116,7 @@ def discrete_mean(
         divisor=lambda numbers: expected_cohort_size,
     )
 
-    def sent_up(update, weight):
+    def message(update, weight):
         return Coded(jnp.zeros(plan.dimension, jnp.uint32), plan.bits)
 
-    return Summed(stateless, contribute, combine, encode=encode, claim=claim, sent_up=sent_up)
+    return Summed(stateless, contribute, combine, encode=encode, claim=claim, message=message)

@@ -11,7 +11,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Fraction, ProperFraction
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
-from fedjax_dp.server.base import Aggregator, Summed
+from fedjax_dp.server.base import Aggregator, Summed, update_and_weight
 from fedjax_dp.server.mean import uniform_mean, weighted_mean
 
 # A share such as 4 of 10 is a little more in binary; four are enough nevertheless.
@@ -151,7 +151,13 @@ def gradient_mask(
         aggregate, of_mask = masked_by(aggregate, votes, count, numbers)
         return state, aggregate, {**info, **of_mask}
 
-    return base._replace(contribute=contribute, combine=combine, numbers=numbers, ranges=own)
+    return base._replace(
+        contribute=contribute,
+        combine=combine,
+        numbers=numbers,
+        ranges=own,
+        message=update_and_weight,
+    )
 
 
 def _around_noise(mean: Summed, masked_by: Any) -> Summed:
@@ -194,11 +200,10 @@ def _around_noise(mean: Summed, masked_by: Any) -> Summed:
         aggregate, of_mask = masked_by(both["update"], votes, jnp.float32(1), numbers)
         return kept, aggregate._replace(votes=both["votes"]), {**info, **of_mask}
 
-    def sent_up(update, weight):
+    def message(update, weight):
         # Update and votes are one vector within one bound, which the client makes in float32; where
         # the update is sparse, so are its votes.
         widened = jax.tree.map(trees.at_least_float32, update)
-        both = {"update": widened, "votes": widened}
-        return both if mean.sent_up is None else mean.sent_up(both, weight)
+        return mean.message({"update": widened, "votes": widened}, weight)
 
-    return mean._replace(init=init, contribute=contribute, combine=combine, sent_up=sent_up)
+    return mean._replace(init=init, contribute=contribute, combine=combine, message=message)

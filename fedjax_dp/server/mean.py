@@ -10,7 +10,7 @@ from fedjax_dp.core import checks, ranges, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.server.base import Summed, stateless
+from fedjax_dp.server.base import Summed, stateless, update_alone, update_and_weight
 
 
 def weighted_mean() -> Summed:
@@ -44,7 +44,7 @@ def uniform_mean() -> Summed:
     def contribute(state, numbers, update, sender):
         return mean.contribute(state, numbers, update, sender.replace(weight=jnp.float32(1)))
 
-    return mean._replace(contribute=contribute)
+    return mean._replace(contribute=contribute, message=update_alone)
 
 
 @checked
@@ -66,7 +66,7 @@ def scaled_sum(divisor: Positive) -> Summed:
     def combine(state, numbers, total, close):
         return state, trees.scale(total, 1.0 / numbers["divisor"]), {}
 
-    return Summed(stateless, contribute, combine, numbers=numbers, ranges=own)
+    return Summed(stateless, contribute, combine, numbers=numbers, ranges=own, message=update_alone)
 
 
 @checked
@@ -110,7 +110,22 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
 
     numbers = {name: part.numbers for name, part in parts.items()}
     own = {name: part.ranges for name, part in parts.items()}
-    return Summed(init, contribute, combine, numbers=numbers, ranges=own)
+
+    def broadcast(state):
+        return {name: part.broadcast(state[name]) for name, part in parts.items()}
+
+    # One weight is sent for all parts that read it.
+    is_weighed = any(part.message is update_and_weight for part in parts.values())
+    message = update_and_weight if is_weighed else update_alone
+    return Summed(
+        init,
+        contribute,
+        combine,
+        numbers=numbers,
+        ranges=own,
+        broadcast=broadcast,
+        message=message,
+    )
 
 
 class ModelChoice(NamedTuple):
@@ -151,4 +166,5 @@ def mean_per_model(num_models: Count, *, is_weighted: bool = True) -> Summed:
         mean = jax.tree.map(lambda s: s * inverse.reshape(-1, *[1] * (s.ndim - 1)), summed)
         return state, mean, {"weight_per_model": weight}
 
-    return Summed(stateless, contribute, combine)
+    message = update_and_weight if is_weighted else update_alone
+    return Summed(stateless, contribute, combine, message=message)

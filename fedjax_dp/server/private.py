@@ -21,7 +21,7 @@ from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, upd
 from fedjax_dp.privacy.mechanisms.clipping import LatticeNorm
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms.mechanism import Mechanism, StaircaseMultiplier
-from fedjax_dp.server.base import Summed, stateless
+from fedjax_dp.server.base import Summed, stateless, update_alone
 from fedjax_dp.server.distributed import discrete_mean
 
 # The numbers of a private mean.
@@ -84,7 +84,15 @@ def private_mean(
         divisor=lambda numbers: numbers["expected_cohort_size"],
         clips_whole=mechanism_of(start).clips_whole,
     )
-    return Summed(stateless, contribute, combine, numbers=start, ranges=RANGES, claim=claim)
+    return Summed(
+        stateless,
+        contribute,
+        combine,
+        numbers=start,
+        ranges=RANGES,
+        claim=claim,
+        message=update_alone,
+    )
 
 
 @checked
@@ -335,7 +343,8 @@ def adaptive_gaussian_mean(
         contribute=contribute,
         combine=combine,
         # Beside its update a client says whether it was within the bound.
-        sent_up=lambda update, weight: (update, Coded(jnp.zeros((), bool), 1)),
+        message=lambda update, weight: (update, Coded(jnp.zeros((), bool), 1)),
+        broadcast=lambda clip_norm: clip_norm,
         numbers={k: v for k, v in mean.numbers.items() if k != "clip_norm"},
         ranges={k: v for k, v in RANGES.items() if k != "clip_norm"},
         claim=claim,

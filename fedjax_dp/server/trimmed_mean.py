@@ -8,7 +8,7 @@ from annotated_types import Ge, Lt
 
 from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.server.base import Stacked, stateless
+from fedjax_dp.server.base import Stacked, stateless, update_alone
 
 # In [0, 0.5): something is left between the two ends.
 TrimmedShare = Annotated[float, Ge(0), Lt(0.5)]
@@ -58,4 +58,6 @@ def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
 
         return state, jax.tree.map(mean, stack), {"num_trimmed": trimmed}
 
-    return Stacked(stateless, contribute, combine, numbers=numbers, ranges=own)
+    return Stacked(
+        stateless, contribute, combine, numbers=numbers, ranges=own, message=update_alone
+    )

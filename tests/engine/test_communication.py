@@ -33,7 +33,7 @@ from fedjax_dp.algorithms.r_dpcfl import Stage
 from fedjax_dp.clients import cast, keep_largest, local_trainer, scale_update, sparsify
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core.masks import Sparse
-from fedjax_dp.core.messages import ENCODINGS, SentIf
+from fedjax_dp.core.messages import ENCODINGS, Known, SentIf
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, Fate, anderson, federation, population_of, simulation
@@ -41,7 +41,7 @@ from fedjax_dp.engine.accounts.communication import communication, meter_of
 from fedjax_dp.engine.record import MessageCounts, RoundInfo, RoundRecord
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
-from fedjax_dp.server.base import Stacked, Summed, stateless
+from fedjax_dp.server.base import Stacked, Summed, stateless, update_alone
 from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.private import adaptive_gaussian_mean, gaussian_mean
@@ -54,14 +54,16 @@ NOTHING_COUNTED = RoundInfo(None, {}, {}, {})
 
 
 def summed(contribute):
-    return Summed(stateless, contribute, lambda s, n, total, key: (s, total, {}))
+    return Summed(
+        stateless, contribute, lambda s, n, total, key: (s, total, {}), message=update_alone
+    )
 
 
 def stacked(contribute):
     def combine(state, numbers, stack, close):
         return state, jnp.sum(stack), {}
 
-    return Stacked(stateless, contribute, combine)
+    return Stacked(stateless, contribute, combine, message=update_alone)
 
 
 def sending(message_of, num_clients, *, own=None, broadcast=None, aggregator=summed, **declared):
@@ -324,10 +326,10 @@ def test_nothing_is_sent_in_a_silent_stage():
     assert sent.by_round("down").tolist() == [0, 0, 24, 24]
 
 
-def test_constants_and_what_the_server_knows_are_not_sent():
+def test_what_the_server_knows_is_not_sent():
     def message(own, client):
-        known = client.round + client.index
-        return {"own": own_zeros(client, 2), "one": jnp.ones(5), "known": known}, own
+        known = Known({"ones": jnp.ones(5), "round": client.round + client.index})
+        return {"own": own_zeros(client, 2), "known": known}, own
 
     assert counted(compiled(sending(message, 2), 2), 1).total("up") == 2 * 8
 
