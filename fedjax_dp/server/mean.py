@@ -1,7 +1,7 @@
 """Means and sums of updates, streamed: weighted, uniform, by model, by part."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +84,8 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
       ValueError: if a part is stacked or adds noise, since one claim cannot cover a mixture.
     """
     for name, part in parts.items():
+        is_summed, kind = isinstance(part, Summed), type(part).__name__
+        checks.require(is_summed, f"parts[{name!r}]", "be a Summed aggregator", kind)
         checks.require(
             part.claim is None and part.encode is None,
             f"parts[{name!r}]",
@@ -136,7 +138,7 @@ class ModelChoice(NamedTuple):
       delta: its update.
     """
 
-    model: jax.Array
+    model: Any
     delta: PyTree
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Numbers, Training
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core.keys import fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout
@@ -68,8 +68,8 @@ def played(fates, kind=Summed):
         client=client,
         aggregator=secure_sum(kind),
         server_step=lambda server, total, hyper, round, key: (server, {"total": total}),
-        hyper=Hyper(LocalConfig(0.1, 1, 1), {"fails": Fate.NOT_FINITE in fates}),
-        num_steps=lambda size, config: jnp.int32(1),
+        training=Training(LocalConfig(0.1, 1, 1), lambda size, config: jnp.int32(1)),
+        numbers=Numbers({"fails": Fate.NOT_FINITE in fates}),
     )
     before = np.where(np.array(fates) == Fate.NOT_FINITE, Fate.CONTRIBUTED, fates).astype(np.int8)
     examples = Examples({}, np.zeros(SLOTS, np.int32), np.ones(SLOTS, np.int32), is_by_slot=True)
