@@ -13,7 +13,8 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
-from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked

@@ -9,8 +9,8 @@ import jax
 from chex import PRNGKey
 from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 
-from fedjax_dp.clients import base as clients
-from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import argument_checks, checks, ranges
 from fedjax_dp.core.messages import received
@@ -248,7 +248,7 @@ class HostStep(NamedTuple):
     after: int
     step: Callable[[PyTree, ClientStates | None, Hyper, Any], PyTree]
     reads_clients: bool = True
-    score: Callable[[PyTree, clients.ClientData], jax.Array] | None = None
+    score: Callable[[PyTree, ClientData], jax.Array] | None = None
 
 
 def one_stage(server: PyTree, hyper: Hyper, round_index: Any) -> Any:
@@ -467,7 +467,7 @@ class FederatedAlgorithm(NamedTuple):
 
 
 def training_of(
-    trainer: clients.LocalTrainer,
+    trainer: LocalTrainer,
     *,
     num_steps: Callable[[Any, LocalConfig], Any] | None = None,
     record: RecordClaim | None = None,
@@ -498,9 +498,7 @@ def training_of(
     )
 
 
-def claim_of(
-    trainer: clients.LocalTrainer, *numbers: Callable[[Hyper], LocalConfig]
-) -> RecordClaim | None:
+def claim_of(trainer: LocalTrainer, *numbers: Callable[[Hyper], LocalConfig]) -> RecordClaim | None:
     """Adds up what the runs of local training in one round claim for records.
 
     Args:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.clients.base import ClientData, LocalConfig, LocalTrainer
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.models.base import Model
 

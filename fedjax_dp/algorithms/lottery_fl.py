@@ -13,7 +13,8 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
-from fedjax_dp.clients.base import ClientData, LocalTrainer, PublicClient
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import masks, trees

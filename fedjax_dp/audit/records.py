@@ -17,7 +17,7 @@ from fedjax_dp.audit.canaries import (
     flat,
     read_mark,
 )
-from fedjax_dp.clients.base import PublicClient
+from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree

@@ -10,7 +10,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, STRENGTH, Planted, flat, read_mark
 from fedjax_dp.audit.records import draw_trained, watch_records
-from fedjax_dp.clients.base import PublicClient
+from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count

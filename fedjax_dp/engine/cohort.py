@@ -10,7 +10,8 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
-from fedjax_dp.clients.base import RANGES, ClientData
+from fedjax_dp.clients.base import RANGES
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation

@@ -11,7 +11,8 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import Hyper
-from fedjax_dp.clients.base import ClientData, LocalTrainer
+from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, masks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold

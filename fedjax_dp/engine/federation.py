@@ -10,7 +10,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper, SharedModel
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold

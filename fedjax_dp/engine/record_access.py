@@ -8,7 +8,7 @@ from chex import PRNGKey
 from dp_accounting import DpEvent, NoOpDpEvent
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
-from fedjax_dp.clients.base import ClientData, Exact, PublicClient
+from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks, jaxprs
 from fedjax_dp.core.marks import marks_reaching
 from fedjax_dp.core.messages import received

@@ -16,7 +16,8 @@ from fedjax_dp.algorithms.base import (
     Hyper,
     Round,
 )
-from fedjax_dp.clients.base import ClientData, TrainingMetrics
+from fedjax_dp.clients.base import TrainingMetrics
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import messages, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree

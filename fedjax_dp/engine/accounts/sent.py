@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import FinishForAll, Hyper
-from fedjax_dp.clients.base import ClientData
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import sums, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
