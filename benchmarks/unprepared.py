@@ -104,8 +104,8 @@ def compiled_rounds(data: FederatedData, clip_norm: float, noise_multiplier: flo
     )
     trainer = dp_sgd_trainer(model, config, sampler=sampling.cyclic())
     algorithm = dp_sgd(model, trainer, aggregator=uniform_mean())
-    everybody = participants.participation(sampling.everybody(), data.num_clients)
-    return simulation(algorithm, data, everybody, ExecutionConfig(rounds_per_call=2))
+    all_clients = participants.participation(sampling.full_participation(), data.num_clients)
+    return simulation(algorithm, data, all_clients, ExecutionConfig(rounds_per_call=2))
 
 
 def seconds(run, num_rounds: int) -> float:

@@ -36,7 +36,7 @@ SIZE = 8
 NOISE_MULTIPLIER = 1.0
 DP_DELTA = 1e-5
 
-EVERYBODY = sampling.everybody()
+FULL = sampling.full_participation()
 POISSON = sampling.poisson()
 # One client at a time compiles fastest.
 EXECUTION = ExecutionConfig(clients_per_chunk=1)
@@ -129,21 +129,21 @@ def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
     """Every private mean that there is, with who may join a round of it."""
     structure = jax.eval_shape(model().init, jax.random.key(0))
     size, count = trees.num_parameters(structure), NUM_CLIENTS
-    everybody = full_participation()
+    all_clients = full_participation()
     rule = make_adaptive_clipping(2.0, initial_clip_norm=0.5, count_stddev=2.0)
     plan = functools.partial(make_plan, size, 0.5, 1.2, num_clients=count)
     banded = banded_noise(8, 2, min_separation=2)
     return {
-        "gaussian": (private.gaussian_mean(0.5, 1.2, 2.0), everybody),
-        "per_layer": (private.gaussian_mean(0.5, 1.2, 2.0, per_layer=True), everybody),
-        "laplace": (private.laplace_mean(0.5, 1.2, 2.0), everybody),
-        "staircase": (private.staircase_mean(structure, 0.5, 1.2, 2.0), everybody),
+        "gaussian": (private.gaussian_mean(0.5, 1.2, 2.0), all_clients),
+        "per_layer": (private.gaussian_mean(0.5, 1.2, 2.0, per_layer=True), all_clients),
+        "laplace": (private.laplace_mean(0.5, 1.2, 2.0), all_clients),
+        "staircase": (private.staircase_mean(structure, 0.5, 1.2, 2.0), all_clients),
         "bounded_laplace": (
             private.bounded_laplace_mean(structure, 0.5, 1.2, 2.0, 1e-4),
-            everybody,
+            all_clients,
         ),
-        "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), everybody),
-        "discrete_gaussian": (discrete_mean(structure, plan(), count), everybody),
+        "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), all_clients),
+        "discrete_gaussian": (discrete_mean(structure, plan(), count), all_clients),
         "filled": (
             discrete_mean(structure, plan(num_shares=8), 2.0, varies=True),
             participants.participation(sampling.poisson(), count, 2.0),
@@ -152,8 +152,8 @@ def aggregators() -> dict[str, tuple[Aggregator, participants.Participation]]:
             private.central_discrete_mean(structure, 0.5, 1.2, 2.0),
             participants.participation(sampling.poisson(), count, 2.0),
         ),
-        "skellam": (discrete_mean(structure, plan(noise="skellam"), count), everybody),
-        "masked": (gradient_mask(private.gaussian_mean(0.5, 1.2, 2.0)), everybody),
+        "skellam": (discrete_mean(structure, plan(noise="skellam"), count), all_clients),
+        "masked": (gradient_mask(private.gaussian_mean(0.5, 1.2, 2.0)), all_clients),
         "correlated": (
             correlated_gaussian_mean(banded, 0.5, 1.2, 2.0),
             participants.participation(sampling.cyclic(), count, 2),
@@ -179,7 +179,7 @@ _OPTIONS: dict[Any, dict] = {
 
 
 def full_participation(num_clients=NUM_CLIENTS) -> participants.Participation:
-    return participants.participation(EVERYBODY, num_clients)
+    return participants.participation(FULL, num_clients)
 
 
 def plant_in(planter, target, *sizes, num_canaries=1, on=None, store=None, **options):
@@ -200,7 +200,7 @@ def half_the_noise(clip_norm, noise_multiplier):
 def plant(name, unit, num_canaries, participation=None, **parts):
     """Plants canaries in an algorithm of the registry."""
     store = pool(data()) if name == "centralized" else data()
-    sampler = EVERYBODY if unit == "record" else POISSON
+    sampler = FULL if unit == "record" else POISSON
     cohort = store.num_clients / (1 if unit == "record" else 2)
     participation = participation or participants.participation(sampler, store.num_clients, cohort)
     rng = np.random.default_rng(0)

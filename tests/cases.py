@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
     def participation(self) -> participants.Participation:
         if self.is_pooled:
-            return participants.participation(sampling.everybody(), 1)
+            return participants.participation(sampling.full_participation(), 1)
         return participants.participation(sampling.poisson(), NUM_CLIENTS, COHORT)
 
     def record_sampler(self) -> sampling.Sampler:

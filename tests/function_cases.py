@@ -130,7 +130,7 @@ def bound():
 
 @functools.cache
 def joined_by_all():
-    everyone = data.participation(data.everybody(), NUM_CLIENTS)
+    everyone = data.participation(data.full_participation(), NUM_CLIENTS)
     return engine.federation(plain_algorithm(), store(), everyone)
 
 

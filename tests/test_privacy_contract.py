@@ -104,7 +104,9 @@ def record_level(algorithm=dp_sgd, **numbers):
 
 
 def run(algorithm, data, *, seed=KEY, num_rounds=1, participation=None, chunk=1):
-    drawn = participation or participants.participation(sampling.everybody(), data.num_clients)
+    drawn = participation or participants.participation(
+        sampling.full_participation(), data.num_clients
+    )
     execution = ExecutionConfig(clients_per_chunk=chunk, rounds_per_call=num_rounds)
     sim = simulation(algorithm, data, drawn, execution)
     key = jax.random.key(seed)
@@ -568,7 +570,7 @@ def the_state_of_a_mechanism_survives_a_resume(tmp_path):
     rule = make_adaptive_clipping(4.0, initial_clip_norm=0.01, count_stddev=2.0)
     algorithm = client_level(aggregator=adaptive_gaussian_mean(rule, 1.0))
     data, key = constant_clients(-1.0, -1.0), jax.random.key(KEY)
-    sim = simulation(algorithm, data, participants.participation(sampling.everybody(), 2))
+    sim = simulation(algorithm, data, participants.participation(sampling.full_participation(), 2))
     whole, *_ = sim.run(sim.init(key), key, 3)
     half, *_ = sim.run(sim.init(key), key, 2)
     with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:

@@ -48,7 +48,7 @@ class Ours:
         structure = example_structure(data)
         model = registry.build(problem.model, structure, problem.num_classes, **options)
         algorithm = _algorithm(problem, model, num_clients)
-        participation = participants.participation(sampling.everybody(), num_clients)
+        participation = participants.participation(sampling.full_participation(), num_clients)
         execution = ExecutionConfig(rounds_per_call=1)
         return simulation(algorithm, data, participation, execution)
 
@@ -126,7 +126,7 @@ def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgor
         num_steps=problem.num_steps,
     )
     # The rows lie in the order in which they are read.
-    sampler = sampling.everybody() if problem.num_steps == 1 else sampling.cyclic()
+    sampler = sampling.full_participation() if problem.num_steps == 1 else sampling.cyclic()
     if problem.unit == "record":
         config = config._replace(clip_norm=problem.clip_norm, noise_multiplier=1.0)
         trainer = dp_sgd_trainer(model, config, sampler=sampler)

@@ -67,8 +67,8 @@ def references(
         ]
     )
     trainer = local_trainer(model, LocalConfig(learning_rate=learning_rate, batch_size=32))
-    everybody = participants.participation(sampling.everybody(), pooled.num_clients)
-    sim = simulation(local_only(model, trainer), pooled, everybody)
+    all_clients = participants.participation(sampling.full_participation(), pooled.num_clients)
+    sim = simulation(local_only(model, trainer), pooled, all_clients)
     key = jax.random.key(experiment.config.run.seed)
     state, *_ = sim.run(sim.init(key), key, epochs)
     table = jax.numpy.asarray(true)

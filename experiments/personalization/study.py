@@ -38,7 +38,7 @@ def lottery(target: float) -> list[str]:
 def jump_start(rounds: int) -> list[str]:
     """The overrides that put so many rounds of clients on their own first."""
     words = ltn(0.9, f"jump_rounds={rounds}", name="jump_start")
-    return [*words, f"--participation.everybody_first={rounds}"]
+    return [*words, f"--participation.full_participation_first={rounds}"]
 
 
 METHODS: Mapping[str, list[str]] = {

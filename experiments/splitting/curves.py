@@ -95,7 +95,7 @@ def program(setting: Setting) -> Any:
     num_clients = problem.data.num_clients
     algorithm = _algorithm(setting)
     is_full = setting.participation == 1
-    sampler = sampling.everybody() if is_full else sampling.poisson()
+    sampler = sampling.full_participation() if is_full else sampling.poisson()
     cohort = None if is_full else setting.participation * num_clients
     fed = federation(
         algorithm, problem.data, participants.participation(sampler, num_clients, cohort)
@@ -134,7 +134,7 @@ def _algorithm(setting: Setting) -> Any:
     elif is_prox:
         options = {"tolerance": 0.0, "smoothness": problem.smoothness}
         optimizer = functools.partial(optax.sgd, momentum=MOMENTUM, nesterov=True)
-    rows = sampling.everybody() if setting.batch_size is None else sampling.shuffled()
+    rows = sampling.full_participation() if setting.batch_size is None else sampling.shuffled()
     config = LocalConfig(INNER_RATE, setting.batch_size or size, num_steps=1)
     return splitting(
         problem.model,

@@ -41,7 +41,7 @@ METHODS = {
         "--algorithm.options.server_epochs=30",
         "--data.public_examples=9000",
         "--run.rounds=1",
-        "--participation.sampler=everybody",
+        "--participation.sampler=full_participation",
         "--participation.cohort_size=none",
         "--training.num_steps=200",
     ),

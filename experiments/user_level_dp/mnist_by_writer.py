@@ -64,7 +64,7 @@ _VOTES = (
     "--run.rounds=1",
     "--run.evaluate_every=1",
     "--run.checkpoint_every=1",
-    "--participation.sampler=everybody",
+    "--participation.sampler=full_participation",
     "--participation.cohort_size=none",
     "--training.num_steps=60",
 )

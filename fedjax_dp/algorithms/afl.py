@@ -25,7 +25,7 @@ def afl(
 
     In each round clients tell their loss at the model that they were sent, and train it; the server
     moves λ along the losses, back onto the simplex, and averages updates by the new λ. It is made
-    for cohorts of everybody: in a smaller one λ of those who are absent climbs nowhere.
+    for full participation: in a smaller cohort λ of those who are absent climbs nowhere.
 
     Guarantee: none. Weights follow exact losses, so that private training is refused.
 

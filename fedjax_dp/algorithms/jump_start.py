@@ -105,7 +105,7 @@ def jump_start(
     what is rewound to, and its mask, by `inherits_mask`, the one that all go on with; batch norm
     stays everyone's own. The one-off broadcast of that ticket is no part of any round.
 
-    All clients should take part in the first rounds, as `sampling.everybody_first` has them.
+    All clients should take part in the first rounds: `sampling.full_participation_first`.
 
     Guarantee: none; every upload is exact, and so is the choice of the best.
 

@@ -1,4 +1,4 @@
-"""Minimum-ε: everybody trains to the smallest budget of all."""
+"""Minimum-ε: all clients train to the smallest budget."""
 
 import numpy as np
 from numpy.typing import ArrayLike

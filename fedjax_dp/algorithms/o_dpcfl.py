@@ -1,4 +1,4 @@
-"""O-DPCFL: the oracle that knows everybody's cluster from the start."""
+"""O-DPCFL: the oracle that knows every client's cluster from the start."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -87,7 +87,7 @@ def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
         "top_tenth" takes the tenth of the clients with the largest budgets, and at least one.
 
     Returns:
-      Who is public, bool, `[clients]`; everybody where all budgets are the same.
+      Who is public, bool, `[clients]`; all where all budgets are the same.
 
     Raises:
       ValueError: for an unknown split, or budgets that are not positive.

@@ -95,7 +95,7 @@ def participation(
     """Binds a sampler to a population of clients.
 
     Args:
-      sampler: `poisson()`, `fixed_size()`, `everybody()`, `cyclic()` or `min_separated(…)`.
+      sampler: of clients, such as `poisson()`, `fixed_size()` or `full_participation()`.
       num_clients: the population.
       cohort_size: the number of clients a round, the expected one under Poisson sampling, in
         (0, num_clients]; all of them where it is None.
@@ -120,7 +120,7 @@ def participation(
         most = num_clients // separation
         rule = f"be at most {most}: each of {num_clients} clients joins once in {separation} rounds"
         checks.require(size <= most, "cohort_size", rule, cohort_size)
-    if sampler.name == "everybody":
+    if sampler.name == "full_participation":
         size = float(num_clients)
     checks.require(
         sampler.varies or size == int(size),

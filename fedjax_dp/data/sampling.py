@@ -48,7 +48,7 @@ class Sampler(NamedTuple):
       event: `(base, size, batch_size) -> DpEvent` of one draw with the base event behind it.
       nominal_size: `(size, batch_size) -> count`, the public number a draw is expected to hold.
       num_steps_per_epoch: `(size, batch_size) -> steps` that read each member once on average.
-      charges_everybody: whether a draw costs every member of the population, drawn or not, as
+      charges_all: whether a draw costs every member of the population, drawn or not, as
         amplification by sampling has it; where false, only those drawn are charged.
       varies: whether the number drawn is random.
       separation: `(size, batch_size) -> steps` from one draw of a member to its next, at least.
@@ -62,7 +62,7 @@ class Sampler(NamedTuple):
     event: Callable[[Any, int, float], Any]
     nominal_size: Callable[[Any, Any], Any]
     num_steps_per_epoch: Callable[[Any, Any], Any]
-    charges_everybody: bool
+    charges_all: bool
     varies: bool
     separation: Callable[[int, float], int] = lambda size, batch_size: 1
     min_drawn: Callable[[int, float], int] = lambda size, batch_size: min(int(batch_size), size)
@@ -182,7 +182,7 @@ def poisson(capacity: Count | None = None) -> Sampler:
         event=event,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
-        charges_everybody=True,
+        charges_all=True,
         varies=True,
         min_drawn=lambda size, batch_size: 0,
     )
@@ -232,12 +232,12 @@ def fixed_size() -> Sampler:
         event=event,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
-        charges_everybody=True,
+        charges_all=True,
         varies=False,
     )
 
 
-def everybody() -> Sampler:
+def full_participation() -> Sampler:
     """Draws the whole population every time: full participation, or full-batch steps.
 
     Returns:
@@ -249,20 +249,20 @@ def everybody() -> Sampler:
         return state, _slots(jnp.arange(limit), jnp.minimum(size, limit), capacity)
 
     return Sampler(
-        name="everybody",
+        name="full_participation",
         init=_no_state,
         draw=draw,
         capacity=lambda limit, batch_size: limit,
         event=lambda base, size, batch_size: base,
         nominal_size=lambda size, batch_size: size,
         num_steps_per_epoch=lambda size, batch_size: jnp.ones_like(size),
-        charges_everybody=True,
+        charges_all=True,
         varies=False,
     )
 
 
 @checked
-def everybody_first(steps: Count, then: Sampler) -> Sampler:
+def full_participation_first(steps: Count, then: Sampler) -> Sampler:
     """Draws the whole population at first, and by another sampler after that.
 
     It has no amplification analysis, so privacy for those drawn refuses it.
@@ -290,7 +290,7 @@ def everybody_first(steps: Count, then: Sampler) -> Sampler:
         )
 
     return then._replace(
-        name=f"everybody_first({steps}, {then.name})",
+        name=f"full_participation_first({steps}, {then.name})",
         draw=draw,
         capacity=lambda limit, max_batch_size: limit,
         event=event,
@@ -320,7 +320,7 @@ def cyclic() -> Sampler:
         event=lambda base, size, batch_size: base,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
-        charges_everybody=False,
+        charges_all=False,
         varies=False,
         separation=lambda size, batch_size: _ceil_div(size, int(batch_size)),
         min_drawn=_last_block,
@@ -366,7 +366,7 @@ def min_separated(separation: Count) -> Sampler:
         event=lambda base, size, batch_size: base,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
-        charges_everybody=False,
+        charges_all=False,
         varies=False,
         separation=lambda size, batch_size: separation,
         min_drawn=lambda size, batch_size: min(int(batch_size), size // separation),
@@ -435,6 +435,6 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
         event=event,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=blocks,
-        charges_everybody=True,
+        charges_all=True,
         varies=False,
     )

@@ -172,7 +172,7 @@ def _of_personal(
     def params_of(index, state, held, *numbers):
         return masks.parted(personal(state, held.client(index), *numbers))[0]
 
-    everybody = np.arange(train.num_clients, dtype=np.int32)
+    all_clients = np.arange(train.num_clients, dtype=np.int32)
     placed: list[Any] = []
 
     def in_parts(state: SimulationState, *numbers: Any) -> Iterator[tuple[np.ndarray, Any]]:
@@ -183,7 +183,7 @@ def _of_personal(
                 return state
             return state._replace(clients=Neighbours(np.int32(few[0]), rows.many(few)))
 
-        is_read = _reads(params_of, of(everybody[:1]), examples, *numbers)
+        is_read = _reads(params_of, of(all_clients[:1]), examples, *numbers)
         is_cut = is_read and train.num_bytes > _PART_BYTES
         num_bytes = max(
             train.num_bytes if is_cut else 1,
@@ -192,7 +192,7 @@ def _of_personal(
         if not is_cut and not placed:
             placed.append(jax.device_put(examples if is_read else _without_records(examples)))
         count = min(train.num_clients, -(-num_bytes // _PART_BYTES))
-        for few in np.array_split(everybody, count):
+        for few in np.array_split(all_clients, count):
             held = _part(train, examples, few) if is_cut else placed[0]
             yield few, (of(few), held, *numbers)
 

@@ -377,7 +377,7 @@ def _check_claims(
         participation.min_drawn >= claim.min_participants,
         "participation",
         f"draw at least {claim.min_participants} clients in every round, since each adds its share "
-        "of the noise; the nearest valid choices are everybody() and fixed_size()",
+        "of the noise; the nearest valid choices are full_participation() and fixed_size()",
         f"{participation.sampler.name}, which may draw {participation.min_drawn}",
     )
 

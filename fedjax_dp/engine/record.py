@@ -181,7 +181,7 @@ def training_info(
 def compact(record: RoundRecord) -> RoundRecord:
     """Drops slots that nobody was drawn into.
 
-    An exact Poisson draw has a slot for everybody; what a run keeps is who was drawn.
+    An exact Poisson draw has a slot for every client; what a run keeps is who was drawn.
 
     Args:
       record: of one or more rounds, on the host, `[rounds, slots]`.

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.xdist_group("runs of clustered methods")
 
 NUM_FEATURES, SIZE, ROUNDS, EPSILON, DELTA = 8, 150, 10, 8.0, 1e-3
 TRUE = np.repeat(np.arange(4), (2, 3, 3, 4))
-EVERYBODY = participants.participation(sampling.everybody(), len(TRUE))
+FULL = participants.participation(sampling.full_participation(), len(TRUE))
 
 
 def linear_model() -> Model:
@@ -201,11 +201,11 @@ def toy():
         name="toy",
     )
     config = LocalConfig(learning_rate=0.01, batch_size=1, num_steps=1)
-    local = local_trainer(model, config, sampler=sampling.everybody())
+    local = local_trainer(model, config, sampler=sampling.full_participation())
     data = FederatedData.from_clients(
         [{"x": np.zeros((1, 1), np.float32), "y": np.array([a])} for a in centres]
     )
-    participation = participants.participation(sampling.everybody(), 4)
+    participation = participants.participation(sampling.full_participation(), 4)
     return simulation(algorithms.ifca(model, local, num_models=2), data, participation)
 
 
@@ -423,7 +423,7 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
             num_rounds=ROUNDS,
             num_models=4,
         )
-        sim = simulation(algorithm, data, EVERYBODY)
+        sim = simulation(algorithm, data, FULL)
         state, _, info = sim.run(sim.init(key), key)
         assert info.training.num_examples[0] == SIZE * len(TRUE), "one step on everything"
         found.append(np.asarray(state.server.similarity.scatter))
@@ -458,7 +458,7 @@ def calibrated_run(algorithm, seed) -> Run:
     data, key = hidden_clusters(seed), jax.random.key(seed)
     hyper = calibrate(algorithm, data.sizes, EPSILON, DELTA, ROUNDS)
     algorithm = algorithm.with_hyper(hyper)
-    sim = simulation(algorithm, data, EVERYBODY, ExecutionConfig(rounds_per_call=ROUNDS))
+    sim = simulation(algorithm, data, FULL, ExecutionConfig(rounds_per_call=ROUNDS))
     state = sim.init(key)
     accounting = PrivacyAccounting(sim)
     planned = accounting.affordable_rounds(
@@ -534,7 +534,7 @@ def test_rounds_are_charged_as_what_they_were():
 @telling
 def test_a_ledger_of_single_rounds_equals_that_of_a_block():
     algorithm, data = declared("f_cdpfl", num_selections=3), hidden_clusters(0)
-    sim, key = simulation(algorithm, data, EVERYBODY), jax.random.key(0)
+    sim, key = simulation(algorithm, data, FULL), jax.random.key(0)
     state = sim.init(key)
     one, many = PrivacyAccounting(sim), PrivacyAccounting(sim)
     state, record, _ = sim.run(state, key, 5)
@@ -557,7 +557,7 @@ def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
         declared("f_cdpfl", num_selections=5, selection_epsilon=4.0),
         hidden_clusters(0),
     )
-    sim, key = simulation(algorithm, data, EVERYBODY), jax.random.key(0)
+    sim, key = simulation(algorithm, data, FULL), jax.random.key(0)
     state = sim.init(key)
     accounting = PrivacyAccounting(sim)
 
@@ -603,7 +603,7 @@ def test_without_a_pull_towards_the_mean_clients_train_alone():
         algorithms.mr_mtl(model, trainer(model), num_clients=len(TRUE), strength=0.0),
         algorithms.local_only(model, trainer(model)),
     ):
-        sim = simulation(algorithm, data, EVERYBODY)
+        sim = simulation(algorithm, data, FULL)
         own.append(flat(jax.device_get(sim.run(sim.init(key), key, 3)[0].clients)))
     np.testing.assert_allclose(own[0], own[1], atol=1e-6)
 
@@ -622,7 +622,7 @@ def test_the_pull_is_clipped_with_the_examples_or_added_behind(is_pull_clipped):
         strength=0.7,
         is_pull_clipped=is_pull_clipped,
     )
-    sim = simulation(algorithm, data, EVERYBODY)
+    sim = simulation(algorithm, data, FULL)
     state = sim.init(key)
     own = np.tile(np.asarray(state.server.mean["w"], np.float64), (len(TRUE), 1))
     for _ in range(3):
@@ -658,7 +658,7 @@ def test_host_steps_run_where_they_belong_however_rounds_are_called():
         return jax.tree.map(lambda p: np.float32(p / 2 + shift), server)
 
     finals, key = [], jax.random.key(1)
-    sim = simulation(with_host_step(halve), hidden_clusters(0), EVERYBODY)
+    sim = simulation(with_host_step(halve), hidden_clusters(0), FULL)
     for calls in ((4,), (2, 2), (1, 3)):
         state: SimulationState = sim.init(key)
         for count in calls:
@@ -667,7 +667,7 @@ def test_host_steps_run_where_they_belong_however_rounds_are_called():
         finals.append(flat(jax.device_get(state.server)))
     for final in finals[1:]:
         np.testing.assert_array_equal(final, finals[0])
-    without = simulation(with_host_step(halve, 5), hidden_clusters(0), EVERYBODY)
+    without = simulation(with_host_step(halve, 5), hidden_clusters(0), FULL)
     state, *_ = without.run(without.init(key), key, 4)
     assert np.abs(flat(jax.device_get(state.server)) - finals[0]).max() > 0.01
     assert sim.num_traces() == 1
@@ -678,7 +678,7 @@ def test_host_steps_that_change_shapes_are_refused():
     def widen(server, clients, hyper, key):
         return jax.tree.map(lambda p: np.concatenate([p, p]), server)
 
-    sim, key = simulation(with_host_step(widen), hidden_clusters(0), EVERYBODY), jax.random.key(0)
+    sim, key = simulation(with_host_step(widen), hidden_clusters(0), FULL), jax.random.key(0)
     with pytest.raises(ValueError, match="host step after round 2 must keep structure"):
         sim.run(sim.init(key), key, 2)
 

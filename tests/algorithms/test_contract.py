@@ -34,14 +34,14 @@ def params_of(state):
     return flat(state.server.params)
 
 
-def everybody(num_clients):
+def full_participation(num_clients):
     """A cohort of all clients, in order."""
     fate = np.full(num_clients, Fate.CONTRIBUTED, np.int8)
     return Cohort(np.arange(num_clients, dtype=np.int32), fate, np.int32(0))
 
 
 def bound_to(algorithm, data, validation=None) -> Federation:
-    joins = participants.participation(sampling.everybody(), data.num_clients)
+    joins = participants.participation(sampling.full_participation(), data.num_clients)
     return federation(algorithm, population_of(data, validation), joins)
 
 
@@ -419,7 +419,7 @@ def test_no_key_feeds_two_draws(monkeypatch):
     )
     data = make_data((2, 0, 3))
     bound = bound_to(algorithm, data)
-    state, cohort = bound.init(jax.random.key(0)), everybody(3)
+    state, cohort = bound.init(jax.random.key(0)), full_participation(3)
     examples = jax.device_put(all_examples(data))
     used = {"normal": [], "bits": []}
     for kind, module in (("normal", random_bits), ("bits", jax.random)):

@@ -23,7 +23,7 @@ SIZES = (7, 4, 12, 5, 9, 3)
 
 
 def joins(num_clients):
-    return participants.participation(sampling.everybody(), num_clients)
+    return participants.participation(sampling.full_participation(), num_clients)
 
 
 def run(algorithm, num_rounds=3, data=None, hyper=None, cohort=None):
@@ -278,7 +278,7 @@ def test_behind_privacy_a_loss_above_the_baseline_is_said_where_it_can_be(extens
     """What is told is the objective; the released one falls at M - ε, from 1.8 to 0.8."""
     model, trainer, data = told_losses(2.4, 2.6, 9.0, 0.0)
     config = trainer.config._replace(clip_norm=1.0, noise_multiplier=1e-3)
-    private = dp_sgd_trainer(model, config, sampler=sampling.everybody())
+    private = dp_sgd_trainer(model, config, sampler=sampling.full_participation())
     algorithm = propfair(model, private, baseline=3.0, margin=0.5, extension=extension)
     _, info = run(algorithm, 1, data)
     told = {name: float(value[0]) for name, value in info.clients.items()}

@@ -9,7 +9,7 @@ from small_problem import normed
 
 from fedjax_dp.algorithms import Round, fedavg, feddyn
 from fedjax_dp.clients import LocalConfig, local_trainer
-from fedjax_dp.data import FederatedData, everybody, participation
+from fedjax_dp.data import FederatedData, full_participation, participation
 from fedjax_dp.engine import simulation
 from fedjax_dp.models import Model
 
@@ -28,8 +28,8 @@ def _pulling(make, **options):
         loss=lambda out, batch: 0.5 * out[..., 0] * (out[..., 1] - batch["y"]) ** 2,
     )
     config = LocalConfig(learning_rate=0.2, batch_size=1, num_steps=150)
-    trainer = local_trainer(model, config, sampler=everybody())
-    sim = simulation(make(model, trainer, **options), data, participation(everybody(), 3))
+    trainer = local_trainer(model, config, sampler=full_participation())
+    sim = simulation(make(model, trainer, **options), data, participation(full_participation(), 3))
     state, *_ = sim.run(sim.init(KEY), KEY, 60)
     return float(state.server.params["w"])
 

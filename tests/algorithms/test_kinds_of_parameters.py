@@ -44,7 +44,7 @@ from fedjax_dp.server.distributed import discrete_mean
 # No other array of any state has this shape. Multiplying by it and cutting off what is beyond the
 # features gives the features back to the last bit.
 BASE = np.eye(NUM_FEATURES, NUM_FEATURES + 4, dtype=np.float32)
-EVERYBODY = participants.participation(sampling.everybody(), NUM_CLIENTS)
+FULL = participants.participation(sampling.full_participation(), NUM_CLIENTS)
 CYCLIC = participants.participation(sampling.cyclic(), NUM_CLIENTS, 2)
 
 
@@ -96,14 +96,14 @@ def aggregators(model: Model):
     )
 
     return {
-        "gaussian": (gaussian, EVERYBODY),
-        "laplace": (private.laplace_mean(0.5, 1.2, 2.0), EVERYBODY),
-        "staircase": (private.staircase_mean(structure, 0.5, 1.2, 2.0), EVERYBODY),
-        "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), EVERYBODY),
-        "discrete": (discrete_mean(structure, plan, NUM_CLIENTS), EVERYBODY),
+        "gaussian": (gaussian, FULL),
+        "laplace": (private.laplace_mean(0.5, 1.2, 2.0), FULL),
+        "staircase": (private.staircase_mean(structure, 0.5, 1.2, 2.0), FULL),
+        "adaptive": (private.adaptive_gaussian_mean(rule, 1.2), FULL),
+        "discrete": (discrete_mean(structure, plan, NUM_CLIENTS), FULL),
         "correlated": (correlated_gaussian_mean(banded, 0.5, 1.2, 2.0), CYCLIC),
-        "realised": (private.by_realised_count(gaussian), EVERYBODY),
-        "stacked": (stacked, EVERYBODY),
+        "realised": (private.by_realised_count(gaussian), FULL),
+        "stacked": (stacked, FULL),
     }
 
 
@@ -170,7 +170,7 @@ def test_noise_on_statistics_of_batch_norm_is_refused(noise):
 @telling
 def test_statistics_of_batch_norm_are_averaged_where_nothing_is_noised():
     model = normed()
-    sim = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
+    sim = simulation(fedavg(model, plain_trainer(model)), make_data(), FULL, PLAIN)
     start = snapshot(sim.init(jax.random.key(0)))
     state, *_ = sim.run(start, jax.random.key(1), 1)
     before, after = (s.server.params["batch_stats"]["BatchNorm_0"] for s in (start, state))
@@ -187,7 +187,7 @@ def test_buffers_that_depend_on_the_key_are_no_constants_and_refused_behind_nois
         buffer_keys="base",
     )
     aggregator, participation = aggregators(model)[noise]
-    plain = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
+    plain = simulation(fedavg(model, plain_trainer(model)), make_data(), FULL, PLAIN)
     state = plain.init(jax.random.key(0))
     base = np.asarray(state.server.params["base"])
     state, *_ = plain.run(state, jax.random.key(1), 2)
@@ -217,8 +217,8 @@ def test_an_optimizer_that_leaves_weights_alone_is_refused_behind_noise_alone(op
     trainer = local_trainer(model, config(NUMBERS), optimizer=optimizer)
     aggregator, _ = aggregators(model)["gaussian"]
     with pytest.raises(ValueError, match=r"leaves 'base' as it is.*Model.freeze"):
-        simulation(fedavg(model, trainer, aggregator=aggregator), make_data(), EVERYBODY, PLAIN)
-    simulation(fedavg(model, trainer), make_data(), EVERYBODY, PLAIN)
+        simulation(fedavg(model, trainer, aggregator=aggregator), make_data(), FULL, PLAIN)
+    simulation(fedavg(model, trainer), make_data(), FULL, PLAIN)
 
 
 SGD_AFTER_FOUR = optax.MultiSteps(optax.sgd(0.1), 4).gradient_transformation()
@@ -242,7 +242,7 @@ def test_optimizers_that_move_everything_or_nothing_may_be_noised(optimizer):
     model = model._replace(init=lambda key: {**with_base().init(key), "empty": jnp.zeros((0, 2))})
     trainer = local_trainer(model, config(NUMBERS), optimizer=optimizer)
     aggregator, _ = aggregators(model)["gaussian"]
-    simulation(fedavg(model, trainer, aggregator=aggregator), make_data(), EVERYBODY, PLAIN)
+    simulation(fedavg(model, trainer, aggregator=aggregator), make_data(), FULL, PLAIN)
 
 
 @pytest.mark.parametrize("name", [n for n, e in registry.ALGORITHMS.items() if e.sends_model])
@@ -279,10 +279,10 @@ def test_record_level_training_leaves_buffers_as_they_were():
         refreshes_buffers=True,
         buffer_keys="seen",
     )
-    sim = simulation(fedavg(model, private_trainer(model)), make_data(), EVERYBODY, PLAIN)
+    sim = simulation(fedavg(model, private_trainer(model)), make_data(), FULL, PLAIN)
     state, *_ = sim.run(sim.init(jax.random.key(0)), jax.random.key(1), 2)
     assert float(state.server.params["seen"]) == 0
-    plain = simulation(fedavg(model, plain_trainer(model)), make_data(), EVERYBODY, PLAIN)
+    plain = simulation(fedavg(model, plain_trainer(model)), make_data(), FULL, PLAIN)
     state, *_ = plain.run(plain.init(jax.random.key(0)), jax.random.key(1), 2)
     assert abs(float(state.server.params["seen"])) > 0.1
     both = dp_fedavg(
@@ -291,7 +291,7 @@ def test_record_level_training_leaves_buffers_as_they_were():
         aggregator=gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=3.0),
     )
     with pytest.raises(ValueError, match=r"no buffers.*'seen'"):
-        simulation(both, make_data(), EVERYBODY, PLAIN)
+        simulation(both, make_data(), FULL, PLAIN)
 
 
 @telling
@@ -302,7 +302,7 @@ def test_both_units_behind_a_frozen_base_resume_to_the_same_bits():
         dp_sgd_trainer(model, config(NUMBERS, is_private=True)),
         aggregator=gaussian_mean(clip_norm=0.2, noise_multiplier=0.8, expected_cohort_size=COHORT),
     )
-    sim = simulation(algorithm, make_data(), EVERYBODY, PLAIN)
+    sim = simulation(algorithm, make_data(), FULL, PLAIN)
     key = jax.random.key(4)
     whole, *_ = sim.run(sim.init(key), key, 4)
     half, *_ = sim.run(sim.init(key), key, 2)

@@ -20,7 +20,13 @@ from fedjax_dp.clients.pruning import _share_of, weights_of
 from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import received
-from fedjax_dp.data import FederatedData, everybody, everybody_first, fixed_size, participation
+from fedjax_dp.data import (
+    FederatedData,
+    fixed_size,
+    full_participation,
+    full_participation_first,
+    participation,
+)
 from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
 from fedjax_dp.engine.federation import examples_of, init_key
 from fedjax_dp.engine.record import Fate
@@ -51,7 +57,7 @@ def whole_steps(model, num_steps=1, learning_rate=0.3, **options):
 
 
 def ran(algorithm, data, rounds, validation=None, joins=None):
-    joins = joins or participation(everybody(), data.num_clients)
+    joins = joins or participation(full_participation(), data.num_clients)
     sim = simulation(algorithm, data, joins, PLAIN, validation=validation)
     state, record, info = sim.run(sim.init(KEY), KEY, rounds)
     return state, record, info
@@ -454,7 +460,7 @@ def test_nothing_may_stay_at_home():
 
 def test_a_model_that_lacks_what_stays_at_home_is_nobodys():
     model = make_model()
-    joins = participation(everybody(), len(SIZES))
+    joins = participation(full_participation(), len(SIZES))
     for make, is_there in ((algorithms.fedper, False), (algorithms.ditto, True)):
         options = {} if is_there else {"head": "b"}
         sim = simulation(make(model, trainer_of(model), **options), halves(), joins, PLAIN)
@@ -485,14 +491,14 @@ def test_after_a_jump_all_go_on_from_the_best():
         prune_rate=0.4,
         jump_target=0.5,
     )
-    joins = participation(everybody_first(2, fixed_size()), len(SIZES), 2)
+    joins = participation(full_participation_first(2, fixed_size()), len(SIZES), 2)
     sim = simulation(algorithm, halves(), joins, PLAIN, validation=halves(1))
     first, record, _ = sim.run(sim.init(KEY), KEY, 1)
     first = jax.tree.map(np.array, first)
     start = jax.tree.map(np.array, sim.init(KEY))
     jax.tree.map(np.testing.assert_array_equal, first.server, start.server)
     state, record, _ = sim.run(sim.init(KEY), KEY, 2)
-    assert np.all(record.clients >= 0), "everybody joins the first rounds"
+    assert np.all(record.clients >= 0), "all clients join the first rounds"
     best = int(np.argmax(state.clients.accuracy))
     np.testing.assert_array_equal(
         state.server.inner.params["w"], np.asarray(state.clients.params["w"])[best]
@@ -517,9 +523,9 @@ def test_a_ticket_may_be_chosen_by_the_data_of_all(placement, tmp_path):
         initial = jax.device_get(sim.init(key))
         state, _, _ = sim.run(sim.init(key), key, ROUNDS)
         if placement == "disk":
-            everybody = range(len(sim.sizes))
+            all_clients = range(len(sim.sizes))
             initial, state = (
-                s._replace(clients=s.clients.many(everybody)) for s in (initial, state)
+                s._replace(clients=s.clients.many(all_clients)) for s in (initial, state)
             )
         found, expected = case.observe(state), case.expect(case.run_of(initial, key))
         for name in expected:
@@ -641,7 +647,7 @@ def test_models_that_do_not_fit_are_refused():
 def test_clients_without_validation_data_are_named():
     model = make_model()
     algorithm = algorithms.lottery_fl(model, trainer_of(model), prunable="w")
-    joins = participation(everybody(), len(SIZES))
+    joins = participation(full_participation(), len(SIZES))
     with pytest.raises(ValueError, match="validation must be given for lottery_fl"):
         simulation(algorithm, halves(), joins)
     lacking = make_data((3, 3, 0, 3, 3, 3))
@@ -665,7 +671,7 @@ def test_a_second_split_looks_like_the_first(change, found):
     odd = FederatedData(change(dict(other.examples)), other.offsets)
     rule = r"validation must hold examples that look like those of data, \{'x': 'float32\[3\]'.*"
     with pytest.raises(ValueError, match=rule + found):
-        simulation(algorithm, halves(), participation(everybody(), 6), validation=odd)
+        simulation(algorithm, halves(), participation(full_participation(), 6), validation=odd)
 
 
 def test_tickets_alone_are_averaged_as_tickets():

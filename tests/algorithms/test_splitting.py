@@ -60,7 +60,7 @@ def trainer(k=1, rate=0.01, **options):
 
 def simulated(algorithm, a=A, b=B, sampler=None, cohort=None):
     data = FederatedData.from_clients([{"x": x, "y": y} for x, y in zip(a, b, strict=True)])
-    who = participants.participation(sampler or sampling.everybody(), NUM_CLIENTS, cohort)
+    who = participants.participation(sampler or sampling.full_participation(), NUM_CLIENTS, cohort)
     return simulation(algorithm, data, who)
 
 
@@ -318,7 +318,7 @@ def from_start(client_map, form, sampler, **options):
     return simulation(algorithm, unequal_clients(), drawn)
 
 
-FULL = (sampling.everybody(), 5)
+FULL = (sampling.full_participation(), 5)
 PARTIAL = (sampling.fixed_size(), 5, 3)
 
 

@@ -36,7 +36,9 @@ KEY = jax.random.key(5)
 
 def run(algorithm, rounds=2, data=None, sampler=None, cohort=None):
     data = make_data() if data is None else data
-    chosen = participants.participation(sampler or sampling.everybody(), data.num_clients, cohort)
+    chosen = participants.participation(
+        sampler or sampling.full_participation(), data.num_clients, cohort
+    )
     sim = simulation(algorithm, data, chosen, PLAIN)
     state, record, info = sim.run(sim.init(KEY), KEY, rounds)
     return snapshot(state), record, as_metrics(record, info), sim

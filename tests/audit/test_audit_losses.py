@@ -46,7 +46,7 @@ def network(name="logistic_regression"):
 
 def planted_in(name, model, numbers=NUMBERS, num_canaries=1, relation="zero_out"):
     def make(model):
-        trainer = dp_sgd_trainer(model, numbers, sampler=cases.EVERYBODY)
+        trainer = dp_sgd_trainer(model, numbers, sampler=cases.FULL)
         return cases.build(name, model, "record", trainer)
 
     return cases.plant_in(

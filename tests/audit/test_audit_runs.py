@@ -137,7 +137,7 @@ def test_half_the_noise_on_gradients_is_found(make):
 
     def trainer_of(model):
         rule = clipped(model, make_mechanism=make)
-        return local_trainer(model, numbers, sampler=cases.EVERYBODY, gradient_rule=rule)
+        return local_trainer(model, numbers, sampler=cases.FULL, gradient_rule=rule)
 
     found = {result.method for result in violations(plant_one_record(trainer_of))}
     assert found >= {"threshold", "gaussian"} if make is cases.half_the_noise else not found
@@ -149,7 +149,7 @@ def test_half_the_noise_on_gradients_is_found_through_votes(make):
 
     def make_voters(model, public_x):
         rule = clipped(model, make_mechanism=make)
-        trainer = local_trainer(model, numbers, sampler=cases.EVERYBODY, gradient_rule=rule)
+        trainer = local_trainer(model, numbers, sampler=cases.FULL, gradient_rule=rule)
         return cases.build("ae_dpfl", model, "record", trainer, public_x=public_x)
 
     planted = cases.plant_in(plant_votes, make_voters, NUM_ROUNDS)
@@ -158,9 +158,9 @@ def test_half_the_noise_on_gradients_is_found_through_votes(make):
 
 
 @telling
-def test_everybody_drawn_where_poisson_sampling_is_accounted_is_found():
-    # A mechanism that is told a rate of 1/4 and is given everybody.
-    swapped = cases.POISSON._replace(draw=sampling.everybody().draw)
+def test_all_clients_drawn_where_poisson_sampling_is_accounted_is_found():
+    # A mechanism with a rate of 1/4 that draws all clients.
+    swapped = cases.POISSON._replace(draw=sampling.full_participation().draw)
     participation = participants.participation(swapped, cases.NUM_CLIENTS, 1)
     assert violations(cases.plant("dp_fedavg", "client", 1, participation), num_runs=600)
 
@@ -239,9 +239,7 @@ def test_without_noise_a_records_score_is_its_clipped_gradient():
                 batch[MARK] == -1, 0.0, model.loss_fn(outputs, batch)
             )
         )
-        trainer = local_trainer(
-            frozen, numbers, sampler=cases.EVERYBODY, gradient_rule=clipped(frozen)
-        )
+        trainer = local_trainer(frozen, numbers, sampler=cases.FULL, gradient_rule=clipped(frozen))
         return cases.build("dp_sgd", frozen, "record", trainer)
 
     planted = cases.plant_in(plant_records, make, num_canaries=9)
@@ -276,9 +274,7 @@ def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
                 model.loss_fn(outputs, batch) * (batch[MARK] != -1 if MARK in batch else 1)
             )
         )
-        trainer = local_trainer(
-            silent, numbers, sampler=cases.EVERYBODY, gradient_rule=clipped(silent)
-        )
+        trainer = local_trainer(silent, numbers, sampler=cases.FULL, gradient_rule=clipped(silent))
         return cases.build("ae_dpfl", silent, "record", trainer, public_x=public_x)
 
     planted = cases.plant_in(plant_votes, make, NUM_ROUNDS, num_canaries=9, on=two, store=data)

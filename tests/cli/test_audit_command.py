@@ -69,7 +69,7 @@ def test_half_the_noise_on_mislabelled_records_ends_with_status_1():
         "--canaries=1",
         "--runs=400",
         "--rounds=3",
-        "--training.sampler=everybody",
+        "--training.sampler=full_batch",
         "--training.learning_rate=0.2",
         "--privacy.record.noise_multiplier=2.0",
         "--privacy.record.clip_norm=0.3",

@@ -227,7 +227,9 @@ def training(optimizer, is_private=False):
     trainer = private_trainer(model) if is_private else None
     if trainer is None:
         config = LocalConfig(learning_rate=0.2, batch_size=4, num_steps=6)
-        trainer = local_trainer(model, config, optimizer=optimizer, sampler=sampling.everybody())
+        trainer = local_trainer(
+            model, config, optimizer=optimizer, sampler=sampling.full_participation()
+        )
     return model, trainer
 
 

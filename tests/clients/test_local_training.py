@@ -107,7 +107,7 @@ def test_any_optax_optimiser(optimizer, oracle):
 
 def test_full_batches_are_gradient_descent():
     config = LocalConfig(learning_rate=0.5, batch_size=1, num_steps=5)
-    trainer = local_trainer(make_model(), config, sampler=sampling.everybody())
+    trainer = local_trainer(make_model(), config, sampler=sampling.full_participation())
     start, result = run(trainer, config)
     expected = descend(start, make_examples(), [np.arange(SIZE)] * 5, Momentum(0.5, 0.0))
     np.testing.assert_allclose(theta_of(result.params), expected, atol=1e-5)

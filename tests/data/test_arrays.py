@@ -15,7 +15,7 @@ from fedjax_dp import engine
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import everybody, participation, partition
+from fedjax_dp.data import full_participation, participation, partition
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.models import Model
@@ -214,7 +214,9 @@ def test_data_without_targets_or_of_another_shape_are_named_before_anything_is_c
         model.loss_fn(jnp.zeros((4, 2)), {"x": X})
     train, narrow = (FederatedData({"x": x, "y": Y}, np.array([0, 4])) for x in (X, X[:, :2]))
     trainer = local_trainer(model, LocalConfig())
-    federation = engine.federation(fedavg(model, trainer), train, participation(everybody(), 1))
+    federation = engine.federation(
+        fedavg(model, trainer), train, participation(full_participation(), 1)
+    )
     for part in ("whole", "clients"):
         with pytest.raises(ValueError, match=rf"'x' of the {part} part must have rows of shape"):
             engine.evaluator(federation, model, train, **{part: narrow})

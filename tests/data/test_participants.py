@@ -28,8 +28,8 @@ def test_cohorts_differ_by_round_and_follow_the_key():
         (sampling.poisson(), 10.5, 50),
         (sampling.poisson(20), 10.5, 20),
         (sampling.fixed_size(), 10, 10),
-        (sampling.everybody(), None, 50),
-        (sampling.everybody(), 10, 50),
+        (sampling.full_participation(), None, 50),
+        (sampling.full_participation(), 10, 50),
         (sampling.cyclic(), 7, 7),
     ],
 )

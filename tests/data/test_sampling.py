@@ -125,7 +125,7 @@ def test_the_rate_drawn_never_exceeds_the_rate_accounted(capacity, monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [10, 11, 10 - 1e-7, np.float32(10)])
-def test_a_rate_of_one_draws_everybody_and_is_accounted_so(batch_size):
+def test_a_rate_of_one_draws_all_clients_and_is_accounted_so(batch_size):
     sampler, base = sampling.poisson(), dp_accounting.GaussianDpEvent(1.0)
     assert memberships(sampler, 10, float(batch_size), 12, 100)[0].sum() == 10 * 100
     assert sampler.event(base, 10, float(batch_size)) == base
@@ -190,10 +190,10 @@ def test_fixed_size_of_more_than_there_are_draws_all(size):
 
 
 @pytest.mark.parametrize("size", [0, 1, 8])
-def test_everybody_is_everybody(size):
-    members, _ = memberships(sampling.everybody(), size, 3, 8, 2)
+def test_full_participation_draws_all(size):
+    members, _ = memberships(sampling.full_participation(), size, 3, 8, 2)
     assert members[:, :size].all() and not members[:, size:].any()
-    assert sampling.everybody().nominal_size(size, 3) == size
+    assert sampling.full_participation().nominal_size(size, 3) == size
 
 
 def blocks(sampler, size, batch_size, limit, steps, key=0):
@@ -269,7 +269,7 @@ SAMPLERS = {
     "poisson": sampling.poisson(),
     "truncated": sampling.poisson(capacity=3),
     "fixed_size": sampling.fixed_size(),
-    "everybody": sampling.everybody(),
+    "full_participation": sampling.full_participation(),
     "cyclic": sampling.cyclic(),
     "shuffled": sampling.shuffled(),
     "shuffled_whole": sampling.shuffled(only_whole=True),
@@ -321,7 +321,7 @@ def test_a_larger_limit_changes_no_draw(name):
         results = []
         for limit in (8, 40):
             state = sampler.init(limit)
-            wide = limit if name in ("poisson", "everybody") else capacity
+            wide = limit if name in ("poisson", "full_participation") else capacity
             for t in range(step + 1):
                 state, drawn = sampler.draw(state, jax.random.key(1), t, 8, 3, limit, wide)
             results.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
@@ -345,7 +345,7 @@ def test_events_are_those_of_dp_accounting():
         GAUSSIAN, 100, 5
     ) == dp_accounting.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN)
     assert sampling.fixed_size().event(GAUSSIAN, 5, 5) == GAUSSIAN
-    assert sampling.everybody().event(GAUSSIAN, 100, 5) == GAUSSIAN
+    assert sampling.full_participation().event(GAUSSIAN, 100, 5) == GAUSSIAN
     assert sampling.cyclic().event(GAUSSIAN, 100, 5) == GAUSSIAN
 
 
@@ -357,8 +357,8 @@ def test_what_has_no_analysis_is_refused_and_the_nearest_choice_named():
 
 
 def test_only_sampling_without_randomness_charges_those_drawn_alone():
-    assert not sampling.cyclic().charges_everybody
-    assert all(s.charges_everybody for n, s in SAMPLERS.items() if n != "cyclic")
+    assert not sampling.cyclic().charges_all
+    assert all(s.charges_all for n, s in SAMPLERS.items() if n != "cyclic")
     assert {n for n, s in SAMPLERS.items() if s.varies} == {"poisson", "truncated"}
 
 

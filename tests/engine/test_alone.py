@@ -10,7 +10,7 @@ from small_problem import make_data, make_model
 
 from fedjax_dp.algorithms import dp_sgd, fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
-from fedjax_dp.data import everybody, participation, poisson
+from fedjax_dp.data import full_participation, participation, poisson
 from fedjax_dp.engine import Fate, federation, simulation
 from fedjax_dp.engine.execution.layout import ExecutionConfig, Layout, alone_above
 from fedjax_dp.engine.federation import examples_of
@@ -51,11 +51,11 @@ def build(name):
 
 
 CASES = [
-    ("scaffold", "everybody"),
+    ("scaffold", "full_participation"),
     ("fedavg", "poisson"),
-    ("fedavg", "everybody"),
+    ("fedavg", "full_participation"),
     ("dp_sgd", "poisson"),
-    ("stacked", "everybody"),
+    ("stacked", "full_participation"),
 ]
 TELLING = [case for case in CASES if case[0] != "fedavg"]
 
@@ -64,7 +64,7 @@ TELLING = [case for case in CASES if case[0] != "fedavg"]
 @pytest.mark.parametrize(("name", "drawn"), later(CASES, but=TELLING))
 def test_computing_some_alone_changes_nothing(name, drawn):
     data, key = make_data(SIZES), jax.random.key(2)
-    sampler, size = (poisson(), 6) if drawn == "poisson" else (everybody(), None)
+    sampler, size = (poisson(), 6) if drawn == "poisson" else (full_participation(), None)
     cohorts = participation(sampler, len(SIZES), size)
     ends = []
     for layout in (Layout(), Layout(chunk=4, alone_above=4), Layout(chunk=4, alone_above=0)):
@@ -86,7 +86,7 @@ def test_computing_some_alone_changes_nothing(name, drawn):
             np.testing.assert_allclose(
                 np.asarray(a)[: len(b)] if np.ndim(b) else a, b, rtol=1e-5, atol=1e-6
             )
-    # With everybody alone there is no more padding than a client has of its own.
+    # With every client alone there is no more padding than a client has of its own.
     assert ends[2][2] == pytest.approx(none) and ends[1][2] < 0.9
 
 
@@ -94,7 +94,9 @@ def test_slots_of_a_cohort_leave_room_for_chunks():
     """Those alone come first, and chunks begin at a multiple of their width behind them."""
     data, key = make_data(SIZES), jax.random.key(2)
     layout = Layout(chunk=4, alone_above=4)
-    made = federation(build("fedavg"), data, participation(everybody(), len(SIZES)), layout=layout)
+    made = federation(
+        build("fedavg"), data, participation(full_participation(), len(SIZES)), layout=layout
+    )
     cohort = made.draw(made.init(key), made.hyper, key)
     ids, fate = np.asarray(cohort.ids), np.asarray(cohort.fate)
     assert len(ids) % 4 == 0
@@ -110,7 +112,7 @@ def test_a_compiled_simulation_chooses_it_where_it_pays():
     data = make_data((4000,) + (1,) * 400)
     trainer = local_trainer(make_model(), NUMBERS)
     execution = ExecutionConfig(devices=1, clients_per_chunk=64)
-    cohorts = participation(everybody(), data.num_clients)
+    cohorts = participation(full_participation(), data.num_clients)
     made = simulation(fedavg(make_model(), trainer), data, cohorts, execution)
     assert made.layout.alone_above == 1 and made.layout.chunk == 64
     _, _, info = made.run(made.init(jax.random.key(0)), jax.random.key(0))

@@ -63,7 +63,7 @@ class Shifted:
         algorithm = algorithms.splitting(
             model, trainer, is_weighted=is_weighted, **names, **options
         )
-        return federation(algorithm, self.data(copies), everybody(self.num_clients))
+        return federation(algorithm, self.data(copies), full_participation(self.num_clients))
 
     def data(self, copies=None):
         """Each client's rows, `copies` of them: the same mean loss, and a larger weight."""
@@ -103,8 +103,8 @@ def small():
     return Shifted(a, a @ rng.normal(size=5) + rng.normal(size=(4, 15)))
 
 
-def everybody(num_clients):
-    return participants.participation(sampling.everybody(), num_clients)
+def full_participation(num_clients):
+    return participants.participation(sampling.full_participation(), num_clients)
 
 
 def by_hand(
@@ -239,7 +239,7 @@ def test_residuals_are_measured_with_the_weights_of_clients(weights):
 
 
 @telling
-def test_one_point_for_everybody_is_the_shared_model():
+def test_one_point_for_all_clients_is_the_shared_model():
     problem, eta = small(), 0.02
     central = problem.federation((1, 1, 1), eta)
     points = anderson(central, memory=2, ridge=1e-4, of="clients")
@@ -271,7 +271,7 @@ def test_weights_have_the_sum_1_and_one_place_is_no_acceleration():
 
 def _fedavg(memory=2, **options):
     case = CASES["fedavg"]
-    fed = federation(case.make(make_model()), make_data(), everybody(6))
+    fed = federation(case.make(make_model()), make_data(), full_participation(6))
     return anderson(fed, memory=memory, **options)
 
 
@@ -286,7 +286,7 @@ def test_buffers_are_as_rounds_leave_them():
         moved = after.params | {"b": 3.0 * (round.index % 2) - 1.0}
         return after._replace(params=moved), info
 
-    fed = federation(plain._replace(server_step=server_step), make_data(), everybody(6))
+    fed = federation(plain._replace(server_step=server_step), make_data(), full_participation(6))
     found = {}
     for told, flags in {"weight": None, "buffer": lambda p: {"w": False, "b": True}}.items():
         sim = compile_federation(anderson(fed, memory=2, is_buffer=flags), make_data())
@@ -322,7 +322,8 @@ def test_a_residual_that_grows_starts_the_memory_anew():
 def test_numbers_are_swept_and_damping_of_1_is_no_acceleration():
     sim = compile_federation(_fedavg(), make_data())
     plain = compile_federation(
-        federation(CASES["fedavg"].make(make_model()), make_data(), everybody(6)), make_data()
+        federation(CASES["fedavg"].make(make_model()), make_data(), full_participation(6)),
+        make_data(),
     )
     expected, _, _ = plain.run(plain.init(KEY), KEY, 6)
     ends = {}
@@ -380,7 +381,7 @@ def test_what_cannot_be_accelerated_is_refused():
             make()
         assert words in str(error.value), error.value
     central = algorithms.fedpi(make_model(), plain_trainer(make_model()), form="centralised")
-    everyone = federation(central, make_data(), everybody(6))
+    everyone = federation(central, make_data(), full_participation(6))
     with pytest.raises(ValueError, match="of must be 'clients' for fedpi"):
         anderson(everyone, memory=1)
     for weights in ([1.0], [0.0] * 6):
@@ -393,7 +394,7 @@ def test_what_cannot_be_accelerated_is_refused():
         anderson(federation(central, make_data(), some), memory=1, of="clients")
     averaged = CASES["splitting"].make(make_model())
     with pytest.raises(ValueError, match="is an average of many"):
-        anderson(federation(averaged, make_data(), everybody(6)), memory=1)
+        anderson(federation(averaged, make_data(), full_participation(6)), memory=1)
     own = CASES["local_only"]
-    with pytest.raises(ValueError, match="one model for everybody"):
-        anderson(federation(own.make(make_model()), make_data(), everybody(6)), memory=1)
+    with pytest.raises(ValueError, match="one model for all clients"):
+        anderson(federation(own.make(make_model()), make_data(), full_participation(6)), memory=1)

@@ -66,7 +66,7 @@ def closing(server, aggregate):
     return server["params"], aggregate["p"]
 
 
-def by_hand(cohorts, *, finishes, everybody):
+def by_hand(cohorts, *, finishes, all_clients):
     """The same in NumPy; returns the model and what clients keep."""
     params, kept = 1.0, np.full(NUM_CLIENTS, 2.0)
     for cohort in cohorts:
@@ -74,15 +74,15 @@ def by_hand(cohorts, *, finishes, everybody):
         aggregate = np.mean([0.5 * kept[i] + SIZES[i] for i in who]) if who else 0.0
         params += 0.25 * aggregate
         kept[who] += 1
-        for i in range(NUM_CLIENTS) if everybody else who:
+        for i in range(NUM_CLIENTS) if all_clients else who:
             if finishes:
                 kept[i] = 0.5 * kept[i] + 0.1 * params - RATES[i] * aggregate
     return params, kept
 
 
 @functools.cache
-def run(is_finished, everybody, placement):
-    finish = (FinishForAll if everybody else Finish)(closing, finished)
+def run(is_finished, all_clients, placement):
+    finish = (FinishForAll if all_clients else Finish)(closing, finished)
     chosen = algorithm(finish if is_finished else None)
     execution = ExecutionConfig(clients_per_chunk=2, devices=None, placement=placement)
     sim = simulation(chosen, make_data(), PARTICIPATION, execution)
@@ -92,7 +92,7 @@ def run(is_finished, everybody, placement):
 
 @telling
 @pytest.mark.parametrize(
-    "is_finished, everybody, placement",
+    "is_finished, all_clients, placement",
     later(
         [
             (False, False, "device"),
@@ -105,19 +105,19 @@ def run(is_finished, everybody, placement):
         mark=telling,
     ),
 )
-def test_what_clients_keep_is_finished_with_the_round(is_finished, everybody, placement):
-    state, record = run(is_finished, everybody, placement)
-    params, kept = by_hand(record.clients, finishes=is_finished, everybody=everybody)
+def test_what_clients_keep_is_finished_with_the_round(is_finished, all_clients, placement):
+    state, record = run(is_finished, all_clients, placement)
+    params, kept = by_hand(record.clients, finishes=is_finished, all_clients=all_clients)
     np.testing.assert_allclose(state.server["params"], params, rtol=1e-5)
     np.testing.assert_allclose(state.clients, kept, rtol=1e-5)
     # The rounds tell those who sat out, those who took part and the spoiled one apart.
     was_drawn = np.isin(np.arange(NUM_CLIENTS), record.clients)
     assert was_drawn[SPOILED] and record.count(Fate.NOT_FINITE).sum() > 0
     assert all(record.num_drawn < NUM_CLIENTS)
-    assert (state.clients[SPOILED] != 2) == everybody
+    assert (state.clients[SPOILED] != 2) == all_clients
 
 
-def test_finishing_everybody_is_refused_where_states_are_streamed():
+def test_finishing_all_clients_is_refused_where_states_are_streamed():
     with pytest.raises(ValueError, match="placement must be 'device' for counting, which changes"):
         run(True, True, "host")
 

@@ -97,8 +97,8 @@ def data_of(num_clients):
 
 
 def compiled(algorithm, num_clients, execution=ExecutionConfig()):
-    everybody = participants.participation(sampling.everybody(), num_clients)
-    return simulation(algorithm, data_of(num_clients), everybody, execution)
+    all_clients = participants.participation(sampling.full_participation(), num_clients)
+    return simulation(algorithm, data_of(num_clients), all_clients, execution)
 
 
 def counted(sim, rounds):
@@ -153,7 +153,7 @@ def test_a_dense_resnet_18_of_ours_costs_its_own_size(options, size):
     trainer = local_trainer(model, LocalConfig(0.1, 2, 1))
     images = {"x": np.zeros((2, 32, 32, 3), np.float32), "y": np.zeros(2, np.int32)}
     data = FederatedData.from_clients([images] * 5)
-    joining = participants.participation(sampling.everybody(), 5)
+    joining = participants.participation(sampling.full_participation(), 5)
     meter = meter_of(federation(algorithms.fedavg(model, trainer), population_of(data), joining))
     sent = meter.measure(record_of([[Fate.CONTRIBUTED] * 5] * 50), NOTHING_COUNTED)
     assert sent.total("down") == 50 * 5 * 4 * size
@@ -458,7 +458,7 @@ def test_an_accelerated_federation_sends_what_it_sent_before():
     assert meter_of(faster) == meter_of(plain)
 
 
-def test_a_mean_that_everybody_is_told_is_not_sent_twice():
+def test_a_mean_that_all_clients_get_is_not_sent_twice():
     """Points that move when the round is over: p and whether anybody came, to all."""
     model = make_model()
     algorithm = algorithms.splitting(
@@ -525,7 +525,7 @@ def transformed(*transforms, make=algorithms.fedavg, num_features=100):
     rows["y"] = np.array([0, 1, 0, 1, 0, 1], np.float32)
     trainer = local_trainer(model, LocalConfig(0.1, 2, 1), update_transforms=chain)
     data = FederatedData.from_clients([rows] * 2)
-    joining = participants.participation(sampling.everybody(), 2)
+    joining = participants.participation(sampling.full_participation(), 2)
     return counted(simulation(make(model, trainer), data, joining), 1)
 
 

@@ -162,7 +162,7 @@ def test_padded_work_is_reported():
     model = make_model()
     sizes = (1, 8, 2, 8)
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
-    participation = participants.participation(sampling.everybody(), 4)
+    participation = participants.participation(sampling.full_participation(), 4)
     execution = PLAIN._replace(clients_per_chunk=2)
     sim = simulation(algorithm, make_data(sizes), participation, execution)
     _, _, info = sim.run(sim.init(jax.random.key(0)), jax.random.key(0), 1)

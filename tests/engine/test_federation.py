@@ -360,11 +360,11 @@ def test_the_ledger_charges_whoever_was_drawn(placement):
     # A client without records pays for nothing, however often it is drawn.
     paid = accounts.ledgers["record"].num_compositions
     np.testing.assert_array_equal(paid[data.sizes > 0] > 0, drawn[data.sizes > 0] > 0)
-    everybody = PrivacyAccounting(sim)
-    everybody.charge(record._replace(fate=np.where(record.clients >= 0, Fate.CONTRIBUTED, 0)))
+    all_clients = PrivacyAccounting(sim)
+    all_clients.charge(record._replace(fate=np.where(record.clients >= 0, Fate.CONTRIBUTED, 0)))
     delta = {"record": 1e-3}
     np.testing.assert_array_equal(
-        accounts.epsilon(delta)["record"], everybody.epsilon(delta)["record"]
+        accounts.epsilon(delta)["record"], all_clients.epsilon(delta)["record"]
     )
 
 
@@ -501,7 +501,7 @@ def test_clients_encode_with_the_public_half_of_the_key():
     aggregator = Summed(stateless, contribute, combine, encode=encode)
     model = make_model()
     algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
-    joined = participants.participation(sampling.everybody(), NUM_CLIENTS)
+    joined = participants.participation(sampling.full_participation(), NUM_CLIENTS)
     fed = federation(algorithm, make_data(), joined)
     examples = jax.device_put(examples_of(make_data()))
     state, told = fed.init(KEY), []

@@ -118,15 +118,15 @@ def test_a_client_of_the_cohort_matters(name):
 
 @telling
 def test_names_of_clients_do_not_matter_where_nothing_is_drawn():
-    """Full batches of everybody: clients stored in another order give the same model."""
+    """Full batches of all clients: clients stored in another order give the same model."""
     data, model = make_data(), make_model()
     order = np.array([3, 5, 0, 4, 1, 2])
     rates = np.linspace(0.1, 0.4, data.num_clients)
     finals = []
     for stored, learning_rate in ((data, rates), (data.select(order), rates[order])):
         config = LocalConfig(learning_rate=learning_rate, batch_size=1, num_steps=4)
-        trainer = local_trainer(model, config, sampler=sampling.everybody())
-        participation = participants.participation(sampling.everybody(), data.num_clients)
+        trainer = local_trainer(model, config, sampler=sampling.full_participation())
+        participation = participants.participation(sampling.full_participation(), data.num_clients)
         algorithm = scaffold(model, trainer, num_clients=data.num_clients)
         sim = simulation(algorithm, stored, participation, PLAIN)
         key = jax.random.key(0)

@@ -34,12 +34,12 @@ def algorithm(width=WIDTH, classes=10, aggregator=None):
     return fdp.fedavg(model, trainer, **options)
 
 
-def everybody():
-    return fdp.participation(fdp.everybody(), DATA.num_clients)
+def full_participation():
+    return fdp.participation(fdp.full_participation(), DATA.num_clients)
 
 
 def bound(algorithm):
-    return fdp.federation(algorithm, population_of(DATA), everybody())
+    return fdp.federation(algorithm, population_of(DATA), full_participation())
 
 
 @pytest.mark.parametrize(("aggregator", "stacked"), [(None, 0), (trimmed_mean(0.1), 6)])
@@ -54,7 +54,7 @@ def test_what_cannot_fit_is_refused_before_it_is_made(monkeypatch):
     made = []
     monkeypatch.setattr(compiling.jax, "device_put", lambda *args: made.append(args))
     with pytest.raises(MemoryError, match=r"must fit a device of .*at least .* TB .*clients in"):
-        fdp.simulation(algorithm(classes=2**30), DATA, everybody())
+        fdp.simulation(algorithm(classes=2**30), DATA, full_participation())
     assert not made
 
 
@@ -68,9 +68,9 @@ def test_a_table_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch, 
     execution = fdp.ExecutionConfig(placement=placement)
     rule = r"what 6 clients keep, 40 kB each and 240 kB in all, must fit the 200 kB .*'disk'"
     with pytest.raises(MemoryError, match=rule):
-        fdp.simulation(algorithm, DATA, everybody(), execution)
+        fdp.simulation(algorithm, DATA, full_participation(), execution)
     monkeypatch.setattr(estimates, "memory_of_host", lambda: 240_000)
-    fdp.simulation(algorithm, DATA, everybody(), execution)
+    fdp.simulation(algorithm, DATA, full_participation(), execution)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_steps_that_no_counter_holds_are_refused():
         [{"x": np.ones((9, WIDTH), np.float32), "y": np.zeros(9, np.int32)}]
     )
     with pytest.raises(ValueError, match=r"num_epochs or num_steps must give each client fewer"):
-        fdp.simulation(model, large, fdp.participation(fdp.everybody(), 1))
+        fdp.simulation(model, large, fdp.participation(fdp.full_participation(), 1))

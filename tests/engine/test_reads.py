@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from audit_cases import (
-    EVERYBODY,
     EXECUTION,
+    FULL,
     NUM_CLIENTS,
     NUM_ROUNDS,
     PUBLIC,
@@ -45,7 +45,7 @@ from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
 KEY = jax.random.key(0)
 CHOICE = {"selection_epsilon": 0.3, "loss_bound": 5.0}
-JOINING = participants.participation(EVERYBODY, NUM_CLIENTS)
+JOINING = participants.participation(FULL, NUM_CLIENTS)
 
 
 def run(algorithm, rounds=1):
@@ -503,6 +503,6 @@ def test_every_composition_that_is_not_refused_runs_with_its_records_sealed(case
     algorithm = build(name, unit, options, private_trainer(model()))
     store, joining = data(), JOINING
     if name == "centralized":
-        store, joining = algorithms.pool(store), participants.participation(EVERYBODY, 1)
+        store, joining = algorithms.pool(store), participants.participation(FULL, 1)
     sim = simulation(algorithm, store, joining, EXECUTION)
     sim.compile(sim.init(KEY), KEY)

@@ -76,7 +76,9 @@ def test_accounts_read_the_numbers_that_ran():
         _trainer(),
         aggregator=fdp.gaussian_mean(clip_norm=1.0, noise_multiplier=2.0, expected_cohort_size=5),
     )
-    run = fdp.simulation(algorithm, _data(), fdp.participation(fdp.everybody(), NUM_CLIENTS))
+    run = fdp.simulation(
+        algorithm, _data(), fdp.participation(fdp.full_participation(), NUM_CLIENTS)
+    )
     account = fdp.PrivacyAccounting(run)
     quieter = run.hyper._replace(aggregator={**run.hyper.aggregator, "noise_multiplier": 0.5})
     _, record, _ = run.run(run.init(KEY), KEY, 1, quieter)
@@ -96,7 +98,7 @@ def test_every_kind_of_event_is_asked_for_before_rounds_run():
     )
     config = fdp.LocalConfig(batch_size=8, clip_norm=1.0, noise_multiplier=1.0)
     algorithm = fdp.dp_sgd(_model(), fdp.dp_sgd_trainer(_model(), config))
-    run = fdp.simulation(algorithm, data, fdp.participation(fdp.everybody(), 3))
+    run = fdp.simulation(algorithm, data, fdp.participation(fdp.full_participation(), 3))
     with pytest.raises(ValueError, match="replace"):
         fdp.PrivacyAccounting(run, "replace_one", "rdp")
 
@@ -115,8 +117,8 @@ def test_scaffold_refuses_steps_that_its_control_variates_do_not_describe(option
 
 
 def test_a_batch_larger_than_the_program_was_built_for_is_refused():
-    everybody = fdp.participation(fdp.everybody(), NUM_CLIENTS)
-    run = fdp.simulation(fdp.fedavg(_model(), _trainer()), _data(), everybody)
+    all_clients = fdp.participation(fdp.full_participation(), NUM_CLIENTS)
+    run = fdp.simulation(fdp.fedavg(_model(), _trainer()), _data(), all_clients)
     state = run.init(KEY)
     larger = run.hyper._replace(local=run.hyper.local._replace(batch_size=jnp.int32(3)))
     with pytest.raises(ValueError, match="batch_size must be at most 2"):

@@ -120,8 +120,8 @@ def test_amplified_clients_all_pay_for_every_round_whoever_was_drawn():
     np.testing.assert_allclose(account.epsilon(DELTA)["client"], [expected], rtol=1e-9)
 
 
-def test_everybody_pays_without_amplification():
-    account = accounting("client", "everybody")
+def test_all_clients_pay_without_amplification():
+    account = accounting("client", "full_participation")
     account.charge(record_of(range(NUM_CLIENTS), range(NUM_CLIENTS)))
     expected = spent(gaussian(CHARGED_NOISE), 2, DELTA["client"])
     np.testing.assert_allclose(account.epsilon(DELTA)["client"], [expected], rtol=1e-9)
@@ -153,8 +153,8 @@ def test_records_pay_for_every_round_where_who_was_drawn_amplifies_the_clients()
     assert sorted(found) == ["client", "record"]
     np.testing.assert_allclose(found["client"], [expected], rtol=1e-9)
     # Accounts that followed the cohorts would publish what the clients' amplification rests on.
-    everybody = record_epsilon([4] * NUM_CLIENTS)
-    np.testing.assert_allclose(found["record"], everybody, rtol=1e-9)
+    all_clients = record_epsilon([4] * NUM_CLIENTS)
+    np.testing.assert_allclose(found["record"], all_clients, rtol=1e-9)
     other = accounting("both", "poisson", COHORT)
     other.charge(record_of((1,), (3,), (4, 5), ()))
     assert other.to_json() == account.to_json()
@@ -190,13 +190,13 @@ def at_noise(sim, unit, multiplier):
 
 def simulated(unit):
     """What a round of all clients leaves at a noise multiplier of 0.01, but for the playing."""
-    sim, _ = initial(unit, "everybody")
+    sim, _ = initial(unit, "full_participation")
     quiet = at_noise(sim, unit, 0.01)
     return sim, quiet, record_of(range(NUM_CLIENTS))._replace(digest=digest_of(quiet)[None])
 
 
 def played(unit):
-    sim = simulate(unit, sampling.everybody())
+    sim = simulate(unit, sampling.full_participation())
     quiet = at_noise(sim, unit, 0.01)
     if unit == "record":
         quiet = sim.hyper._replace(
@@ -241,7 +241,7 @@ def test_the_page_on_privacy_prints_what_such_a_round_costs():
 
 def test_the_digest_of_a_round_is_that_of_its_numbers_however_they_are_given():
     """On the host, traced, in a vmapped sweep and in a scan; of numbers or arrays of any kind."""
-    sim, _ = initial("record", "everybody")
+    sim, _ = initial("record", "full_participation")
     base = jax.tree.map(np.asarray, sim.hyper)
     multipliers = np.linspace(0.5, 2, 4, dtype=np.float32)
 
@@ -271,7 +271,7 @@ def test_the_digest_of_a_round_is_that_of_its_numbers_however_they_are_given():
 
 @telling
 def test_a_sweep_over_noise_is_charged_run_by_run():
-    sim, state = initial("record", "everybody")
+    sim, state = initial("record", "full_participation")
     multipliers = np.array([0.5, 2.0], np.float32)
     base = jax.tree.map(jnp.asarray, sim.hyper)
     examples = examples_of(make_data())
@@ -294,7 +294,7 @@ def test_a_sweep_over_noise_is_charged_run_by_run():
 
 
 def test_to_ask_what_is_affordable_changes_no_price():
-    sim, state = initial("record", "everybody")
+    sim, state = initial("record", "full_participation")
     loud = at_noise(sim, "record", 50)
     account = PrivacyAccounting(sim)
     account.affordable_rounds(state, KEY, 1, {"record": 1.0}, DELTA, "rdp", loud)
@@ -328,7 +328,7 @@ def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_t
         factor = jnp.where(client.index == 2, jnp.nan, 1.0)
         return output._replace(update=jax.tree.map(lambda x: x * factor, output.update))
 
-    joined = participants.participation(sampling.everybody(), NUM_CLIENTS)
+    joined = participants.participation(sampling.full_participation(), NUM_CLIENTS)
     sim = simulation(algorithm._replace(client=client), make_data(), joined, PLAIN)
     account = PrivacyAccounting(sim)
     _, record, _ = sim.run(sim.init(KEY), KEY, 2)
@@ -346,7 +346,7 @@ def test_replacing_a_record_moves_a_sum_twice_as_far():
         learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=3.0
     )
     trainer = dp_sgd_trainer(model, numbers, sampler=sampling.fixed_size())
-    sim = simulate("record", sampling.everybody(), trainer=trainer)
+    sim = simulate("record", sampling.full_participation(), trainer=trainer)
     account = PrivacyAccounting(sim, "replace_one", "rdp")
     account.charge(record_of(range(NUM_CLIENTS)))
     expected = [
@@ -423,9 +423,9 @@ def test_nothing_is_kept_where_nothing_is_claimed():
 def test_affordable_rounds_are_exact_at_the_boundary(unit, rounds, before):
     sim, state = initial(unit, "poisson", COHORT)
     account = PrivacyAccounting(sim)
-    everybody = range(NUM_CLIENTS)
+    all_clients = range(NUM_CLIENTS)
     if before:
-        account.charge(record_of(*[everybody] * before))
+        account.charge(record_of(*[all_clients] * before))
     exact = {
         "client": spent(
             poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), before + rounds, DELTA["client"]
@@ -508,7 +508,7 @@ def test_each_client_has_its_own_budget():
 
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_cyclic_cohorts_are_looked_up(unit):
-    """Pairs of six clients: everybody's third turn is in rounds 7 to 9."""
+    """Pairs of six clients: each client's third turn is in rounds 7 to 9."""
     sim, state = initial(unit, "cyclic", 2)
     account = PrivacyAccounting(sim)
     two_turns = {
@@ -558,7 +558,7 @@ def test_clients_that_pay_alike_share_an_event():
         learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=1.0
     )
     data = make_data(sizes=(4, 6) * 500)
-    joined = participants.participation(sampling.everybody(), 1000)
+    joined = participants.participation(sampling.full_participation(), 1000)
     algorithm = algorithms.dp_sgd(model, dp_sgd_trainer(model, numbers))
     sim = simulation(algorithm, data, joined, PLAIN)
     account = PrivacyAccounting(sim)
@@ -582,7 +582,7 @@ def test_whoever_was_drawn_pays_whatever_became_of_it(sampler, fate):
 
 
 def test_what_is_affordable_follows_the_numbers_of_the_rounds_to_come():
-    sim, state = initial("client", "everybody")
+    sim, state = initial("client", "full_participation")
     numbers = {**sim.hyper.aggregator, "noise_multiplier": np.float32(2 * NOISE)}
     quiet = sim.hyper._replace(aggregator=numbers)
     budget = {"client": spent(gaussian(float(np.float32(2 * NOISE))), 5, DELTA["client"])}

@@ -8,7 +8,7 @@ from marks import later, telling
 
 from fedjax_dp.algorithms import dp_sgd, fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
-from fedjax_dp.data import FederatedData, everybody, participation
+from fedjax_dp.data import FederatedData, full_participation, participation
 from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
 from fedjax_dp.models import Model
 
@@ -49,7 +49,7 @@ def test_several_inputs_train_as_one(is_private, placement):
             algorithm = dp_sgd(model, dp_sgd_trainer(model, private))
         else:
             algorithm = fedavg(model, local_trainer(model, numbers))
-        cohorts = participation(everybody(), data.num_clients)
+        cohorts = participation(full_participation(), data.num_clients)
         execution = ExecutionConfig(placement=placement, devices=None)
         made = simulation(algorithm, data, cohorts, execution)
         state, _, info = made.run(made.init(key), key, 3)

@@ -240,7 +240,7 @@ def test_a_state_may_be_evaluated_again_and_again():
 
 def build(**held_out):
     model = make_model()
-    joined = participants.participation(sampling.everybody(), NUM_CLIENTS)
+    joined = participants.participation(sampling.full_participation(), NUM_CLIENTS)
     algorithm = algorithms.fedavg(model, plain_trainer(model))
     sim = simulation(algorithm, make_data(), joined, PLAIN)
     return evaluator(sim, model, make_data(), **held_out)

@@ -65,11 +65,11 @@ def accelerated(*words):
     trainer = local_trainer(model, LocalConfig(learning_rate=0.1, batch_size=12, num_steps=1))
     options = {"client_map": "gradient", "form": "centralised", "beta": 0.5, "is_weighted": True}
     algorithm = algorithms.splitting(model, trainer, **options)
-    everybody = participants.participation(sampling.everybody(), len(SIZES))
+    all_clients = participants.participation(sampling.full_participation(), len(SIZES))
     given = ["--run.rounds=4", "--acceleration.memory=1", "--acceleration.of=clients"]
     config = load_config(None, [*given, *(f"--acceleration.{word}" for word in words)])
     wrapper = acceleration_of(config.acceleration, config.run, model)
-    return wrapper(federation(algorithm, data, everybody)), data
+    return wrapper(federation(algorithm, data, all_clients)), data
 
 
 @telling

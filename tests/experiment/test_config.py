@@ -49,7 +49,7 @@ CHOSEN = {
     "participation.cohort_size": ("--participation.sampler=poisson",),
     "participation.capacity": ("--participation.sampler=poisson",),
     "participation.separation": ("--participation.sampler=min_separated",),
-    "participation.everybody_first": ("--participation.sampler=fixed_size",),
+    "participation.full_participation_first": ("--participation.sampler=fixed_size",),
     "privacy.client.bits": ("--privacy.client.mechanism=discrete_gaussian",),
     "privacy.client.num_deviations": ("--privacy.client.mechanism=discrete_gaussian",),
     "privacy.client.bands": ("--privacy.client.mechanism=correlated_gaussian",),
@@ -344,7 +344,7 @@ def test_a_key_of_some_choices_alone_says_of_which():
 def test_what_belongs_to_another_choice_is_refused_and_can_be_taken_away():
     with pytest.raises(ConfigError, match=r"bits must be left out under the mechanism laplace"):
         load_config(None, ["--privacy.client.mechanism=laplace", "--privacy.client.bits=8"])
-    words = ["--participation.sampler=everybody", "--participation.cohort_size=none"]
+    words = ["--participation.sampler=full_participation", "--participation.cohort_size=none"]
     assert load_config(None, words) == Config()
 
 

@@ -16,7 +16,7 @@ from fedjax_dp.experiment.schema.constraints import ConfigError
 BESIDE = {
     "participation.cohort_size": "--participation.sampler=poisson",
     "participation.capacity": "--participation.sampler=poisson",
-    "participation.everybody_first": "--participation.sampler=fixed_size",
+    "participation.full_participation_first": "--participation.sampler=fixed_size",
     "participation.separation": "--participation.sampler=min_separated",
     "privacy.client.bits": "--privacy.client.mechanism=discrete_gaussian",
     "privacy.client.num_deviations": "--privacy.client.mechanism=discrete_gaussian",

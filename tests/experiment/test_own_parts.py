@@ -280,15 +280,17 @@ def test_a_callback_that_watches_ends_nothing(tmp_path):
     ("losses", "stop"), [([3, 2, 1, 1, 1], 5), ([3, 2, 2.5, 1, 2, 3], 6), ([3, 2, 1], None)]
 )
 def test_early_stopping_waits_for_something_better(losses, stop):
-    from fedjax_dp.experiment.components.callbacks import Look, early_stopping
+    from fedjax_dp.experiment.components.callbacks import Progress, early_stopping
 
     callback = early_stopping(patience=2)
     rows = [{"round": i + 1, "test_loss": loss} for i, loss in enumerate(losses)]
-    ended = [i for i in range(1, len(rows) + 1) if callback.call(Look(rows[:i], None, None, None))]
+    ended = [
+        i for i in range(1, len(rows) + 1) if callback.call(Progress(rows[:i], None, None, None))
+    ]
     assert (ended[0] if ended else None) == stop
     assert not callback.is_private
     with pytest.raises(ValueError, match=r"must be one of .*test_loss.*got 'tset_loss'"):
-        early_stopping(metric="tset_loss").call(Look(rows, None, None, None))
+        early_stopping(metric="tset_loss").call(Progress(rows, None, None, None))
 
 
 @pytest.mark.parametrize(

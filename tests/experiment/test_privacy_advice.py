@@ -31,7 +31,7 @@ MECHANISMS = [
     config.CentralDiscreteLevel,
     config.CorrelatedGaussianLevel,
 ]
-BATCHES = ["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "everybody"]
+BATCHES = ["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "full_batch"]
 PROMISES = list(itertools.product(["zero_out", "replace_one"], ["rdp", "pld", "rdp-classic-64"]))
 ONE_UNIT = [
     *itertools.product(["client"], PARTICIPATION, MECHANISMS, ["auto"], PROMISES),

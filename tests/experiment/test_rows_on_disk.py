@@ -17,7 +17,7 @@ from run_folders import (
     run_until_death,
 )
 
-from fedjax_dp.data import everybody_first, fixed_size, participation, poisson
+from fedjax_dp.data import fixed_size, full_participation_first, participation, poisson
 from fedjax_dp.experiment.running.loading import evaluate_run, load_run
 from fedjax_dp.io import plots
 
@@ -115,7 +115,7 @@ def test_room_is_for_those_who_may_be_drawn(num_rounds):
     fixed = participation(fixed_size(), 300, 2)
     assert fixed.most_drawn(num_rounds) == 2 * num_rounds
     assert of_coins.most_drawn(10_000) == fixed.most_drawn(10_000) == 300
-    at_first = participation(everybody_first(1, poisson()), 300, 2.0)
+    at_first = participation(full_participation_first(1, poisson()), 300, 2.0)
     assert at_first.most_drawn(num_rounds) == 300
 
 

@@ -267,7 +267,7 @@ def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
         ),
         (
             ("--participation.cohort_size=2",),
-            "participation.cohort_size must be left out under the sampler everybody",
+            "participation.cohort_size must be left out under the sampler full_participation",
         ),
         (
             ("--participation.sampler=cyclic", "--participation.capacity=2"),

@@ -364,7 +364,7 @@ def test_sampling_of_nothing_costs_nothing():
     assert spent(poisson(0.0, 0.0), count=100) == 0
 
 
-def test_sampling_never_costs_more_than_taking_everybody():
+def test_sampling_never_costs_more_than_taking_all_clients():
     base = gaussian(1.5)
     assert spent(poisson(0.2, 1.5)) < spent(base)
     assert spent(fixed_size(base, 50, 10), "replace_one") < spent(base, "replace_one")

@@ -417,7 +417,7 @@ def test_the_stated_deviation_of_the_staircase_is_that_of_its_steps(epsilon):
 def test_a_search_for_staircase_noise_stays_within_what_can_be_drawn(epsilon, smallest):
     """It looks far below the multiplier that it ends with."""
     setting = Setting(
-        participants.participation(sampling.everybody(), 4),
+        participants.participation(sampling.full_participation(), 4),
         jax.ShapeDtypeStruct((), jnp.float32),
         1,
         {"accountant": "rdp", "relation": "zero_out"},

@@ -38,7 +38,7 @@ from fedjax_dp.server import (
 )
 from fedjax_dp.server.private import by_realised_count
 
-EVERYBODY = participants.participation(sampling.everybody(), 6)
+FULL = participants.participation(sampling.full_participation(), 6)
 
 
 def aggregated(updates, weights=None, threshold=0.4, **options):
@@ -143,7 +143,7 @@ def test_oracles_5_and_6_first_steps_of_adaptive_servers(make, second, expected,
 
 def run(algorithm, num_rounds=3, data=None):
     data = data or make_data()
-    sim = simulation(algorithm, data, participants.participation(sampling.everybody(), 6))
+    sim = simulation(algorithm, data, participants.participation(sampling.full_participation(), 6))
     key = jax.random.key(0)
     state, _, info = sim.run(sim.init(key), key, num_rounds)
     return snapshot(state), info
@@ -385,7 +385,7 @@ def test_a_threshold_out_of_its_range_is_refused(bad):
         gradient_mask(threshold=bad)
     model = make_model()
     sim = simulation(
-        fedavg(model, plain_trainer(model), aggregator=gradient_mask()), make_data(), EVERYBODY
+        fedavg(model, plain_trainer(model), aggregator=gradient_mask()), make_data(), FULL
     )
     hyper = sim.hyper._replace(aggregator={"threshold": bad})
     with pytest.raises(ValueError, match=r"hyper\.aggregator\.threshold must be"):

@@ -262,7 +262,7 @@ def test_the_tenth_with_the_largest_budgets_is_public():
 
 
 @pytest.mark.parametrize("split", ["mixture", "kmeans", "agglomerative", "top_tenth"])
-def test_with_equal_budgets_everybody_is_public(split):
+def test_with_equal_budgets_all_clients_are_public(split):
     assert public_clients(np.full(5, 2.0), split).all()
 
 

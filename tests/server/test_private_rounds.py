@@ -62,10 +62,10 @@ def _model():
 def _simulation(targets, aggregator, sampler=None, cohort=None, **execution):
     model = _model()
     config = LocalConfig(learning_rate=1.0, batch_size=1, num_steps=1)
-    trainer = local_trainer(model, config, sampler=sampling.everybody())
+    trainer = local_trainer(model, config, sampler=sampling.full_participation())
     data = _population(targets)
     participation = participants.participation(
-        sampler or sampling.everybody(), data.num_clients, cohort
+        sampler or sampling.full_participation(), data.num_clients, cohort
     )
     algorithm = fedavg(model, trainer, aggregator=aggregator)
     return simulation(algorithm, data, participation, ExecutionConfig(**execution))

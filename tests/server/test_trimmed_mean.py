@@ -58,11 +58,11 @@ def test_as_many_liars_as_are_trimmed_move_it_no_further_than_honest_clients_lie
     honest = rng.normal(size=(8, 5)).astype(np.float32)
     for lie in (1e30, -1e30):
         updates = np.concatenate([honest, np.full((2, 5), lie, np.float32)])
-        everybody = np.ones(10, bool)
-        found, trimmed = combined(updates, everybody, 0.2)
+        all_clients = np.ones(10, bool)
+        found, trimmed = combined(updates, all_clients, 0.2)
         assert trimmed == 2
         assert np.all((honest.min(axis=0) <= found) & (found <= honest.max(axis=0)))
-        moved, _ = combined(updates, everybody, 0.1)
+        moved, _ = combined(updates, all_clients, 0.1)
         assert np.all(np.abs(moved) > 1e28), "one more than are trimmed takes it away"
 
 

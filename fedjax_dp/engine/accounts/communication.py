@@ -104,13 +104,13 @@ class Meter(NamedTuple):
       down: to a client that takes part.
       after: to clients when a round is over, where what they keep is finished with what it came to;
         None where it is not.
-      everybody: how many get it, or None where those do who contributed.
+      num_after: clients that get `after`; None for those that contributed.
     """
 
     up: Tariff
     down: Tariff
     after: Tariff | None
-    everybody: int | None
+    num_after: int | None
 
     def measure(self, record: RoundRecord, info: RoundInfo) -> Communication:
         """Counts what was sent in some rounds.
@@ -144,12 +144,12 @@ class Meter(NamedTuple):
 
         A simulation does not compute what comes too late or is dropped. It counts as whole.
         """
-        everybody = record.count(*fates)
+        num_messages = record.count(*fates)
         if not tariff.rates:
-            return {e: _alike(tariff, e, everybody) for e in ENCODINGS}
+            return {e: _alike(tariff, e, num_messages) for e in ENCODINGS}
         is_counted = np.asarray(counts[0])
         each = np.stack([np.asarray(x, np.int64) for x in counts[1]], axis=-1)
-        uncounted = everybody - np.sum(is_counted, axis=-1)
+        uncounted = num_messages - np.sum(is_counted, axis=-1)
         found = {}
         for encoding in ENCODINGS:
             computed = {
@@ -164,8 +164,8 @@ class Meter(NamedTuple):
         if self.after is None:
             return {e: {} for e in ENCODINGS}
         num = record.count(Fate.CONTRIBUTED)
-        if self.everybody is not None:
-            num = np.full_like(num, self.everybody)
+        if self.num_after is not None:
+            num = np.full_like(num, self.num_after)
         return {e: _alike(self.after, e, num) for e in ENCODINGS}
 
 
@@ -180,7 +180,7 @@ def communication(
     as integers of B bits. Down goes what the client's round reads of the server's state, found by
     following every output back to it, so that moments of a server optimiser are not counted; where
     what clients keep is finished with what a round came to, that is sent once more when it is over,
-    and not again before the next round if everybody has it.
+    and not again before the next round if all clients have it.
 
     Whoever was told to take part was sent something, also who dropped out; whoever came late sent
     too. What is fixed before a run (code, numbers, public data, the first model) is not counted.

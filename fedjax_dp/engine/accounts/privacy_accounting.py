@@ -93,7 +93,7 @@ class PrivacyAccounting:
         self._federation, self._participation = bound, bound.participation
         self._relation, self._accountant = relation, accountant
         num_clients = self._participation.num_clients
-        num_units = {"client": 1 if self._charges_everybody else num_clients, "record": num_clients}
+        num_units = {"client": 1 if self._charges_all else num_clients, "record": num_clients}
         # By unit and stage, what a round costs: events, and the accounts that pay each.
         self._events: dict[str, list[_Prices]] = {}
         self._numbers: Any = None
@@ -112,7 +112,7 @@ class PrivacyAccounting:
         claims, events = self._federation.claims, dict[str, list[_Prices]]()
         if claims.client is not None:
             event = self._participation.event(claims.client.event(hyper.aggregator))
-            num_units = 1 if self._charges_everybody else self._participation.num_clients
+            num_units = 1 if self._charges_all else self._participation.num_clients
             events["client"] = [[(event, np.arange(num_units))]]
         if claims.record is not None:
             sizes = self._federation.population.sizes
@@ -123,8 +123,8 @@ class PrivacyAccounting:
         self._events, self._numbers, self._digest = events, numbers, digest_of(hyper)
 
     @property
-    def _charges_everybody(self) -> bool:
-        return self._participation.sampler.charges_everybody
+    def _charges_all(self) -> bool:
+        return self._participation.sampler.charges_all
 
     def charge(self, record: RoundRecord, hyper: Hyper | None = None) -> None:
         """Charges rounds that ran.
@@ -151,7 +151,7 @@ class PrivacyAccounting:
             raise
         participants, stages = np.asarray(record.clients), np.asarray(record.stage)
         for unit, ledger in self.ledgers.items():
-            cohorts = None if self._is_everybody_charged(unit) else participants
+            cohorts = None if self._is_all_charged(unit) else participants
             self._charge(unit, ledger, stages, cohorts)
 
     def _require_numbers_of(self, record: RoundRecord) -> None:
@@ -168,19 +168,19 @@ class PrivacyAccounting:
         found = f"others than those of the round at place {which} of this record"
         checks.require(not len(others), "hyper", rule, found)
 
-    def _is_everybody_charged(self, unit: str) -> bool:
+    def _is_all_charged(self, unit: str) -> bool:
         """Tells whether who took part must not be told by the accounts.
 
         Amplification of client-level privacy rests on cohorts that stay secret. Accounts of records
         that follow them would publish how often each client was drawn, and a budget of records
         would stop the run when that told it to.
         """
-        return self._charges_everybody and (unit == "client" or "client" in self.ledgers)
+        return self._charges_all and (unit == "client" or "client" in self.ledgers)
 
     def _charge(
         self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
     ) -> None:
-        """Charges rounds of these stages to those who took part; to everybody without cohorts."""
+        """Charges rounds of these stages to those who took part; to all clients without cohorts."""
         for stage, prices in _by_stage(self._events[unit], stages):
             is_charged = np.full(len(stages), True) if stage is None else stages == stage
             if cohorts is None:
@@ -252,7 +252,7 @@ class PrivacyAccounting:
         numbers: Hyper,
     ) -> int:
         first = int(state.round)
-        cohorts = None if self._charges_everybody else self._cohorts(first, key, num_rounds)
+        cohorts = None if self._charges_all else self._cohorts(first, key, num_rounds)
         rounds = first + np.arange(num_rounds, dtype=np.int32)
         stages = np.asarray(self._federation.stages(state, numbers, rounds))
 

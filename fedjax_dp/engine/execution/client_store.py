@@ -18,14 +18,14 @@ _DIGEST_BYTES = 32
 
 @jax.tree_util.register_pytree_with_keys_class
 class Rows:
-    """What all clients keep: the first row of everybody, and where the others lie.
+    """What all clients keep: the initial state of all, and where the others lie.
 
     As a pytree it is small, whatever lies in the file, and so is a checkpoint of it.
 
     Attributes:
       slots: where each client's row lies, `[num_clients]`, int32; -1 for those never written.
       digests: SHA-256 of these rows, `[num_clients, 32]`, uint8.
-      first: the row that everybody starts with.
+      first: the row that all clients start with.
       file: the file.
     """
 
@@ -38,7 +38,7 @@ class Rows:
         """Gives the rows before the first round.
 
         Args:
-          first: the row that everybody starts with.
+          first: the row that all clients start with.
           num_clients: how many there are.
           folder: where rows will lie; None where that is said later, by `kept_in`.
 

@@ -170,7 +170,7 @@ def compile_federation(
     of_a_client = _bytes_of_a_client(federation)
     state_bytes = of_a_client * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
-    # Where the number drawn is not random, some round may draw everybody.
+    # Where the number drawn is not random, some round may draw all clients.
     varies = federation.participation.sampler.varies
     slots = layout.usual_slots(federation.participation)
     if not varies:

@@ -53,7 +53,7 @@ def resident_rounds(
 
     Args:
       federation: what is run, laid out.
-      examples: of everybody, on the device.
+      examples: of all clients, on the device.
       rounds_per_call: the longest block.
       count: where traces are counted.
 

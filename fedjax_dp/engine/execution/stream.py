@@ -78,10 +78,10 @@ class Slabs:
 
 
 def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Cohort:
-    """Leaves out the last slots of each device, which nobody was drawn into.
+    """Leaves out the empty slots at the end of each device.
 
-    An exact Poisson draw has a slot for everybody, and nearly all of them are empty: the rows of
-    everybody would have to come to the device. Few widths are left, so that few programs are made.
+    An exact Poisson draw has a slot for every client, nearly all of them empty. Only few widths are
+    used, so that few programs are compiled.
 
     Args:
       cohort: the cohort, on the host.

@@ -302,7 +302,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     if of == "shared":
         rule = f"be 'clients' for {name}, whose rounds start from what is kept for them"
         checks.require(own is None, "of", rule, of)
-        rule = f"be of an algorithm with one model for everybody, which {name} is not"
+        rule = f"be of an algorithm with one model for all clients, which {name} is not"
         checks.require(algorithm.views.shared is not None, "federation", rule, name)
         assert algorithm.views.shared is not None
         rule = f"start its rounds from its model, and that of {name} is an average of many"
@@ -318,7 +318,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     checks.require(own is not None, "of", rule, of)
     rule = "be 'shared' where an aggregator protects clients: their points are not released"
     checks.require(federation.claims.client is None, "of", rule, of)
-    rule = "draw all clients in every round where their points are mixed; everybody() does"
+    rule = "draw all clients in every round where their points are mixed; full_participation() does"
     checks.require(is_full, "participation", rule, participation.sampler.name)
     assert own is not None
     return own

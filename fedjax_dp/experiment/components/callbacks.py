@@ -13,7 +13,7 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 
 
-class Look(NamedTuple):
+class Progress(NamedTuple):
     """What a callback sees after an evaluation; the last of the `rows` of metrics is evaluated."""
 
     rows: Sequence[Mapping[str, Any]]
@@ -26,15 +26,15 @@ class Callback(NamedTuple):
     """Something that is called after each evaluation.
 
     A run that is resumed calls it again for the rounds that are run again: whatever it decides
-    should follow from `Look.rows` alone, so that a resumed run decides alike.
+    should follow from `Progress.rows` alone, so that a resumed run decides alike.
 
     Attributes:
-      call: `(look) -> bool | None`; true stops the run.
+      call: `(progress) -> bool | None`; true stops the run.
       is_private: whether what it decides follows from released models and public facts alone. If it
         does not, and stops a run, the statement says that ε does not cover when the run ended.
     """
 
-    call: Callable[[Look], bool | None]
+    call: Callable[[Progress], bool | None]
     is_private: bool = False
 
 
@@ -57,9 +57,9 @@ def early_stopping(
       The callback. It is not private: held-out data are read exactly.
     """
 
-    def call(look: Look) -> bool:
-        values = [row[metric] for row in look.rows if row.get(metric) is not None]
-        known = sorted(name for name, value in look.rows[-1].items() if np.isscalar(value))
+    def call(progress: Progress) -> bool:
+        values = [row[metric] for row in progress.rows if row.get(metric) is not None]
+        known = sorted(name for name, value in progress.rows[-1].items() if np.isscalar(value))
         checks.require(bool(values), "metric of early_stopping", f"be one of {known}", metric)
         signed = np.array(values, dtype=float) * (1 if goal == "smaller" else -1)
         best, waited = np.inf, 0

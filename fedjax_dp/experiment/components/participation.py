@@ -19,7 +19,7 @@ _BATCHES: Mapping[str, Callable[[], sampling.Sampler]] = {
     "shuffled_whole": partial(sampling.shuffled, only_whole=True),
     "poisson": sampling.poisson,
     "fixed_size": sampling.fixed_size,
-    "everybody": sampling.everybody,
+    "full_batch": lambda: sampling.full_participation()._replace(name="full_batch"),
 }
 
 
@@ -36,13 +36,14 @@ def _participation_of(
 ) -> participants.Participation:
     match section:
         case FullParticipation():
-            return participants.participation(sampling.everybody(), num_clients)
+            return participants.participation(sampling.full_participation(), num_clients)
         case PoissonCohort():
             sampler = sampling.poisson(section.capacity)
         case FixedSizeCohort():
             sampler = sampling.fixed_size()
-            if section.everybody_first > 0:
-                sampler = sampling.everybody_first(section.everybody_first, sampler)
+            if section.full_participation_first > 0:
+                first = section.full_participation_first
+                sampler = sampling.full_participation_first(first, sampler)
         case CyclicCohort():
             sampler = sampling.cyclic()
         case MinSeparatedCohort():
@@ -60,6 +61,6 @@ def batches_of(section: TrainingSection, *, is_private: bool) -> sampling.Sample
 
 def charged_rounds(num_rounds: int, participation: participants.Participation) -> int:
     """Counts the rounds that the client which takes part most often pays for."""
-    if participation.sampler.charges_everybody:
+    if participation.sampler.charges_all:
         return num_rounds
     return -(-num_rounds // participation.separation)

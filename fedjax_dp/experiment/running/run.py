@@ -17,7 +17,7 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
-from fedjax_dp.experiment.components.callbacks import Callback, Look, callbacks_of
+from fedjax_dp.experiment.components.callbacks import Callback, Progress, callbacks_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment, keep_programs
@@ -288,8 +288,8 @@ def _rounds(
         )
 
     def stopping(state: SimulationState) -> str | None:
-        look = Look(list(history), state, experiment, start.folder)
-        return next((name for name, each in callbacks.items() if each.call(look)), None)
+        progress = Progress(list(history), state, experiment, start.folder)
+        return next((name for name, each in callbacks.items() if each.call(progress)), None)
 
     # Asked again once used up: if fewer clients were drawn than allowed for, there is more.
     allowed = affordable()

@@ -26,7 +26,7 @@ NamedBudgets = Literal[
     "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
 ]
 NamedBatchSizes = Literal["heterogeneous"]
-Batches = Literal["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "everybody"]
+Batches = Literal["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "full_batch"]
 _T = TypeVar("_T")
 # One number for all clients, or one for each: a list by position, a table by name.
 Each = Annotated[list[_T], MinLen(1)]
@@ -186,7 +186,7 @@ class TrainingSection(Section):
 class FullParticipation(Section):
     """Full participation."""
 
-    sampler: Literal["everybody"] = _setting("everybody", "how a cohort is drawn")
+    sampler: Literal["full_participation"] = _setting("full_participation", "how a cohort is drawn")
 
 
 class _Cohort(Section):
@@ -204,7 +204,7 @@ class FixedSizeCohort(_Cohort):
     """A fixed number of clients, drawn without replacement."""
 
     sampler: Literal["fixed_size"] = _setting("fixed_size", "how a cohort is drawn")
-    everybody_first: Index = _setting(
+    full_participation_first: Index = _setting(
         0, "rounds of full participation before that, such as those of jump_start's first stage"
     )
 

@@ -188,19 +188,19 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
         learning_rate=learning_rate, batch_size=workload.batch_size, num_steps=workload.num_steps
     )
     cohort = workload.cohort or workload.num_clients
-    whole = workload.batch_size >= workload.examples_per_client
-    batches: Callable[[], sampling.Sampler] = sampling.everybody if whole else sampling.fixed_size
+    is_full = workload.batch_size >= workload.examples_per_client
+    batches = sampling.full_participation() if is_full else sampling.fixed_size()
     build: FederatedAlgorithm
     if workload.unit == "record":
         config = config._replace(clip_norm=workload.clip_norm, noise_multiplier=1.0)
         build = dp_sgd(
             model,
-            dp_sgd_trainer(model, config, sampler=batches()),
+            dp_sgd_trainer(model, config, sampler=batches),
             aggregator=uniform_mean(),
         )
     else:
         is_epoch = workload.num_steps is None
-        sampler = sampling.shuffled() if is_epoch and not whole else batches()
+        sampler = sampling.shuffled() if is_epoch and not is_full else batches
         trainer = local_trainer(model, config, sampler=sampler)
         if workload.unit == "client":
             assert workload.clip_norm is not None
@@ -221,9 +221,9 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
             build = algorithms.build(
                 workload.algorithm, model, trainer, facts, options=workload.options
             )
-    everybody = workload.cohort is None
-    sampler = sampling.everybody() if everybody else sampling.fixed_size()
-    if workload.unit == "client" and not everybody:
+    is_full = workload.cohort is None
+    sampler = sampling.full_participation() if is_full else sampling.fixed_size()
+    if workload.unit == "client" and not is_full:
         sampler = sampling.poisson()
     participation = participants.participation(sampler, workload.num_clients, cohort)
     memory = workload.memory
