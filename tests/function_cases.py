@@ -370,8 +370,8 @@ SPECIAL: dict[str, Case] = {
     ),
     "Layout": case(
         engine.Layout,
-        lambda **kw: engine.federation(
-            plain_algorithm(), store(), joining(), layout=engine.Layout(**kw)
+        lambda **kw: engine.federation(plain_algorithm(), store(), joining()).init(
+            KEY, engine.Layout(**kw)
         ),
     ),
     "LocalConfig": case(

@@ -112,7 +112,7 @@ def program(setting: Setting) -> Any:
         hyper = hyper._replace(local=local, algorithm={**hyper.algorithm, **own})
 
         def body(state, _):
-            state, _, _ = fed.step(state, hyper, examples, key)
+            state, _, _ = fed.play(state, hyper, examples, key)
             server = state.server.inner if setting.memory else state.server
             average = server.params if server.average is None else server.average.mean
             return state, (server.params, average)

@@ -130,7 +130,7 @@ def _aggregate_structure(
     bound = federation(algorithm._replace(server_step=show), data, participation)
 
     def aggregate_of(examples, key):
-        return bound.step(bound.init(key), bound.hyper, examples, key)[2].server["aggregate"]
+        return bound.play(bound.init(key), bound.hyper, examples, key)[2].server["aggregate"]
 
     sent = update_structure(bound.algorithm, bound.population)
     given = jax.eval_shape(aggregate_of, examples_of(data), jax.random.key(0))

@@ -14,7 +14,7 @@ from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
-from fedjax_dp.engine.execution.compile import simulation
+from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.execution.layout import ExecutionConfig
 from fedjax_dp.engine.federation import Federation, examples_of
@@ -115,9 +115,10 @@ def run_audit(
     counts = {"num_runs": num_runs, "num_rounds": num_rounds, "runs_at_once": runs_at_once}
     for name, count in counts.items():
         checks.whole(name, count)
-    claimed = bound = _laid_out(planted, execution)
+    claimed = sim = _compiled(planted, execution)
     if running is not None:
-        bound = _laid_out(planted._replace(algorithm=running), execution)
+        sim = _compiled(planted._replace(algorithm=running), execution)
+    bound, layout = sim.federation, sim.layout
     coin_key, init_key, run_key = jax.random.split(key, 3)
     is_included = jax.random.bernoulli(coin_key, shape=(num_runs, len(planted.owners)))
 
@@ -130,7 +131,7 @@ def run_audit(
             held = examples.replace(arrays=examples.arrays | {MARK: planted.marks(coin)})
 
             def one_round(state, _):
-                state, record, info = bound.step(state, hyper, held, key)
+                state, record, info = bound.play(state, hyper, held, key, layout)
                 return state, (planted.scores(record, info), record)
 
             state, left = jax.lax.scan(one_round, own[0] if own else states, None, num_rounds)
@@ -141,7 +142,10 @@ def run_audit(
         runs = (keys, coins, states) if has_own else (keys, coins)
         return jax.lax.map(one_run, runs, batch_size=min(runs_at_once, num_runs))
 
-    states, examples = jax.jit(bound.init)(init_key), jax.device_put(examples_of(planted.data))
+    states, examples = (
+        jax.jit(partial(bound.init, layout=layout))(init_key),
+        jax.device_put(examples_of(planted.data)),
+    )
     keys = jax.random.split(run_key, num_runs)
     parts = []
     blocks = rounds_and_host_steps(bound.host_steps, 0, num_rounds)
@@ -156,16 +160,16 @@ def run_audit(
         # The claimed numbers are charged, and not those that these rounds ran with.
         record = record._replace(digest=None)
     seen = seen.astype(np.float64).reshape(num_runs, -1, seen.shape[-1])
-    return AuditRuns(planted, seen, np.asarray(is_included), record, claimed)
+    return AuditRuns(planted, seen, np.asarray(is_included), record, claimed.federation)
 
 
-def _laid_out(planted: Planted, execution: ExecutionConfig) -> Federation:
-    """Binds what was planted, laid out as a simulation of it would be."""
+def _compiled(planted: Planted, execution: ExecutionConfig) -> Simulation:
+    """Builds the simulation of a planted population, on one device."""
     if execution.devices == "auto":
         execution = execution._replace(devices=None)
     sim = simulation(planted.algorithm, planted.data, planted.participation, execution)
     checks.require(sim.layout.mesh is None, "execution", "use one device", execution.devices)
-    return sim.federation
+    return sim
 
 
 def _after_host_steps(

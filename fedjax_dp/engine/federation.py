@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +106,37 @@ def examples_of(data: FederatedData, validation: FederatedData | None = None) ->
     )
 
 
+class Init(Protocol):
+    """Makes the state before the first round."""
+
+    def __call__(self, key: PRNGKey, layout: Layout = Layout()) -> SimulationState:
+        """Makes it from the root key of the run."""
+
+
+class Draw(Protocol):
+    """Draws the cohort of the next round."""
+
+    def __call__(
+        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
+    ) -> Cohort:
+        """Draws it from the root key of the run, the same in every round."""
+
+
+class Step(Protocol):
+    """Plays one round with a given cohort."""
+
+    def __call__(
+        self,
+        state: SimulationState,
+        hyper: Hyper,
+        examples: Examples,
+        cohort: Cohort,
+        key: PRNGKey,
+        layout: Layout = Layout(),
+    ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
+        """Returns state, record and info; the key is the root of the run."""
+
+
 class Federation(NamedTuple):
     """Algorithm, population and participation as pure functions, without `jit` or host work.
 
@@ -113,10 +144,9 @@ class Federation(NamedTuple):
     gives one.
 
     Attributes:
-      init: `(key) -> state` before the first round.
-      draw: `(state, hyper, key) -> Cohort` of the next round.
-      step: `(state, hyper, examples, key, cohort=None) -> (state, record, info)`, one round; the
-        cohort is drawn where it is None. The key is the root of the run, the same in every round.
+      init: the state before the first round.
+      draw: the cohort of the next round.
+      step: one round with a given cohort.
       shared: `(state) -> params`, the model for the whole population; None where there is none, or
         where some of it stays at home.
       with_shared: `(state, params) -> state` with another such model; None where there is none.
@@ -130,13 +160,13 @@ class Federation(NamedTuple):
       algorithm: what is run.
       participation: who joins a round.
       population: the clients' sizes.
-      layout: the static choices of `step`.
-      laid_out: `(layout) -> Federation`, the same in another layout.
+      draws_ahead: whether `draw` reads nothing of the state but its round, so that streamed rounds
+        draw cohorts ahead; false for a wrapper whose cohorts depend on the state.
     """
 
-    init: Callable[[PRNGKey], Any]
-    draw: Callable[[Any, Hyper, PRNGKey], Cohort]
-    step: Callable[..., tuple[Any, RoundRecord, RoundInfo]]
+    init: Init
+    draw: Draw
+    step: Step
     shared: Callable[[Any], PyTree] | None
     with_shared: Callable[[Any, PyTree], Any] | None
     personal: Callable[[Any, ClientData], PyTree] | None
@@ -148,8 +178,30 @@ class Federation(NamedTuple):
     algorithm: FederatedAlgorithm
     participation: Participation
     population: Population
-    layout: Layout
-    laid_out: Callable[[Layout], "Federation"]
+    draws_ahead: bool = True
+
+    def play(
+        self,
+        state: SimulationState,
+        hyper: Hyper,
+        examples: Examples,
+        key: PRNGKey,
+        layout: Layout = Layout(),
+    ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
+        """Draws a cohort and plays one round with it.
+
+        Args:
+          state: the state before the round.
+          hyper: the numbers of the round.
+          examples: all clients' examples, see `examples_of`.
+          key: the root key of the run, the same in every round.
+          layout: how the round is laid out; it changes speed and memory alone.
+
+        Returns:
+          The state after the round, its record and its info.
+        """
+        cohort = self.draw(state, hyper, key, layout)
+        return self.step(state, hyper, examples, cohort, key, layout)
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds numbers to those of the algorithm, for a wrapper that has numbers of its own.
@@ -180,8 +232,6 @@ def federation(
     algorithm: FederatedAlgorithm,
     data: FederatedData | Population,
     participation: Participation,
-    *,
-    layout: Layout = Layout(),
 ) -> Federation:
     """Binds an algorithm to a population and to who joins a round.
 
@@ -189,7 +239,6 @@ def federation(
       algorithm: the declaration.
       data: the clients' training examples, or what is known of them.
       participation: who joins a round; bound to as many clients as the data have.
-      layout: the static choices of the step.
 
     Returns:
       The federation.
@@ -199,7 +248,6 @@ def federation(
         participation without a valid analysis, or an aggregator whose noise would move what
         training leaves alone.
     """
-    argument_checks.check_fields(layout, "layout.")
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = len(population.sizes)
     checks.require(
@@ -224,7 +272,8 @@ def federation(
     _check_claims(algorithm, participation, hyper)
     sizes = population.sizes
 
-    def init(key: PRNGKey) -> SimulationState:
+    def init(key: PRNGKey, layout: Layout = Layout()) -> SimulationState:
+        argument_checks.check_fields(layout, "layout.")
         server = algorithm.init(init_key(key))
         clients = None
         if algorithm.client_state is not None:
@@ -238,15 +287,14 @@ def federation(
         # A weak type, such as a filled array has, would be another one behind a step.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
-    def draw(state: SimulationState, hyper: Hyper, key: PRNGKey) -> Cohort:
+    def draw(state, hyper, key, layout=Layout()):
+        argument_checks.check_fields(layout, "layout.")
         table = jnp.asarray(sizes)
         return draw_cohort(algorithm, participation, layout, table, hyper, state.round, key)
 
-    def step(state, hyper, examples, key, cohort=None):
-        # Whoever closes over examples on the host may do so.
+    def step(state, hyper, examples, cohort, key, layout=Layout()):
+        # Examples on the host may be closed over.
         examples = jax.tree.map(jnp.asarray, examples)
-        if cohort is None:
-            cohort = draw(state, hyper, key)
         return play_round(algorithm, layout, state, hyper, examples, cohort, key)
 
     def stages(state, hyper, rounds):
@@ -280,8 +328,6 @@ def federation(
         algorithm=algorithm,
         participation=participation,
         population=population,
-        layout=layout,
-        laid_out=lambda layout: federation(algorithm, population, participation, layout=layout),
     )
 
 

@@ -295,7 +295,7 @@ def sending(aggregator_name):
         zeros = jax.tree.map(jnp.zeros_like, state.server.params)
         state = state._replace(server=state.server._replace(params=zeros))
         examples = jax.device_put(all_examples(data))
-        after, record, _ = jax.jit(bound.step)(state, bound.hyper, examples, jax.random.key(0))
+        after, record, _ = jax.jit(bound.play)(state, bound.hyper, examples, jax.random.key(0))
         return flat(after.server.params), record.count(Fate.NOT_FINITE)
 
     return send
@@ -329,7 +329,7 @@ def test_state_keeps_its_types_under_a_model_in_bfloat16(name):
     def one_round(key):
         state = bound.init(key)
         hyper = jax.tree.map(jnp.asarray, bound.hyper)
-        return state, bound.step(state, hyper, all_examples(data, second), key)[0]
+        return state, bound.play(state, hyper, all_examples(data, second), key)[0]
 
     before, after = jax.eval_shape(one_round, jax.random.key(0))
     assert jax.tree.structure(before) == jax.tree.structure(after)
@@ -374,7 +374,7 @@ def test_sum_over_many_clients_does_not_stall_in_bfloat16():
     zeros = jax.tree.map(jnp.zeros_like, state.server.params)
     state = state._replace(server=state.server._replace(params=zeros))
     examples = jax.device_put(all_examples(data))
-    after, *_ = jax.jit(bound.step)(state, bound.hyper, examples, jax.random.key(0))
+    after, *_ = jax.jit(bound.play)(state, bound.hyper, examples, jax.random.key(0))
     np.testing.assert_allclose(flat(after.server.params), 1.0, rtol=1e-2)
 
 
@@ -434,7 +434,7 @@ def test_no_key_feeds_two_draws(monkeypatch):
     with jax.disable_jit():
         for _ in range(2):
             key = jax.random.key(5)
-            state, *_ = bound.step(state, bound.hyper, examples, key, cohort)
+            state, *_ = bound.step(state, bound.hyper, examples, cohort, key)
     # Steps: ceil(2 / 2) + 0 + ceil(3 / 2), a draw for both leaves each; one central noise a round.
     assert len(used["normal"]) == 2 * (3 + 1)
     assert len(used["bits"]) == 2 * 3

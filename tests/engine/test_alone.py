@@ -68,9 +68,9 @@ def test_computing_some_alone_changes_nothing(name, drawn):
     cohorts = participation(sampler, len(SIZES), size)
     ends = []
     for layout in (Layout(), Layout(chunk=4, alone_above=4), Layout(chunk=4, alone_above=0)):
-        made = federation(build(name), data, cohorts, layout=layout)
-        step = jax.jit(functools.partial(made.step, examples=examples_of(data)))
-        state, told = jax.jit(made.init)(key), []
+        made = federation(build(name), data, cohorts)
+        step = jax.jit(functools.partial(made.play, examples=examples_of(data), layout=layout))
+        state, told = jax.jit(functools.partial(made.init, layout=layout))(key), []
         for _ in range(3):
             state, record, info = step(state, made.hyper, key=key)
             fate = np.asarray(record.fate)
@@ -94,10 +94,8 @@ def test_slots_of_a_cohort_leave_room_for_chunks():
     """Those alone come first, and chunks begin at a multiple of their width behind them."""
     data, key = make_data(SIZES), jax.random.key(2)
     layout = Layout(chunk=4, alone_above=4)
-    made = federation(
-        build("fedavg"), data, participation(full_participation(), len(SIZES)), layout=layout
-    )
-    cohort = made.draw(made.init(key), made.hyper, key)
+    made = federation(build("fedavg"), data, participation(full_participation(), len(SIZES)))
+    cohort = made.draw(made.init(key), made.hyper, key, layout)
     ids, fate = np.asarray(cohort.ids), np.asarray(cohort.fate)
     assert len(ids) % 4 == 0
     filled = np.flatnonzero(fate != Fate.EMPTY)

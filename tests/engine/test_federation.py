@@ -30,7 +30,14 @@ from fedjax_dp.clients.base import RANGES
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import Fate, Layout, PrivacyAccounting, compile_federation, federation
+from fedjax_dp.engine import (
+    ExecutionConfig,
+    Fate,
+    Layout,
+    PrivacyAccounting,
+    compile_federation,
+    federation,
+)
 from fedjax_dp.engine.cohort import _shared_out, draw_cohort
 from fedjax_dp.engine.execution.host_steps import after_host_step
 from fedjax_dp.engine.federation import examples_of, population_of
@@ -72,7 +79,7 @@ def test_a_sweep_is_one_vmap_of_the_step(name):
 
     def one(state, hyper, key):
         traces.append(name)
-        return fed.step(state, hyper, examples, key)
+        return fed.play(state, hyper, examples, key)
 
     many = jax.jit(jax.vmap(one))
     every_key, every_hyper = jnp.stack(keys), side_by_side(numbers)
@@ -107,7 +114,7 @@ def test_scan_and_make_jaxpr_reach_the_step():
 
     def rounds(state, hyper):
         def body(state, _):
-            state, record, info = fed.step(state, hyper, examples, ref.key)
+            state, record, info = fed.play(state, hyper, examples, ref.key)
             return state, (record, info)
 
         return jax.lax.scan(body, state, None, length=ROUNDS)
@@ -120,8 +127,8 @@ def test_scan_and_make_jaxpr_reach_the_step():
     left, expected = map(jax.tree.leaves, both)
     for a, b in zip(left, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    step = jax.make_jaxpr(fed.step)(start, fed.hyper, examples, ref.key)
-    shapes = jax.eval_shape(fed.step, start, fed.hyper, examples, ref.key)
+    step = jax.make_jaxpr(fed.play)(start, fed.hyper, examples, ref.key)
+    shapes = jax.eval_shape(fed.play, start, fed.hyper, examples, ref.key)
     assert [x.shape for x in step.out_avals] == [x.shape for x in jax.tree.leaves(shapes)]
     assert not step.effects and "callback" not in str(step)
 
@@ -246,16 +253,43 @@ def test_a_whole_number_of_any_kind_stands_for_a_fraction():
 
 
 def with_fates(fed, fate_of):
-    """A federation in which some of the drawn clients come to another end."""
+    """A federation in which some of the drawn clients drop out, come late or are not announced."""
 
-    def step(state, hyper, examples, key, cohort=None):
-        cohort = fed.draw(state, hyper, key) if cohort is None else cohort
+    def draw(*arguments):
+        cohort = fed.draw(*arguments)
         fate = jnp.where(cohort.is_drawn, jnp.asarray(fate_of)[cohort.ids], Fate.EMPTY)
-        return fed.step(state, hyper, examples, key, cohort._replace(fate=fate.astype(jnp.int8)))
+        return cohort._replace(fate=fate.astype(jnp.int8))
 
-    return fed._replace(
-        step=step, laid_out=lambda layout: with_fates(fed.laid_out(layout), fate_of)
-    )
+    return fed._replace(draw=draw)
+
+
+def dropping_by_state(fed):
+    """A federation in which the client that drops out depends on the model."""
+
+    def draw(state, hyper, key, layout=Layout()):
+        cohort = fed.draw(state, hyper, key, layout)
+        total = sum(jnp.sum(jnp.abs(x)) for x in jax.tree.leaves(state.server.params))
+        drops = cohort.is_drawn & (cohort.ids == jnp.int32(1000 * total) % NUM_CLIENTS)
+        fate = jnp.where(drops, Fate.DROPPED, cohort.fate)
+        return cohort._replace(fate=fate.astype(jnp.int8))
+
+    return fed._replace(draw=draw, draws_ahead=False)
+
+
+def test_cohorts_that_depend_on_the_state_are_not_drawn_ahead():
+    case, ends = CASES["fedavg"], []
+    model = make_model()
+    for placement in ("device", "host"):
+        execution = ExecutionConfig(clients_per_chunk=2, devices=None, placement=placement)
+        everyone = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+        fed = dropping_by_state(federation(case.make(model), case.data(), everyone))
+        sim = compile_federation(fed, case.data(), execution)
+        state, record, _ = sim.run(sim.init(KEY), KEY, 6)
+        ends.append((theta_of(state.server.params), record.fate, record.clients))
+    dropped = [set(r[f == Fate.DROPPED]) for f, r in zip(*ends[0][1:], strict=True)]
+    assert len(set().union(*dropped)) > 1, "the model decides who drops out"
+    for a, b in zip(*ends, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 FATES = np.array(
@@ -294,7 +328,7 @@ def _one_round():
 
     @jax.jit
     def run(fate_of, examples):
-        return with_fates(fed, fate_of).step(fed.init(KEY), fed.hyper, examples, KEY)
+        return with_fates(fed, fate_of).play(fed.init(KEY), fed.hyper, examples, KEY)
 
     return lambda fate_of, other=examples: run(np.asarray(fate_of, np.int32), other)
 
@@ -505,7 +539,7 @@ def test_clients_encode_with_the_public_half_of_the_key():
     fed = federation(algorithm, make_data(), joined)
     examples = jax.device_put(examples_of(make_data()))
     state, told = fed.init(KEY), []
-    step = jax.jit(fed.step)
+    step = jax.jit(fed.play)
     for _ in range(2):
         state, _, info = step(state, fed.hyper, examples, KEY)
         told.append(snapshot(info.aggregator))

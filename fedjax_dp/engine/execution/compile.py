@@ -3,6 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -39,17 +40,17 @@ class Simulation(NamedTuple):
 
     Attributes:
       init: `(key) -> SimulationState` before the first round.
-      run: `(state, key, num_rounds=1, hyper=None) -> (state, record, info)`; runs that many rounds
-        and takes over what `init` and `run` have given: such a state must not be used again. Arrays
-        of anybody else's are copied. Everything in `record` and `info` is a host array
-        `[num_rounds, ...]`, the record as wide as the largest cohort among them. The key is the
-        root of cohorts, batches and noise, the same in every call; whoever has it can take the
-        noise away, see `secret_key`. `hyper` holds the numbers of these rounds; those of the
-        federation where it is None.
-      compile: `(state, key) -> state` compiles the round by running none; takes over as `run` does.
+      run: `(state, key, num_rounds=1, hyper=None) -> (state, record, info)`. Donates a state that
+        `init` or `run` returned; do not reuse it after the call. Other arrays are copied. All of
+        `record` and `info` are host arrays `[num_rounds, ...]`, the record as wide as the largest
+        cohort. The key is the root of cohorts, batches and noise, the same in every call; with it
+        the noise can be subtracted, see `secret_key`. `hyper` holds the numbers of these rounds;
+        the federation's where it is None.
+      compile: `(state, key) -> state` compiles the round without running one; donates too.
       portable: `(state, *, copies=True) -> state` on the host, as one device would hold it; without
-        copies, what clients keep in host memory is that of the state, and rounds write over it.
+        copies, client state in host memory is shared with the state, and later rounds write to it.
       federation: what was compiled.
+      layout: how its rounds are laid out.
       num_traces: `() -> int`, how often the round was traced.
       layouts: the trials that chose the layout, fastest first; empty where it was not tuned.
     """
@@ -59,32 +60,28 @@ class Simulation(NamedTuple):
     compile: Callable[[SimulationState, PRNGKey], SimulationState]
     portable: Callable[..., SimulationState]
     federation: Federation
+    layout: Layout
     num_traces: Callable[[], int]
     layouts: tuple[Trial, ...] = ()
 
     @property
     def algorithm(self) -> FederatedAlgorithm:
-        """Names what is run."""
+        """The algorithm that is run."""
         return self.federation.algorithm
 
     @property
     def participation(self) -> Participation:
-        """Tells who joins a round."""
+        """The participation of clients in rounds."""
         return self.federation.participation
 
     @property
     def hyper(self) -> Hyper:
-        """Gives the numbers that rounds run with where no others are given."""
+        """The numbers that rounds run with where no others are given."""
         return self.federation.hyper
 
     @property
-    def layout(self) -> Layout:
-        """Gives the static choices of the round."""
-        return self.federation.layout
-
-    @property
     def sizes(self) -> np.ndarray:
-        """Counts the examples of each client, `[num_clients]`."""
+        """The number of examples of each client, `[num_clients]`."""
         return self.federation.population.sizes
 
 
@@ -160,7 +157,6 @@ def compile_federation(
         execution,
         lambda fixed: compile_federation(federation, data, fixed, validation=validation),
     )
-    laid_out = federation.laid_out(layout)
     devices = execution.device_list()
     everywhere: Any = SingleDeviceSharding(devices[0])
     by_client: Any = everywhere
@@ -235,16 +231,16 @@ def compile_federation(
     if is_resident:
         with explained(memory):
             examples = jax.device_put(examples_of(data, validation), everywhere)
-        rounds_of = resident_rounds(laid_out, examples, execution.rounds_per_call, count)
+        rounds_of = resident_rounds(federation, layout, examples, execution.rounds_per_call, count)
     else:
         _require_streamable(federation, execution.placement)
         slabs = Slabs(data, federation.participation, everywhere, validation)
-        rounds_of = streamed_rounds(laid_out, slabs, everywhere, by_client, count)
+        rounds_of = streamed_rounds(federation, layout, slabs, everywhere, by_client, count)
 
     # Few examples, for rare work: they go to a device when they are asked for.
     judging = None if validation is None else examples_of(validation)
-    init = _initial(laid_out, everywhere, by_client, is_resident, execution)
-    start = jax.device_put(traced(federation.algorithm, laid_out.hyper), everywhere)
+    init = _initial(federation, layout, everywhere, by_client, is_resident, execution)
+    start = jax.device_put(traced(federation.algorithm, federation.hyper), everywhere)
 
     @explained(memory)
     def run(state, key, num_rounds=1, hyper=None):
@@ -274,7 +270,8 @@ def compile_federation(
         run=run,
         compile=compile_round,
         portable=portable,
-        federation=laid_out,
+        federation=federation,
+        layout=layout,
         num_traces=lambda: count.traces,
         layouts=layouts,
     )
@@ -297,6 +294,7 @@ def _warn_of_divisor(bound: Federation) -> None:
 
 def _initial(
     federation: Federation,
+    layout: Layout,
     everywhere: Any,
     by_client: Any,
     is_resident: bool,
@@ -308,7 +306,7 @@ def _initial(
     of_wrappers = _by_part(lambda x: by_client if isinstance(x, ByClient) else everywhere, outer)
     places = SimulationState(everywhere, everywhere, by_client, everywhere, of_wrappers)
     if is_resident or clients is None:
-        return jax.jit(federation.init, out_shardings=places)
+        return jax.jit(partial(federation.init, layout=layout), out_shardings=places)
     num_clients = len(federation.population.sizes)
 
     @jax.jit

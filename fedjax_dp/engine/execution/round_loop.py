@@ -12,6 +12,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
@@ -47,7 +48,7 @@ class Count:
 
 
 def resident_rounds(
-    federation: Federation, examples: Examples, rounds_per_call: int, count: Count
+    federation: Federation, layout: Layout, examples: Examples, rounds_per_call: int, count: Count
 ) -> Rounds:
     """Runs blocks of rounds on examples that are on the device.
 
@@ -60,7 +61,7 @@ def resident_rounds(
     Returns:
       What runs them; it takes over what the clients keep too.
     """
-    block_of = _blocks_of(federation, rounds_per_call, count)
+    block_of = _blocks_of(federation, layout, rounds_per_call, count)
 
     def run(state, hyper, key, num_rounds):
         if num_rounds == 0:
@@ -77,7 +78,12 @@ def resident_rounds(
 
 
 def streamed_rounds(
-    federation: Federation, slabs: Slabs, everywhere: Any, by_client: Any, count: Count
+    federation: Federation,
+    layout: Layout,
+    slabs: Slabs,
+    everywhere: Any,
+    by_client: Any,
+    count: Count,
 ) -> Rounds:
     """Runs rounds whose examples, and what clients keep, are brought to the device for each.
 
@@ -91,8 +97,14 @@ def streamed_rounds(
     Returns:
       What runs them.
     """
-    block_of = _blocks_of(federation, 1, count)
-    draw = jax.jit(lambda round_index, hyper, key: federation.draw(_At(round_index), hyper, key))
+    block_of = _blocks_of(federation, layout, 1, count)
+
+    @jax.jit
+    def draw_ahead(round_index, hyper, key):
+        state = SimulationState((), (), None, round_index)
+        return federation.draw(state, hyper, key, layout)
+
+    draw = jax.jit(lambda state, hyper, key: federation.draw(state, hyper, key, layout))
 
     def run(state, hyper, key, num_rounds):
         with stream_of(state.clients) as kept:
@@ -101,23 +113,26 @@ def streamed_rounds(
         return state._replace(clients=kept.left()), blocks
 
     def rounds(state, kept, hyper, key, num_rounds):
-        first = int(state.round)
+        first, is_ahead = int(state.round), federation.draws_ahead
 
-        def cohort_of(i) -> Cohort:
-            drawn = jax.device_get(draw(np.int32(first + i), hyper, key))
-            return narrowed(drawn, federation.layout, federation.participation)
+        def cohort_of(i, state) -> Cohort:
+            if is_ahead:
+                drawn = draw_ahead(np.int32(first + i), hyper, key)
+            else:
+                drawn = draw(state._replace(clients=None), hyper, key)
+            return narrowed(jax.device_get(drawn), layout, federation.participation)
 
         def play(state, examples, cohort, num_rounds):
             state = state._replace(clients=jax.device_put(kept.gather(cohort), by_client))
             here = jax.device_put(cohort, everywhere)
             return block_of(state, hyper, examples, here, key, np.int32(num_rounds))
 
-        cohort, blocks = cohort_of(0), []
+        cohort, blocks = cohort_of(0, state), []
         examples = slabs.gather(cohort)
         if num_rounds == 0:
             state, _ = play(state, examples, cohort, 0)
-        else:
-            following = cohort_of(min(1, num_rounds - 1))
+        elif is_ahead:
+            following = cohort_of(min(1, num_rounds - 1), state)
         for i in range(num_rounds):
             state, left = play(state, examples, cohort, 1)
             blocks.append(Block(left, 1))
@@ -125,18 +140,20 @@ def streamed_rounds(
             # The call above returns before the round is done. Who comes next is known already, so
             # that the rows are gathered while it computes; the draw after that waits for it.
             if i + 1 < num_rounds:
-                cohort = following
+                cohort = following if is_ahead else cohort_of(i + 1, state)
                 kept.ahead(cohort, under_way=played)
                 examples = slabs.gather(cohort)
-            if i + 2 < num_rounds:
-                following = cohort_of(i + 2)
+            if is_ahead and i + 2 < num_rounds:
+                following = cohort_of(i + 2, state)
             kept.scatter(played, state.clients)
         return state, blocks
 
     return run
 
 
-def _blocks_of(federation: Federation, room: int, count: Count) -> Callable[..., Any]:
+def _blocks_of(
+    federation: Federation, layout: Layout, room: int, count: Count
+) -> Callable[..., Any]:
     """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`.
 
     The cohort is drawn in every round where it is None; `left` has room for so many rounds, and the
@@ -147,7 +164,9 @@ def _blocks_of(federation: Federation, room: int, count: Count) -> Callable[...,
     @jax.jit
     def step(state, hyper, examples, cohort, key):
         count.traces += 1
-        return federation.step(state, hyper, examples, key, cohort)
+        if cohort is None:
+            return federation.play(state, hyper, examples, key, layout)
+        return federation.step(state, hyper, examples, cohort, key, layout)
 
     @partial(jax.jit, donate_argnums=0)
     def block_of(state, hyper, examples, cohort, key, num_rounds):
@@ -164,9 +183,3 @@ def _blocks_of(federation: Federation, room: int, count: Count) -> Callable[...,
         return jax.lax.fori_loop(0, num_rounds, body, (state, left))
 
     return block_of
-
-
-class _At(NamedTuple):
-    """What a draw reads of a state."""
-
-    round: Any

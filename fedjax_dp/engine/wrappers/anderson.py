@@ -15,6 +15,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.round import ByClient
 
@@ -139,15 +140,9 @@ def anderson(
     point = _point_of(federation, of)
     norm = _norm_weights(federation, point, weights)
 
-    def wrapped(plain: Federation) -> Federation:
-        scheme = _Scheme(plain, of, memory + 1, first, point, norm, is_buffer)
-        return plain._replace(
-            init=scheme.init,
-            step=scheme.step,
-            laid_out=lambda layout: wrapped(plain.laid_out(layout)),
-        ).with_numbers(numbers, _RANGES)
-
-    return wrapped(federation)
+    scheme = _Scheme(federation, of, memory + 1, first, point, norm, is_buffer)
+    accelerated = federation._replace(init=scheme.init, step=scheme.step)
+    return accelerated.with_numbers(numbers, _RANGES)
 
 
 class _Scheme(NamedTuple):
@@ -182,9 +177,9 @@ class _Scheme(NamedTuple):
         """Gives the products of an empty memory."""
         return Gram(jnp.zeros((self.places, self.places)), jnp.int32(0))
 
-    def init(self, key: Any) -> Any:
+    def init(self, key: Any, layout: Layout = Layout()) -> Any:
         """Makes the state before the first round."""
-        state = self.federation.init(key)
+        state = self.federation.init(key, layout)
         return self.with_outer(state, self.no_products(), self.empty(self.point_in(state)))
 
     def point_in(self, state: Any) -> PyTree:
@@ -202,12 +197,12 @@ class _Scheme(NamedTuple):
         held = memory if self.of == "shared" else ByClient(memory)
         return state._replace(outer=(Accelerated(gram, held), *state.outer))
 
-    def step(self, state, hyper, examples, key, cohort=None):
+    def step(self, state, hyper, examples, cohort, key, layout=Layout()):
         """Plays a round and mixes its point with those of earlier rounds."""
         own, *others = state.outer
         before = state._replace(outer=tuple(others))
         memory = own.memory if self.of == "shared" else own.memory.values
-        after, record, info = self.federation.step(before, hyper, examples, key, cohort)
+        after, record, info = self.federation.step(before, hyper, examples, cohort, key, layout)
         start, image = self.point_in(before), self.point_in(after)
         place = before.round % self.places
         memory, gram = self._remembered(memory, own.gram, start, image, place)
