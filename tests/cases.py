@@ -40,7 +40,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, Simulation, simulation
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.base import Stacked, stateless
+from fedjax_dp.server.base import Stacked, stateless, update_alone
 from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.private import gaussian_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean
@@ -135,7 +135,7 @@ def median_aggregator() -> Stacked:
     def contribute(state, numbers, update, sender):
         return update
 
-    return Stacked(stateless, contribute, combine)
+    return Stacked(stateless, contribute, combine, message=update_alone)
 
 
 def _with_momentum(learning_rate):
