@@ -16,7 +16,7 @@ from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import FinishForAll
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, participation, poisson
-from fedjax_dp.data.row_file import FILE
+from fedjax_dp.data.record_file import FILE
 from fedjax_dp.engine import ExecutionConfig, communication, evaluator, simulation
 from fedjax_dp.engine.execution import round_loop
 from fedjax_dp.engine.execution.client_store import Rows, kept_in
@@ -140,7 +140,7 @@ def test_rows_that_were_damaged_lose_the_checkpoints_that_refer_to_them(tmp_path
         path.unlink()
     like = sim.portable(sim.init(KEY))
     step, damaged = checkpoints.newest_intact(like)
-    words = {"flip": "the row of client", "cut": "and ends at", "delete": "No such file"}[harm]
+    words = {"flip": "the state of client", "cut": "ends at", "delete": "No such file"}[harm]
     assert words in damaged[2]
     if harm == "delete":
         assert step is None and len(damaged) == 2
@@ -171,9 +171,9 @@ def test_a_state_that_was_taken_over_does_not_read_the_rows_of_its_heir(tmp_path
     taken_over = sim.portable(state)
     assert_same(in_memory(taken_over).clients, before)
     ran(sim, taken_over, (3,))
-    with pytest.raises(ValueError, match=r"the row of client \d must be as it was written"):
+    with pytest.raises(ValueError, match=r"the state of client \d must be as it was written"):
         state.clients.many(range(NUM_CLIENTS))
-    with pytest.raises(ValueError, match=r"the row of client \d must be as it was written"):
+    with pytest.raises(ValueError, match=r"the state of client \d must be as it was written"):
         ran(sim, state, (3,))
 
 
@@ -330,7 +330,7 @@ def test_a_disk_that_is_too_small_ends_nothing_that_has_begun(tmp_path, monkeypa
 def test_a_folder_is_no_file(tmp_path):
     (tmp_path / "taken").write_text("")
     sim = on_disk("scaffold", tmp_path / "taken")
-    with pytest.raises(ValueError, match="folder must be a folder, or nothing as yet"):
+    with pytest.raises(ValueError, match="folder must be a folder, or not exist yet"):
         sim.init(KEY)
 
 

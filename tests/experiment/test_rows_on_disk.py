@@ -89,7 +89,7 @@ def test_damaged_rows_take_the_run_back_to_an_older_checkpoint(whole, tmp_path):
     data[int(only_newest[0]) * rows.file.num_bytes] ^= 1
     path.write_bytes(data)
     status, text = execute(folder, resume=True)
-    assert status == 0 and "the checkpoint of round 8 is damaged (the row of client" in text
+    assert status == 0 and "the checkpoint of round 8 is damaged (the state of client" in text
     models = [personal(f)[0] for f in (folder, whole / "disk")]
     jax.tree.map(np.testing.assert_array_equal, *models)
 

@@ -13,7 +13,7 @@ from fedjax_dp.core.devices import memory_per_device
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.data.row_file import Folder
+from fedjax_dp.data.record_file import Folder
 from fedjax_dp.models.cost import Cost
 
 # The mesh axis that clients are shared out over, and the one of a chunk that is vmapped.

@@ -162,7 +162,7 @@ def _require_room(experiment: Experiment, state: SimulationState) -> None:
     again = most_drawn(min(section.rounds, section.checkpoint_every))
     # The newest states, those that only checkpoints still use, and those of one cohort.
     num_rows = most_drawn(section.rounds) + KEPT * again + most_drawn(1)
-    file.require_room(num_rows - file.num_lying(), name="--output")
+    file.require_room(num_rows - file.num_allocated(), name="--output")
 
 
 def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:

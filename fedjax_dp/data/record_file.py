@@ -1,4 +1,4 @@
-"""A file of equal records: plain reads and writes, none over a record that is still in use."""
+"""A file of records of one size, such as client state: copy-on-write, with digests."""
 
 import os
 import pathlib
@@ -14,12 +14,12 @@ from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.trees import PyTree
 
 FILE, OWNER = "rows.bin", "owner"
-# What `st_blocks` counts, whatever the disk.
+# The unit of `st_blocks` on any file system.
 _BLOCK_BYTES = 512
 Folder = str | os.PathLike[str]
 
 
-class RowFile:
+class RecordFile:
     """A file of records of one structure and of `num_bytes` each, in numbered slots."""
 
     def __init__(self, structure: PyTree, folder: Folder | None = None):
@@ -27,25 +27,25 @@ class RowFile:
         self.structure = structure
         self.folder = None if folder is None else pathlib.Path(folder).absolute()
         is_free = self.folder is None or not self.folder.is_file()
-        checks.require(is_free, "folder", "be a folder, or nothing as yet", str(folder))
+        checks.require(is_free, "folder", "be a folder, or not exist yet", str(folder))
         leaves = jax.tree.leaves(structure)
         sizes = [int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in leaves]
         self._ends = np.cumsum([0, *sizes])
         self.num_bytes = int(self._ends[-1])
-        self._pinned: dict[int, np.ndarray] = {}
+        # Slots of saved states by rounds done, which are not overwritten.
+        self.pinned: dict[int, np.ndarray] = {}
         self._token: str | None = None
         self._descriptor: int | None = None
 
     @property
     def path(self) -> pathlib.Path:
         """The file; raises where no folder is known."""
-        rule = "be given when client state is stored on disk"
-        checks.require(self.folder is not None, "folder", rule, self.folder)
-        assert self.folder is not None
+        if self.folder is None:
+            raise ValueError("folder must be given when client state is stored on disk, got None")
         return self.folder / FILE
 
     def open(self) -> None:
-        """Opens the file for writing, which bars any earlier owner from writing on."""
+        """Opens the file for writing; an earlier owner can write no more."""
         owner = self.path.parent / OWNER
         if self._token is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,30 +58,33 @@ class RowFile:
         rule = "belong to one simulation at a time; another one writes there now"
         checks.require(is_ours, "folder", rule, str(self.folder))
 
-    def num_lying(self) -> int:
+    def num_allocated(self) -> int:
         """Counts the records whose space is allocated; 0 before the file exists."""
         if self.num_bytes == 0 or not self.path.exists():
             return 0
         return int(os.stat(self.path).st_blocks * _BLOCK_BYTES // self.num_bytes)
 
-    def require_room(self, num_rows: int, *, name: str = "folder") -> None:
-        """Requires free disk space for `num_rows` more records; `name` is for errors."""
-        place, needed = self.path.parent, max(0, num_rows) * self.num_bytes
+    def require_room(self, num_records: int, *, name: str = "folder") -> None:
+        """Requires free disk space for `num_records` more records; `name` is for errors."""
+        place, needed = self.path.parent, max(0, num_records) * self.num_bytes
         while not place.exists():
             place = place.parent
         free = shutil.disk_usage(place).free
         rule = (
-            f"be on a disk with {needed:,} bytes free, for {num_rows:,} records of "
+            f"be on a disk with {needed:,} bytes free, for {num_records:,} records of "
             f"{self.num_bytes:,} bytes of client state"
         )
         checks.require(needed <= free, name, rule, f"{free:,} bytes free in {place}")
 
-    def write(self, slot: int, row: PyTree) -> bytes:
-        """Writes a record and gives its SHA-256 digest."""
+    def write(self, slot: int, record: PyTree) -> bytes:
+        """Writes a record and returns its SHA-256 digest."""
         assert self._descriptor is not None
-        parts = [bytes_of(np.ascontiguousarray(leaf)) for leaf in jax.tree.leaves(row)]
+        parts = [bytes_of(np.ascontiguousarray(leaf)) for leaf in jax.tree.leaves(record)]
         for part, end in zip(parts, self._ends, strict=False):
-            _write_all(self._descriptor, part, slot * self.num_bytes + int(end))
+            offset = slot * self.num_bytes + int(end)
+            while len(part):
+                written = os.pwrite(self._descriptor, part, offset)
+                part, offset = part[written:], offset + written
         return digest_of(parts)
 
     def read(self, slot: int, into: Iterable[np.ndarray], which: Iterable[int]) -> None:
@@ -90,8 +93,12 @@ class RowFile:
         opened = os.open(self.path, os.O_RDONLY) if descriptor is None else descriptor
         try:
             for array, leaf in zip(into, which, strict=True):
-                offset = slot * self.num_bytes + int(self._ends[leaf])
-                _read_all(opened, bytes_of(array), offset, self.path)
+                view, offset = bytes_of(array), slot * self.num_bytes + int(self._ends[leaf])
+                while len(view):
+                    read = os.preadv(opened, [view], offset)
+                    if read == 0:
+                        raise ValueError(f"{self.path} must not be truncated, ends at {offset:,}")
+                    view, offset = view[read:], offset + read
         finally:
             if descriptor is None:
                 os.close(opened)
@@ -103,12 +110,7 @@ class RowFile:
 
     def pin(self, states: dict[int, np.ndarray]) -> None:
         """Protects the slots `[num_clients]` of saved states, by rounds done, from overwriting."""
-        self._pinned = {rounds: np.unique(slots) for rounds, slots in states.items()}
-
-    @property
-    def pinned(self) -> dict[int, np.ndarray]:
-        """The pinned slots by rounds done."""
-        return dict(self._pinned)
+        self.pinned = {rounds: np.unique(slots) for rounds, slots in states.items()}
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
@@ -128,17 +130,3 @@ def _sync_folder(folder: pathlib.Path) -> None:
         pass
     finally:
         os.close(descriptor)
-
-
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    while len(data):
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
-
-
-def _read_all(descriptor: int, view: memoryview, offset: int, path: pathlib.Path) -> None:
-    while len(view):
-        read = os.preadv(descriptor, [view], offset)
-        if read == 0:
-            raise ValueError(f"{path} must hold what was written to it, and ends at {offset:,}")
-        view, offset = view[read:], offset + read
