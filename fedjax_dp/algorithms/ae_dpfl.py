@@ -24,17 +24,17 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, bound_of
 from fedjax_dp.server.mean import scaled_sum
 
-# Public inputs that a client classifies at once; bounds memory, changes nothing else.
+# Public inputs that a client classifies at once; it bounds memory alone.
 _BLOCK = 256
 UNANSWERED = -1
 
 
 class ServerState(NamedTuple):
-    """The common start of all clients, the answers so far, and the model learnt from them.
+    """The models, and the answers so far.
 
     Attributes:
       params: the server's model.
-      start: where every client begins its own training.
+      start: the initial model of every client's training.
       labels: the answer to each public input, `[queries]`, int32; -1 where there is none.
     """
 
@@ -57,9 +57,9 @@ def ae_dpfl(
 ) -> FederatedAlgorithm:
     """Declares AE-DPFL: agents vote with their own classifiers on unlabelled public data.
 
-    A round asks the next block of public inputs. Every client of the cohort trains from the common
-    start, votes for a class of each input, and sends its one-hot votes; the noised sum names the
-    labels. The server then goes on training on all inputs that are answered. No model leaves a
+    A round is about the next block of public inputs. Every client of the cohort trains from the
+    common start, votes for a class of each input, and sends its one-hot votes; their noised sum
+    gives the labels. The server then trains further on all labelled inputs. No model leaves a
     client, so that neither the size of the model nor clipping matters.
 
     Guarantee: that of the aggregator. A client's votes of a round are one vector whose L2 norm is
@@ -72,17 +72,17 @@ def ae_dpfl(
     Args:
       model: what clients and server train; its outputs are logits, `[examples, classes]`, or
         log-odds, `[examples]`.
-      trainer: local training, of many epochs where it is to pay.
+      trainer: local training, usually of many epochs.
       public_x: public inputs without labels, `[queries, ...]`, from the distribution of the task.
-      num_rounds: into how many rounds the queries are divided.
+      num_rounds: the number of rounds that share the queries.
       server_learning_rate: step size of the server's SGD.
       server_batch_size: public examples a step; a run may take fewer, not more.
       server_epochs: passes over the answered inputs in a round.
-      aggregator: sums the votes, such as `gaussian_mean` with any clip norm; an exact sum where it
-        is None.
+      aggregator: sums the votes, such as `gaussian_mean` with any clip norm; an exact sum if not
+        given.
 
     Returns:
-      The algorithm. An input whose classes all have the same count stays unanswered.
+      The algorithm. An input whose classes all have the same count stays unlabelled.
 
     Raises:
       ValueError: for a number out of range, or outputs of another shape.
@@ -90,14 +90,14 @@ def ae_dpfl(
     Source: Zhu and others 2020; `user_level_dp` section 7.
     """
     public_x = jnp.asarray(public_x)
-    checks.require(public_x.ndim > 0, "public_x", "have a row for each query", public_x)
+    checks.require(public_x.ndim > 0, "public_x", "have an axis of queries", public_x)
     num_queries = public_x.shape[0]
     checks.whole("public_x", num_queries)
     block = -(-num_queries // num_rounds)
     num_classes = _num_classes(model, public_x)
     votes_of = _voter(model, public_x, block, num_classes)
     votes_shape = jax.ShapeDtypeStruct((block, num_classes), jnp.float32)
-    # Asked now, so that an aggregator which bounds nothing is refused before any work.
+    # Refuses an aggregator without a bound.
     scale_of(aggregator, votes_shape, None if aggregator is None else aggregator.numbers)
     mean = aggregator or scaled_sum(1.0)
     numbers = {
@@ -116,30 +116,30 @@ def ae_dpfl(
         params = model.init(key)
         return ServerState(params, params, jnp.full((num_queries,), UNANSWERED, jnp.int32))
 
-    def rows_of(round_index):
-        rows = round_index * block + jnp.arange(block)
-        return rows, rows < num_queries
+    def queries_of(round_index):
+        queries = round_index * block + jnp.arange(block)
+        return queries, queries < num_queries
 
     def client(message, own, client, hyper, key):
         result = trainer.train(message, client, hyper.local, key)
         scale = scale_of(aggregator, votes_shape, hyper.aggregator)
-        rows, is_query = rows_of(client.round)
-        votes = votes_of(result.params, rows) * is_query[:, None] * (client.size > 0)
-        # A vote is finite whatever the model is: the engine must see that of one that is not.
+        queries, is_query = queries_of(client.round)
+        votes = votes_of(result.params, queries) * is_query[:, None] * (client.size > 0)
+        # Votes of a model that is not finite are finite, and the engine must see that it is not.
         votes = jnp.where(trees.is_finite(result.params), scale * votes, jnp.nan)
-        # What is clipped is the votes: the norm of an update that nobody is sent says nothing.
+        # The norm of the votes, which are clipped; the update is not sent.
         metrics = result.metrics._replace(update_norm=trees.l2_norm(votes), form=None)
         return ClientOutput(votes, result.weight, own, metrics)
 
     def server_step(server, votes, hyper, round, key):
-        rows, is_query = rows_of(round.index)
+        queries, is_query = queries_of(round.index)
         is_answered = jnp.max(votes, axis=1) > jnp.min(votes, axis=1)
         label = jnp.where(is_answered, jnp.argmax(votes, axis=1), UNANSWERED)
-        at = jnp.where(is_query, rows, num_queries)
+        at = jnp.where(is_query, queries, num_queries)
         labels = server.labels.at[at].set(label.astype(jnp.int32), mode="drop")
-        asked = jnp.minimum((round.index + 1) * block, num_queries).astype(jnp.int32)
+        num_labelled = jnp.minimum((round.index + 1) * block, num_queries).astype(jnp.int32)
         public = ClientData(
-            {"x": public_x, "y": labels}, jnp.int32(0), asked, jnp.int32(0), num_queries
+            {"x": public_x, "y": labels}, jnp.int32(0), num_labelled, jnp.int32(0), num_queries
         )
         own = [hyper.algorithm[name] for name in numbers]
         trained = learner.train(server.params, public, LocalConfig(*own), key)
@@ -166,15 +166,15 @@ def _num_classes(model: Model, x: jax.Array) -> int:
 
 
 def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
-    """Builds `(params, rows) -> one-hot votes [rows, classes]`."""
+    """Builds `(params, queries) -> one-hot votes [queries, classes]`."""
     at_once = min(_BLOCK, block)
     num_parts = -(-block // at_once)
 
-    def votes(params, rows):
-        padded = jnp.pad(rows, (0, num_parts * at_once - block)).reshape(num_parts, at_once)
+    def votes(params, queries):
+        padded = jnp.pad(queries, (0, num_parts * at_once - block)).reshape(num_parts, at_once)
 
-        def part(rows):
-            outputs = model.predict(params, x[jnp.clip(rows, 0, x.shape[0] - 1)])
+        def part(queries):
+            outputs = model.predict(params, x[jnp.clip(queries, 0, x.shape[0] - 1)])
             if outputs.ndim == 2 and outputs.shape[1] > 1:
                 chosen = jnp.argmax(outputs, axis=1)
             else:
@@ -187,18 +187,6 @@ def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
 
 
 def scale_of(aggregator: Aggregator | None, votes: PyTree, numbers: Any) -> Any:
-    """Finds what one vote counts, so that a round's votes are as long as an aggregator allows.
-
-    Args:
-      aggregator: sums the votes; an exact sum where it is None.
-      votes: their shape, `[queries of a round, classes]`.
-      numbers: the aggregator's; may be traced.
-
-    Returns:
-      The bound on votes together over the square root of their number.
-
-    Raises:
-      ValueError: if the aggregator bounds nothing.
-    """
+    """Finds the size of a vote for which a round's votes have the norm of a given bound."""
     bound = 1.0 if aggregator is None else bound_of(aggregator, votes, numbers)
     return bound / votes.shape[0] ** 0.5

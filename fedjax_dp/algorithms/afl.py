@@ -23,21 +23,21 @@ def afl(
 ) -> FederatedAlgorithm:
     """Declares agnostic federated learning, `min_θ max_λ Σ λ_i f_i(θ)` over the simplex of λ.
 
-    In each round clients tell their loss at the model that they were sent, and train it; the server
-    moves λ along the losses, back onto the simplex, and averages updates by the new λ. It is made
-    for full participation: in a smaller cohort λ of those who are absent climbs nowhere.
+    In each round clients send their loss at the model that they received, and train it; the server
+    moves λ along the losses, projects it onto the simplex, and averages updates by the new λ. It is
+    made for full participation: λ of an absent client does not rise.
 
     Guarantee: none. Weights follow exact losses, so that private training is refused.
 
     Args:
       model: what is trained.
       trainer: local training, not a private one.
-      num_clients: the population, at least 1; updates of a cohort are held side by side.
-      step_size: γ, how fast λ follows losses; 0 is the mean with equal weights.
+      num_clients: the population, at least 1; a cohort's updates are stacked.
+      step_size: γ, the step of λ along losses; 0 is the mean with equal weights.
       server_learning_rate: the server's step size.
 
     Returns:
-      The algorithm. Its info holds `weights`, of each client.
+      The algorithm; its info has the `weights` of clients.
 
     Raises:
       ValueError: for a private trainer, or a number out of its range.
@@ -46,7 +46,7 @@ def afl(
     training in place of one gradient, the last model in place of the mean of all, and the order of
     the authors of PropFair: λ is moved before it is used.
     """
-    trainer.require_open("clients are weighed by exact losses, whose release no noise covers")
+    trainer.require_open("clients are weighted by exact losses, whose release no noise covers")
     algorithm: Any = fedavg(
         model,
         trainer,

@@ -1,4 +1,4 @@
-"""Averaging with any optimiser at the server, of which FedAvg and its adaptive kin are made."""
+"""Averaging with any optimiser at the server, the basis of FedAvg and its adaptive variants."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -28,12 +28,7 @@ Train: TypeAlias = Callable[..., LocalResult]
 
 
 class ServerState(NamedTuple):
-    """One model and the state of its server optimiser.
-
-    Attributes:
-      params: the model's parameters.
-      opt_state: the optimiser's state.
-    """
+    """One model, and the state of its server optimiser."""
 
     params: PyTree
     opt_state: Any
@@ -51,25 +46,11 @@ def averaged(
     train: Train | None = None,
     name: str,
 ) -> FederatedAlgorithm:
-    """Declares averaging with any optimiser at the server, of all parameters or of those shared.
+    """Declares averaging with any optimiser at the server, of all parameters or of shared ones.
 
-    Args:
-      model: what is trained.
-      trainer: local training.
-      optimizer_of: `(numbers) -> optimiser`, which reads the mean delta as a negative gradient.
-      numbers: the optimiser's, by name.
-      ranges_of: of these numbers.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
-      home: which parameters stay with their clients; none where it is None.
-      train: what a client does, `trainer.train` where it is None.
-      name: the name in reports.
-
-    Returns:
-      The algorithm; what a client keeps are the parameters that stay at home, and the server holds
-      those that every client starts with.
-
-    Raises:
-      ValueError: for a number out of its range.
+    `optimizer_of` makes the optimiser from its `numbers`, whose `ranges_of` are by name; it reads
+    the mean delta as a negative gradient. Parameters of `home` stay in the clients' states, and the
+    server has their initial values; `train` replaces `trainer.train`.
 
     Source: Reddi and others 2021, algorithm 1.
     """
@@ -84,13 +65,11 @@ def averaged(
         params = model.init(key)
         return ServerState(params, optimizer_of(numbers).init(sent(params)))
 
-    def whole(params, own):
-        return params if home is None else home.joined(params, own)
-
     def client(message, own, client, hyper, key):
-        result = train(whole(message, own), client, hyper, key)
-        kept = own if home is None else home.own(result.params)
-        return ClientOutput(sent(result.delta), result.weight, kept, result.metrics)
+        start = message if home is None else home.joined(message, own)
+        result = train(start, client, hyper, key)
+        own = own if home is None else home.own(result.params)
+        return ClientOutput(sent(result.delta), result.weight, own, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
         shared = sent(server.params)
@@ -115,7 +94,7 @@ def averaged(
             shared=field("params", is_whole=home is None),
             personal=None
             if home is None
-            else lambda server, own, client: whole(server.params, own),
+            else lambda server, own, client: home.joined(server.params, own),
         ),
         client_state=None if home is None else ClientState(lambda server: home.own(server.params)),
     )

@@ -1,8 +1,8 @@
-"""The shape that every algorithm has: a declaration of pure functions, without a loop."""
+"""The declaration of a federated algorithm: pure functions, without a loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -12,6 +12,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.selection import Choice
+from fedjax_dp.clients.transforms import UpdateTransform
 from fedjax_dp.core import argument_checks, checks, ranges
 from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
@@ -33,14 +34,7 @@ class Hyper(NamedTuple):
     aggregator: Mapping[str, Any] = {}
 
     def of_client(self, client: jax.typing.ArrayLike) -> "Hyper":
-        """Selects the numbers of one client.
-
-        Args:
-          client: the client's index; static or traced.
-
-        Returns:
-          The same, with scalars of local training.
-        """
+        """Selects the numbers of one client, by an index that may be traced."""
         return self._replace(local=self.local.row(client))
 
 
@@ -88,13 +82,13 @@ class ClientOutput(NamedTuple):
 
 
 class SharedModel(NamedTuple):
-    """Where in a state the model for the whole population is.
+    """The place of the model for the whole population in a state.
 
     Attributes:
       read: `(state) -> params`.
       write: `(state, params) -> state` with another model in its place.
-      is_start: whether the next round starts from it. An average over rounds is not such a model,
-        and wrappers that extrapolate refuse it.
+      is_start: whether the next round starts from it; wrappers that extrapolate refuse an average
+        over rounds.
       is_whole: whether it can be used as it is. It cannot where a part of it stays with clients and
         its counterpart at the server is never trained.
     """
@@ -106,7 +100,7 @@ class SharedModel(NamedTuple):
 
 
 def field(name: str, *, is_whole: bool = True) -> SharedModel:
-    """Finds the shared model in a field of the server's state, a NamedTuple."""
+    """Declares the shared model in a field of the server's state, a NamedTuple."""
     return SharedModel(
         lambda server: getattr(server, name),
         lambda server, params: server._replace(**{name: params}),
@@ -118,7 +112,7 @@ class PersonalModel(Protocol):
     """The model that one client would use."""
 
     def __call__(self, server: PyTree, own: PyTree, client: Any) -> PyTree:
-        """Reads it; `Sparse` where a mask of the client's own decides which weights it has."""
+        """Reads it; `Sparse` where the client's mask decides which weights it has."""
 
 
 class Views(NamedTuple):
@@ -135,15 +129,15 @@ class Views(NamedTuple):
 
 @flax.struct.dataclass
 class Recipient:
-    """A client as the server knows it when it sends a message.
+    """The server's knowledge of a client when it makes a message.
 
     Attributes:
       index: the client's index in the population, int32.
-      size: how many records it owns, int32; taken as public.
+      size: its number of records, int32; taken as public.
       round: rounds done before this one, int32.
       stage: the stage of the round, int32.
       known: the part of the client's state that the server has from its uploads, as
-        `ClientState.known` declares; None where it has none.
+        `ClientState.known` declares; None for nothing.
     """
 
     index: jax.typing.ArrayLike
@@ -154,13 +148,13 @@ class Recipient:
 
 
 class Iterate(NamedTuple):
-    """Where in a client's state the point is that a round maps to its next.
+    """The place of the point that a round maps to its next, in a client's state.
 
     Attributes:
       read: `(state) -> point`.
       write: `(state, point) -> state` with another point in its place.
-      weigh: `(sizes) -> weights` of the clients in the mean of a round, on the host, both
-        `[num_clients]`; the norm of the points of all clients has the same.
+      weigh: `(sizes) -> weights` of the clients in the mean of a round and in the norm of their
+        points, on the host, both `[num_clients]`.
     """
 
     read: Callable[[PyTree], PyTree]
@@ -169,14 +163,12 @@ class Iterate(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """A second message at the end of a round, and what it changes in a client's state.
-
-    It goes to the clients whose contribution is in the aggregate.
+    """A second message at the end of a round, to the clients that contributed to the aggregate.
 
     Attributes:
-      broadcast: `(server, aggregate) -> message`, the same for all; `server` is the state after the
+      broadcast: `(server, aggregate) -> message`, one for all; `server` is the state after the
         server's step.
-      apply: `(message, own, hyper) -> own`; `own` is the state that the client's round ended with.
+      apply: `(message, own, hyper) -> own`, from the state that the client's round ended with.
     """
 
     broadcast: Callable[[PyTree, PyTree], PyTree]
@@ -184,7 +176,7 @@ class Finish(NamedTuple):
 
 
 class FinishForAll(Finish):
-    """The same for every client of the population, also for those who sat the round out."""
+    """The same for every client of the population, also for those that did not participate."""
 
     __slots__ = ()
 
@@ -212,19 +204,13 @@ class ClientStates(Protocol):
     """The states of all clients, as work on the host reads them: NumPy arrays, wherever stored."""
 
     def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
-        """Reads a part of every client's state, `[num_clients, ...]`.
-
-        `select` is `(own) -> part`, some of the leaves as they are.
-        """
+        """Reads a part `(own) -> part` of every client's state, `[num_clients, ...]`."""
 
     def of(self, client: int) -> PyTree:
         """Reads the state of one client, by its index."""
 
     def scores(self, client: int) -> Any:
-        """Scores one client's state at every client, by the validation data there.
-
-        The scores are those of `HostStep.score`, `[num_clients]`, float32.
-        """
+        """Scores one client's state by the validation data of each client, `[num_clients]`."""
 
 
 class HostStep(NamedTuple):
@@ -252,7 +238,7 @@ class HostStep(NamedTuple):
 
 
 def one_stage(server: PyTree, hyper: Hyper, round_index: Any) -> Any:
-    """Gives 0, the only stage."""
+    """Returns 0, the only stage."""
     del server, hyper, round_index
     return 0
 
@@ -266,7 +252,7 @@ class Stages(NamedTuple):
         later rounds it may overestimate the privacy cost, never underestimate it.
       host_steps: work on the host between rounds.
       choice: how clients choose one of several models by their own records; its numbers are the
-        algorithm's, its price is in the claim for records. None where they do not.
+        algorithm's, its price is in the claim for records. None for no choice.
     """
 
     stage_of: Callable[[PyTree, Hyper, Any], Any] = one_stage
@@ -279,9 +265,10 @@ class Training(NamedTuple):
 
     Attributes:
       config: the numbers of local training that a run starts with.
-      num_steps: `(size, config) -> steps` of a client, by which clients of like length are grouped.
-      record: what is claimed for records, with the numbers of a `Hyper`; None for nothing.
-      check_noised: raises a ValueError if noise on updates would move what training leaves as is.
+      num_steps: `(size, config) -> steps` of a client, by which clients are grouped.
+      record: the claim for records, with the numbers of a `Hyper`; None for nothing.
+      check_noised: raises a ValueError if noise on updates would move parameters that training does
+        not.
       reads_validation: whether clients read a second split of their data in a round.
     """
 
@@ -313,11 +300,27 @@ class Numbers(NamedTuple):
     num_clients: int | None = None
 
 
+class Needs(NamedTuple):
+    """What an algorithm needs of the other sections of a configuration.
+
+    Attributes:
+      steps: the local steps it can use: "any"; "plain", those of SGD without momentum; "moving",
+        plain ones at learning rates above 0; or "none", where there are no local steps.
+      transforms: declarations of the update transforms that it adds at the clients.
+      option_for_bound: the option that must be given where no aggregator bounds an update; empty
+        for none.
+    """
+
+    steps: Literal["any", "plain", "moving", "none"] = "any"
+    transforms: Sequence[UpdateTransform] = ()
+    option_for_bound: str = ""
+
+
 class Init(Protocol):
     """Makes the server's state: models, optimiser states, whatever the server needs."""
 
     def __call__(self, key: PRNGKey) -> PyTree:
-        """Makes it from a key."""
+        """Makes the server's state."""
 
 
 class Broadcast(Protocol):
@@ -328,12 +331,12 @@ class Broadcast(Protocol):
 
 
 class ClientRound(Protocol):
-    """One client's whole round, from the message that it received to its update."""
+    """One client's whole round, from the received message to its update."""
 
     def __call__(
         self, message: PyTree, own: PyTree, client: Any, hyper: Hyper, key: PRNGKey
     ) -> ClientOutput:
-        """Plays it; `own` is the client's state, None where there is none.
+        """Runs it; `own` is the client's state, None where there is none.
 
         Where privacy is claimed for records, `client` is a `PublicClient`, which a trainer and a
         choice can open and the algorithm cannot; a `ClientData` elsewhere.
@@ -341,7 +344,7 @@ class ClientRound(Protocol):
 
 
 class ServerStep(Protocol):
-    """What the server makes of an aggregate."""
+    """The server's step along an aggregate."""
 
     def __call__(
         self, server: PyTree, aggregate: PyTree, hyper: Hyper, round: Round, key: PRNGKey
@@ -355,15 +358,15 @@ class FederatedAlgorithm(NamedTuple):
     Attributes:
       name: the algorithm's name in reports.
       init: makes the server's state.
-      broadcast: what the server sends one client.
+      broadcast: makes the message to one client.
       client: one client's round. It sees the message, as `core.messages.received` gives it, and
         nothing else of the server.
       aggregator: how the cohort's updates become one aggregate.
-      server_step: what the server makes of it.
+      server_step: the server's step along it.
       training: numbers, steps and claim of local training.
       numbers: the algorithm's own numbers.
       views: the models that it trains.
-      client_state: what clients store between rounds; None for nothing.
+      client_state: the clients' state between rounds; None for nothing.
       stages: the kinds of round, where there are several.
     """
 
@@ -411,14 +414,7 @@ class FederatedAlgorithm(NamedTuple):
         )
 
     def with_hyper(self, hyper: Hyper) -> "FederatedAlgorithm":
-        """Starts from other numbers; they are checked when the algorithm is bound to data.
-
-        Args:
-          hyper: numbers of the same names.
-
-        Returns:
-          The algorithm.
-        """
+        """Starts from other numbers, which are checked when the algorithm is bound to data."""
         return self._replace(
             training=self.training._replace(config=hyper.local),
             numbers=self.numbers._replace(values=hyper.algorithm),
@@ -426,23 +422,32 @@ class FederatedAlgorithm(NamedTuple):
         )
 
     def with_numbers(
-        self, values: Mapping[str, Any], ranges_: Mapping[str, Any]
+        self,
+        values: Mapping[str, Any],
+        ranges_: Mapping[str, Any],
+        check: Callable[[Mapping[str, Any], str], None] | None = None,
     ) -> "FederatedAlgorithm":
-        """Adds numbers, for an algorithm that is made from another.
+        """Adds numbers.
 
         Args:
           values: by name.
           ranges_: of these numbers.
+          check: in place of `Numbers.check` if given.
 
         Returns:
           The algorithm; the numbers are checked.
 
         Raises:
-          ValueError: for a number out of its range.
+          ValueError: for a number out of its range, or numbers that do not fit together.
         """
         ranges.check(values, ranges_)
         own = self.numbers
-        more = own._replace(values={**own.values, **values}, ranges={**own.ranges, **ranges_})
+        more = own._replace(
+            values={**own.values, **values},
+            ranges={**own.ranges, **ranges_},
+            check=check or own.check,
+        )
+        more.check(more.values, "")
         return self._replace(numbers=more)
 
     def check(self, hyper: Hyper, num_clients: int | None = None) -> None:
@@ -480,7 +485,7 @@ def training_of(
     Args:
       trainer: local training.
       num_steps: `(size, config) -> steps` of a client; the trainer's if not given.
-      record: what is claimed for records, where a round is more than one run of the trainer; its
+      record: the claim for records, where a round is more than one run of the trainer; its
         own claim if not given.
       sent: which parameters leave the client, a tree of bools; all if not given.
       sends_models: whether an update is one of a model, so that noise on it moves parameters.
@@ -499,15 +504,7 @@ def training_of(
 
 
 def claim_of(trainer: LocalTrainer, *numbers: Callable[[Hyper], LocalConfig]) -> RecordClaim | None:
-    """Adds up what the runs of local training in one round claim for records.
-
-    Args:
-      trainer: local training.
-      *numbers: of each run, `(hyper) -> LocalConfig`.
-
-    Returns:
-      The claim with the numbers of a `Hyper`, or None where the trainer claims nothing.
-    """
+    """Composes a round's claim of runs of local training, each with a `(hyper) -> LocalConfig`."""
     if trainer.claim is None:
         return None
     (one,) = trainer.claim.events

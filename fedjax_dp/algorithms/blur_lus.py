@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import blur
 from fedjax_dp.clients.sparsification import Score, declared_sparsification, sparsify
-from fedjax_dp.clients.transforms import UpdateTransform, declared
+from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Bound, Decay, NonNegative
@@ -41,11 +41,11 @@ def blur_lus(
     server_options: Mapping[str, Any] = {},
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
-    """Declares federated averaging whose clients train with BLUR and send what LUS keeps.
+    """Declares federated averaging with BLUR in local training and LUS of updates.
 
-    BLUR pulls local models back into the ball that the clip norm allows; LUS shortens the update by
-    what costs the client least. Clipping then takes less away, so that a smaller clip norm, and
-    with it less noise, serves. Either is off at 0.
+    BLUR pulls local models back into the ball that the clip norm allows; LUS drops the entries of
+    an update that matter least. Clipping then removes less, so that a smaller clip norm, with less
+    noise, suffices. Either is off at 0.
 
     Guarantee: that of the aggregator and of the trainer, unchanged: both parts happen at the client
     before clipping.
@@ -55,11 +55,11 @@ def blur_lus(
       trainer: local training; with plain SGD `strength` times the learning rate must be below 1.
       strength: λ of BLUR.
       sparsity: c of LUS, the share of each layer's entries to drop.
-      radius: S of BLUR; the aggregator's own bound on an update where it is None, at the start of
-        the run where that bound adapts.
-      score: what LUS keeps, see `sparsify`; behind a private trainer not "cost", which reads
-        records without noise.
-      server: whose server step is taken, "fedavg", "fedavgm", "fedadam", "fedyogi" or
+      radius: S of BLUR; the aggregator's own bound on an update if not given, at the start of the
+        run where that bound adapts.
+      score: the order in which LUS drops entries, see `sparsify`; "cost", which reads records
+        without noise, is refused with a private trainer.
+      server: the algorithm of the server's step, "fedavg", "fedavgm", "fedadam", "fedyogi" or
         "fedadagrad".
       server_options: options of that algorithm, such as its learning rate.
       aggregator: how updates are combined; `gaussian_mean` makes this the paper's algorithm.
@@ -101,18 +101,8 @@ def blur_lus(
     return base.with_numbers(numbers, limits)._replace(name="blur_lus", client=client)
 
 
-def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ...]:
-    """Declares what updates pass through, before there is a model to build it for.
-
-    Args:
-      options: all options of `blur_lus` by name.
-
-    Returns:
-      The transforms, for their declarations alone.
-    """
-    return (declared_sparsification(options["sparsity"], options["score"]),)
-
-
-def option_for_bound(options: Mapping[str, Any]) -> str:
-    """Names the option that must stand in for the bound of an aggregator; empty where none must."""
-    return "radius" if options["strength"] and options["radius"] is None else ""
+def needs_of_blur_lus(options: Mapping[str, Any]) -> Needs:
+    """Declares the transform of LUS, and the radius where no aggregator has a bound."""
+    transform = declared_sparsification(options["sparsity"], options["score"])
+    needs_radius = options["strength"] and options["radius"] is None
+    return Needs(transforms=(transform,), option_for_bound="radius" if needs_radius else "")

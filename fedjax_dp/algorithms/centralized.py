@@ -1,4 +1,4 @@
-"""Centralised training: all examples in one place, the reference for what federation costs."""
+"""Centralised training: all examples pooled, the reference for the cost of federation."""
 
 import numpy as np
 

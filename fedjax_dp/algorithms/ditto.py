@@ -1,4 +1,4 @@
-"""Ditto: beside the shared model every client trains one of its own, drawn towards it."""
+"""Ditto: every client also trains a personal model, pulled towards the shared one."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -44,30 +44,30 @@ def ditto(
     server_learning_rate: Positive = 1.0,
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
-    """Declares Ditto: FedAvg, beside which a client minimises `f_k(v) + strength/2 ‖v − θ‖²`.
+    """Declares Ditto: FedAvg, where a client also minimises `f_k(v) + strength/2 ‖v − θ‖²`.
 
-    θ is the model that the client received in this round, so that nothing of its own model is sent.
-    At strength 0 it is trained locally; as strength grows it becomes the shared one, as far as
-    steps allow: those of plain SGD diverge where the learning rate times the strength is above 2. A
-    personal model that is not finite any more is put back to what it was before the round.
+    θ is the model that the client received in this round, so that nothing of its personal model v
+    is sent. At strength 0 that is trained locally; as strength grows it becomes the shared one, but
+    plain SGD diverges where the learning rate times the strength is above 2. A personal model that
+    is not finite is reset to that of before the round.
 
     Guarantee: to records that of the trainer, twice a round: both trainings read the data. That of
-    the aggregator to clients covers the shared model; the client's own is released to nobody but
-    itself, and is not covered.
+    the aggregator to clients covers the shared model; the personal one stays with its client, and
+    is not covered.
 
     Args:
       model: what is trained.
       trainer: local training of both models.
       strength: λ, at least 0.
-      order: "sequential" draws batches for the personal model apart; "interleaved" takes both steps
-        on one batch, as the authors' code does. Since θ is fixed, the order of the
-        steps itself changes nothing. Private training must be sequential: two gradients of one
-        batch would have to be analysed together.
+      order: "sequential" draws separate batches for the personal model; "interleaved" takes both
+        steps on one batch, as the authors' code does. Since θ is fixed, the order of the steps
+        itself changes nothing. Private training must be sequential: two gradients of one batch
+        would have to be analysed together.
       personal_epochs: passes over the data for the personal model, at least 0; as many steps as
-        for the shared one where it is None.
-      personal_learning_rate: at least 0; that of the shared one where it is None.
-      strengths: values of λ between which a client chooses in each round by the accuracy on its
-        validation data, the first of equal ones; in place of `strength`. The choice is exact, so
+        for the shared one if not given.
+      personal_learning_rate: at least 0; that of the shared one if not given.
+      strengths: values of λ, in place of `strength`, from which a client chooses in each round by
+        the accuracy on its validation data, the first of equal ones. The choice is exact, so
         that private training is refused.
       server_learning_rate: the server's step size.
       aggregator: how deltas are combined; the mean weighted by client size where it is None.
@@ -118,11 +118,11 @@ def ditto(
                 gradient_transform=towards(message, strength),
             ).params
 
-        def kept(params):
+        def finite_or_own(params):
             return trees.where(trees.can_be_summed(params), params, own)
 
         if strengths is None:
-            return sent._replace(state=kept(personal(hyper.algorithm["strength"])))
+            return sent._replace(state=finite_or_own(personal(hyper.algorithm["strength"])))
         candidates = jax.lax.map(personal, jnp.asarray(strengths, jnp.float32))
 
         def score(params):
@@ -131,7 +131,7 @@ def ditto(
 
         best = jnp.argmax(jax.lax.map(score, candidates))
         info = {**sent.info, "strength": jnp.asarray(strengths, jnp.float32)[best]}
-        return sent._replace(state=kept(trees.take(candidates, best)), info=info)
+        return sent._replace(state=finite_or_own(trees.take(candidates, best)), info=info)
 
     numbers: dict[str, Any] = {} if strengths is not None else {"strength": strength}
     if personal_epochs is not None:

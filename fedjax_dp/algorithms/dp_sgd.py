@@ -24,8 +24,8 @@ def dp_sgd(
 ) -> FederatedAlgorithm:
     """Declares FedAvg whose clients run DP-SGD, each to its own budget.
 
-    Nobody but the client is trusted: the noise is in every local step, so that what leaves the
-    client is private already, and averaging is post-processing. Client sizes, by which the mean is
+    The server is not trusted: the noise is in every local step, so that an update is private before
+    it leaves the client, and averaging is post-processing. Client sizes, by which the mean is
     weighted, are public.
 
     Guarantee: unit of privacy is one record of one client; zero-out, sizes being public; the event
@@ -34,8 +34,8 @@ def dp_sgd(
     Args:
       model: what is trained.
       trainer: a private trainer, such as `dp_sgd_trainer` builds.
-      weight_of: `(client, config) -> weight`, another one than the size, at least 0, of a client
-        that has examples.
+      weight_of: `(client, config) -> weight`, at least 0, of a client that has examples, in place
+        of its size.
       **options: further options of `fedavg`.
 
     Returns:

@@ -32,11 +32,7 @@ _SELECT, _FROZEN = 0, 1
 
 
 class ServerState(NamedTuple):
-    """The models of all clusters.
-
-    Attributes:
-      models: parameters, `[models, ...]`.
-    """
+    """The models of all clusters, `[models, ...]`."""
 
     models: PyTree
 
@@ -60,7 +56,7 @@ def f_cdpfl(
 
     Clients choose among the server's models by their own training data, train the chosen one by
     DP-SGD, and each model moves by the mean of its clients' updates. Private choices are made in
-    the first rounds only, after which clients stay where they are; exact ones in every round.
+    the first rounds only, after which clients keep their model; exact ones in every round.
 
     Guarantee: unit of privacy is one record of one client; training and private choices are
     composed jointly. With `selection="exact"` the choices are not covered, and the declaration says
@@ -73,11 +69,12 @@ def f_cdpfl(
       num_models: number of clusters (M), at least 1.
       selection: "private" by the exponential mechanism, or "exact" by loss.
       selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
-      num_selections: rounds with a choice; ⌊E/10⌋, or all if choices are exact, where it is None.
-      score: what a private choice looks at, "accuracy" or "loss".
+      num_selections: rounds with a choice; if not given ⌊E/10⌋, or all if choices are exact.
+      score: what a private choice is made by, "accuracy" or "loss".
       loss_bound: the largest loss of one example that counts.
       is_weighted: weight clients by their number of examples within a cluster.
-      is_identical_start: start all models alike, so that chance alone tells the first clusters.
+      is_identical_start: start from one model for all clusters, so that the first choices are
+        random.
 
     Returns:
       The algorithm; a client's state is the index of the model that it last trained.
@@ -107,14 +104,13 @@ def f_cdpfl(
         return jnp.where(is_choosing, _SELECT, _FROZEN).astype(jnp.int32)
 
     def broadcast(server, client):
-        """All models where clients choose; elsewhere the one that the client chose last."""
+        """Sends all models where clients choose; elsewhere the one that the client chose last."""
         is_choosing = client.stage == _SELECT
         return Choices(server.models, jnp.int32(num_models), is_choosing, client.known)
 
     def client(message, own, client, hyper, key):
         own_key = fold(key, Purpose.SELECTION)
-        # The stage is the same for all clients: side by side nobody pays for a choice that is not
-        # made.
+        # All clients are at the same stage, so that vmapped ones skip a choice that is not made.
         chosen = jax.lax.cond(
             client.stage == _SELECT,
             lambda: choice.of(own_key, message.offered(), client, is_offered, hyper.algorithm),

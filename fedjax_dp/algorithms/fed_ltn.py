@@ -1,24 +1,28 @@
-"""FedLTN: tickets found by pruning after training, batch norm at home, a server with momentum."""
+"""FedLTN: tickets by pruning after training, batch norm kept local, a server with momentum."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
-    Numbers,
+    Hyper,
+    Needs,
     Views,
     field,
     training_of,
 )
 from fedjax_dp.algorithms.lottery_fl import AS_TICKETS, UNPROTECTED, joins
-from fedjax_dp.clients.base import LocalTrainer, TrainingMetrics
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.regularizers import drawn_back, proximal
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
@@ -66,7 +70,7 @@ class Pruning(NamedTuple):
 
 
 def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
-    """Requires a recursion of the server that converges where tickets stay the same."""
+    """Requires momentum under which the server converges while tickets stay the same."""
     mixing, momentum = options["mixing"], options["momentum"]
     if any(isinstance(x, jax.core.Tracer) for x in (mixing, momentum)):
         return
@@ -79,13 +83,17 @@ def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
     checks.require(bool(np.all(reach < 1)), f"{prefix}momentum", rule, momentum)
 
 
-class Message(NamedTuple):
-    """What a client is sent.
+def needs_of_tickets(options: Mapping[str, Any]) -> Needs:
+    """Refuses momentum under which the server's recursion diverges."""
+    check_momentum(options, "")
+    return Needs()
 
-    Attributes:
-      ticket: what is shared of the model, under the client's mask.
-      start: the initial model where tickets are rewound to it, which the client received first;
-        else None.
+
+class Message(NamedTuple):
+    """The shared part of the model under the client's mask, and what tickets are rewound to.
+
+    `start` is the initial model, which the client received first; None where tickets are not
+    rewound to it.
     """
 
     ticket: Sparse
@@ -93,10 +101,10 @@ class Message(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """The shared model and where it came from.
+    """The shared model and its last step.
 
     Attributes:
-      params: the model's parameters; of those that stay at home, what clients start with.
+      params: the model's parameters; of the local ones, those that clients start with.
       change: Δ, minus the last step of what is shared, or that step where it brakes.
       start: the parameters that tickets are rewound to; None where they are not.
     """
@@ -107,25 +115,17 @@ class ServerState(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps.
-
-    Attributes:
-      mask: one bit a weight.
-      home: the parameters that stay at home.
-    """
+    """The state of a client: its mask, one bit a weight, and its local parameters."""
 
     mask: PyTree
     home: PyTree
 
 
 class Ticket(NamedTuple):
-    """What a client's update ends with.
+    """The end of a client's update: parameters, 0 where pruned, and which weights are left.
 
-    Attributes:
-      params: its parameters, 0 where they are pruned.
-      mask: which weights are left.
-      accuracy: on its validation data, before it may have pruned.
-      metrics: of both trainings.
+    `accuracy` is that on validation data by which it was decided to prune; `metrics` are those of
+    both trainings.
     """
 
     params: PyTree
@@ -134,22 +134,28 @@ class Ticket(NamedTuple):
     metrics: TrainingMetrics
 
 
-class Scheme(NamedTuple):
-    """What FedLTN and its first stage share.
+@dataclass(frozen=True)
+class Scheme:
+    """The work of a client, in FedLTN and in the first stage of Jump-Start.
 
     Attributes:
+      model: what is trained.
+      trainer: local training.
+      options: those of `fed_ltn`.
+      home: which parameters stay with the client.
       weights: shapes of the weights that may be pruned.
-      home: which parameters stay at home.
-      update: `(params, mask, start, client, hyper, target, key) -> Ticket`: trains, prunes where
-        that is due, and trains again; `start` is rewound to.
+      is_weight: which parameters are not buffers.
     """
 
-    weights: PyTree
+    model: Model
+    trainer: LocalTrainer
+    options: Pruning
     home: Home
-    update: Callable[..., Ticket]
+    weights: PyTree
+    is_weight: PyTree
 
     def first(self, server: ServerState) -> Own:
-        """Starts a client's state."""
+        """Makes a client's first state."""
         return Own(masks.packed(masks.full(self.weights)), self.home.own(server.params))
 
     def personal(self, server: ServerState, own: Own, client: Any = None) -> Sparse:
@@ -157,6 +163,69 @@ class Scheme(NamedTuple):
         mask = masks.unpacked(own.mask, self.weights)
         params = self.home.joined(masks.applied(mask, server.params), own.home)
         return Sparse(params, mask)
+
+    def update(
+        self,
+        own: Own,
+        params: PyTree,
+        start: PyTree,
+        client: ClientData,
+        hyper: Hyper,
+        target: Any,
+        key: PRNGKey,
+    ) -> Ticket:
+        """Trains from `params`, prunes if that is due, and trains the rest again.
+
+        `start` is the shared part of what tickets are rewound to, None where they are not.
+        """
+        mask, strength = masks.unpacked(own.mask, self.weights), hyper.algorithm["strength"]
+        squared = self.options.distance == "squared"
+        pull = proximal(strength) if squared else drawn_back(strength, self.is_weight)
+        train = partial(self.trainer.train, client=client)
+        # Batch norm is no part of a ticket, and is rewound to the start of this round.
+        rewound = None if start is None else self.home.joined(start, params)
+
+        def pruned(params):
+            """Prunes if due, and rewinds what is left."""
+            accuracy = accuracy_of(self.model, params, client.validation)
+            left = self._pruned(params, mask, client, accuracy, hyper, target)
+            has_pruned = masks.num_alive(left) < masks.num_alive(mask)
+            ticket = params if rewound is None else rewound
+            params = trees.where(has_pruned, masks.applied(left, ticket), params)
+            return params, left, has_pruned, accuracy
+
+        if self.options.prunes == "before":
+            params, left, _, accuracy = pruned(params)
+            result = train(params, config=hyper.local, key=key, gradient_transform=pull, mask=left)
+            return Ticket(masks.applied(left, result.params), left, accuracy, result.metrics)
+
+        first = train(params, config=hyper.local, key=key, gradient_transform=pull, mask=mask)
+        ticket, left, has_pruned, accuracy = pruned(first.params)
+        config = _where(has_pruned, hyper.local)
+        second = train(ticket, config=config, key=fold(key, Purpose.PERSONAL), mask=left)
+        metrics = trees.add(first.metrics, second.metrics)
+        moved = trees.l2_norm(trees.subtract(second.params, params))
+        metrics = metrics._replace(update_norm=moved)
+        return Ticket(masks.applied(left, second.params), left, accuracy, metrics)
+
+    def _pruned(self, params, mask, client, accuracy, hyper, target):
+        """Prunes a client that is accurate enough and has not reached the target."""
+        is_due = (
+            (client.size > 0)
+            & (accuracy > hyper.algorithm["accuracy_threshold"])
+            & (pruned_share(mask) < target)
+        )
+        rate, scope = hyper.algorithm["prune_rate"], self.options.scope
+        return jax.lax.cond(
+            is_due, lambda: prune(mask, params, rate, target, scope=scope), lambda: mask
+        )
+
+    def output(self, found: Ticket, client: ClientData) -> ClientOutput:
+        """Sends a ticket but for what stays with the client."""
+        own = Own(masks.packed(found.mask), self.home.own(found.params))
+        info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
+        update = Sparse(self.home.sent(found.params), self.home.sent(found.mask))
+        return ClientOutput(update, joins(client), own, found.metrics, info)
 
 
 @checked
@@ -181,9 +250,9 @@ def fed_ltn(
 ) -> FederatedAlgorithm:
     """Declares FedLTN.
 
-    A client trains its ticket, drawn back to where it started. If it is then good enough on its
-    validation data it prunes the smallest weights and trains what is left once more. It sends the
-    ticket but for batch norm, which stays at home. The server mixes the mean of tickets with a
+    A client trains its ticket with a pull back to its start. If it is then accurate enough on its
+    validation data it prunes the smallest weights and trains the rest once more. It sends the
+    ticket without batch norm, which stays local. The server mixes the mean of tickets with a
     look-ahead: `θ ← τ a + (1 − τ)(θ − λ Δ)`, `Δ ← −(new θ − old θ)`. Batch norm that is shared is
     averaged as it is.
 
@@ -201,24 +270,23 @@ def fed_ltn(
       mixing: τ, in (0, 1]; 1 takes the mean of tickets as it is.
       momentum: λ, at least 0 and below 1 / (1 − τ), above which the recursion diverges; the source
         gives no value.
-      looks_ahead: give Δ the sign of the listing, with which the server goes on in the direction of
-        its last step; with that of the text, `Δ ← new θ − old θ`, it brakes, and λ must be below
+      looks_ahead: give Δ the sign of the listing, with which the server continues in the direction
+        of its last step; with that of the text, `Δ ← new θ − old θ`, it brakes, and λ must be below
         (1 + 1 / (1 − τ)) / 2.
-      home: what stays at home, as for `fedbn`.
+      home: the parameters that stay local, as for `fedbn`.
       rewinds: put the weights that are left after pruning back to the initial ones, as LotteryFL
-        does, and what stays at home to what it was when the round began; what the tables call
-        rewind.
+        does, and local parameters to those of the start of the round; the tables' rewind.
       prunes: "after" training, as the listing does, or "before" it, as LotteryFL does: then the
-        received ticket is tried, and there is one training.
-      is_masked_mean: average each weight over the clients that keep it; the listing's plain mean,
-        which shrinks what some have pruned, where it is False.
+        received ticket is evaluated, and there is one training.
+      is_masked_mean: average each weight over the clients that keep it; False for the listing's
+        plain mean, which shrinks the weights that some have pruned.
       distance: "norm" for `β ‖x − x₀‖`, as it is printed, or "squared" for `β/2 ‖x − x₀‖²`.
       scope: as for `prune`.
       prunable: the weights that may be pruned, as for `weights_of`.
 
     Returns:
-      The algorithm; a client's state is its mask, one bit a weight, and what stays at home. It asks
-      for validation data.
+      The algorithm; a client's state is its mask, one bit a weight, and its local parameters. It
+      needs validation data.
 
     Raises:
       ValueError: for a number out of its range, a private trainer, one with update transforms, a
@@ -228,137 +296,77 @@ def fed_ltn(
     """
     given = locals()
     options = Pruning(**{name: given[name] for name in Pruning._fields})
-    return on_tickets(model, trainer, options, scheme_of(model, trainer, options))
+    return on_tickets(scheme_of(model, trainer, options))
 
 
-def on_tickets(
-    model: Model, trainer: LocalTrainer, options: Pruning, scheme: Scheme
-) -> FederatedAlgorithm:
-    """Declares FedLTN of a scheme that `scheme_of` built from the same options."""
-    numbers = {name: getattr(options, name) for name in RANGES}
-    weights, at_home, looks_ahead = scheme.weights, scheme.home, options.looks_ahead
-    check_momentum({**numbers, "looks_ahead": looks_ahead}, "")
+def scheme_of(model: Model, trainer: LocalTrainer, options: Pruning) -> Scheme:
+    """Checks model and trainer, and finds which parameters are pruned and which stay local."""
+    trainer.require_open(UNPROTECTED)
+    trainer.require_untransformed(AS_TICKETS)
+    require_accuracy(model)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    home = kinds.home(shapes, options.home, model.buffer_keys)
+    is_weight = jax.tree.map(lambda flag: not flag, model.is_buffer(shapes))
+    weights = weights_of(model, options.prunable, home)
+    return Scheme(model, trainer, options, home, weights, is_weight)
+
+
+def on_tickets(scheme: Scheme) -> FederatedAlgorithm:
+    """Declares FedLTN of a scheme."""
+    model, options, home = scheme.model, scheme.options, scheme.home
+    looks_ahead = options.looks_ahead
 
     def init(key):
         params = model.init(key)
-        change = trees.zeros_like(at_home.sent(params))
+        change = trees.zeros_like(home.sent(params))
         return ServerState(params, change, params if options.rewinds else None)
 
     def broadcast(server, client):
-        # The initial model, where tickets are rewound to it, is what was received first.
-        mask = at_home.sent(masks.unpacked(client.known, weights))
-        ticket = Sparse(at_home.sent(server.params), mask, is_known=True)
+        # The initial model, where tickets are rewound to it, was received first.
+        mask = home.sent(masks.unpacked(client.known, scheme.weights))
+        ticket = Sparse(home.sent(server.params), mask, is_known=True)
         return Message(ticket, Known(server.start))
 
     def client(message, own, client, hyper, key):
-        start = at_home.joined(message.ticket.values, own.home)
-        mask = masks.unpacked(own.mask, weights)
-        # Batch norm is no part of a ticket, and goes back no further than this round.
-        rewound = None if message.start is None else at_home.joined(message.start, own.home)
-        found = scheme.update(start, mask, rewound, client, hyper, hyper.algorithm["target"], key)
-        info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
-        kept = Own(masks.packed(found.mask), at_home.own(found.params))
-        update = Sparse(at_home.sent(found.params), at_home.sent(found.mask))
-        return ClientOutput(update, joins(client), kept, found.metrics, info)
+        params, target = home.joined(message.ticket.values, own.home), hyper.algorithm["target"]
+        found = scheme.update(own, params, message.start, client, hyper, target, key)
+        return scheme.output(found, client)
 
     def server_step(server, aggregate, hyper, round, key):
         mixing, momentum = hyper.algorithm["mixing"], hyper.algorithm["momentum"]
 
         def mixed(kept, mean, old, change, is_norm):
-            # A variance that goes on in the direction of its last step may end below 0.
+            # A variance that continues in the direction of its last step may end below 0.
             new = mean if is_norm else mixing * mean + (1 - mixing) * (old - momentum * change)
             return jnp.where(kept, new, old).astype(old.dtype)
 
-        old = at_home.sent(server.params)
-        is_norm = at_home.sent(kinds.batch_norm(server.params, model.buffer_keys))
+        old = home.sent(server.params)
+        is_norm = home.sent(kinds.batch_norm(server.params, model.buffer_keys))
         new = jax.tree.map(mixed, aggregate.mask, aggregate.values, old, server.change, is_norm)
-        params = at_home.joined(new, server.params)
         change = trees.subtract(old, new) if looks_ahead else trees.subtract(new, old)
-        return server._replace(params=params, change=change), {}
+        return server._replace(params=home.joined(new, server.params), change=change), {}
 
-    aggregator = sparse_mean(is_masked=options.is_masked_mean)
     return FederatedAlgorithm(
         name="fed_ltn",
         init=init,
         broadcast=broadcast,
         client=client,
-        aggregator=aggregator,
+        aggregator=sparse_mean(is_masked=options.is_masked_mean),
         server_step=server_step,
-        training=training_of(trainer, reads_validation=True),
-        numbers=Numbers(
-            check=lambda numbers, prefix: check_momentum(
-                {**numbers, "looks_ahead": looks_ahead}, prefix
-            )
-        ),
+        training=training_of(scheme.trainer, reads_validation=True),
         views=Views(
-            shared=field("params", is_whole=not any(at_home.is_own)), personal=scheme.personal
+            shared=field("params", is_whole=not any(home.is_own)), personal=scheme.personal
         ),
         client_state=ClientState(init=scheme.first, known=lambda own: own.mask),
-    ).with_numbers(numbers, RANGES)
+    ).with_numbers(
+        {name: getattr(options, name) for name in RANGES},
+        RANGES,
+        lambda numbers, prefix: check_momentum({**numbers, "looks_ahead": looks_ahead}, prefix),
+    )
 
 
-def scheme_of(model: Model, trainer: LocalTrainer, options: Pruning) -> Scheme:
-    """Builds what a client does, for FedLTN and for the first stage of Jump-Start."""
-    trainer.require_open(UNPROTECTED)
-    trainer.require_untransformed(AS_TICKETS)
-    require_accuracy(model)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    at_home = kinds.home(shapes, options.home, model.buffer_keys)
-    weights = weights_of(model, options.prunable, at_home)
-    is_weight = jax.tree.map(lambda flag: not flag, model.is_buffer(shapes))
-
-    def pull(strength):
-        if options.distance == "squared":
-            return proximal(strength)
-        return drawn_back(strength, is_weight)
-
-    def pruned(params, mask, client, accuracy, hyper, target):
-        numbers = hyper.algorithm
-        is_due = (
-            (client.size > 0)
-            & (accuracy > numbers["accuracy_threshold"])
-            & (pruned_share(mask) < target)
-        )
-        rate = numbers["prune_rate"]
-        left = jax.lax.cond(
-            is_due, lambda: prune(mask, params, rate, target, scope=options.scope), lambda: mask
-        )
-        return left, masks.num_alive(left) < masks.num_alive(mask)
-
-    def update(params, mask, start, client, hyper, target, key):
-        train = partial(trainer.train, client=client)
-        back = pull(hyper.algorithm["strength"])
-
-        def after(left, has_pruned, trained):
-            ticket = start if options.rewinds else trained
-            return trees.where(has_pruned, masks.applied(left, ticket), trained)
-
-        if options.prunes == "before":
-            accuracy = accuracy_of(model, params, client.validation)
-            left, has_pruned = pruned(params, mask, client, accuracy, hyper, target)
-            params = after(left, has_pruned, params)
-            result = train(params, config=hyper.local, key=key, gradient_transform=back, mask=left)
-            return Ticket(masks.applied(left, result.params), left, accuracy, result.metrics)
-
-        first = train(params, config=hyper.local, key=key, gradient_transform=back, mask=mask)
-        accuracy = accuracy_of(model, first.params, client.validation)
-        left, has_pruned = pruned(first.params, mask, client, accuracy, hyper, target)
-        second = train(
-            after(left, has_pruned, first.params),
-            config=_where(has_pruned, hyper.local),
-            key=fold(key, Purpose.PERSONAL),
-            mask=left,
-        )
-        metrics = trees.add(first.metrics, second.metrics)
-        moved = trees.l2_norm(trees.subtract(second.params, params))
-        metrics = metrics._replace(update_norm=moved)
-        return Ticket(masks.applied(left, second.params), left, accuracy, metrics)
-
-    return Scheme(weights, at_home, update)
-
-
-def _where(condition: jax.Array, config: Any) -> Any:
-    """Takes as many steps as a configuration says, or none."""
+def _where(condition: jax.Array, config: LocalConfig) -> LocalConfig:
+    """Sets the number of steps to 0 unless a condition holds."""
     if config.num_steps is not None:
         return config._replace(num_steps=jnp.where(condition, config.num_steps, 0))
     return config._replace(num_epochs=jnp.where(condition, config.num_epochs, 0))

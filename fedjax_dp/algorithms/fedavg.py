@@ -1,4 +1,4 @@
-"""FedAvg: clients train the server's model, the server averages what they changed."""
+"""FedAvg: clients train the server's model, the server averages their updates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ def fedavg(
       server_learning_rate: the server's step size.
       server_optimizer: an Optax factory that takes the server's learning rate, or a ready
         optimiser, which then ignores it; it reads the mean delta as a negative gradient.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      aggregator: how deltas are combined; the mean weighted by client size if not given.
       name: the name in reports.
 
     Returns:

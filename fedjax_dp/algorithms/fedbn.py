@@ -1,4 +1,4 @@
-"""FedBN, FedPer and FedRep: some parameters stay at home, the others are averaged."""
+"""FedBN, FedPer and FedRep: some parameters stay local, the others are averaged."""
 
 import jax
 import optax
@@ -28,30 +28,30 @@ def fedbn(
 ) -> FederatedAlgorithm:
     """Declares FedAvg of all parameters but some, which stay with their clients.
 
-    What stays at home is neither sent nor averaged nor received: a client trains the server's
+    Local parameters are neither sent nor averaged nor received: a client trains the server's
     parameters and its own together, and is evaluated with both. One that joins late begins with the
-    initial ones. Where nothing stays at home, as where a model has no batch norm, this is FedAvg.
+    initial ones. Without local parameters, as where a model has no batch norm, this is FedAvg.
 
     Guarantee: that of the trainer to records, once, for all that the client computes. That of the
-    aggregator to clients covers what is sent; what stays at home is released to nobody but the
-    client itself, and is not covered.
+    aggregator to clients covers the shared parameters; local ones never leave their client, and
+    are not covered.
 
     Args:
       model: what is trained.
       trainer: local training.
-      home: what stays at home: "batch_norm", the scales, shifts and statistics of batch norm whose
-        statistics are not frozen; a path such as "params/Dense_1", a pattern, several of all these,
-        an empty list for nothing, or `(path, leaf) -> bool`.
+      home: the parameters that stay local: "batch_norm", the scales, shifts and statistics of batch
+        norm whose statistics are not frozen; a path such as "params/Dense_1", a pattern, several of
+        all these, an empty list for nothing, or `(path, leaf) -> bool`.
       server_learning_rate: the server's step size.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      aggregator: how deltas are combined; the mean weighted by client size if not given.
       name: the name in reports.
 
     Returns:
-      The algorithm; a client's state are its own parameters.
+      The algorithm; a client's state is its local parameters.
 
     Raises:
-      ValueError: for a number out of its range, a pattern that matches nothing, or if everything
-        stays at home.
+      ValueError: for a number out of its range, a pattern that matches nothing, or if all
+        parameters are local.
 
     Source: Li and others 2021 (FedBN), algorithm 1; `personalization` section 4.
     """
@@ -76,14 +76,14 @@ def fedper(
     server_learning_rate: Positive = 1.0,
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
-    """Declares FedPer: clients share a body and keep heads of their own, trained together.
+    """Declares FedPer: clients share a body and have local heads, trained together.
 
     Guarantee: that of `fedbn`.
 
     Args:
       model: what is trained.
       trainer: local training.
-      head: the layers that stay at home, as for `fedbn`, such as "params/Dense_1".
+      head: the layers that stay local, as for `fedbn`, such as "params/Dense_1".
       server_learning_rate: the server's step size.
       aggregator: as for `fedbn`.
 
@@ -124,7 +124,7 @@ def fedrep(
     Args:
       model: what is trained.
       trainer: local training of the body; the head is trained by the same, for `head_epochs`.
-      head: the layers that stay at home, as for `fedbn`.
+      head: the layers that stay local, as for `fedbn`.
       head_epochs: passes over the client's data that fit the head, at least 0; the authors take
         more of them than for the body.
       server_learning_rate: the server's step size.
@@ -150,7 +150,7 @@ def fedrep(
         fitted = trainer.train(
             start, client, of_head(hyper), fold(key, Purpose.PERSONAL), mask=is_head
         )
-        # The statistics of a body that only looked on are none of this fit's.
+        # The body was not trained: its statistics of this fit are discarded.
         start = home.joined(start, home.own(fitted.params))
         result = trainer.train(start, client, hyper.local, key, mask=is_body)
         metrics = trees.add(fitted.metrics, result.metrics)

@@ -1,4 +1,4 @@
-"""FedDyn: local objectives that are bent until their minima lie at the minimum of the whole."""
+"""FedDyn: local objectives are corrected until their minima agree with the global one."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean
 
 
 class ServerState(NamedTuple):
-    """The model and how far clients have moved from it over all rounds.
+    """The model, and the clients' total drift from it.
 
     Attributes:
       params: the model's parameters, w.
@@ -44,9 +44,9 @@ def feddyn(
 ) -> FederatedAlgorithm:
     """Declares FedDyn, federated learning with dynamic regularisation.
 
-    A client minimises `L_i(w) − ⟨g_i, w⟩ + α / 2 · ‖w − w_server‖²`, and keeps
-    `g_i ← g_i − α (w_i − w_server)`, which is its gradient at its own minimum. The server moves to
-    the mean of the models of those who took part, minus `h / α`.
+    A client minimises `L_i(w) − ⟨g_i, w⟩ + α / 2 · ‖w − w_server‖²`, and
+    stores `g_i ← g_i − α (w_i − w_server)`, which is its gradient at its own minimum. The server
+    moves to the mean of the participants' models, minus `h / α`.
 
     Args:
       model: what is trained; buffers, such as the statistics of batch norm, are averaged alone.
@@ -55,7 +55,7 @@ def feddyn(
       alpha: α, the strength of the dynamic regulariser, above 0.
 
     Returns:
-      The algorithm; it keeps one correction of gradients for each client.
+      The algorithm; a client's state is its correction of gradients.
 
     Raises:
       ValueError: for a number out of its range.
@@ -81,8 +81,8 @@ def feddyn(
 
     def client(message, own, client, hyper, key):
         alpha = hyper.algorithm["alpha"]
-        bent = optax.chain(proximal(alpha), shift(trees.scale(own, -1.0)))
-        result = trainer.train(message, client, hyper.local, key, gradient_transform=bent)
+        corrected = optax.chain(proximal(alpha), shift(trees.scale(own, -1.0)))
+        result = trainer.train(message, client, hyper.local, key, gradient_transform=corrected)
         update = {"params": result.delta, "share": Known(jnp.float32(1))}
         own = moved(own, result.delta, alpha)
         return ClientOutput(update, result.weight, own, result.metrics)
@@ -91,7 +91,7 @@ def feddyn(
         alpha, mean, share = hyper.algorithm["alpha"], aggregate["params"], aggregate["share"]
         correction = moved(server.correction, mean, alpha * share)
         step = jax.tree.map(lambda d, h: d - h * trees.reciprocal(alpha), mean, correction)
-        # A round without anybody has no mean to go to, and the model stays where it is.
+        # An empty round has no mean, and leaves the model unchanged.
         step = trees.where(share > 0, step, trees.zeros_like(step))
         return ServerState(optax.apply_updates(server.params, step), correction), {}
 

@@ -19,12 +19,7 @@ from fedjax_dp.server.base import Aggregator
 
 
 class AdaptiveState(NamedTuple):
-    """Moments of the aggregate.
-
-    Attributes:
-      first: running mean of the aggregate.
-      second: running second moment.
-    """
+    """Running means of the aggregate and of its square."""
 
     first: PyTree
     second: PyTree
@@ -75,8 +70,8 @@ def fedavgm(
       model: what is trained.
       trainer: local training.
       server_learning_rate: the server's step size.
-      momentum: the share of the last step that is kept.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      momentum: the share of the last step that is added to the next.
+      aggregator: how deltas are combined; the mean weighted by client size if not given.
 
     Returns:
       The algorithm.
@@ -146,7 +141,7 @@ def fedadam(
       b1: decay of the first moment.
       b2: decay of the second moment.
       adaptivity: the paper's τ.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      aggregator: how deltas are combined; the mean weighted by client size if not given.
 
     Returns:
       The algorithm.
@@ -189,7 +184,7 @@ def fedyogi(
       b1: decay of the first moment.
       b2: decay of the second moment.
       adaptivity: the paper's τ.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      aggregator: how deltas are combined; the mean weighted by client size if not given.
 
     Returns:
       The algorithm.
@@ -230,7 +225,7 @@ def fedadagrad(
       server_learning_rate: the server's step size.
       b1: decay of the first moment.
       adaptivity: the paper's τ.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      aggregator: how deltas are combined; the mean weighted by client size if not given.
 
     Returns:
       The algorithm.

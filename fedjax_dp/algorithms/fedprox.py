@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are pulled back to the model that they were sent."""
+"""FedProx: FedAvg with a pull of local models towards the received one."""
 
 from typing import Any
 

@@ -24,11 +24,7 @@ from fedjax_dp.server.mean import ModelChoice, mean_per_model
 
 
 class ServerState(NamedTuple):
-    """The models of all clusters.
-
-    Attributes:
-      models: parameters, `[models, ...]`.
-    """
+    """The models of all clusters, `[models, ...]`."""
 
     models: PyTree
 
@@ -45,8 +41,8 @@ def ifca(
     """Declares IFCA with averaging of models.
 
     Every client computes its training loss under each server model, trains the best one and sends
-    its delta to that model's mean. The choice reads the client's data without noise: with a private
-    trainer the choice is not covered, and the algorithm refuses it.
+    its delta to that model's mean. The choice reads the client's data without noise: a private
+    trainer would not cover the choice, and is refused.
 
     Args:
       model: what is trained.

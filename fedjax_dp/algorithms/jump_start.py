@@ -1,5 +1,6 @@
-"""Jump-Start: clients train alone at first; then FedLTN goes on from the best of their tickets."""
+"""Jump-Start: clients train alone at first; then FedLTN starts from the best of their tickets."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -7,17 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import (
-    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     HostStep,
     Stages,
     Views,
 )
-from fedjax_dp.algorithms.fed_ltn import Distance, Own, Pruning, When, on_tickets, scheme_of
-from fedjax_dp.algorithms.lottery_fl import joins
+from fedjax_dp.algorithms.fed_ltn import Distance, Own, Pruning, Scheme, When, on_tickets, scheme_of
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.pruning import Scope, pruned_share
+from fedjax_dp.clients.pruning import Scope
 from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.argument_checks import checked
@@ -33,25 +32,14 @@ Score = Literal["own", "all"]
 
 
 class Message(NamedTuple):
-    """What a client is sent.
-
-    Attributes:
-      ticket: the message of FedLTN.
-      mask: the mask of that ticket, packed.
-    """
+    """The message of FedLTN, and the packed mask of its ticket."""
 
     ticket: PyTree
     mask: PyTree
 
 
 class ServerState(NamedTuple):
-    """FedLTN's server, and whether it has begun.
-
-    Attributes:
-      inner: the state of FedLTN's server.
-      mask: of the ticket that all go on with; of all weights before there is one.
-      has_jumped: whether the first stage is over, bool.
-    """
+    """FedLTN's server state, the mask of the chosen ticket (or full), and whether it is chosen."""
 
     inner: Any
     mask: PyTree
@@ -59,19 +47,103 @@ class ServerState(NamedTuple):
 
 
 class Jumping(NamedTuple):
-    """What a client keeps.
+    """The state of a client.
 
     Attributes:
-      inner: what it keeps in FedLTN.
+      inner: its state in FedLTN.
       params: its model of the first stage.
-      accuracy: that of this model on its validation data; below 0 before it has trained.
-      has_jumped: whether it has gone on with the shared ticket, bool; else its mask is of its own.
+      accuracy: of this model on its validation data; below 0 before it has trained.
+      has_jumped: whether it has taken over the shared ticket, bool; if not, its mask is its own.
     """
 
     inner: Own
     params: PyTree
     accuracy: jax.Array
     has_jumped: jax.Array
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The functions of both stages: `alone` up to the jump, `together` by FedLTN after it."""
+
+    scheme: Scheme
+    ltn: FederatedAlgorithm
+    score: Score
+    inherits_mask: bool
+
+    def init(self, key):
+        server = self.ltn.init(key)
+        return ServerState(server, self.scheme.first(server).mask, jnp.bool_(False))
+
+    def own(self, server):
+        """Makes a client's first state."""
+        first = self.scheme.first(server.inner)
+        return Jumping(first, server.inner.params, jnp.float32(-1), jnp.bool_(False))
+
+    def mask_of(self, server, mask, has_jumped):
+        """Takes over the shared mask in a client's first round after the jump."""
+        if not self.inherits_mask:
+            return mask
+        return trees.where(server.has_jumped & ~has_jumped, server.mask, mask)
+
+    def broadcast(self, server, client):
+        mask = self.mask_of(server, *client.known)
+        message = self.ltn.broadcast(server.inner, client.replace(known=mask))
+        ticket = SentIf(message.ticket, client.stage != LOCAL)
+        return Message(message._replace(ticket=ticket), Known(mask))
+
+    def client(self, *arguments):
+        stage = arguments[2].stage
+        return jax.lax.cond(
+            stage == LOCAL, lambda: self.alone(*arguments), lambda: self.together(*arguments)
+        )
+
+    def alone(self, message, own, client, hyper, key):
+        scheme, target = self.scheme, hyper.algorithm["jump_target"]
+        start = message.ticket.start
+        found = scheme.update(own.inner, own.params, start, client, hyper, target, key)
+        output = scheme.output(found, client)
+        # Of the final ticket, which may have been pruned and trained since it was evaluated; a
+        # client without data has found nothing that others could start from.
+        accuracy = accuracy_of(scheme.model, found.params, client.validation)
+        accuracy = jnp.where(client.size > 0, accuracy, own.accuracy)
+        state = Jumping(output.state, found.params, accuracy, own.has_jumped)
+        return output._replace(update=SentIf(output.update, jnp.bool_(False)), state=state)
+
+    def together(self, message, own, client, hyper, key):
+        inner = own.inner._replace(mask=message.mask)
+        output = self.ltn.client(message.ticket, inner, client, hyper, key)
+        state = own._replace(inner=output.state, has_jumped=jnp.bool_(True))
+        return output._replace(update=SentIf(output.update, jnp.bool_(True)), state=state)
+
+    def server_step(self, server, aggregate, hyper, round, key):
+        inner, info = self.ltn.server_step(server.inner, aggregate, hyper, round, key)
+        is_alone = round.stage == LOCAL
+        return server._replace(inner=trees.where(is_alone, server.inner, inner)), info
+
+    def jump(self, server, clients, hyper, key):
+        """Makes the best ticket the shared one, on the host."""
+        scores, inner = np.array(clients.of_all(lambda own: own.accuracy)), server.inner
+        trained = np.flatnonzero(scores >= 0)
+        if not len(trained):  # All start from the initial model.
+            return server._replace(has_jumped=np.bool_(True))
+        if self.score == "all":
+            scores[trained] = [np.mean(clients.scores(int(i))) for i in trained]
+        found = clients.of(int(trained[np.argmax(scores[trained])]))
+        shared = self.scheme.home.joined(found.params, inner.params)
+        start = None if inner.start is None else shared
+        inner = inner._replace(params=shared, start=start)
+        return ServerState(inner, found.inner.mask, np.bool_(True))
+
+    def accuracy(self, own, validation):
+        return accuracy_of(self.scheme.model, own.params, validation)
+
+    def personal(self, server, own, client):
+        mask = self.mask_of(server, own.inner.mask, own.has_jumped)
+        jumped = self.scheme.personal(server.inner, own.inner._replace(mask=mask))
+        mask = masks.unpacked(own.inner.mask, self.scheme.weights)
+        alone = Sparse(masks.applied(mask, own.params), mask)
+        return trees.where(server.has_jumped, jumped, alone)
 
 
 @checked
@@ -98,12 +170,12 @@ def jump_start(
     scope: Scope = "tensor",
     prunable: Where | None = None,
 ) -> FederatedAlgorithm:
-    """Declares FedLTN behind a Jump-Start.
+    """Declares FedLTN after a Jump-Start.
 
-    For the first rounds each client that takes part updates a ticket of its own and sends nothing.
-    Then the ticket of the highest validation accuracy, by `score`, becomes the shared model and
-    what is rewound to, and its mask, by `inherits_mask`, the one that all go on with; batch norm
-    stays everyone's own. The one-off broadcast of that ticket is no part of any round.
+    In the first rounds each participant updates its own ticket and sends nothing. Then the ticket
+    of the highest validation accuracy, by `score`, becomes the shared model and what is rewound to,
+    and its mask, by `inherits_mask`, that of all clients; batch norm stays local. The one-off
+    broadcast of that ticket belongs to no round.
 
     All clients should take part in the first rounds: `sampling.full_participation_first`.
 
@@ -114,15 +186,15 @@ def jump_start(
       trainer: as for `fed_ltn`.
       jump_rounds: rounds of the first stage, at least 1.
       jump_target: pruned share that a client reaches in it, in [0, 1).
-      score: whose validation data choose the best ticket: "own", those of the client that found it,
-        which needs no communication, as the text says; or "all", the mean of the accuracies at all
-        clients, as the listing has it, who would have to be sent all tickets: clients times clients
-        models, which no round counts either.
-      inherits_mask: whether all go on with the mask of the ticket that was chosen, whose pruned
-        weights are 0 in what they are sent; else each keeps the mask that it found. The source does
-        not say.
+      score: the validation data that choose the best ticket: "own", those of the client that found
+        it, which needs no communication, as the text says; or "all", the mean of the accuracies at
+        all clients, as the listing has it, to each of which all tickets would have to be sent; no
+        round counts that either.
+      inherits_mask: whether all clients continue with the mask of the chosen ticket, whose pruned
+        weights are 0 in the model that they are sent; else each keeps its own mask. The source does
+        not specify it.
       prune_rate: as for `fed_ltn`.
-      target: as for `fed_ltn`, of what follows.
+      target: as for `fed_ltn`, in the rounds after the jump.
       accuracy_threshold: as for `fed_ltn`.
       strength: as for `fed_ltn`.
       mixing: as for `fed_ltn`.
@@ -147,97 +219,21 @@ def jump_start(
     given = locals()
     options = Pruning(**{name: given[name] for name in Pruning._fields})
     scheme = scheme_of(model, trainer, options)
-    ltn = on_tickets(model, trainer, options, scheme)
-
-    def init(key):
-        server = ltn.init(key)
-        return ServerState(server, scheme.first(server).mask, jnp.bool_(False))
-
-    def keeps(server):
-        params = server.inner.params
-        return Jumping(scheme.first(server.inner), params, jnp.float32(-1), jnp.bool_(False))
-
-    def mask_of(server, mask, has_jumped):
-        """Takes the shared mask over, where this is due."""
-        if not inherits_mask:
-            return mask
-        return trees.where(server.has_jumped & ~has_jumped, server.mask, mask)
-
-    def broadcast(server, client):
-        mask = mask_of(server, *client.known)
-        ticket = ltn.broadcast(server.inner, client.replace(known=mask))
-        ticket = ticket._replace(ticket=SentIf(ticket.ticket, client.stage != LOCAL))
-        return Message(ticket, Known(mask))
-
-    def alone(message, own, client, hyper, key):
-        mask, start = masks.unpacked(own.inner.mask, scheme.weights), message.ticket.start
-        # Batch norm is no part of a ticket, and goes back no further than this round.
-        start = None if start is None else scheme.home.joined(start, own.params)
-        target = hyper.algorithm["jump_target"]
-        found = scheme.update(own.params, mask, start, client, hyper, target, key)
-        kept = Own(masks.packed(found.mask), scheme.home.own(found.params))
-        info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
-        # Of the ticket that is kept, which may have been pruned and trained since it was tried.
-        # Whoever has no data has learned nothing that others could go on with.
-        accuracy = accuracy_of(model, found.params, client.validation)
-        accuracy = jnp.where(client.size > 0, accuracy, own.accuracy)
-        state = Jumping(kept, found.params, accuracy, own.has_jumped)
-        update = Sparse(scheme.home.sent(found.params), scheme.home.sent(found.mask))
-        silent = SentIf(update, jnp.bool_(False))
-        return ClientOutput(silent, joins(client), state, found.metrics, info)
-
-    def together(message, own, client, hyper, key):
-        inner = own.inner._replace(mask=message.mask)
-        output = ltn.client(message.ticket, inner, client, hyper, key)
-        state = own._replace(inner=output.state, has_jumped=jnp.bool_(True))
-        return output._replace(update=SentIf(output.update, jnp.bool_(True)), state=state)
-
-    def client(message, own, client, hyper, key):
-        return jax.lax.cond(
-            client.stage == LOCAL,
-            lambda: alone(message, own, client, hyper, key),
-            lambda: together(message, own, client, hyper, key),
-        )
-
-    def server_step(server, aggregate, hyper, round, key):
-        inner, info = ltn.server_step(server.inner, aggregate, hyper, round, key)
-        is_alone = round.stage == LOCAL
-        return server._replace(inner=trees.where(is_alone, server.inner, inner)), info
-
-    def jump(server, clients, hyper, key):
-        scores, inner = np.array(clients.of_all(lambda row: row.accuracy)), server.inner
-        trained = np.flatnonzero(scores >= 0)
-        if not len(trained):  # All go on from the start.
-            return server._replace(has_jumped=np.bool_(True))
-        if score == "all":
-            scores[trained] = [np.mean(clients.scores(int(i))) for i in trained]
-        best = int(trained[np.argmax(scores[trained])])
-        found = clients.of(best)
-        shared = scheme.home.joined(found.params, inner.params)
-        start = None if inner.start is None else shared
-        inner = inner._replace(params=shared, start=start)
-        return ServerState(inner, found.inner.mask, np.bool_(True))
-
-    def accuracy(own, validation):
-        return accuracy_of(model, own.params, validation)
-
-    def personal(server, own, client):
-        mask = mask_of(server, own.inner.mask, own.has_jumped)
-        jumped = scheme.personal(server.inner, own.inner._replace(mask=mask))
-        mask = masks.unpacked(own.inner.mask, scheme.weights)
-        alone = Sparse(masks.applied(mask, own.params), mask)
-        return trees.where(server.has_jumped, jumped, alone)
-
+    ltn = on_tickets(scheme)
+    stages = _Stages(scheme, ltn, score, inherits_mask)
+    by_all = stages.accuracy if score == "all" else None
     return ltn._replace(
         name="jump_start",
-        init=init,
-        broadcast=broadcast,
-        client=client,
-        server_step=server_step,
-        views=Views(personal=personal),
-        client_state=ClientState(init=keeps, known=lambda own: (own.inner.mask, own.has_jumped)),
+        init=stages.init,
+        broadcast=stages.broadcast,
+        client=stages.client,
+        server_step=stages.server_step,
+        views=Views(personal=stages.personal),
+        client_state=ClientState(
+            init=stages.own, known=lambda own: (own.inner.mask, own.has_jumped)
+        ),
         stages=Stages(
             stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),
-            host_steps=(HostStep(jump_rounds, jump, score=accuracy if score == "all" else None),),
+            host_steps=(HostStep(jump_rounds, stages.jump, score=by_all),),
         ),
     ).with_numbers({"jump_target": jump_target}, {"jump_target": Decay})

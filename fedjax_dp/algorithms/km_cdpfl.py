@@ -1,4 +1,4 @@
-"""KM-CDPFL: clients are clustered anew in every round, by k-means on their noisy updates."""
+"""KM-CDPFL: clients are reclustered in every round, by k-means on their noisy updates."""
 
 from typing import NamedTuple
 
@@ -26,25 +26,20 @@ from fedjax_dp.server.mean import ModelChoice
 
 
 class ServerState(NamedTuple):
-    """The models of all clusters, and who is where.
-
-    Attributes:
-      models: parameters, `[models, ...]`.
-      clusters: the cluster that each client fell into last, `[clients]`, int32.
-    """
+    """The models of all clusters, `[models, ...]`, and each client's last cluster, `[clients]`."""
 
     models: PyTree
     clusters: jax.Array
 
 
 class RoundOfClusters(NamedTuple):
-    """What a round's clustering amounts to.
+    """The result of a round's clustering.
 
     Attributes:
       delta: mean update of each new cluster, `[models, ...]`.
-      origin: which share of a new cluster's clients trained each model, `[models, models]`; rows of
-        empty clusters are 0.
-      clusters: the new cluster of each client, `[clients]`, int32; -1 for those who sat it out.
+      origin: the share of a new cluster's clients that trained each model, `[models, models]`; 0
+        for empty clusters.
+      clusters: the new cluster of each client, `[clients]`, int32; -1 for absent ones.
     """
 
     delta: PyTree
@@ -61,14 +56,13 @@ def km_cdpfl(
     num_models: Count,
     num_restarts: Count = 10,
 ) -> FederatedAlgorithm:
-    """Declares myopic clustering: every round's updates decide who shares a model in the next.
+    """Declares myopic clustering: a round's updates decide which clients share the next model.
 
-    The new model of a cluster is the mean of what its clients ended the round with. A new cluster
-    takes the place of the old one whose model is nearest to its own, so that clusters keep their
-    identity as far as they can; a place that no cluster takes keeps its model.
+    The new model of a cluster is the mean of its clients' models at the end of the round. A new
+    cluster takes the place of the old one with the nearest model, so that clusters keep their
+    identity as far as possible; a place that no cluster takes keeps its model.
 
-    Guarantee: that of the trainer: what clients send is private already, and clustering it costs
-    nothing more.
+    Guarantee: that of the trainer; clustering private updates is post-processing.
 
     Args:
       model: what is trained.
@@ -78,7 +72,7 @@ def km_cdpfl(
       num_restarts: restarts of k-means, at least 1.
 
     Returns:
-      The algorithm; all models start alike and clients use the model of their last cluster.
+      The algorithm; all models start equal and clients use the model of their last cluster.
 
     Source: KM-CDPFL of "Mitigating Disparate Impact of Differential Privacy in Federated Learning
       through Robust Clustering"; the identity of clusters is our resolution.
@@ -152,7 +146,7 @@ def km_cdpfl(
 
 
 def _distances(a: PyTree, b: PyTree) -> jax.Array:
-    """Squared distances between two stacks of models, `[models, models]`."""
+    """Computes squared distances between two stacks of models, `[models, models]`."""
     total = jnp.float32(0)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         x, y = (v.reshape(v.shape[0], -1).astype(jnp.float32) for v in (x, y))
@@ -161,7 +155,7 @@ def _distances(a: PyTree, b: PyTree) -> jax.Array:
 
 
 def _nearest_places(distances: jax.Array, is_taken: jax.Array) -> jax.Array:
-    """Gives each new cluster an old place of its own, the closest pair first, `[models]`."""
+    """Assigns old places to new clusters, `[models]`, one to one, the closest pair first."""
     num_models = distances.shape[0]
 
     def take(_, carry):

@@ -1,4 +1,4 @@
-"""Local-only training: every client keeps its own model and sends nothing."""
+"""Local-only training: every client has its own model and sends nothing."""
 
 from typing import NamedTuple
 
@@ -17,11 +17,7 @@ from fedjax_dp.server.mean import uniform_mean
 
 
 class ServerState(NamedTuple):
-    """The parameters that every client starts from.
-
-    Attributes:
-      start: the common start.
-    """
+    """The parameters that every client starts from."""
 
     start: PyTree
 
@@ -35,7 +31,7 @@ def local_only(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
       trainer: local training; a private one makes this local DP-SGD.
 
     Returns:
-      The algorithm; a client's state is its own model, and its optimiser starts afresh every round.
+      The algorithm; a client's state is its own model, and its optimiser restarts every round.
     """
 
     def client(message, own, client, hyper, key):

@@ -1,4 +1,4 @@
-"""LotteryFL: every client looks for a winning ticket; the server averages what they share."""
+"""LotteryFL: every client searches a winning ticket; the server averages shared weights."""
 
 from typing import NamedTuple
 
@@ -27,34 +27,24 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import Where
 from fedjax_dp.server.sparse_mean import sparse_mean
 
-AS_TICKETS = "clients send what is left of their weights, as it is"
+AS_TICKETS = "clients send the weights that are left, unchanged"
 UNPROTECTED = "pruning waits for the exact accuracy on validation data, which no noise covers"
 
 
 def joins(client: ClientData | PublicClient) -> jax.Array:
-    """Gives a client its weight: all alike, but for those that have no data to find a ticket by."""
+    """Weighs a client 1, and 0 if it has no data to find a ticket by."""
     return jnp.float32(client.size > 0)
 
 
 class Message(NamedTuple):
-    """What a client is sent.
-
-    Attributes:
-      ticket: the model under the client's mask.
-      start: the initial model, which the client received first.
-    """
+    """The model under the client's mask, and the initial model, which it received first."""
 
     ticket: Sparse
     start: PyTree
 
 
 class ServerState(NamedTuple):
-    """The shared model, and the one that tickets are rewound to.
-
-    Attributes:
-      params: the model's parameters.
-      start: those of before the first round.
-    """
+    """The shared model, and the initial one, to which tickets are rewound."""
 
     params: PyTree
     start: PyTree
@@ -74,23 +64,23 @@ def lottery_fl(
     """Declares LotteryFL.
 
     A client whose masked model is above the threshold on its validation data prunes the smallest of
-    its weights and rewinds what is left to the initial model; then it trains, and sends the weights
-    of its ticket. The server averages each weight over the clients that keep it.
+    its weights and rewinds the rest to the initial model; then it trains, and sends the weights of
+    its ticket. The server averages each weight over the clients that keep it.
 
     Guarantee: none; every upload is exact.
 
     Args:
       model: what is trained; it has an accuracy.
       trainer: local training, not a private one; pruned weights stay 0, whatever the optimiser.
-      prune_rate: share of the weights alive that one pruning takes, in [0, 1).
-      target: pruned share at which a client prunes no more, in [0, 1); the last pruning may go
-        beyond it, as in the authors' code.
+      prune_rate: share of the remaining weights that one pruning removes, in [0, 1).
+      target: pruned share at which a client stops pruning, in [0, 1); the last pruning may exceed
+        it, as in the authors' code.
       accuracy_threshold: accuracy above which a client prunes, in (0, 1).
       scope: as for `prune`.
       prunable: the weights that may be pruned, as for `weights_of`.
 
     Returns:
-      The algorithm; a client's state is its mask, one bit a weight. It asks for validation data.
+      The algorithm; a client's state is its mask, one bit a weight. It needs validation data.
 
     Raises:
       ValueError: for a number out of its range, a private trainer, one with update transforms, or a
@@ -112,7 +102,7 @@ def lottery_fl(
         return Sparse(masks.applied(mask, server.params), mask, is_known=True)
 
     def broadcast(server, client):
-        # The initial model, which tickets are rewound to, is what was received first.
+        # The initial model, to which tickets are rewound, was received first.
         return Message(ticket_of(server, client.known), Known(server.start))
 
     def client(message, own, client, hyper, key):
@@ -129,7 +119,7 @@ def lottery_fl(
             lambda: prune(before, ticket, numbers["prune_rate"], scope=scope),
             lambda: before,
         )
-        # Too few may be left for the rate to take one.
+        # Too few may be left for the rate to remove one.
         has_pruned = masks.num_alive(mask) < masks.num_alive(before)
         start = trees.where(has_pruned, masks.applied(mask, message.start), ticket)
         result = trainer.train(start, client, hyper.local, key, mask=mask)
@@ -148,13 +138,12 @@ def lottery_fl(
         )
         return server._replace(params=params), {}
 
-    aggregator = sparse_mean()
     return FederatedAlgorithm(
         name="lottery_fl",
         init=init,
         broadcast=broadcast,
         client=client,
-        aggregator=aggregator,
+        aggregator=sparse_mean(),
         server_step=server_step,
         training=training_of(trainer, reads_validation=True),
         views=Views(shared=field("params"), personal=ticket_of),

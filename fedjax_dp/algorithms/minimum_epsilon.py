@@ -1,4 +1,4 @@
-"""Minimum-ε: all clients train to the smallest budget."""
+"""Minimum-ε: all clients are calibrated to the smallest budget."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,8 +18,7 @@ def minimum_epsilon(
 ) -> FederatedAlgorithm:
     """Declares DPFedAvg for clients that were all calibrated to the smallest budget.
 
-    The server does what it does in `record_dp_fedavg`; the difference is in the noise that the
-    trainer was given, see `smallest_budget`.
+    This is `record_dp_fedavg` with a trainer whose noise is calibrated to `smallest_budget`.
 
     Guarantee: as `dp_sgd`.
 
@@ -43,7 +42,7 @@ def minimum_epsilon(
 
 @checked
 def smallest_budget(epsilon: ArrayLike) -> np.ndarray:
-    """Gives every client the smallest budget of all.
+    """Replaces all budgets by the smallest.
 
     Args:
       epsilon: budgets, above 0, `[clients]`.

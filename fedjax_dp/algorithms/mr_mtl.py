@@ -1,4 +1,4 @@
-"""MR-MTL: every client keeps its own model, drawn towards the mean of all."""
+"""MR-MTL: every client has its own model, pulled towards the mean of all."""
 
 from typing import Any, NamedTuple
 
@@ -24,12 +24,7 @@ from fedjax_dp.server.mean import scaled_sum
 
 
 class ServerState(NamedTuple):
-    """The mean of all clients' models, and what they start from.
-
-    Attributes:
-      mean: parameters, the plain average over the population.
-      start: the common start.
-    """
+    """The mean of all clients' models over the population, and their common start."""
 
     mean: PyTree
     start: PyTree
@@ -46,9 +41,9 @@ def mr_mtl(
 ) -> FederatedAlgorithm:
     """Declares mean-regularised multi-task learning.
 
-    A client minimises its own loss plus `strength/2 ‖θ_i − θ̄‖²` from where it left its model. The
-    pull towards the mean is added to the gradient after clipping and noise: it reads what the
-    client sent before and costs no privacy. Without it this is local training. Steps of plain SGD
+    A client minimises its own loss plus `strength/2 ‖θ_i − θ̄‖²` from its last model. The pull
+    towards the mean is added to the gradient after clipping and noise: it reads earlier uploads
+    alone and costs no privacy. Without it this is local training. Steps of plain SGD
     diverge where the learning rate times the strength is above 2.
 
     Guarantee: that of the trainer.
@@ -59,18 +54,20 @@ def mr_mtl(
       num_clients: the population, at least 1.
       strength: λ.
       is_pull_clipped: add the pull to the gradient of every example before it is clipped, as the
-        authors do, which lets it take room from what the examples say.
+        authors do, which leaves less of the clip norm to the examples.
 
     Returns:
       The algorithm; a client's state is its own model.
 
     Raises:
-      ValueError: for a number out of its range, or a trainer with update transforms, behind which
-        the mean would be that of no models.
+      ValueError: for a number out of its range, or a trainer with update transforms, after which
+        the mean would not be that of the clients' models.
 
-    Source: Liu and others 2022, algorithm 1; a pull behind the clipping is our resolution.
+    Source: Liu and others 2022, algorithm 1; a pull after clipping is our resolution.
     """
-    trainer.require_untransformed("the server's model is the mean of what clients keep, as it is")
+    trainer.require_untransformed(
+        "the server's model is the mean of the clients' models, unchanged"
+    )
 
     def init(key):
         start = model.init(key)
@@ -88,13 +85,12 @@ def mr_mtl(
     def server_step(server, aggregate, hyper, round, key):
         return server._replace(mean=optax.apply_updates(server.mean, aggregate)), {}
 
-    aggregator = scaled_sum(num_clients)
     return FederatedAlgorithm(
         name="mr_mtl",
         init=init,
         broadcast=lambda server, client: server.mean,
         client=client,
-        aggregator=aggregator,
+        aggregator=scaled_sum(num_clients),
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),

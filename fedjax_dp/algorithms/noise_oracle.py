@@ -10,7 +10,7 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 
-# A client without noise, or with a learning rate of zero, weighs much and not infinitely much.
+# Keeps the weight of a client without noise, or with a learning rate of 0, finite.
 _SMALLEST = 1e-20
 
 
@@ -19,7 +19,7 @@ def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> 
     """Declares DP-SGD at the clients and a mean with weights `w_i ∝ 1/σ_i²`.
 
     σ_i² is the variance that a client's own noise gives its update, `steps η² c² z² / b²` for each
-    parameter. A server that knew every client's numbers could do no better; none does.
+    parameter. It is optimal for a server that knows every client's numbers; a real one does not.
 
     Guarantee: as `dp_sgd`.
 

@@ -1,4 +1,4 @@
-"""O-DPCFL: the oracle that knows every client's cluster from the start."""
+"""O-DPCFL: the oracle that knows each client's cluster from the start."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,11 +26,7 @@ from fedjax_dp.server.mean import ModelChoice, mean_per_model
 
 
 class ServerState(NamedTuple):
-    """The models of all clusters.
-
-    Attributes:
-      models: parameters, `[models, ...]`.
-    """
+    """The models of all clusters, `[models, ...]`."""
 
     models: PyTree
 
@@ -46,8 +42,7 @@ def o_dpcfl(
 ) -> FederatedAlgorithm:
     """Declares one federation for each true cluster, the reference for all clustered methods.
 
-    Nothing is chosen and nothing is spent on choosing: with a private trainer the whole budget goes
-    into training.
+    There are no choices to spend budget on: with a private trainer all of it is for training.
 
     Args:
       model: what is trained.
@@ -57,7 +52,7 @@ def o_dpcfl(
       is_weighted: weight clients by their number of examples within a cluster.
 
     Returns:
-      The algorithm; all models start alike.
+      The algorithm; all models start equal.
 
     Raises:
       ValueError: if a client has no cluster.

@@ -1,4 +1,4 @@
-"""PFA: updates of clients with small budgets are projected on what those with large ones share."""
+"""PFA: updates of clients with small budgets are projected on a subspace of the others'."""
 
 import warnings
 from typing import Literal, get_args
@@ -33,7 +33,7 @@ def pfa(
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients, a projection by the server, and weights by budget.
 
-    Who is public follows from the declared budgets, once. In each round the leading principal
+    The declared budgets decide once which clients are public. In each round the leading principal
     components of the public clients' updates span a subspace; updates of the others are replaced by
     their projections into it; all are averaged with `w_i = ε_i / Σ ε_j`.
 
@@ -43,9 +43,9 @@ def pfa(
       model: what is trained.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
-      declared_epsilon: what clients say that their budgets are, above 0, `[num_clients]`; a run by
-        configuration takes the true ones where it is None.
-      split: how public clients are told from private ones, see `public_clients`.
+      declared_epsilon: the budgets that clients declare, above 0, `[num_clients]`; a run by
+        configuration takes the true ones if not given.
+      split: how public clients are found, see `public_clients`.
       num_components: dimensions of the subspace, at least 1.
       is_standardized: whether coordinates are standardised before the components are sought.
 
@@ -78,16 +78,16 @@ def pfa(
 
 @checked
 def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
-    """Tells the clients with large budgets from those with small ones, on the host.
+    """Finds the clients with large budgets, on the host.
 
     Args:
       epsilon: budgets, above 0, `[clients]`.
       split: "mixture" fits two Gaussians to the budgets, scaled to [0, 1]; "kmeans" and
         "agglomerative" form two groups of them; the group with the larger mean is public.
-        "top_tenth" takes the tenth of the clients with the largest budgets, and at least one.
+        "top_tenth" takes a tenth of the clients, those of the largest budgets, and at least one.
 
     Returns:
-      Who is public, bool, `[clients]`; all where all budgets are the same.
+      Whether a client is public, bool, `[clients]`; all are where all budgets are the same.
 
     Raises:
       ValueError: for an unknown split, or budgets that are not positive.
@@ -112,7 +112,7 @@ def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
         "agglomerative": lambda: AgglomerativeClustering(2),
     }[split]()
     with warnings.catch_warnings():
-        # Fewer distinct budgets than a fit would like are no mistake of the caller.
+        # A fit warns of few distinct budgets, which are no mistake.
         warnings.simplefilter("ignore")
         group = model.fit_predict(scaled)
     if len(np.unique(group)) < 2:

@@ -1,26 +1,31 @@
-"""R-DPCFL: clusters found from one quiet round, followed softly, then chosen privately."""
+"""R-DPCFL: clusters from one round of little noise, drawn softly, then chosen privately."""
 
 import enum
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from dp_accounting import DpEvent
 
 from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
     HostStep,
+    Hyper,
+    Needs,
     Numbers,
+    Recipient,
     Stages,
     Views,
     claim_of,
     training_of,
 )
-from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.clients.selection import RANGES, Choice, make_choice, trained_and_chosen
 from fedjax_dp.clients.whole_batches import (
     WHOLE,
     Perturb,
@@ -45,6 +50,7 @@ from fedjax_dp.server.clustering import (
 )
 from fedjax_dp.server.mean import ModelChoice
 from fedjax_dp.server.mixture import (
+    Mixture,
     fit_best_mixture,
     fit_mixture,
     num_soft_rounds,
@@ -74,19 +80,14 @@ class Stage(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """What a client is sent.
-
-    Attributes:
-      models: all that are offered, or the one that the client trained last.
-      chances: with which it draws one, `[models]`; zeros where it does not draw.
-    """
+    """The models that a client may train, and its chances `[models]`; zeros where it draws none."""
 
     models: Choices
     chances: Sparse
 
 
 class ServerState(NamedTuple):
-    """The models of all clusters, and what the first round told about the clients.
+    """The models of all clusters, and the mixture that the first round's updates are fitted by.
 
     Attributes:
       models: parameters, `[models, ...]`; those beyond `num_models` are never trained.
@@ -142,7 +143,7 @@ def r_dpcfl(
     update small enough to cluster by. A mixture of Gaussians on the updates' principal components
     gives the chance of each client to belong to each cluster; until round E_c clients draw their
     cluster from it. Then they choose by their own training data, in a tenth of all rounds, and stay
-    where they are. The surer the mixture, the larger E_c.
+    where they are. The less the clusters overlap, the larger E_c.
 
     Guarantee: unit of privacy is one record of one client; the relation is that of the trainer's
     event, and private choices hold under both. A round is charged by its stage, so that
@@ -152,25 +153,24 @@ def r_dpcfl(
     Args:
       model: what is trained.
       trainer: a private trainer, such as `dp_sgd_trainer`; in the first round its sampler is not
-        asked, and its micro-batches are as large as in all others.
+        used, and its micro-batches are as large as in all others.
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run (E), at least 1.
-      num_models: number of clusters (M); the one whose mixture is separated best where it is None.
+      num_models: number of clusters (M); None for the one whose mixture is separated best.
       max_models: the largest M that is tried where M is not given.
       selection: "private" by the exponential mechanism, or "exact".
       selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
-      num_selections: rounds with a choice; ⌊E/10⌋ where it is None.
-      score: what a private choice looks at, "accuracy" or "loss".
+      num_selections: rounds with a choice; None for ⌊E/10⌋.
+      score: what a private choice is made by, "accuracy" or "loss".
       loss_bound: the largest loss of one example that counts.
       num_components: principal components that are clustered.
       features: "centred", or "authors" for the published code's projection.
-      soft_rounds: E_c, the last round of soft clusters; it follows from the mixture where it is
-        None.
+      soft_rounds: E_c, the last round of soft clusters; None for what the mixture implies.
       is_weighted: weight clients by their number of examples within a cluster.
       num_copies: how often each record counts in the first round: itself, and perturbed copies of
         it. A record's gradient is then the mean of its copies' clipped gradients.
       copy_stddev: the standard deviation of Gaussian noise on the inputs of copies, above 0.
-      perturb: makes a copy in another way, `(example, key) -> example` of one record.
+      perturb: makes a copy otherwise, `(example, key) -> example` of one record.
       name: the name in reports.
 
     Returns:
@@ -186,15 +186,14 @@ def r_dpcfl(
     capacity = max_models if num_models is None else num_models
     checks.whole("num_models", capacity)
     choice = make_choice(model, selection, score)
-    is_exact = choice.event is None
+    not_covered = NOT_COVERED if choice.event is None else None
     if num_selections is None:
-        num_selections = num_rounds if is_exact else num_rounds // 10
+        num_selections = num_rounds if choice.event is None else num_rounds // 10
     numbers = {
         "selection_epsilon": selection_epsilon,
         "loss_bound": loss_bound,
         "num_selections": num_selections,
     }
-    limits = {**RANGES, "num_selections": Index, "soft_rounds": Index}
     if soft_rounds is not None:
         numbers["soft_rounds"] = soft_rounds
 
@@ -214,91 +213,131 @@ def r_dpcfl(
             soft_rounds=jnp.int32(0),
         )
 
-    def stage_of(server, hyper, round_index):
-        """Before the mixture is known it foresees choices at once, which costs as much as later."""
-        e = round_index + 1
-        first_selection = jnp.maximum(server.soft_rounds + 1, 2)
-        stage = jnp.where(e < first_selection, Stage.SOFT, Stage.SELECT)
-        last_selection = first_selection + hyper.algorithm["num_selections"]
-        stage = jnp.where(e >= last_selection, Stage.FROZEN, stage)
-        return jnp.where(e == 1, Stage.FIRST, stage).astype(jnp.int32)
-
-    def at_stage(config, is_first):
-        batch = jnp.where(is_first, WHOLE, jnp.asarray(config.batch_size, jnp.float32))
-        return config._replace(batch_size=batch)
-
-    def broadcast(server, client):
-        """All models where a client chooses or draws, else its last; what it draws with."""
-        is_soft = client.stage == Stage.SOFT
-        sends_all = is_soft | (client.stage == Stage.SELECT)
-        chances = server.responsibilities[client.index]
-        return Message(
-            Choices(server.models, server.num_models, sends_all, client.known),
-            Sparse(chances, jnp.full(capacity, is_soft), is_known=True),
-        )
-
     def client(message, own, client, hyper, key):
-        own_key, models = fold(key, Purpose.SELECTION), message.models
-        chances = jnp.log(message.chances.values)
-        is_offered = jnp.arange(capacity) < models.num_offered
-        # The stage is the same for all clients: side by side nobody pays for a choice that is not
-        # made.
-        chosen = jax.lax.switch(
-            client.stage,
-            [
-                lambda: own,
-                lambda: jax.random.categorical(own_key, chances).astype(jnp.int32),
-                lambda: choice.of(own_key, models.offered(), client, is_offered, hyper.algorithm),
-                lambda: own,
-            ],
-        )
-        chosen = jnp.where(client.size > 0, chosen, own)
-        start = models.take(chosen)
-        local = at_stage(hyper.local, client.stage == Stage.FIRST)
-        result = trainer.train(start, client, local, key)
+        own_key = fold(key, Purpose.SELECTION)
+        chosen = _choose(choice, message, own, client, hyper, own_key)
+        local = _at_stage(hyper.local, client.stage == Stage.FIRST)
+        result = trainer.train(message.models.take(chosen), client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
 
-    def server_step(server, aggregate: ClusterAggregate, hyper, round, key):
-        is_first = round.stage == Stage.FIRST
-        moved = optax.apply_updates(server.models, aggregate.mean)
-        return server._replace(
-            models=trees.where(is_first, server.models, moved),
-            similarity=trees.where(is_first, aggregate.similarity, server.similarity),
-        ), {}
-
-    def cluster(server: ServerState, clients, hyper, key):
-        """Fits the mixture to the updates of the first round."""
-        seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
-        is_seen = np.asarray(server.similarity.is_seen)
-        found = principal_features(server.similarity, num_components)
-        seen = found[is_seen]
-        server = server._replace(features=np.float32(found))
+    def cluster(server, clients, hyper, key):
+        features = principal_features(server.similarity, num_components)
+        server = server._replace(features=np.float32(features))
+        seen = features[np.asarray(server.similarity.is_seen)]
         if len(seen) < 2:
             return server
-        if num_models is not None:
-            mixture = fit_mixture(seen, min(num_models, len(seen)), seed)
-        else:
-            candidates = range(2, max(2, min(max_models, len(seen) - 1)) + 1)
-            mixture = fit_best_mixture(seen, candidates, seed)
-        count = len(mixture.means)
-        responsibilities = np.zeros((num_clients, capacity), np.float32)
-        responsibilities[:, :count] = 1 / count
-        responsibilities[is_seen, :count] = mixture.responsibilities
-        means, radii = np.zeros_like(server.means), np.zeros_like(server.radii)
-        means[:count], radii[:count] = mixture.means, mixture.radii
-        found_rounds = num_soft_rounds(mixture.overlap, num_rounds)
-        return server._replace(
-            means=means,
-            radii=radii,
-            responsibilities=responsibilities,
-            separation=np.float32(mixture.separation),
-            overlap=np.float32(mixture.overlap),
-            num_models=np.int32(count),
-            soft_rounds=np.int32(hyper.algorithm.get("soft_rounds", found_rounds)),
-        )
+        mixture = _mixture_of(seen, num_models, max_models, key)
+        found = num_soft_rounds(mixture.overlap, num_rounds)
+        return _with_mixture(server, mixture, hyper.algorithm.get("soft_rounds", found))
 
+    return FederatedAlgorithm(
+        name=name,
+        init=init,
+        broadcast=_broadcast,
+        client=client,
+        aggregator=mean_per_cluster(capacity, num_clients, features=features),
+        server_step=_server_step,
+        training=training_of(trainer, record=RecordClaim(_events(trainer, choice), not_covered)),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
+        client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
+        stages=Stages(
+            stage_of=_stage_of,
+            host_steps=(HostStep(1, cluster, reads_clients=False),),
+            choice=choice,
+        ),
+    ).with_numbers(numbers, {**RANGES, "num_selections": Index, "soft_rounds": Index})
+
+
+def _stage_of(server: ServerState, hyper: Hyper, round_index: Any) -> jax.Array:
+    """Finds a round's stage; before the mixture is known it assumes choices from round 2."""
+    e = round_index + 1
+    first_selection = jnp.maximum(server.soft_rounds + 1, 2)
+    stage = jnp.where(e < first_selection, Stage.SOFT, Stage.SELECT)
+    last_selection = first_selection + hyper.algorithm["num_selections"]
+    stage = jnp.where(e >= last_selection, Stage.FROZEN, stage)
+    return jnp.where(e == 1, Stage.FIRST, stage).astype(jnp.int32)
+
+
+def _at_stage(config: LocalConfig, is_first: jax.Array) -> LocalConfig:
+    """Takes whole batches in the first round."""
+    batch = jnp.where(is_first, WHOLE, jnp.asarray(config.batch_size, jnp.float32))
+    return config._replace(batch_size=batch)
+
+
+def _broadcast(server: ServerState, client: Recipient) -> Message:
+    """Sends all models where a client chooses or draws, else its last; and its chances."""
+    is_soft = client.stage == Stage.SOFT
+    sends_all = is_soft | (client.stage == Stage.SELECT)
+    chances = server.responsibilities[client.index]
+    return Message(
+        Choices(server.models, server.num_models, sends_all, client.known),
+        Sparse(chances, jnp.full(chances.shape, is_soft), is_known=True),
+    )
+
+
+def _choose(
+    choice: Choice, message: Message, own: jax.Array, client: Any, hyper: Hyper, key: Any
+) -> jax.Array:
+    """Stays with the last model, draws one, or chooses one, by stage."""
+    models = message.models
+    chances = jnp.log(message.chances.values)
+    is_offered = jnp.arange(len(chances)) < models.num_offered
+    # All clients are at the same stage, so that vmapped ones compute the chosen branch alone.
+    chosen = jax.lax.switch(
+        client.stage,
+        [
+            lambda: own,
+            lambda: jax.random.categorical(key, chances).astype(jnp.int32),
+            lambda: choice.of(key, models.offered(), client, is_offered, hyper.algorithm),
+            lambda: own,
+        ],
+    )
+    return jnp.where(client.size > 0, chosen, own)
+
+
+def _server_step(server, aggregate: ClusterAggregate, hyper, round, key):
+    """Moves the models; the first round's updates give their similarity alone."""
+    is_first = round.stage == Stage.FIRST
+    moved = optax.apply_updates(server.models, aggregate.mean)
+    return server._replace(
+        models=trees.where(is_first, server.models, moved),
+        similarity=trees.where(is_first, aggregate.similarity, server.similarity),
+    ), {}
+
+
+def _mixture_of(seen: np.ndarray, num_models: int | None, max_models: int, key: Any) -> Mixture:
+    """Fits the mixture to features `[clients, features]`, of the best M where none is given."""
+    seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
+    if num_models is not None:
+        return fit_mixture(seen, min(num_models, len(seen)), seed)
+    candidates = range(2, max(2, min(max_models, len(seen) - 1)) + 1)
+    return fit_best_mixture(seen, candidates, seed)
+
+
+def _with_mixture(server: ServerState, mixture: Mixture, soft_rounds: Any) -> ServerState:
+    """Adds a mixture to the server's state; a client that was not seen may be in any cluster."""
+    count = len(mixture.means)
+    responsibilities = np.zeros_like(server.responsibilities)
+    responsibilities[:, :count] = 1 / count
+    responsibilities[np.asarray(server.similarity.is_seen), :count] = mixture.responsibilities
+    means, radii = np.zeros_like(server.means), np.zeros_like(server.radii)
+    means[:count], radii[:count] = mixture.means, mixture.radii
+    return server._replace(
+        means=means,
+        radii=radii,
+        responsibilities=responsibilities,
+        separation=np.float32(mixture.separation),
+        overlap=np.float32(mixture.overlap),
+        num_models=np.int32(count),
+        soft_rounds=np.int32(soft_rounds),
+    )
+
+
+def _events(trainer: LocalTrainer, choice: Choice) -> tuple[Callable[..., DpEvent], ...]:
+    """Lists the event of a round for each stage."""
     trained = claim_of(trainer, lambda hyper: hyper.local)
     assert trained is not None
     (train_event,) = trained.events
@@ -307,33 +346,13 @@ def r_dpcfl(
         whole = hyper.local._replace(batch_size=WHOLE)
         return train_event(size, hyper._replace(local=whole))
 
-    events = first_event, train_event, trained_and_chosen(train_event, choice), train_event
-
-    return FederatedAlgorithm(
-        name=name,
-        init=init,
-        broadcast=broadcast,
-        client=client,
-        aggregator=mean_per_cluster(capacity, num_clients, features=features),
-        server_step=server_step,
-        training=training_of(
-            trainer, record=RecordClaim(events, NOT_COVERED if is_exact else None)
-        ),
-        numbers=Numbers(num_clients=num_clients),
-        views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
-        client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
-        stages=Stages(
-            stage_of=stage_of,
-            host_steps=(HostStep(1, cluster, reads_clients=False),),
-            choice=choice,
-        ),
-    ).with_numbers(numbers, limits)
+    return first_event, train_event, trained_and_chosen(train_event, choice), train_event
 
 
 def _reading_whole(
     trainer: LocalTrainer, num_copies: int, stddev: float | None, perturb: Perturb | None
 ) -> LocalTrainer:
-    """Lets training read whole batches, with copies where these are asked for."""
+    """Makes the trainer that can read whole batches, of copies where these are wanted."""
     if trainer.reading_whole is None:
         raise ValueError(
             "trainer must offer whole batches, as `local_trainer` does, got one that does not"
@@ -347,3 +366,9 @@ def _reading_whole(
     rule = "be at least 2 where copies are perturbed"
     checks.require(num_copies >= 2, "num_copies", rule, num_copies)
     return trainer.reading_whole(WholeBatches(num_copies, perturb))
+
+
+def needs_of_copies(options: Mapping[str, Any]) -> Needs:
+    """Refuses copies without noise, and noise without copies."""
+    check_copies(options, "")
+    return Needs()

@@ -1,4 +1,4 @@
-"""RC-DPFL: the earlier form of R-DPCFL, with a known number of clusters and exact choices."""
+"""RC-DPFL: an earlier R-DPCFL, with a known number of clusters and exact choices."""
 
 from typing import Any, Literal
 
@@ -27,9 +27,9 @@ def rc_dpfl(
 ) -> FederatedAlgorithm:
     """Declares RC-DPFL: a mixture on the first round's updates, then exact choices by loss.
 
-    What differs from R-DPCFL: the number of clusters is given, the change from soft to hard
-    clusters comes after a fixed share of the rounds, clients choose the model of smallest exact
-    training loss in every round after it, and a cluster's mean is weighted by size.
+    Other than in R-DPCFL, the number of clusters is given, soft clusters end after a fixed share of
+    the rounds, clients choose the model of smallest exact training loss in every later round, and a
+    cluster's mean is weighted by size.
 
     Guarantee: that of DP-SGD for the updates alone. The choices read the data without noise and are
     not covered; the declaration says so.

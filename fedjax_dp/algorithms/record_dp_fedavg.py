@@ -1,4 +1,4 @@
-"""DPFedAvg of record-level DP: whatever the budgets, clients are weighted by their sizes."""
+"""DPFedAvg of record-level DP: clients are weighted by their sizes, not by their budgets."""
 
 import jax.numpy as jnp
 
@@ -15,7 +15,7 @@ from fedjax_dp.server.noise_aware import weighted_by_client
 def record_dp_fedavg(
     model: Model, trainer: LocalTrainer, *, num_clients: Count, is_weighted: bool = True
 ) -> FederatedAlgorithm:
-    """Declares DP-SGD at the clients with a mean that reads nothing of their budgets.
+    """Declares DP-SGD at the clients with a mean that does not depend on their budgets.
 
     The model is that of `dp_sgd`; each client's weight is in the round's info, as the other methods
     of the comparison report it.

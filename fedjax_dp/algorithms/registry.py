@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.blur_lus import declared_transforms, option_for_bound
-from fedjax_dp.algorithms.fed_ltn import check_momentum
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
+from fedjax_dp.algorithms.blur_lus import needs_of_blur_lus
+from fedjax_dp.algorithms.fed_ltn import needs_of_tickets
 from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
-from fedjax_dp.algorithms.propfair import check_options
-from fedjax_dp.algorithms.scaffold import declared_transforms as declared_control
-from fedjax_dp.algorithms.scaffold import steps_of
-from fedjax_dp.algorithms.splitting import steps_of as of_splitting
+from fedjax_dp.algorithms.propfair import needs_of_propfair
+from fedjax_dp.algorithms.r_dpcfl import needs_of_copies
+from fedjax_dp.algorithms.scaffold import needs_of_scaffold
+from fedjax_dp.algorithms.splitting import needs_of_splitting
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.transforms import UpdateTransform
-from fedjax_dp.clients.whole_batches import check_copies
 from fedjax_dp.core import checks, registry
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
@@ -31,11 +29,11 @@ class Problem(NamedTuple):
     Attributes:
       num_clients: the population.
       num_rounds: rounds of the whole run.
-      aggregator: how updates are combined: the private mean where clients are protected, else what
-        was asked for; the algorithm's own where it is None.
-      declared_epsilon: the budgets that clients declare, `[num_clients]`, where records are
-        protected to some.
-      public_x: public inputs without labels, `[queries, ...]`, where there are some.
+      aggregator: how updates are combined: the private mean where clients are protected, else the
+        aggregator that was asked for; None for the algorithm's own.
+      declared_epsilon: the budgets that clients declare, `[num_clients]`; None where records have
+        no budgets.
+      public_x: public inputs without labels, `[queries, ...]`; None where there are none.
     """
 
     num_clients: int
@@ -46,30 +44,23 @@ class Problem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a configuration needs to know of an algorithm.
+    """What a configuration needs of an algorithm before data are read.
 
     Attributes:
       factory: `(model, trainer, *, facts…, options…) -> FederatedAlgorithm`.
-      units: the choices of privacy that it can be given, of "none", "record", "client", "both".
-      given: fields of `Problem` that it is handed, as keywords of these names; no options.
-      stand_in: fields of `Problem` that it is handed where the option of that name is left out,
-        with the kind of the option.
+      units: the possible units of privacy, of "none", "record", "client", "both".
+      given: fields of `Problem` that are passed by these names; they are no options.
+      stand_in: fields of `Problem` that are passed where the option of that name is left out, with
+        the type of the option.
       for_code: keywords that no configuration can hold, such as functions.
-      budgets: from the clients' own budgets of ε, `[clients]`, to those that their records' noise
+      budgets: from the clients' budgets of ε, `[clients]`, to those that the noise on their records
         is calibrated to; None where these are the same.
-      pools_clients: whether the data of all clients are put together before it runs.
-      sends_model: whether an update has the structure of the model, which discrete and correlated
-        noise are made for.
-      reason: why it is given no other units, in words; empty where its kind says so.
-      check_options: `(options, prefix)` raises a ValueError for options that do not go together;
-        all options are given, and the prefix comes before a name.
-      steps: `(options) -> word`, what it asks of local steps: "any", "plain", those of SGD without
-        momentum, "moving", plain ones at learning rates above 0, or "none" where local steps are
-        not taken; all options are given.
-      transforms: `(options) -> declarations` of what updates pass through before they leave, for
-        checks that have no model yet; all options are given.
-      option_for_bound: `(options) -> name` of the option that must be given where no aggregator
-        bounds an update; empty where none must. All options are given.
+      pools_clients: whether the data of all clients are pooled before a run.
+      sends_model: whether an update has the structure of the model, as discrete and correlated
+        noise require.
+      reason: why there are no other units; empty where the type of algorithm implies it.
+      needs: `(options) -> Needs`, of all options; a ValueError that begins with an option's name
+        refuses options that do not go together.
     """
 
     factory: Callable[..., FederatedAlgorithm]
@@ -81,26 +72,21 @@ class Entry(NamedTuple):
     pools_clients: bool = False
     sends_model: bool = True
     reason: str = ""
-    check_options: Callable[[Mapping[str, Any], str], None] = lambda options, prefix: None
-    steps: Callable[[Mapping[str, Any]], Literal["any", "plain", "moving", "none"]] = (
-        lambda options: "any"
-    )
-    transforms: Callable[[Mapping[str, Any]], Sequence[UpdateTransform]] = lambda options: ()
-    option_for_bound: Callable[[Mapping[str, Any]], str] = lambda options: ""
+    needs: Callable[[Mapping[str, Any]], Needs] = lambda options: Needs()
 
     @property
     def no_options(self) -> tuple[str, ...]:
-        """The parameters of the factory that are no options of a configuration."""
+        """The parameters of the factory that are not options of a configuration."""
         return "model", "trainer", *self.given, *self.for_code
 
     @property
     def asks_public_inputs(self) -> bool:
-        """Tells whether the algorithm asks clients about public inputs."""
+        """Whether clients are asked about public inputs."""
         return "public_x" in self.given
 
     @property
     def takes_aggregator(self) -> bool:
-        """Tells whether updates may be combined by any aggregator."""
+        """Whether any aggregator may combine the updates."""
         return "aggregator" in self.given and self.sends_model
 
 
@@ -113,121 +99,74 @@ _BOTH_COUNTS = ("num_clients", "num_rounds")
 _BUDGETS: Mapping[str, Any] = {"declared_epsilon": Sequence[Positive] | None}
 
 
-def _load(name: str, module: str | None = None) -> Callable[..., FederatedAlgorithm]:
-    """Finds the function that a name stands for; its file is called so where none is given."""
-    return getattr(import_module(f"{__package__}.{module or name}"), name)
+def _in(module: str, units: tuple[str, ...], *names: str, **fields: Any) -> dict[str, Entry]:
+    """Makes the entries of functions in one file, of the file's name where no other is given."""
+    loaded = import_module(f"{__package__}.{module}")
+    return {name: Entry(getattr(loaded, name), units, **fields) for name in names or (module,)}
 
 
 def _adopted(own: Any) -> Entry:
-    """Takes somebody's own algorithm: an `Entry`, or a function that needs no facts."""
+    """Makes the entry of a user's own algorithm, which may be a function without facts."""
     if isinstance(own, Entry):
         return own
     checks.require(callable(own), "algorithm.name", "name a function or an Entry", own)
     return Entry(own, _OPEN)
 
 
+_OF_TICKETS: Mapping[str, Any] = {"sends_model": False, "reason": _BY_ACCURACY}
+_SPLITTINGS = ("fedsplit", "fedpi", "fedrp", "reflected_fedavg", "reflected_fedprox")
+
 ALGORITHMS: Registry[Entry] = Registry(
     {
-        "fedavg": Entry(_load("fedavg"), _ANY, _MEAN, for_code=("server_optimizer", "name")),
-        "fedavgm": Entry(_load("fedavgm", "fedopt"), _ANY, _MEAN),
-        "fedadam": Entry(_load("fedadam", "fedopt"), _ANY, _MEAN),
-        "fedyogi": Entry(_load("fedyogi", "fedopt"), _ANY, _MEAN),
-        "fedadagrad": Entry(_load("fedadagrad", "fedopt"), _ANY, _MEAN),
-        "fedprox": Entry(_load("fedprox"), _ANY, _MEAN),
-        "propfair": Entry(_load("propfair"), _ANY, _MEAN, check_options=check_options),
-        "afl": Entry(_load("afl"), _UNPROTECTED, _CLIENTS, reason=_BY_LOSS),
-        "term": Entry(_load("term"), _UNPROTECTED, reason=_BY_LOSS),
-        "q_ffl": Entry(
-            _load("q_ffl"), _UNPROTECTED, reason=_BY_LOSS, steps=lambda options: "moving"
-        ),
-        "feddyn": Entry(_load("feddyn"), _OPEN, _CLIENTS),
-        "splitting": Entry(_load("splitting"), _OPEN, steps=of_splitting, for_code=("name",)),
-        "fedsplit": Entry(_load("fedsplit", "splitting"), _OPEN, steps=of_splitting),
-        "fedpi": Entry(_load("fedpi", "splitting"), _OPEN, steps=of_splitting),
-        "fedrp": Entry(_load("fedrp", "splitting"), _OPEN, steps=of_splitting),
-        "reflected_fedavg": Entry(
-            _load("reflected_fedavg", "splitting"), _OPEN, steps=of_splitting
-        ),
-        "reflected_fedprox": Entry(
-            _load("reflected_fedprox", "splitting"), _OPEN, steps=of_splitting
-        ),
-        "scaffold": Entry(
-            _load("scaffold"),
-            _OPEN,
-            (*_CLIENTS, *_MEAN),
-            steps=steps_of,
-            transforms=declared_control,
-        ),
-        "ifca": Entry(_load("ifca"), ("none",)),
-        "dp_fedavg": Entry(_load("dp_fedavg"), ("client", "both"), _MEAN),
-        "blur_lus": Entry(
-            _load("blur_lus"),
-            _ANY,
-            _MEAN,
-            transforms=declared_transforms,
-            option_for_bound=option_for_bound,
-        ),
-        "ae_dpfl": Entry(
-            _load("ae_dpfl"), _ANY, ("public_x", "num_rounds", *_MEAN), sends_model=False
-        ),
-        "dp_sgd": Entry(_load("dp_sgd"), ("record", "both"), _MEAN, for_code=("weight_of",)),
-        "record_dp_fedavg": Entry(_load("record_dp_fedavg"), _RECORD, _CLIENTS),
-        "minimum_epsilon": Entry(
-            _load("minimum_epsilon"), _RECORD, _CLIENTS, budgets=smallest_budget
-        ),
-        "weiavg": Entry(_load("weiavg"), _RECORD, _CLIENTS, _BUDGETS),
-        "pfa": Entry(_load("pfa"), _RECORD, _CLIENTS, _BUDGETS),
-        "robust_hdp": Entry(_load("robust_hdp"), _RECORD, _CLIENTS),
-        "noise_oracle": Entry(_load("noise_oracle"), _RECORD, _CLIENTS),
-        "local_only": Entry(_load("local_only"), _OPEN),
-        "r_dpcfl": Entry(
-            _load("r_dpcfl"),
+        **_in("fedavg", _ANY, given=_MEAN, for_code=("server_optimizer", "name")),
+        **_in("fedopt", _ANY, "fedavgm", "fedadam", "fedyogi", "fedadagrad", given=_MEAN),
+        **_in("fedprox", _ANY, given=_MEAN),
+        **_in("propfair", _ANY, given=_MEAN, needs=needs_of_propfair),
+        **_in("afl", _UNPROTECTED, given=_CLIENTS, reason=_BY_LOSS),
+        **_in("term", _UNPROTECTED, reason=_BY_LOSS),
+        **_in("q_ffl", _UNPROTECTED, reason=_BY_LOSS, needs=lambda options: Needs("moving")),
+        **_in("feddyn", _OPEN, given=_CLIENTS),
+        **_in("splitting", _OPEN, needs=needs_of_splitting, for_code=("name",)),
+        **_in("splitting", _OPEN, *_SPLITTINGS, needs=needs_of_splitting),
+        **_in("scaffold", _OPEN, given=(*_CLIENTS, *_MEAN), needs=needs_of_scaffold),
+        **_in("ifca", _UNPROTECTED),
+        **_in("dp_fedavg", ("client", "both"), given=_MEAN),
+        **_in("blur_lus", _ANY, given=_MEAN, needs=needs_of_blur_lus),
+        **_in("ae_dpfl", _ANY, given=("public_x", "num_rounds", *_MEAN), sends_model=False),
+        **_in("dp_sgd", ("record", "both"), given=_MEAN, for_code=("weight_of",)),
+        **_in("record_dp_fedavg", _RECORD, given=_CLIENTS),
+        **_in("minimum_epsilon", _RECORD, given=_CLIENTS, budgets=smallest_budget),
+        **_in("weiavg", _RECORD, given=_CLIENTS, stand_in=_BUDGETS),
+        **_in("pfa", _RECORD, given=_CLIENTS, stand_in=_BUDGETS),
+        **_in("robust_hdp", _RECORD, given=_CLIENTS),
+        **_in("noise_oracle", _RECORD, given=_CLIENTS),
+        **_in("local_only", _OPEN),
+        **_in(
+            "r_dpcfl",
             _RECORD,
-            _BOTH_COUNTS,
+            given=_BOTH_COUNTS,
             for_code=("perturb", "name"),
-            check_options=check_copies,
+            needs=needs_of_copies,
         ),
-        "rc_dpfl": Entry(_load("rc_dpfl"), _RECORD, _BOTH_COUNTS, check_options=check_copies),
-        "f_cdpfl": Entry(_load("f_cdpfl"), _RECORD, ("num_rounds",)),
-        "km_cdpfl": Entry(_load("km_cdpfl"), _OPEN, _CLIENTS),
-        "o_dpcfl": Entry(_load("o_dpcfl"), _OPEN, _CLIENTS),
-        "fedbn": Entry(_load("fedbn"), _ANY, _MEAN, for_code=("name",), sends_model=False),
-        "fedper": Entry(_load("fedper", "fedbn"), _ANY, _MEAN, sends_model=False),
-        "fedrep": Entry(_load("fedrep", "fedbn"), _ANY, _MEAN, sends_model=False),
-        "ditto": Entry(_load("ditto"), _ANY, _MEAN),
-        "lottery_fl": Entry(
-            _load("lottery_fl"), _UNPROTECTED, sends_model=False, reason=_BY_ACCURACY
-        ),
-        "fed_ltn": Entry(
-            _load("fed_ltn"),
-            _UNPROTECTED,
-            sends_model=False,
-            reason=_BY_ACCURACY,
-            check_options=check_momentum,
-        ),
-        "jump_start": Entry(
-            _load("jump_start"),
-            _UNPROTECTED,
-            sends_model=False,
-            reason=_BY_ACCURACY,
-            check_options=check_momentum,
-        ),
-        "mr_mtl": Entry(_load("mr_mtl"), _OPEN, _CLIENTS),
-        "centralized": Entry(_load("centralized"), _OPEN, pools_clients=True),
+        **_in("rc_dpfl", _RECORD, given=_BOTH_COUNTS, needs=needs_of_copies),
+        **_in("f_cdpfl", _RECORD, given=("num_rounds",)),
+        **_in("km_cdpfl", _OPEN, given=_CLIENTS),
+        **_in("o_dpcfl", _OPEN, given=_CLIENTS),
+        **_in("fedbn", _ANY, given=_MEAN, for_code=("name",), sends_model=False),
+        **_in("fedbn", _ANY, "fedper", "fedrep", given=_MEAN, sends_model=False),
+        **_in("ditto", _ANY, given=_MEAN),
+        **_in("lottery_fl", _UNPROTECTED, **_OF_TICKETS),
+        **_in("fed_ltn", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
+        **_in("jump_start", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
+        **_in("mr_mtl", _OPEN, given=_CLIENTS),
+        **_in("centralized", _OPEN, pools_clients=True),
     },
     _adopted,
 )
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Lists the options of an algorithm with their defaults.
-
-    Args:
-      name: the algorithm.
-
-    Returns:
-      For each option its default; `inspect.Parameter.empty` where one must be given.
-    """
+    """Returns an algorithm's options and defaults; `inspect.Parameter.empty` for required ones."""
     checks.one_of("algorithm.name", name, ALGORITHMS)
     entry = ALGORITHMS[name]
     return registry.options_of(entry.factory, entry.no_options)

@@ -1,4 +1,4 @@
-"""Robust-HDP: clients weigh by how little noise robust PCA finds in their updates."""
+"""Robust-HDP: clients are weighted by the inverse noise that robust PCA finds in updates."""
 
 from typing import Literal
 
@@ -44,21 +44,21 @@ def robust_hdp(
       reestimate: "first" keeps the levels of a client's first round, as the authors' program does;
         "every" estimates in each round, as algorithm 1 is written; a number k in every k-th round.
       block_size: p', parameters that are decomposed together, at least 1.
-      num_blocks: Q, blocks that are read, at least 1; all where it is None.
+      num_blocks: Q, blocks that are read, at least 1; all if not given.
       mode: "inexact" is fast, "fixed" follows the paper's pursuit; see
         `principal_component_pursuit`.
       tolerance: relative residual at which the pursuit stops, above 0.
-      max_iterations: stops it in any case, at least 1.
+      max_iterations: the pursuit's largest number of iterations, at least 1.
 
     Returns:
-      The algorithm; weights, noise levels and what the pursuit did are in each round's info.
+      The algorithm; weights, noise levels and facts of the pursuit are in each round's info.
 
     Raises:
       ValueError: if the trainer is not private or an option is not valid.
 
     Source: Malekmohammadi and others 2024, algorithms 1 and 2.
     """
-    # Asked now, so that blocks which the model does not have are refused before any work.
+    # Refuses blocks that the model does not have.
     structure = jax.eval_shape(model.init, jax.random.key(0))
     blocks_of(trees.num_parameters(structure), block_size, num_blocks)
     aggregator = noise_aware_mean(
@@ -70,7 +70,7 @@ def robust_hdp(
         tolerance=tolerance,
         max_iterations=max_iterations,
     )
-    # Any weight above zero says that there are examples; sizes are not read.
+    # A weight above 0 marks a client with examples; sizes are not read.
     algorithm = dp_sgd(
         model, trainer, weight_of=lambda client, config: jnp.float32(1), aggregator=aggregator
     )

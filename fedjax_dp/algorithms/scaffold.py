@@ -10,6 +10,7 @@ from fedjax_dp.algorithms.base import (
     ClientOutput,
     ClientState,
     FederatedAlgorithm,
+    Needs,
     Numbers,
     Views,
     field,
@@ -33,12 +34,7 @@ Control: TypeAlias = Literal["steps", "gradient"]
 
 
 class ServerState(NamedTuple):
-    """The model and the mean of all clients' control variates.
-
-    Attributes:
-      params: the model's parameters, x.
-      control: the server's control variate, c.
-    """
+    """The model, x, and the mean of all clients' control variates, c."""
 
     params: PyTree
     control: PyTree
@@ -72,11 +68,11 @@ def scaffold(
       control: what a client's control variate becomes: "steps", the mean gradient of its steps, or
         "gradient", the mean gradient over all of its data at the model that it received, exact.
       aggregator: how deltas are combined, a summed one, in place of their mean; `gradient_mask()`
-        weighs them by size unless it is told otherwise. Control variates are averaged in any case.
+        weighs them by size unless configured otherwise. Control variates are averaged in any case.
         Its numbers are those of the part "params", as `hyper.aggregator["params"]["threshold"]`.
 
     Returns:
-      The algorithm; it keeps one control variate for each client.
+      The algorithm; a client's state is its control variate.
 
     Raises:
       ValueError: for a number out of its range, weights beside an aggregator, or a trainer that
@@ -101,7 +97,7 @@ def scaffold(
         per_step = result.num_steps * hyper.local.learning_rate
         inverse = trees.reciprocal(per_step)
         moved = jax.tree.map(lambda delta, c: -delta * inverse - c, result.delta, message.control)
-        # A client that did not move learned nothing new about its gradient.
+        # A client that did not move has no new estimate of its gradient.
         return trees.where(per_step > 0, moved, trees.zeros_like(moved))
 
     def of_gradient(message, own, client, hyper, key, result):
@@ -150,28 +146,9 @@ def scaffold(
     )
 
 
-def steps_of(options: Mapping[str, Any]) -> Literal["any", "plain"]:
-    """Gives what is asked of local steps, see `registry.Entry.steps`.
-
-    Args:
-      options: all options of `scaffold` by name.
-
-    Returns:
-      Whether they are to be plain.
-    """
-    return "plain" if options["control"] == "steps" else "any"
-
-
-def declared_transforms(options: Mapping[str, Any]) -> tuple[UpdateTransform, ...]:
-    """Declares what leaves a client beside its delta, before there is a model.
-
-    Args:
-      options: all options of `scaffold` by name.
-
-    Returns:
-      The control variate, where records are read for it; for its declaration alone.
-    """
+def needs_of_scaffold(options: Mapping[str, Any]) -> Needs:
+    """Declares plain steps, or a control variate for which records are read."""
     if options["control"] == "steps":
-        return ()
+        return Needs("plain")
     name, instead = "control=gradient", "take control=steps"
-    return (UpdateTransform(lambda delta, context: delta, True, name, instead),)
+    return Needs(transforms=(UpdateTransform(lambda delta, context: delta, True, name, instead),))

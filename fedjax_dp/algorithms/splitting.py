@@ -18,6 +18,7 @@ from fedjax_dp.algorithms.base import (
     FederatedAlgorithm,
     FinishForAll,
     Iterate,
+    Needs,
     Numbers,
     SharedModel,
     Views,
@@ -63,12 +64,7 @@ Form = Literal["decentralised", "centralised"]
 
 
 class Average(NamedTuple):
-    """The ergodic average of all models so far, each weighted by its round's step size.
-
-    Attributes:
-      mean: θ̄, the structure of the parameters.
-      weight: the sum of step sizes so far over that of the first round, float32.
-    """
+    """The average of all models, weighted by step size, and the sum of step sizes over η."""
 
     mean: PyTree
     weight: jax.Array
@@ -90,13 +86,7 @@ class ServerState(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """The message at the end of a round in the centralised form.
-
-    Attributes:
-      params: the new z̄.
-      round: rounds done, int32.
-      any_client: above 0 where any client contributed.
-    """
+    """The message at the end of a round of the centralised form: z̄, rounds done, any clients."""
 
     params: PyTree
     round: Any
@@ -109,8 +99,8 @@ class Own:
 
     Attributes:
       part: (1 − γ) u + γ (1 − β) z of the client's last participation, to which the newest γ β z̄
-        is added when it next takes part; the start θ0 before its first, float32.
-      share: γ β of that participation, what of z̄ is in the point, float32.
+        is added when it next participates; θ0 before its first, float32.
+      share: γ β of that participation, the share of z̄ in the point, float32.
     """
 
     part: PyTree
@@ -119,12 +109,7 @@ class Own:
 
 @flax.struct.dataclass
 class Held:
-    """What the server holds of a client in the centralised form, all in float32.
-
-    Attributes:
-      point: u.
-      answer: z of the client's last participation, the start θ0 before its first.
-    """
+    """A client's point u and its last z, θ0 before its first, at the server, float32."""
 
     point: PyTree
     answer: PyTree
@@ -135,8 +120,8 @@ class OwnState:
     """The state of one client.
 
     Attributes:
-      of_point: what its point u is read from, by the form.
-      has_joined: whether it has taken part with data, bool.
+      of_point: what its point u is computed from, by the form.
+      has_joined: whether it has participated with data, bool.
       quadratic: the client's loss; None where the proximal step is not exact.
     """
 
@@ -167,7 +152,7 @@ def splitting(
     dual_weight: float | None = None,
     name: str = "splitting",
 ) -> FederatedAlgorithm:
-    """Declares the scheme that federated methods are settings of.
+    """Declares operator splitting, of which many federated methods are special cases.
 
     Each client has a point u. A round is
 
@@ -193,35 +178,35 @@ def splitting(
     the newest z̄, when the client takes part again: a late client begins at
     (1 − γ β) θ0 + γ β z̄. The forms agree where all take part, or γ is 1 and β does not change.
 
-    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+    Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
       model: what is trained; buffers, such as the statistics of batch norm, are averaged alone.
       trainer: local training: Φ itself, or what minimises the proximal objective from the server's
         model on; a private one is record-level privacy inside Φ.
-      alpha: α, how far a client goes along its Φ, in [0, 2]; or α_t, a list with one number a
-        round, of which the last holds for all later rounds.
-      beta: β, how far it goes to the mean, in [0, 2]; or a list as for `alpha`.
-      gamma: γ, how much of the way is taken, in [0, 1]; or a list as for `alpha`.
+      alpha: α, the relaxation of a client's Φ, in [0, 2]; or α_t, a list with one number a round,
+        the last of which is for all later rounds.
+      beta: β, the relaxation of the step to the mean, in [0, 2]; or a list as for `alpha`.
+      gamma: γ, the share of the new point in the next, in [0, 1]; or a list as for `alpha`.
       client_map: Φ, a proximal step or local training.
       step_size: η of the proximal step in the first round, 1 if not given; FedProx's μ is 1/η.
         Local training as Φ has its learning rate instead.
       schedule: how η, or the learning rate, shrinks over rounds, see `clients.step_sizes`.
       period: rounds between two halvings under the schedule "exponential", for it alone.
       solver: how a proximal step is found: by local training, or exactly, for a model whose loss is
-        quadratic; the client then keeps the decomposition of its Hessian.
+        quadratic; the client's state then has the decomposition of its Hessian.
       tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the clients' losses where it is known, 0 where not; steps of plain SGD must
-        be below 2 / (L + 1/η). They shrink with η so that what is stable at first stays so.
+      smoothness: L of the clients' losses if known, else 0; steps of plain SGD must be below
+        2 / (L + 1/η). They shrink with η, so that they stay stable.
       inner_memory: τ of Anderson acceleration of the steps to a proximal point, at each client; no
         acceleration if not given. For plain SGD without noise; made for whole batches.
-      form: who holds u: each client its own, or the server all of them.
-      is_averaged: keep the average of all models, weighted by step size, and make it the model.
-      is_weighted: π by number of examples; else all clients that have some count the same.
-      dual_weight: what of its dual variable, u_i − z̄, a client adds to the model for a personal
-        model: 1 gives the point u_i that its next round starts from, −1 the point on the other
-        side, which at FedPi's limit is one step −η ∇f_i from the model. No personal models if not
-        given.
+      form: where u is stored: each client its own, or the server all of them.
+      is_averaged: make the average of all models, weighted by step size, the model.
+      is_weighted: make π proportional to numbers of examples; else clients with examples are equal.
+      dual_weight: the share of its dual variable, u_i − z̄, that a client adds to the model for a
+        personal model: 1 gives the point u_i that its next round starts from, −1 the point on the
+        other side, which at FedPi's limit is one step −η ∇f_i from the model. No personal models if
+        not given.
       name: the name in reports.
 
     Returns:
@@ -283,9 +268,9 @@ def splitting(
     ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
 
 
-def steps_of(options: Mapping[str, Any]) -> Literal["any", "none"]:
-    """Finds out what the options ask of local steps: exact proximal steps take none."""
-    return "none" if options.get("solver") == "exact" else "any"
+def needs_of_splitting(options: Mapping[str, Any]) -> Needs:
+    """Declares whether there are local steps; exact proximal steps need none."""
+    return Needs("none" if options.get("solver") == "exact" else "any")
 
 
 # `(newest model, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
@@ -294,7 +279,7 @@ _Map = Callable[..., tuple[PyTree, Any]]
 
 @dataclass(frozen=True)
 class _Scheme:
-    """The functions of the declaration, under what `splitting` was given."""
+    """The functions of the declaration, by the options of `splitting`."""
 
     model: Model
     mapped: _Map
@@ -354,12 +339,12 @@ class _Scheme:
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
 
     def server_step(self, server, aggregate, hyper, round, key):
-        came = aggregate["any_client"] > 0
+        any_client = aggregate["any_client"] > 0
         params = optax.apply_updates(server.params, aggregate["model"])
         average = server.average
         if average is not None:
             factor = step_factor(self.schedule, round.index, hyper.algorithm.get("period"))
-            factor = jnp.where(came, factor, 0.0)
+            factor = jnp.where(any_client, factor, 0.0)
             weight = average.weight + factor
             share = factor * trees.reciprocal(weight)
             mean = jax.tree.map(
@@ -388,7 +373,7 @@ class _Scheme:
         return own.replace(of_point=held.replace(point=point))
 
     def personal(self, server, own, client):
-        """Gives the model and a share of the client's dual variable; buffers are the model's."""
+        """Adds a share of the client's dual variable to the model; buffers are the model's."""
         # A client that has not joined has no dual variable.
         weight = jnp.where(own.has_joined, self.dual_weight, 0.0)
         return self.on_weights(
@@ -400,7 +385,7 @@ class _Scheme:
         )
 
     def on_weights(self, of_weight, of_buffer, *parts):
-        """Applies one function to all weights, another to buffers, which are averaged alone."""
+        """Applies one function to all weights, another to buffers, which are only averaged."""
 
         def one(is_buffer, *leaves):
             return (of_buffer if is_buffer else of_weight)(*leaves)
@@ -408,22 +393,19 @@ class _Scheme:
         return jax.tree.map(one, self.model.is_buffer(parts[0]), *parts)
 
     def point_of(self, newest, own, late):
-        """Computes u from the client's state, and in the decentralised form from z̄.
-
-        `late` is the share of z̄ in the point of a client that has not joined yet.
-        """
+        """Computes u; `late` is the share of z̄ in it for a client that has not joined yet."""
         if self.is_central:
             return self.on_weights(lambda u, z: u, lambda u, z: z, own.of_point.point, newest)
         share = jnp.where(own.has_joined, own.of_point.share, late)
-        kept = jnp.where(own.has_joined, 1.0, 1.0 - late)
+        rest = jnp.where(own.has_joined, 1.0, 1.0 - late)
         part = own.of_point.part
-        return self.on_weights(lambda w, z: kept * w + share * z, lambda w, z: z, part, newest)
+        return self.on_weights(lambda w, z: rest * w + share * z, lambda w, z: z, part, newest)
 
 
 def _check_map(
     model: Model, trainer: LocalTrainer, is_prox: bool, is_exact: bool, of_prox: Mapping[str, Any]
 ) -> None:
-    """Requires options that go with how a client's Φ is found."""
+    """Requires options that fit the way a client's Φ is found."""
     if not is_prox:
         for option, value in of_prox.items():
             rule = "be left out where Φ is local training, whose step is its learning rate"
@@ -444,7 +426,7 @@ def _check_map(
 
 
 def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
-    """Makes Φ of local training from u on."""
+    """Makes Φ by local training from u."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
         factor = step_factor(schedule, client.round, hyper.algorithm.get("period"))
@@ -456,7 +438,7 @@ def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
 
 
 def _exact_prox(schedule: Schedule) -> _Map:
-    """Makes Φ of the proximal step of a quadratic loss."""
+    """Makes Φ by the exact proximal step of a quadratic loss."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
         own = hyper.algorithm
@@ -473,7 +455,7 @@ def _trained_prox(
     stops_early: bool,
     inner_memory: int | None,
 ) -> _Map:
-    """Makes Φ of local training on the proximal objective, from the server's model on."""
+    """Makes Φ by local training on the proximal objective, from the server's model."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
         local, own = hyper.local, hyper.algorithm
@@ -547,10 +529,10 @@ def _with_model(server: ServerState, params: PyTree) -> ServerState:
 
 
 def _read_once(model: Model, own: OwnState, client: Any, params: PyTree) -> Quadratic:
-    """Reads a client's loss off its records in the first round that it joins."""
+    """Reads a client's loss from its records in its first round."""
     assert own.quadratic is not None
     is_new = ~own.quadratic.is_ready
-    # Clients that are computed side by side read together, so that none of them reads again.
+    # Vmapped clients read together, so that none of them reads again.
     reads = client.widest(is_new.astype(jnp.int32)) > 0
     found = jax.lax.cond(reads, lambda: factorise(model, client, params), lambda: own.quadratic)
     return trees.where(is_new, found, own.quadratic)
@@ -593,7 +575,7 @@ def fedsplit(
     (α, β, γ) = (2, 2, 1) of `splitting`. It reaches the minimum of the mean loss with a constant
     step, where that loss is strongly convex.
 
-    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+    Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
       model: what is trained; buffers are averaged alone.
@@ -605,7 +587,7 @@ def fedsplit(
       tolerance: norm of the proximal objective's gradient at which local training stops early.
       smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
       inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: who holds u: each client its own, or the server all of them.
+      form: where u is stored: each client its own, or the server all of them.
       is_averaged: make the average of all models, weighted by step size, the model.
       is_weighted: weight clients by number of examples, not all the same.
       dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
@@ -639,7 +621,7 @@ def fedpi(
     (α, β, γ) = (2, 2, ½) of `splitting`. It reaches the minimum of the mean loss with a constant
     step; convex losses are enough.
 
-    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+    Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
       model: what is trained; buffers are averaged alone.
@@ -651,7 +633,7 @@ def fedpi(
       tolerance: norm of the proximal objective's gradient at which local training stops early.
       smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
       inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: who holds u: each client its own, or the server all of them.
+      form: where u is stored: each client its own, or the server all of them.
       is_averaged: make the average of all models, weighted by step size, the model.
       is_weighted: weight clients by number of examples, not all the same.
       dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
@@ -684,7 +666,7 @@ def fedrp(
     (α, β, γ) = (2, 1, 1) of `splitting`. It goes where FedProx goes, in half the rounds; it is not
     the random-projection method of the same name.
 
-    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+    Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
       model: what is trained; buffers are averaged alone.
@@ -696,7 +678,7 @@ def fedrp(
       tolerance: norm of the proximal objective's gradient at which local training stops early.
       smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
       inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: who holds u: each client its own, or the server all of them.
+      form: where u is stored: each client its own, or the server all of them.
       is_averaged: make the average of all models, weighted by step size, the model.
       is_weighted: weight clients by number of examples, not all the same.
 
@@ -724,14 +706,14 @@ def reflected_fedavg(
     (α, β, γ) = (1, 2, 1) of `splitting` on local training. With one gradient step it goes to the
     point of FedProx with η replaced by −η/2.
 
-    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+    Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
       model: what is trained; buffers are averaged alone.
       trainer: local training, Φ itself.
       schedule: how the learning rate shrinks over rounds, see `clients.step_sizes`.
       period: rounds between two halvings under the schedule "exponential", for it alone.
-      form: who holds u: each client its own, or the server all of them.
+      form: where u is stored: each client its own, or the server all of them.
       is_averaged: make the average of all models, weighted by step size, the model.
       is_weighted: weight clients by number of examples, not all the same.
       dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
@@ -764,7 +746,7 @@ def reflected_fedprox(
 
     (α, β, γ) = (1, 2, 1) of `splitting`. It goes to the point of FedProx with η halved.
 
-    Guarantee: that of the trainer; all else is post-processing of what clients sent.
+    Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
       model: what is trained; buffers are averaged alone.
@@ -776,7 +758,7 @@ def reflected_fedprox(
       tolerance: norm of the proximal objective's gradient at which local training stops early.
       smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
       inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: who holds u: each client its own, or the server all of them.
+      form: where u is stored: each client its own, or the server all of them.
       is_averaged: make the average of all models, weighted by step size, the model.
       is_weighted: weight clients by number of examples, not all the same.
       dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.

@@ -1,4 +1,4 @@
-"""TERM: clients weigh the more the larger their loss, by an exponential tilt."""
+"""TERM: clients are weighted by their loss, with an exponential tilt."""
 
 import math
 from typing import Annotated, Any, NamedTuple
@@ -27,18 +27,12 @@ from fedjax_dp.server.mean import per_part, scaled_sum
 Tilt = Annotated[float, Ge(-1000), Le(1000)]
 # e^60 clients' worth of weight can be summed in float32; a tilt below the second has no curvature.
 _LARGEST, _SMALLEST_TILT = 60.0, 1e-3
-# A mean weight below this tells little more than where exponents were cut off from below.
+# Of a smaller mean weight most is due to exponents that were clipped from below.
 _LOST = math.exp(-50.0)
 
 
 class ServerState(NamedTuple):
-    """The model, and the tilted loss of the round before.
-
-    Attributes:
-      params: the model's parameters.
-      risk: R of the clients of the last round, as near as it is known, float32; exponents count
-        from it.
-    """
+    """The model, and R of the last round as near as it is known, the origin of exponents."""
 
     params: PyTree
     risk: Any
@@ -55,17 +49,16 @@ def term(
 ) -> FederatedAlgorithm:
     """Declares tilted empirical risk minimisation over clients.
 
-    It minimises `R = (1/t) ln Σ p_i e^{t f_i}`: a client weighs `p_i e^{t f_i}`, f_i being its loss
-    at the model that it is sent, and weights are made to sum to one. A tilt near 0 is FedAvg, and
-    from -1e-3 to 1e-3 R is the plain mean; a large one minimises the largest loss, a negative one
-    leaves out clients that fit badly.
+    It minimises `R = (1/t) ln Σ p_i e^{t f_i}`: a client has the weight `p_i e^{t f_i}` for its
+    loss f_i at the received model, and weights are normalised. A tilt near 0 is FedAvg, and from
+    -1e-3 to 1e-3 R is the plain mean; a large one minimises the largest loss, a negative one
+    ignores clients that fit badly.
 
-    Exponents count from R of the round before, which changes no weight and keeps `e^{t (f − R)}`
-    below 1/p_i. One above 60 is cut off at 60, in a first round or where losses move by more than
-    60/t: these clients weigh the same. `num_limited` counts them, and all clients where every
-    exponent is cut off at -60. The next round then counts from the mean loss or from what was found
-    beyond it, since R is never on the other side of the mean: few rounds come to the largest loss,
-    or with a negative tilt to the smallest.
+    Exponents are relative to R of the round before, which changes no weight and keeps `e^{t (f −
+    R)}` below 1/p_i. They are clipped at 60, which only occurs in a first round or where losses
+    change by more than 60/t: these clients weigh the same. `num_limited` counts them, and all
+    clients where every exponent is clipped at -60. R is then estimated, between the mean loss and
+    the largest one, or the smallest for a negative tilt, which it reaches within few rounds.
 
     Guarantee: none. Weights follow exact losses, so that private training is refused.
 
@@ -73,12 +66,12 @@ def term(
       model: what is trained.
       trainer: local training, not a private one.
       tilt: t, from -1000 to 1000.
-      is_weighted: let p_i follow the clients' sizes instead of being equal.
+      is_weighted: make p_i proportional to the clients' sizes instead of equal.
       server_learning_rate: the server's step size.
 
     Returns:
-      The algorithm. Its info holds `num_limited` and `tilted_loss`, which is R of the round where
-      `num_limited` is 0, and elsewhere where the next round counts from.
+      The algorithm; its info has `num_limited` and `tilted_loss`, which is R of the round where
+      `num_limited` is 0, else its estimate.
 
     Raises:
       ValueError: for a private trainer, or a number out of its range.
@@ -86,7 +79,7 @@ def term(
     Source: Li and others 2021, "Tilted Empirical Risk Minimization", algorithm 4, with weights that
     are normalised in each round.
     """
-    trainer.require_open("clients are weighed by exact losses, whose release no noise covers")
+    trainer.require_open("clients are weighted by exact losses, whose release no noise covers")
 
     def init(key):
         return ServerState(model.init(key), jnp.float32(0))
@@ -119,7 +112,7 @@ def term(
         of_tilt = jnp.log(jnp.where(is_curved, spread, 1.0)) / jnp.where(is_curved, tilt, 1.0)
         is_lost = (spread < _LOST) & (total["below"] > 0)
         found = jnp.where(is_curved & ~is_lost, server.risk + of_tilt, average)
-        # By Jensen's inequality, and what was cut off may only have hidden it.
+        # R is never on the other side of the mean, by Jensen's inequality; clipping may hide that.
         risk = jnp.where(tilt > 0, jnp.maximum(found, average), jnp.minimum(found, average))
         risk = jnp.where(total["share"] > 0, risk, server.risk)
         limited = total["above"] + jnp.where(is_lost, total["below"], 0.0)

@@ -1,4 +1,4 @@
-"""WeiAvg: clients weigh as much as the budget that they declare."""
+"""WeiAvg: clients are weighted by the budgets that they declare."""
 
 import jax.numpy as jnp
 from numpy.typing import ArrayLike
@@ -23,15 +23,15 @@ def weiavg(
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients and a mean with weights `w_i = ε_i / Σ ε_j`.
 
-    Guarantee: as `dp_sgd`, whatever is declared: the noise follows the trainer, the weights follow
-    the declaration. Budgets are public here, and a server that trusts them can be misled.
+    Guarantee: as `dp_sgd`, whatever is declared: the noise depends on the trainer, the weights
+    on the declared budgets, which are public here and can mislead the server.
 
     Args:
       model: what is trained.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
-      declared_epsilon: what clients say that their budgets are, above 0, `[num_clients]`; a run by
-        configuration takes the true ones where it is None.
+      declared_epsilon: the budgets that clients declare, above 0, `[num_clients]`; a run by
+        configuration takes the true ones if not given.
 
     Returns:
       The algorithm.

@@ -107,7 +107,7 @@ def to_toml(config: Config) -> str:
 def _has_no_steps(config: Config) -> bool:
     """Whether local steps are not taken, so that a learning rate is refused."""
     name, given = config.algorithm.name, config.algorithm.options
-    return ALGORITHMS[name].steps(options_of(name) | given) == "none"
+    return ALGORITHMS[name].needs(options_of(name) | given).steps == "none"
 
 
 def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:

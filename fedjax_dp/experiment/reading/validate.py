@@ -1,10 +1,13 @@
 """Checks of an experiment that need no data: what does not go together."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.base import Needs
 from fedjax_dp.algorithms.registry import Entry
 from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks, files
@@ -46,17 +49,16 @@ def validate(config: Config) -> None:
     _check_acceleration(config.acceleration, config.run)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
-    entry.check_options(options, "algorithm.options.")
+    needs = _needs_of(entry, options)
     if config.algorithm.aggregator is not None and "aggregator" in entry.given:
         rule = "be false beside an algorithm.aggregator, which weighs in its own way"
         is_weighted = options.get("is_weighted", False)
         checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
-    _check_steps(name, entry.steps(options), config.training)
-    _check_bound(entry.option_for_bound(options), config.algorithm.aggregator, privacy)
+    _check_steps(name, needs.steps, config.training)
+    _check_bound(needs.option_for_bound, config.algorithm.aggregator, privacy)
     _check_batches(config.training, is_private="record" in privacy.units)
     _check_paths(config)
-    transforms = entry.transforms(options)
-    declared("algorithm.options", transforms, is_private="record" in privacy.units)
+    declared("algorithm.options", needs.transforms, is_private="record" in privacy.units)
     require_public_sizes(privacy.relation, "privacy.relation")
     if "record" in privacy.units:
         _check_budget(privacy.record, "privacy.record")
@@ -92,6 +94,14 @@ def known_clients(config: Config) -> int | None:
         return data.num_clients
     count = partition.num_clients_of
     return None if count is None else count(data.partition_options)
+
+
+def _needs_of(entry: Entry, options: Mapping[str, Any]) -> Needs:
+    """Returns what an algorithm needs; refuses options that do not go together."""
+    try:
+        return entry.needs(options)
+    except ValueError as error:
+        raise ValueError(f"algorithm.options.{error}") from error
 
 
 def _check_public_examples(name: str, entry: Entry, count: int) -> None:
