@@ -28,7 +28,7 @@ from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared
 from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model
 
-# Training examples that are on the device together while personal models look at them.
+# Bytes of training examples that are on the device at once for personal models.
 _PART_BYTES = 2**28
 
 
@@ -39,7 +39,7 @@ class Evaluator(NamedTuple):
       whole: `(state) -> Evaluation` of the shared model on one held-out set.
       clients: `(state) -> Evaluation` on the held-out data of each client, of the model that this
         client would use.
-      is_personal: whether that is a model of its own, and not the shared one.
+      is_personal: whether that is a personal model, not the shared one.
       after_local: `(state, hyper, key) -> Evaluation` on the same data, of the model that each
         client would have after one more round of local training.
       training: `(state) -> Evaluation` on the training data of each client, of the model that this
@@ -65,22 +65,21 @@ def evaluator(
     trainer: LocalTrainer | None = None,
     on_training: bool = False,
 ) -> Evaluator:
-    """Compiles what can be evaluated of a simulation.
+    """Compiles the evaluations of a simulation.
 
-    What `trainer` does is plain local training from the model that a client would use, without what
-    an algorithm adds to it, such as proximal terms or control variates; weights that a client has
-    pruned stay 0. Nothing of it is kept: its draws are of evaluations alone, and no state, record
+    `trainer` is plain local training from the model that a client would use, without an algorithm's
+    additions, such as proximal terms or control variates; pruned weights stay 0. No state, record
     or ledger sees it. Like every evaluation it is exact, for the experimenter, whatever is claimed.
 
     Args:
       simulation: the simulation, or its federation.
       model: the model that it trains.
       train: the clients' training data, which some algorithms read to choose a personal model.
-      whole: held-out data for the shared model, clients not told apart.
+      whole: held-out data for the shared model, of all clients together.
       clients: held-out data of each client, as many clients as `train` has.
-      metrics: figures beside loss and accuracy, by name.
-      trainer: local training that clients' models go through for `Evaluator.after_local`; that is
-        None without it, or without `clients`.
+      metrics: metrics beside loss and accuracy, by name.
+      trainer: local training of clients' models for `Evaluator.after_local`, which is None without
+        it or without `clients`.
       on_training: whether to evaluate on `train` too, see `Evaluator.training`.
 
     Returns:
@@ -135,12 +134,12 @@ def _of_shared(shared: Any, run: Any) -> Callable[[SimulationState], Evaluation]
 
 
 def _always(shared: Any) -> Callable[[SimulationState, ClientData], PyTree]:
-    """Gives every client the shared model."""
+    """Returns the shared model for every client."""
     return lambda state, client: shared(state)
 
 
 def _after(trainer: LocalTrainer, model_of: Any) -> Callable[..., PyTree]:
-    """Trains the model of a client for one round more, of which nothing is kept."""
+    """Trains the model of a client for one more round, whose state is discarded."""
 
     def trained(state: SimulationState, client: ClientData, hyper: Hyper, key: PRNGKey) -> PyTree:
         start, mask = masks.parted(model_of(state, client))
@@ -162,37 +161,37 @@ def _of_personal(
     clients: FederatedData,
     metrics: Mapping[str, Metric],
 ) -> Callable[..., Evaluation]:
-    """Evaluates the model of every client, which may look at the client's training data.
+    """Evaluates the model of every client, which may depend on the client's training data.
 
-    Only a model that does look brings them to the device: at once where they are few, and kept
-    there; else so many clients at a time as fit. Rows on the disk come in such parts too.
+    Only then these are on the device: all at once if they are small, else as many clients at a time
+    as fit. Client state on disk is read in such parts too.
     """
     examples = examples_of(train)
 
     def params_of(index, state, held, *numbers):
         return masks.parted(personal(state, held.client(index), *numbers))[0]
 
-    all_clients = np.arange(train.num_clients, dtype=np.int32)
+    indices = np.arange(train.num_clients, dtype=np.int32)
     placed: list[Any] = []
 
     def in_parts(state: SimulationState, *numbers: Any) -> Iterator[tuple[np.ndarray, Any]]:
-        rows = state.clients if isinstance(state.clients, Rows) else None
+        store = state.clients if isinstance(state.clients, Rows) else None
 
         def of(few: np.ndarray) -> SimulationState:
-            if rows is None:
+            if store is None:
                 return state
-            return state._replace(clients=Neighbours(np.int32(few[0]), rows.many(few)))
+            return state._replace(clients=Neighbours(np.int32(few[0]), store.many(few)))
 
-        is_read = _reads(params_of, of(all_clients[:1]), examples, *numbers)
+        is_read = _reads(params_of, of(indices[:1]), examples, *numbers)
         is_cut = is_read and train.num_bytes > _PART_BYTES
         num_bytes = max(
             train.num_bytes if is_cut else 1,
-            0 if rows is None else rows.file.num_bytes * train.num_clients,
+            0 if store is None else store.file.num_bytes * train.num_clients,
         )
         if not is_cut and not placed:
             placed.append(jax.device_put(examples if is_read else _without_records(examples)))
         count = min(train.num_clients, -(-num_bytes // _PART_BYTES))
-        for few in np.array_split(all_clients, count):
+        for few in np.array_split(indices, count):
             held = _part(train, examples, few) if is_cut else placed[0]
             yield few, (of(few), held, *numbers)
 
@@ -206,7 +205,7 @@ def _part(train: FederatedData, examples: Examples, clients: np.ndarray) -> Exam
 
 
 def _reads(params_of: Any, state: Any, examples: Any, *numbers: Any) -> bool:
-    """Tells whether a personal model depends on the training data."""
+    """Checks whether a personal model depends on the training data."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), examples)
 
     def of_arrays(arrays, state):
@@ -226,5 +225,5 @@ def _reads(params_of: Any, state: Any, examples: Any, *numbers: Any) -> bool:
 
 
 def _without_records(examples: Any) -> Any:
-    """Leaves one row of each array."""
+    """Keeps one record of each array."""
     return examples.replace(arrays=jax.tree.map(lambda v: np.asarray(v[:1]), examples.arrays))

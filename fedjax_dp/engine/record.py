@@ -1,4 +1,4 @@
-"""What a round leaves behind: a record for the ledger, and info for people."""
+"""The outputs of a round: a record for the ledger, and info for people."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ class RoundRecord(NamedTuple):
     """All that the ledger reads of a round.
 
     Attributes:
-      clients: who was drawn, `[slots]`, int32; -1 in empty slots. A run keeps as many slots as its
-        largest cohort has clients.
+      clients: the drawn clients, `[slots]`, int32; -1 in empty slots. A run stores as many slots as
+        its largest cohort has clients.
       fate: what became of each slot, a `Fate`, `[slots]`, int8.
       overflow: clients that were drawn and found no slot, int32.
       stage: the stage of the round, int32.
       is_released: whether the round's aggregate left the server, bool.
-      digest: of the numbers that the round ran with and prices may depend on, `[2]`, uint32, see
-        `digest_of`; None in a record that no round has made, which is charged at its word.
+      digest: of the numbers that the round ran with and prices may depend on, `[2]`, uint32; None
+        in a record that no round has made, which is charged unchecked.
     """
 
     clients: jax.Array
@@ -35,39 +35,26 @@ class RoundRecord(NamedTuple):
     digest: jax.Array | None = None
 
     def count(self, *fates: Fate) -> Any:
-        """Counts the slots that came to one of some ends.
-
-        Args:
-          *fates: the ends.
-
-        Returns:
-          The number of slots, of each round where there are several.
-        """
+        """Counts the slots of some fates, of each round where there are several."""
         return np.sum(np.isin(np.asarray(self.fate), fates), axis=-1)
 
     @property
     def num_drawn(self) -> Any:
-        """Counts the clients that were drawn into a slot."""
+        """The number of clients that were drawn into a slot."""
         return np.sum(np.asarray(self.fate) != Fate.EMPTY, axis=-1)
 
     @property
     def num_announced(self) -> Any:
-        """Counts the clients that were told that they take part."""
+        """The number of clients that were informed of their participation."""
         return self.num_drawn - self.count(Fate.UNANNOUNCED)
 
 
 def digest_of(hyper: Hyper) -> Any:
-    """Computes a digest of the numbers that prices may depend on.
+    """Computes a digest of the numbers that prices may depend on, `[2]`, uint32.
 
-    These are all but learning rates and what an optimiser takes beside them, which are never
-    priced. Numbers are read as float32, so that 1 and 1.0 are one; a change of any of them is
-    missed with a chance of about 2^-64.
-
-    Args:
-      hyper: the numbers; traced ones, or arrays on the host, of which the digest is one too.
-
-    Returns:
-      Two words, `[2]`, uint32.
+    These exclude learning rates and further numbers of optimisers. Numbers are read as float32, so
+    that 1 and 1.0 are the same; a change is missed with a probability of about 2^-64. The digest is
+    traced where a number is.
     """
     priced = hyper._replace(local=hyper.local._replace(learning_rate=None, optimizer=()))
     found = jax.tree.leaves_with_path(priced)
@@ -81,30 +68,30 @@ def digest_of(hyper: Hyper) -> Any:
 
 
 def _words(numbers: Sequence[Any], xp: Any) -> Any:
-    """Puts the bits of numbers into one row, `[all]`, uint32; what is below 2^-126 is zero."""
-    rows = [xp.ravel(xp.asarray(x)).astype(np.float32) for x in numbers]
-    row = xp.concatenate([*rows, np.zeros(1, np.float32)])
-    return xp.where(abs(row) < np.finfo(np.float32).tiny, np.float32(0), row).view(np.uint32)
+    """Concatenates the bits of numbers, `[all]`, uint32; values below 2^-126 are zero."""
+    flat = [xp.ravel(xp.asarray(x)).astype(np.float32) for x in numbers]
+    whole = xp.concatenate([*flat, np.zeros(1, np.float32)])
+    return xp.where(abs(whole) < np.finfo(np.float32).tiny, np.float32(0), whole).view(np.uint32)
 
 
 def _mixed(x: Any) -> Any:
-    """Lets every bit of a word change about half of all bits (Appleby, MurmurHash3)."""
+    """Mixes words, so that each bit changes about half of all bits (Appleby, MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
 class TrainingInfo(NamedTuple):
-    """What local training of a round came to; computed exactly and therefore not private.
+    """Exact metrics of a round's local training, which are therefore not private.
 
     Attributes:
       train_loss: mean loss over all examples read, float32.
       clipped_example_share: share of these whose gradient was clipped, float32.
       num_examples: examples read, with repetition, float32.
-      padding_share: share of the examples computed that were padding, float32.
+      padding_share: share of padding among the computed examples, float32.
       num_record_overflow: examples that were drawn and found no slot, int32.
-      update_norm_quantiles: of what clients sent: smallest, 10 %, median, 90 %, largest, `[5]`;
-        not finite where a norm exceeds float32, 0 where nobody contributed.
+      update_norm_quantiles: of the updates sent: smallest, 10 %, median, 90 %, largest, `[5]`; not
+        finite where a norm exceeds float32, 0 where no client contributed.
     """
 
     train_loss: jax.Array
@@ -116,7 +103,7 @@ class TrainingInfo(NamedTuple):
 
 
 class MessageCounts(NamedTuple):
-    """What is not known of a round's messages before it is played, for whoever counts bytes.
+    """The sizes of a round's messages that are unknown before it, for the communication meter.
 
     Attributes:
       is_counted: which slots' messages were made, `[slots]`, bool.
@@ -135,10 +122,10 @@ class RoundInfo(NamedTuple):
 
     Attributes:
       training: of local training; None where nothing is trained.
-      clients: means over the cohort of what clients tell by name.
-      aggregator: what the aggregator tells by name.
-      server: what the server step tells by name.
-      messages: what messages hold; None where all of them are known by their shapes.
+      clients: means over the cohort of the clients' metrics, by name.
+      aggregator: the aggregator's metrics, by name.
+      server: the server step's metrics, by name.
+      messages: counts of messages; None where shapes determine all sizes.
     """
 
     training: TrainingInfo | None
@@ -151,16 +138,9 @@ class RoundInfo(NamedTuple):
 def training_info(
     metrics: Any, contributes: jax.Array, chunk: int, is_alone: jax.Array
 ) -> TrainingInfo:
-    """Adds up what the slots of a round tell of local training.
+    """Summarises local training over the `[slots]` of a round.
 
-    Args:
-      metrics: `TrainingMetrics`, `[slots]`; zeros where nobody contributes.
-      contributes: whose update counts, `[slots]`, bool.
-      chunk: slots that were computed side by side.
-      is_alone: slots that were not, `[slots]`, bool.
-
-    Returns:
-      The info.
+    `chunk` slots are computed together, but for those of `is_alone`.
     """
     read = jnp.sum(metrics.num_read.astype(jnp.float32))
     each = metrics.num_computed.astype(jnp.float32)
@@ -179,15 +159,9 @@ def training_info(
 
 
 def compact(record: RoundRecord) -> RoundRecord:
-    """Drops slots that nobody was drawn into.
+    """Drops empty slots: as many are left as the largest cohort has clients, at least 1, in order.
 
-    An exact Poisson draw has a slot for every client; what a run keeps is who was drawn.
-
-    Args:
-      record: of one or more rounds, on the host, `[rounds, slots]`.
-
-    Returns:
-      The record with as many slots as the largest cohort has clients, at least 1, in their order.
+    The record is on the host, `[rounds, slots]`; a Poisson draw has a slot for every client.
     """
     is_empty = np.asarray(record.fate) == Fate.EMPTY
     width = max(1, int(np.max(np.sum(~is_empty, axis=-1), initial=0)))
@@ -200,14 +174,7 @@ def compact(record: RoundRecord) -> RoundRecord:
 
 
 def joined(records: Sequence[RoundRecord]) -> RoundRecord:
-    """Puts the rounds of several records one after the other.
-
-    Args:
-      records: on the host, of any numbers of slots.
-
-    Returns:
-      One record; slots that a record lacks are empty.
-    """
+    """Concatenates the rounds of several records on the host; missing slots are empty."""
     width = max(np.shape(record.clients)[-1] for record in records)
 
     def wide(x: Any, filler: int) -> Any:
@@ -221,14 +188,7 @@ def joined(records: Sequence[RoundRecord]) -> RoundRecord:
 
 
 def joined_info(infos: Sequence[RoundInfo]) -> RoundInfo:
-    """Concatenates the info of several blocks of rounds.
-
-    Args:
-      infos: on the host, of any numbers of slots.
-
-    Returns:
-      One info; slots that a block lacks count no message.
-    """
+    """Concatenates the info of several blocks of rounds; missing slots count no message."""
     counts = [info.messages for info in infos if info.messages is not None]
     width = max((np.shape(m.is_counted)[-1] for m in counts), default=0)
 
@@ -241,15 +201,14 @@ def joined_info(infos: Sequence[RoundInfo]) -> RoundInfo:
 
 @checked
 def as_metrics(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:
-    """Returns the figures of some rounds by name, for logbooks, tables and plots.
+    """Returns the metrics of some rounds by name, for logbooks, tables and plots.
 
     Args:
       record: of one or more rounds, on the host.
       info: of the same rounds.
 
     Returns:
-      Arrays by name, `[rounds, ...]`: counts of clients, all of the info, each under its own name,
-      and the stage.
+      Arrays by name, `[rounds, ...]`: counts of clients, all of the info, and the stage.
     """
     training = {} if info.training is None else info.training._asdict()
     counts = {

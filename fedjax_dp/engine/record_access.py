@@ -1,4 +1,4 @@
-"""Lets only those read a client's records whose price is charged."""
+"""Guards a client's records: only readers with an accounted DpEvent get them."""
 
 from typing import Any
 
@@ -26,24 +26,11 @@ def run_client(
 ) -> ClientOutput:
     """Runs one client's round on the message that it is sent.
 
-    Guarantee: where privacy is claimed for records, the algorithm itself is handed none. Local
-    training and choices read them under their events, and what they cost must be of kinds that the
-    algorithm charges; a reader without an event is admitted only where the algorithm says what it
-    does not cover. Exact metrics, and what is computed from them, leave as metrics alone.
-
-    Args:
-      algorithm: the declaration.
-      server: the server's state.
-      own: the client's state.
-      client: the client with its records.
-      hyper: the client's numbers.
-      key: the client's key of this round.
-
-    Returns:
-      What the client's round ends with.
-
-    Raises:
-      ValueError: while the round is traced, if records are read that no event covers.
+    Guarantee: where privacy is claimed for records, the algorithm itself gets none. Local training
+    and choices read them under their events, of kinds that the algorithm must charge; a reader
+    without an event is admitted only where the claim says what it does not cover. Exact metrics,
+    and what is computed from them, leave as metrics alone. A violation is a ValueError while the
+    round is traced.
     """
     claim, message = algorithm.training.record, received(algorithm.message_to(server, own, client))
     if claim is None:
@@ -52,8 +39,8 @@ def run_client(
 
     def opener(reader: str, event: RecordEvent | None) -> ClientData:
         rule = f"have an event in {algorithm.name}, which claims privacy for records"
-        is_said = event is not None or claim.not_covered is not None
-        checks.require(is_said, f"{reader}, which reads records,", rule, event)
+        is_covered = event is not None or claim.not_covered is not None
+        checks.require(is_covered, f"{reader}, which reads records,", rule, event)
         if event is not None:
             costs.append((reader, event))
         return client
@@ -65,7 +52,7 @@ def run_client(
     closed, shapes = jax.make_jaxpr(protected, return_shape=True)(message, own, public, hyper, key)
     _require_metrics_only(closed, shapes, algorithm.name)
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        # What is looked at step by step runs as Python.
+        # A debugger can step through Python alone.
         output = protected(message, own, public, hyper, key)
     else:
         inputs = jax.tree.leaves((message, own, public, hyper, key))
@@ -81,7 +68,7 @@ def run_client(
 
 
 def _opened(output: ClientOutput, name: str) -> ClientOutput:
-    """Opens exact metrics where they are metrics, and refuses them in all else."""
+    """Opens exact metrics where they are metrics, and refuses them elsewhere."""
 
     def is_exact(part: Any) -> bool:
         return isinstance(part, Exact)
@@ -107,11 +94,11 @@ def _require_metrics(holds: bool, name: str) -> None:
 
 
 def _mechanisms(events: Any, numbers: Any, size: int) -> set[str]:
-    """Names the mechanisms that events are composed of, for a client of some size."""
-    row = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[0], numbers)
+    """Lists the mechanisms that events are composed of, for a client of some size."""
+    one = jax.tree.map(lambda x: np.asarray(x).reshape(-1)[0], numbers)
     # Events are computed on the host, also while a round is traced.
     with jax.ensure_compile_time_eval():
-        return set().union(*(_names(event(size, row)) for event in events))
+        return set().union(*(_names(event(size, one)) for event in events))
 
 
 def _names(event: DpEvent) -> set[str]:

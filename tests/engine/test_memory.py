@@ -1,4 +1,4 @@
-"""What a round takes is told before it is taken."""
+"""The memory of a round is estimated before it is allocated."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +66,7 @@ def test_a_table_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch, 
     monkeypatch.setattr(estimates, "memory_of_host", lambda: 200_000)
     monkeypatch.setattr(layouts, "_STATE_SHARE", 0.0)
     execution = fdp.ExecutionConfig(placement=placement)
-    rule = r"what 6 clients keep, 40 kB each and 240 kB in all, must fit the 200 kB .*'disk'"
+    rule = r"the states of 6 clients, 40 kB each and 240 kB in all, must fit the 200 kB .*'disk'"
     with pytest.raises(MemoryError, match=rule):
         fdp.simulation(algorithm, DATA, full_participation(), execution)
     monkeypatch.setattr(estimates, "memory_of_host", lambda: 240_000)
@@ -78,11 +78,11 @@ def test_a_table_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch, 
     [
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.\nat"), "5 bytes"),
         (MemoryError("Unable to allocate 36 TiB"), "36 TiB"),
-        (MemoryError(), "the system gave no more"),
+        (MemoryError(), "the system has no more memory"),
     ],
 )
 def test_an_error_of_memory_has_the_estimate(error, words):
-    rule = f"{words}.* takes at least 3 kB .examples 2 kB, what clients keep 1 kB"
+    rule = f"{words}.* takes at least 3 kB .examples 2 kB, clients. states 1 kB"
     with pytest.raises(MemoryError, match=rule), explained(Memory(0, 0, 0, 1000, 2000)):
         raise error
 

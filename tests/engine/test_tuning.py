@@ -80,7 +80,7 @@ def test_a_tuned_layout_is_reported_and_gives_the_same_result(monkeypatch):
 def test_other_words_are_refused():
     with pytest.raises(ValueError, match=r"clients_per_chunk must be one of .*tuned.*got 'best'"):
         ExecutionConfig(clients_per_chunk="best").validate()
-    with pytest.raises(ValueError, match="chunks must hold a candidate"):
+    with pytest.raises(ValueError, match="chunks must not be empty"):
         tuning.trials("nothing", [], Fake)
 
 

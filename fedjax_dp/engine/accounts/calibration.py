@@ -1,4 +1,4 @@
-"""Noise multipliers from budgets, for whole runs of any algorithm: one calibration for all."""
+"""Noise multipliers from budgets, for whole runs of any algorithm."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from fedjax_dp.privacy.accounting.calibration import (
     rounded_up,
 )
 
-# Any multiplier that no event would hold for another reason.
+# A multiplier that no event would have otherwise.
 _PROBE = 1.7320508
 
 
@@ -38,7 +38,7 @@ def _priced_stages(
 
     @jax.jit
     def initial_stages(key: Any) -> Any:
-        # Compiled, so that models which the stages do not depend on are never made.
+        # Compiled, so that models on which no stage depends are never computed.
         server = algorithm.init(key)
         return jax.vmap(lambda r: algorithm.stages.stage_of(server, hyper, r))(
             jnp.arange(num_rounds)
@@ -68,11 +68,12 @@ def calibrate(
     accountant: str = "rdp",
     relation: str = "zero_out",
 ) -> Hyper:
-    """Gives every client the noise multiplier that spends its budget over a whole run.
+    """Calibrates each client's noise multiplier, so that a whole run spends its budget.
 
-    One multiplier a client covers all rounds: those of other batch sizes and those with private
-    selections are composed with the rest and converted to ε once. Clients alike share the search,
-    and those who only pay for Poisson-sampled Gaussian steps are searched side by side.
+    One multiplier for each client covers all rounds: those of other batch sizes and those with
+    private selections are composed with the rest and converted to ε once. Clients with equal
+    budgets and numbers share the search; those with only Poisson-sampled Gaussian steps are
+    searched together.
 
     Guarantee: ε of each client at its δ after `num_rounds` rounds is at most its budget.
 
@@ -143,10 +144,7 @@ def _alike(
 
 
 def _poisson_steps(event: dp_accounting.DpEvent) -> dict[float, int] | None:
-    """Counts the steps of each rate of a run of Poisson-sampled Gaussians of the probed multiplier.
-
-    None where anything else is in it.
-    """
+    """Counts Poisson-sampled Gaussians of the probed multiplier by rate; None for others."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return {}
     if isinstance(event, dp_accounting.GaussianDpEvent):

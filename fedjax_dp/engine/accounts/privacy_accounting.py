@@ -1,4 +1,4 @@
-"""Tells the ledgers what ran: the bridge from the records of rounds to privacy accounts."""
+"""Charges privacy ledgers for the rounds that a simulation recorded."""
 
 import json
 from collections.abc import Mapping
@@ -23,25 +23,18 @@ from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import RecordEvent
 from fedjax_dp.privacy.sensitivities import RELATIONS
 
-# A budget that was calibrated to the last bit must not fail on the last bit.
+# A budget that was calibrated to the last bit must not be exceeded by rounding.
 _SLACK = 1e-9
 
-# What a round of some stage costs: events, and the accounts that pay each.
+# The costs of a round of one stage: events, and the accounts that pay each.
 _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
 
 
 def require_public_sizes(relation: str, name: str = "relation") -> None:
     """Requires a relation under which numbers of clients and records may be public.
 
-    A record more changes its client's sampling rate, steps and divisors, and a client more those
-    of the population: adding or removing a unit is not what a simulation's events bound.
-
-    Args:
-      relation: which data are neighbours.
-      name: what an error calls it.
-
-    Raises:
-      ValueError: if it is not one of those.
+    One more record changes its client's sampling rate, steps and divisors, and one more client
+    those of the population: no event of a simulation bounds adding or removing a unit.
     """
     checks.one_of(name, relation, RELATIONS)
     rule = (
@@ -55,11 +48,11 @@ def require_public_sizes(relation: str, name: str = "relation") -> None:
 class PrivacyAccounting:
     """Keeps one ledger for each unit of privacy that a simulation claims.
 
-    What is charged comes from the claims of the parts that ran, and from the records of the rounds:
-    the event of a round of clients from the aggregator's claim and the participation, the event of
-    a client's local training from its trainer's. Sampling of clients never amplifies record-level
-    privacy here: a record pays for every round in which its client took part, or, beside
-    client-level privacy that is amplified by secret cohorts, for every round.
+    Charges follow from the claims of the parts that ran and from the records of the rounds: for
+    clients, the event of the aggregator's claim and the participation; for records, the event of
+    local training. Sampling of clients never amplifies record-level privacy here: a record pays for
+    every round in which its client took part, or for every round where secret cohorts amplify
+    client-level privacy too.
 
     Attributes:
       ledgers: by unit, "client" and "record"; empty where nothing is claimed.
@@ -77,12 +70,12 @@ class PrivacyAccounting:
 
         Args:
           federation: what will run, compiled or not.
-          relation: which data are neighbours, "zero_out" or "replace_one". That a unit is there or
-            not ("add_remove") is never what holds: a simulation takes rates, steps, divisors and
-            weights from the exact numbers of clients and of their records, which are public.
-          accountant: who will be asked for ε, to be refused now and not after rounds ran; any one
-            that has an analysis where it is None.
-          hyper: the numbers that rounds will run with; those of the federation where it is None.
+          relation: which data are neighbours, "zero_out" or "replace_one". "add_remove" never
+            holds: a simulation takes rates, steps, divisors and weights from the exact numbers of
+            clients and of their records, which are public.
+          accountant: the one that will compute ε, so that it is refused now and not after rounds
+            ran; any one that has an analysis if not given.
+          hyper: the numbers that rounds will run with; those of the federation if not given.
 
         Raises:
           ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
@@ -94,7 +87,7 @@ class PrivacyAccounting:
         self._relation, self._accountant = relation, accountant
         num_clients = self._participation.num_clients
         num_units = {"client": 1 if self._charges_all else num_clients, "record": num_clients}
-        # By unit and stage, what a round costs: events, and the accounts that pay each.
+        # By unit and stage.
         self._events: dict[str, list[_Prices]] = {}
         self._numbers: Any = None
         self._digest: Any = None
@@ -102,7 +95,7 @@ class PrivacyAccounting:
         self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in self._events}
 
     def _read_events(self, hyper: Hyper) -> None:
-        """Reads off numbers what a round costs, unless they are those read before."""
+        """Computes a round's costs from numbers, unless these are the current ones."""
         hyper = jax.tree.map(np.asarray, typed(hyper))
         # With their structure: a number that takes the place of None changes what is charged.
         numbers, before = jax.tree.flatten(hyper), self._numbers
@@ -129,13 +122,13 @@ class PrivacyAccounting:
     def charge(self, record: RoundRecord, hyper: Hyper | None = None) -> None:
         """Charges rounds that ran.
 
-        Whoever was drawn is charged, whatever became of it. A round whose aggregate was not
-        released is charged all the same: what clients sent has left them.
+        Every drawn client is charged, whatever its fate. A round whose aggregate was not released
+        is charged all the same, since updates have left the clients.
 
         Args:
           record: as `Simulation.run` returned it, for one or more rounds.
-          hyper: the numbers that these rounds ran with. They must be given where they are others
-            than those that the accounts were opened with, or charged last.
+          hyper: the numbers that these rounds ran with, required if they are not those that were
+            charged last or that the accounts were opened with.
 
         Raises:
           ValueError: if what ran has no analysis, or the rounds ran with other numbers than those
@@ -151,36 +144,36 @@ class PrivacyAccounting:
             raise
         participants, stages = np.asarray(record.clients), np.asarray(record.stage)
         for unit, ledger in self.ledgers.items():
-            cohorts = None if self._is_all_charged(unit) else participants
+            cohorts = None if self._all_pay(unit) else participants
             self._charge(unit, ledger, stages, cohorts)
 
     def _require_numbers_of(self, record: RoundRecord) -> None:
-        """Requires the numbers that rounds ran with to be those that prices are read off."""
+        """Requires the current numbers to be those that rounds ran with."""
         if record.digest is None:
             return
         ran = np.asarray(record.digest).reshape(-1, 2)
         others = np.flatnonzero(np.any(ran != self._digest, axis=1))
         rule = (
-            "be the numbers that the rounds ran with, from which their price follows: "
-            "charge(record, hyper) with the hyper that was given to them, one charge for each"
+            "be the numbers that the rounds ran with, which determine their cost: call "
+            "charge(record, hyper) with the hyper of these rounds, once for each hyper"
         )
         which = others[0] if len(others) else 0
-        found = f"others than those of the round at place {which} of this record"
+        found = f"others than those of round {which} of this record"
         checks.require(not len(others), "hyper", rule, found)
 
-    def _is_all_charged(self, unit: str) -> bool:
-        """Tells whether who took part must not be told by the accounts.
+    def _all_pay(self, unit: str) -> bool:
+        """Whether accounts must not reveal who took part, so that each unit pays for each round.
 
-        Amplification of client-level privacy rests on cohorts that stay secret. Accounts of records
-        that follow them would publish how often each client was drawn, and a budget of records
-        would stop the run when that told it to.
+        Amplification of client-level privacy requires secret cohorts. Accounts of records that
+        follow them would reveal how often each client was drawn, also by stopping a run at a
+        budget.
         """
         return self._charges_all and (unit == "client" or "client" in self.ledgers)
 
     def _charge(
         self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
     ) -> None:
-        """Charges rounds of these stages to those who took part; to all clients without cohorts."""
+        """Charges rounds of these stages to `cohorts`, or to all units where that is None."""
         for stage, prices in _by_stage(self._events[unit], stages):
             is_charged = np.full(len(stages), True) if stage is None else stages == stage
             if cohorts is None:
@@ -189,7 +182,7 @@ class PrivacyAccounting:
                 times = self._times(cohorts[is_charged])
             for event, accounts in prices:
                 paid = accounts[times[accounts] > 0]
-                # An event that nobody paid for would be an entry without units.
+                # The ledger has no entries without units.
                 if len(paid):
                     ledger.charge(event, units=paid, count=times[paid])
 
@@ -210,8 +203,8 @@ class PrivacyAccounting:
     ) -> int:
         """Counts the rounds that may still run before any unit's budget is exceeded.
 
-        Where the sampler of clients amplifies, who will be drawn is to stay unknown, so that every
-        unit is taken to take part in every round; where it does not, the cohorts are looked up.
+        Where the sampler of clients amplifies, cohorts stay secret, so that every unit is assumed
+        to take part in every round; elsewhere the coming cohorts are drawn.
 
         Args:
           state: the state before those rounds.
@@ -221,7 +214,7 @@ class PrivacyAccounting:
             named are not bounded.
           dp_delta: δ of each unit, a number or one for each account.
           accountant: as for `Ledger.epsilon`.
-          hyper: the numbers that they will run with; those of the federation where it is None.
+          hyper: the numbers that they will run with; those of the federation if not given.
 
         Returns:
           The number of rounds, from 0 to `num_rounds`.
@@ -237,7 +230,7 @@ class PrivacyAccounting:
                 bounded, state, key, num_rounds, epsilon, dp_delta, accountant, numbers
             )
         finally:
-            # To ask is not to run: what is charged next are still the numbers of before.
+            # Nothing has run: the numbers that are charged next are unchanged.
             self._events, self._numbers, self._digest = kept
 
     def _affordable(
@@ -275,7 +268,7 @@ class PrivacyAccounting:
         return fits
 
     def _cohorts(self, first: int, key: PRNGKey, num_rounds: int) -> np.ndarray:
-        """Looks up who will be drawn, `[num_rounds, slots]`, -1 in empty slots."""
+        """Draws the coming cohorts, `[num_rounds, slots]`, -1 in empty slots."""
         draw_key = fold(key, Purpose.PARTICIPATION)
         rounds = first + np.arange(num_rounds)
         draws = jax.vmap(lambda r: self._participation.draw(draw_key, r))(rounds)
@@ -289,8 +282,8 @@ class PrivacyAccounting:
 
         Args:
           dp_delta: δ of each unit, a number or one for each account.
-          accountant: as for `Ledger.epsilon`; the one that the accounts were opened with where it
-            is None, "rdp" where they were opened with none.
+          accountant: as for `Ledger.epsilon`; if not given, the one that the accounts were opened
+            with, or "rdp".
 
         Returns:
           For each unit ε of every account, `[num_units]`.
@@ -300,18 +293,14 @@ class PrivacyAccounting:
         return {unit: v.epsilon(dp_delta[unit], accountant) for unit, v in self.ledgers.items()}
 
     def to_json(self) -> str:
-        """Writes all ledgers as text.
-
-        Returns:
-          JSON, which `restore` reads.
-        """
+        """Returns all ledgers as JSON, which `restore` reads."""
         return json.dumps({unit: json.loads(v.to_json()) for unit, v in self.ledgers.items()})
 
     def restore(self, text: str) -> None:
-        """Takes the accounts of an interrupted run.
+        """Restores the accounts of an interrupted run.
 
         Args:
-          text: what `to_json` wrote.
+          text: the output of `to_json`.
 
         Raises:
           ValueError: if it holds other units than this simulation claims, or accounts of another
@@ -348,10 +337,10 @@ def _events_by_client(
     groups: dict[Any, list[int]] = {}
     events: dict[Any, Any] = {}
     for client, size in enumerate(sizes):
-        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], hyper.local)
-        facts = (int(size), *(float(x) for x in jax.tree.leaves(row)))
+        local = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], hyper.local)
+        facts = (int(size), *(float(x) for x in jax.tree.leaves(local)))
         if facts not in groups:
-            events[facts] = record_event(int(size), hyper._replace(local=row))
+            events[facts] = record_event(int(size), hyper._replace(local=local))
             groups[facts] = []
         groups[facts].append(client)
     return [(events[facts], np.array(clients)) for facts, clients in groups.items()]

@@ -30,7 +30,7 @@ def rounds_and_host_steps(
 
 
 class Table:
-    """The states of all clients in memory, `[num_clients, ...]`, and padding for devices."""
+    """The states of all clients in memory, `[num_clients, ...]` and padding for devices."""
 
     def __init__(self, table: PyTree, num_clients: int | None = None):
         """Wraps a table; without `num_clients` each entry is a client."""
@@ -83,8 +83,7 @@ def after_host_step(
 ) -> Any:
     """Runs a host step; `validation` is the second split of all clients, for scores.
 
-    The server's part of the returned state is on the host, of unchanged structure, shapes and
-    types; anything else is an error.
+    The new server state is on the host; a change of structure, shapes or types is an error.
     """
     before = jax.device_get(state.server)
     states = None

@@ -1,4 +1,4 @@
-"""Streaming: the examples of cohorts, and what their clients keep, from host memory or disk."""
+"""Streaming: the examples and client states of cohorts, from host memory or disk."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -16,7 +16,7 @@ from fedjax_dp.engine.record import Fate
 
 
 class Slabs:
-    """Gathers the examples of cohorts into slabs of few sizes."""
+    """The examples of cohorts, as slabs of few sizes."""
 
     def __init__(
         self,
@@ -25,21 +25,14 @@ class Slabs:
         placement: Any,
         validation: FederatedData | None = None,
     ):
-        """Measures the slab that nearly every cohort fits into.
-
-        Args:
-          data: the population.
-          participation: who joins a round.
-          placement: the device or sharding that slabs go to.
-          validation: a second split of the same clients.
-        """
+        """Measures the slab that nearly every cohort fits into; slabs go to `placement`."""
         self._data, self._placement = data, placement
         self._limit = max(1, int(data.sizes.max()))
-        # No cohort can hold more rows than its largest possible members do together.
+        # No cohort has more records than the largest possible one.
         largest = np.sort(data.sizes)[::-1][: participation.capacity]
-        self._most_rows = max(1, int(largest.sum()))
+        self._most_records = max(1, int(largest.sum()))
         expected = participation.cohort_size * data.num_examples / data.num_clients
-        self._usual_rows = min(self._most_rows, power_of_two(2 * expected))
+        self._usual_records = min(self._most_records, power_of_two(2 * expected))
         self._validation = None
         if validation is not None:
             self._validation = Slabs(validation, participation, placement)
@@ -47,15 +40,8 @@ class Slabs:
     def gather(self, cohort: Cohort) -> Examples:
         """Reads a cohort's examples and puts them on the device.
 
-        The slab has room for twice the expected rows, or for the next power of two where a cohort
-        needs more, so that a round is compiled once or for very few sizes and no slab is as large
-        as the population because a sampler might draw all of it.
-
-        Args:
-          cohort: the cohort, on the host.
-
-        Returns:
-          The examples by slot.
+        A slab holds twice the expected records, or the next power of two where a cohort needs more:
+        a round is compiled for very few sizes, and none is as large as the population.
         """
         return jax.device_put(self._on_host(cohort), self._placement)
 
@@ -63,33 +49,24 @@ class Slabs:
         is_drawn = _is_drawn(cohort)
         ids = np.asarray(cohort.ids)[is_drawn]
         sizes = self._data.sizes[ids]
-        num_rows = int(sizes.sum())
-        slab_rows = max(self._usual_rows, min(self._most_rows, power_of_two(num_rows)))
+        num_records = int(sizes.sum())
+        width = max(self._usual_records, min(self._most_records, power_of_two(num_records)))
         starts, sizes_by_slot = np.zeros((2, len(is_drawn)), np.int32)
         starts[is_drawn], sizes_by_slot[is_drawn] = np.cumsum(sizes) - sizes, sizes
         part = self._data.select(ids).examples if len(ids) else {}
         slab = {}
         for name, array in self._data.examples.items():
-            slab[name] = np.zeros((slab_rows, *array.shape[1:]), array.dtype)
+            slab[name] = np.zeros((width, *array.shape[1:]), array.dtype)
             if len(ids):
-                slab[name][:num_rows] = part[name]
+                slab[name][:num_records] = part[name]
         second = None if self._validation is None else self._validation._on_host(cohort)
         return Examples(nested(slab), starts, sizes_by_slot, second, self._limit, is_by_slot=True)
 
 
 def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Cohort:
-    """Leaves out the empty slots at the end of each device.
+    """Drops the last slots of each device if they are empty, as most of a Poisson draw are.
 
-    An exact Poisson draw has a slot for every client, nearly all of them empty. Only few widths are
-    used, so that few programs are compiled.
-
-    Args:
-      cohort: the cohort, on the host.
-      layout: chunk and devices.
-      participation: who joins a round.
-
-    Returns:
-      The cohort, in slots that are a multiple of the chunk on each device.
+    Few widths are left, each a multiple of the chunk, so that few programs are compiled.
     """
     is_drawn = _is_drawn(cohort).reshape(layout.num_devices, -1)
     slots = is_drawn.shape[1]
@@ -104,159 +81,118 @@ def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Co
 
 
 class TableStream:
-    """What clients keep, in host memory; a cohort's rows come to the device and go back."""
+    """Client state in host memory; a cohort's part is copied to the device and back."""
 
     def __init__(self, table: PyTree):
-        """Takes a table over.
-
-        Args:
-          table: what clients keep, `[num_clients, ...]`, NumPy arrays that may be written to; None
-            where they keep nothing.
-        """
+        """Takes NumPy arrays `[num_clients, ...]` that may be written to; None for no state."""
         self._table = table
 
     def __enter__(self) -> "TableStream":
-        """Begins."""
+        """Enters."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends; nothing is under way."""
+        """Exits; no work is pending."""
 
     def require_room(self, participation: Participation, num_rounds: int) -> None:
-        """Does nothing: the table is there."""
+        """Does nothing, since the table exists."""
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
-        """Does nothing: rows in memory are at hand."""
+        """Does nothing, since memory needs no prefetching."""
 
     def gather(self, cohort: Cohort) -> PyTree:
-        """Gives a cohort's part.
-
-        Args:
-          cohort: the cohort, on the host.
-
-        Returns:
-          What the clients of all slots keep, `[slots, ...]`.
-        """
+        """Returns the states of the clients of all slots, `[slots, ...]`."""
         ids = np.asarray(cohort.ids)
         return jax.tree.map(lambda a: a[ids], self._table)
 
     def scatter(self, cohort: Cohort, part: PyTree) -> None:
-        """Takes a cohort's part back.
-
-        Args:
-          cohort: the cohort, on the host.
-          part: what the clients of all slots keep, `[slots, ...]`.
-        """
+        """Writes back the states of the clients of all slots, `[slots, ...]`."""
         is_drawn = _is_drawn(cohort)
         ids = np.asarray(cohort.ids)[is_drawn]
         for array, new in zip(jax.tree.leaves(self._table), jax.tree.leaves(part), strict=True):
             array[ids] = np.asarray(new)[is_drawn]
 
     def left(self) -> PyTree:
-        """Gives the table back."""
+        """Returns the table."""
         return self._table
 
 
 class RowStream:
-    """What clients keep, on the disk; rows come ahead of their round and go back behind it.
+    """Client state on disk, read ahead of its round and written after it.
 
-    One thread reads and writes, in turn, while rounds are computed: what it reads was written by
-    all rounds but the one under way, whose rows are in memory.
+    One thread reads and writes in turn while rounds are computed. What it reads was written by all
+    rounds but the current one, whose states are in memory.
     """
 
-    def __init__(self, rows: Rows):
-        """Takes rows over.
-
-        Args:
-          rows: what clients keep.
-        """
-        rows.file.open()
-        self._rows = Rows(np.array(rows.slots), np.array(rows.digests), rows.first, rows.file)
-        self._pinned = {int(slot) for slots in rows.file.pinned.values() for slot in slots}
-        taken = self._pinned | set(self._rows.slots.tolist())
+    def __init__(self, store: Rows):
+        """Opens the store's file and finds its free slots."""
+        store.file.open()
+        self._store = Rows(np.array(store.slots), np.array(store.digests), store.first, store.file)
+        self._pinned = {int(slot) for slots in store.file.pinned.values() for slot in slots}
+        taken = self._pinned | set(self._store.slots.tolist())
         self._end = max(taken, default=UNTOUCHED) + 1
         self._free = sorted(set(range(self._end)) - taken, reverse=True)
-        self._thread = ThreadPoolExecutor(1, "rows")
+        self._thread = ThreadPoolExecutor(1, "client state")
         self._ahead: Future[PyTree] | None = None
         self._writing: Future[None] | None = None
         self._last: tuple[dict[int, int], PyTree] = {}, None
 
     def __enter__(self) -> "RowStream":
-        """Begins."""
+        """Enters."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends, after an error too: what is under way is waited for, and the disk left alone."""
+        """Waits for pending work, also after an error."""
         self._thread.shutdown(wait=True)
 
     def require_room(self, participation: Participation, num_rounds: int) -> None:
-        """Requires a disk with room for what some rounds may come to write.
-
-        Args:
-          participation: who joins a round.
-          num_rounds: how many rounds.
-
-        Raises:
-          ValueError: if it has less.
-        """
-        slots = self._rows.slots
-        # A row that nobody else needs makes room for the one that is written after it.
+        """Requires the disk space that some rounds may need."""
+        slots = self._store.slots
+        # An entry that nothing else refers to is freed once its successor is written.
         is_replaced = ~np.isin(slots, [UNTOUCHED, *self._pinned])
         new = min(participation.most_drawn(num_rounds), int(np.sum(~is_replaced)))
-        self._rows.file.require_room(new + participation.most_drawn(1) - len(self._free))
+        self._store.file.require_room(new + participation.most_drawn(1) - len(self._free))
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
-        """Begins to read the rows of a cohort.
-
-        Args:
-          cohort: the cohort, on the host.
-          under_way: that of the round that is computed now, whose rows are not read.
-        """
+        """Starts to read the states of a cohort, but for clients of the current one."""
         ids = _clients(cohort)
         wanted = np.where(np.isin(ids, _clients(under_way)), -1, ids)
-        self._ahead = self._thread.submit(self._rows.many, wanted)
+        self._ahead = self._thread.submit(self._store.many, wanted)
 
     def gather(self, cohort: Cohort) -> PyTree:
-        """Gives the rows of the cohort that was asked for last, or of another if there is none.
+        """Returns the states of the clients of all slots, `[slots, ...]`; initial in empty ones.
 
-        Args:
-          cohort: the cohort, on the host.
-
-        Returns:
-          What the clients of all slots keep, `[slots, ...]`; the first row in empty slots.
+        It is the cohort of the last `ahead`, or any cohort where there was none.
         """
         if self._ahead is None:
-            return self._thread.submit(self._rows.many, _clients(cohort)).result()
+            return self._thread.submit(self._store.many, _clients(cohort)).result()
         part, self._ahead = self._ahead.result(), None
-        places, rows = self._last
+        places, states = self._last
         for place, client in enumerate(_clients(cohort).tolist()):
             if client in places:
-                for array, row in zip(jax.tree.leaves(part), jax.tree.leaves(rows), strict=True):
-                    array[place] = row[places[client]]
+                for array, state in zip(
+                    jax.tree.leaves(part), jax.tree.leaves(states), strict=True
+                ):
+                    array[place] = state[places[client]]
         return part
 
     def scatter(self, cohort: Cohort, part: PyTree) -> None:
-        """Begins to write the rows of a cohort.
-
-        Args:
-          cohort: the cohort, on the host.
-          part: what the clients of all slots keep, `[slots, ...]`.
-        """
+        """Starts to write the states of the clients of all slots, `[slots, ...]`."""
         if self._writing is not None:
-            self._writing.result()  # No more than one round waits for the disk.
+            self._writing.result()  # At most one round waits for the disk.
         places = {c: place for place, c in enumerate(_clients(cohort).tolist()) if c >= 0}
         self._last = places, jax.tree.map(np.asarray, part)
         self._writing = self._thread.submit(self._write, *self._last)
 
     def left(self) -> Rows:
-        """Gives the rows as they are in the end; raises what writing them has raised."""
+        """Returns the store after the last write; raises the error of a failed one."""
         if self._writing is not None:
             self._writing.result()
-        return self._rows
+        return self._store
 
     def _write(self, places: dict[int, int], part: PyTree) -> None:
-        """Writes rows to slots that nobody refers to, then lets the old ones go."""
-        slots, digests, file = self._rows.slots, self._rows.digests, self._rows.file
+        """Writes states to unused slots, then frees the old slots."""
+        slots, digests, file = self._store.slots, self._store.digests, self._store.file
         for client, place in places.items():
             if self._free:
                 slot = self._free.pop()
@@ -270,14 +206,7 @@ class RowStream:
 
 
 def stream_of(clients: PyTree) -> TableStream | RowStream:
-    """Chooses how what clients keep comes to the device.
-
-    Args:
-      clients: rows on the disk, a table in memory, or None.
-
-    Returns:
-      The stream, to be entered.
-    """
+    """Chooses the stream of clients' states: on disk, in host memory, or None."""
     return RowStream(clients) if isinstance(clients, Rows) else TableStream(clients)
 
 
@@ -286,5 +215,5 @@ def _is_drawn(cohort: Cohort) -> np.ndarray:
 
 
 def _clients(cohort: Cohort) -> np.ndarray:
-    """Names the clients of all slots, `[slots]`; -1 in empty ones."""
+    """Lists the clients of all slots, `[slots]`; -1 in empty ones."""
     return np.where(_is_drawn(cohort), np.asarray(cohort.ids), -1)

@@ -1,4 +1,4 @@
-"""Which layout: by a count of operations, or by short trials of several on the work itself."""
+"""Chooses a layout, by a count of operations or by short trials on the work itself."""
 
 import tempfile
 import time
@@ -18,13 +18,7 @@ from fedjax_dp.models.cost import Cost, cost_of
 
 
 class Trial(NamedTuple):
-    """What one layout took.
-
-    Attributes:
-      clients_per_chunk: clients that were computed side by side.
-      seconds: of a round, the better of two, after compilation.
-      compile_seconds: of its compilation.
-    """
+    """The seconds of a layout: of a round, the better of two, and of its compilation."""
 
     clients_per_chunk: int
     seconds: float
@@ -37,22 +31,13 @@ _CHOSEN: dict[Hashable, tuple[Trial, ...]] = {}
 def layout_of(
     federation: Federation, execution: ExecutionConfig, build: Callable[[ExecutionConfig], Any]
 ) -> tuple[Layout, tuple[Trial, ...]]:
-    """Chooses chunk and mesh.
+    """Chooses chunk and mesh; also returns the trials that chose them, fastest first, if any.
 
-    Args:
-      federation: what is run.
-      execution: what was asked for, its devices settled.
-      build: `(execution) -> Simulation`, for trials.
-
-    Returns:
-      The layout and the trials that chose it, fastest first; none where it was not tuned.
-
-    Raises:
-      ValueError: for a client that takes more steps than can be counted.
+    `execution` has its devices resolved; `build` is `(execution) -> Simulation`, for trials.
     """
     devices, participation = execution.device_list(), federation.participation
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
-    # Slots may be many more than clients that are expected; a chunk is filled by the latter.
+    # There may be many more slots than expected clients, which fill a chunk.
     expected = max(1, round(participation.cohort_size / len(devices)))
 
     def cost() -> Cost:
@@ -64,7 +49,7 @@ def layout_of(
         with tempfile.TemporaryDirectory() as folder:
 
             def forced(chunk: int) -> Any:
-                # Rows of trials are nobody's: none are left behind, nor written over.
+                # Client states of trials go to a folder of their own, which is removed.
                 return build(execution._replace(clients_per_chunk=chunk, folder=folder))
 
             tried = trials(_work(federation, execution), candidates(chunk, expected), forced)
@@ -76,15 +61,7 @@ def layout_of(
 
 
 def candidates(guess: int, widest: int) -> list[int]:
-    """Lists the chunks that are worth a trial: the guess and its neighbours, eight times apart.
-
-    Args:
-      guess: the chunk that the number of operations suggests.
-      widest: clients of one device; no chunk is wider.
-
-    Returns:
-      Two or three chunks in rising order, one where there is no choice.
-    """
+    """Lists the chunks to try: the guess, an eighth and eight times of it, up to `widest`."""
     return sorted({min(max(chunk, 1), widest) for chunk in (guess // 8, guess, guess * 8)})
 
 
@@ -94,21 +71,11 @@ def trials(
     build: Callable[[int], Any],
     clock: Callable[[], float] | None = None,
 ) -> tuple[Trial, ...]:
-    """Runs two rounds in every layout, once for all simulations of the same work in this process.
+    """Times two rounds of every chunk, once for all simulations of equal `key` in this process.
 
-    Args:
-      key: names the work; the same key is not tried again.
-      chunks: the clients per chunk to try.
-      build: `(clients_per_chunk) -> Simulation`.
-      clock: `() -> seconds`; the process's own where it is None.
-
-    Returns:
-      The trials, fastest first.
-
-    Raises:
-      ValueError: if there is nothing to try.
+    `build` is `(clients_per_chunk) -> Simulation`. The trials are returned fastest first.
     """
-    checks.require(len(chunks) > 0, "chunks", "hold a candidate", chunks)
+    checks.require(len(chunks) > 0, "chunks", "not be empty", chunks)
     if key not in _CHOSEN:
         tick = clock or time.perf_counter
         done = [_try(build(chunk), chunk, tick) for chunk in chunks]
@@ -144,7 +111,7 @@ def _steps(federation: Federation) -> np.ndarray:
 
 
 def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
-    """Names what decides over a layout: shapes, numbers, cohort, devices."""
+    """Makes a key of all that a layout's speed depends on: shapes, numbers, cohort, devices."""
     algorithm, participation = federation.algorithm, federation.participation
     server = jax.eval_shape(algorithm.init, jax.random.key(0))
     shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(server)]

@@ -1,4 +1,4 @@
-"""Anderson acceleration (type II) of any federation: the next point is a mix of several rounds'."""
+"""Anderson acceleration (type II) of any federation."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,12 +32,7 @@ _RANGES: dict[str, Any] = {
 
 @flax.struct.dataclass
 class Memory:
-    """What is remembered of the last rounds, `places` of them, each overwritten in its turn.
-
-    Attributes:
-      images: the points that rounds came to, each leaf `[places, ...]`.
-      residuals: those that they started from minus these, each leaf `[places, ...]`.
-    """
+    """The points after the last rounds, and those before minus these; each leaf `[places, ...]`."""
 
     images: PyTree
     residuals: PyTree
@@ -45,12 +40,7 @@ class Memory:
 
 @flax.struct.dataclass
 class Gram:
-    """Products of residuals, and which of them count.
-
-    Attributes:
-      products: by places, `[places, places]`, float32.
-      num_valid: how many of the newest count; fewer than all after a restart, int32.
-    """
+    """Products of residuals, `[places, places]`, float32, and how many of the newest are valid."""
 
     products: jax.Array
     num_valid: jax.Array
@@ -58,12 +48,7 @@ class Gram:
 
 @flax.struct.dataclass
 class Accelerated:
-    """The wrapper's part of the state.
-
-    Attributes:
-      gram: products of residuals.
-      memory: of the shared model, or `ByClient` of the clients' points.
-    """
+    """The wrapper's state: products, and the memory, by client for the clients' points."""
 
     gram: Gram
     memory: Any
@@ -83,46 +68,47 @@ def anderson(
     num_rounds: Count | None = None,
     is_buffer: Callable[[PyTree], PyTree] | None = None,
 ) -> Federation:
-    """Accelerates a federation: after each round its point becomes a mix of what rounds came to.
+    """Accelerates a federation: each round's point is replaced by a mix of those of several rounds.
 
     A round maps a point u to T(u). With the residuals u − T(u) of the last τ + 1 rounds, weights of
-    sum 1 are found under which their mix is shortest, and the next round starts from the same mix
-    of the T(u). Clients send and receive what they did before; the server, or whoever simulates it,
-    holds 2 (τ + 1) copies of the point.
+    sum 1 are found that minimise the norm of their mix, and the next round starts from the same mix
+    of the T(u). Messages are unchanged; the server, or the simulation, holds 2 (τ + 1) copies of
+    the point.
 
     Where the solution is not finite, its residual is not shorter, or the newest residual is
-    `growth` times the shortest that is remembered, the round stays plain; in the last case the
-    memory begins anew.
+    `growth` times the shortest in memory, the round stays plain; in the last case the memory is
+    reset.
 
     Guarantee: that of the federation, whose claims are unchanged: the shared model is what rounds
     release, and the clients' points are refused where an aggregator protects clients, since these
     are not released.
 
     Args:
-      federation: what is accelerated; a deterministic round, joined by all, is what it is made for.
-      memory: τ, earlier rounds that are looked at besides the newest, at least 1.
-      of: the server's shared model alone, or the points of all clients as one long vector, which
-        the centralised form of `splitting` keeps.
-      first: rounds that stay plain before it begins, at least τ; τ + 1 where it is None.
+      federation: what is accelerated; the method is made for deterministic rounds with full
+        participation.
+      memory: τ, the number of earlier rounds besides the newest, at least 1.
+      of: the server's shared model alone, or the points of all clients as one long vector, as in
+        the centralised form of `splitting`.
+      first: the number of plain rounds at the start, at least τ; τ + 1 if not given.
       ridge: strength of the regularisation of the small system over its trace, at least 0.
       damping: share of the plain round in the mix, in [0, 1]; 1 changes nothing.
-      growth: how much longer a residual may be than the shortest remembered, at least 1.
+      growth: how much longer a residual may be than the shortest in memory, at least 1.
       weights: of the clients in the norm of a residual of their points: "federation", those of the
         mean z̄, or "equal", or `[num_clients]` numbers; "federation" if not given. For
         `of="clients"` alone.
-      num_rounds: rounds of the run, where it is known, so that a longer memory is refused.
-      is_buffer: marks what is no weight, such as `Model.is_buffer`: statistics of batch norm stay
-        as rounds leave them, and say nothing of residuals. None where there are no buffers.
+      num_rounds: rounds of the run if known, so that a longer memory is refused.
+      is_buffer: marks buffers, such as `Model.is_buffer`: statistics of batch norm stay as rounds
+        leave them, and have no residuals. None where there are no buffers.
 
     Returns:
-      The federation; its info of the server gains `residual`, the length of the newest, and
-      `is_mixed`, whether the round was accelerated. `ridge`, `damping` and `growth` are numbers of
+      The federation; its server info has `residual` too, the norm of the newest, and `is_mixed`,
+      whether the round was accelerated. `ridge`, `damping` and `growth` are numbers of
       `hyper.algorithm`, with `anderson_` before their names.
 
     Raises:
       ValueError: for a number out of its range, weights for the shared model, or a federation
-        without such a point, with steps on the host, or whose rounds are not joined by all where
-        clients' points are mixed.
+        without such a point, with steps on the host, or without full participation where clients'
+        points are mixed.
 
     Source: Malekmohammadi and others 2021, section 2.5, the least-squares problem under
     "Acceleration"; the weighted norm is that of the product space, beside equation 2.2. Anderson
@@ -146,10 +132,7 @@ def anderson(
 
 
 class _Scheme(NamedTuple):
-    """What is extrapolated, and how long ago is looked at.
-
-    The places of a memory are axis 0 of a shared model, and axis 1 of the clients' points.
-    """
+    """The extrapolated point and its memory, whose places are axis 0, or 1 of clients' points."""
 
     federation: Federation
     of: Of
@@ -161,7 +144,7 @@ class _Scheme(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """Names the axis of places."""
+        """The axis of places."""
         return 0 if self.of == "shared" else 1
 
     def empty(self, point: PyTree) -> Memory:
@@ -174,16 +157,16 @@ class _Scheme(NamedTuple):
         return Memory(*(jax.tree.map(lambda x: zeros(jnp.asarray(x)), point) for _ in range(2)))
 
     def no_products(self) -> Gram:
-        """Gives the products of an empty memory."""
+        """Makes the products of an empty memory."""
         return Gram(jnp.zeros((self.places, self.places)), jnp.int32(0))
 
     def init(self, key: Any, layout: Layout = Layout()) -> Any:
-        """Makes the state before the first round."""
+        """Makes the first state."""
         state = self.federation.init(key, layout)
         return self.with_outer(state, self.no_products(), self.empty(self.point_in(state)))
 
     def point_in(self, state: Any) -> PyTree:
-        """Reads the point that is extrapolated."""
+        """Reads the extrapolated point."""
         return self.point.read(state.server if self.of == "shared" else state.clients)
 
     def with_point(self, state: Any, point: PyTree) -> Any:
@@ -193,12 +176,12 @@ class _Scheme(NamedTuple):
         return state._replace(clients=self.point.write(state.clients, point))
 
     def with_outer(self, state: Any, gram: Gram, memory: Memory) -> Any:
-        """Adds the wrapper's part to a state of the federation."""
+        """Adds the wrapper's state."""
         held = memory if self.of == "shared" else ByClient(memory)
         return state._replace(outer=(Accelerated(gram, held), *state.outer))
 
     def step(self, state, hyper, examples, cohort, key, layout=Layout()):
-        """Plays a round and mixes its point with those of earlier rounds."""
+        """Runs a round and mixes its point with those of earlier rounds."""
         own, *others = state.outer
         before = state._replace(outer=tuple(others))
         memory = own.memory if self.of == "shared" else own.memory.values
@@ -237,7 +220,7 @@ class _Scheme(NamedTuple):
     def _remembered(
         self, memory: Memory, gram: Gram, start: PyTree, image: PyTree, place: Any
     ) -> tuple[Memory, Gram]:
-        """Writes a round into its place, and its products with all others."""
+        """Writes a round to its place, and its products with all others."""
         at = (slice(None), place) if self.axis else (place,)
 
         def written(all_rounds, one):
@@ -247,11 +230,11 @@ class _Scheme(NamedTuple):
         residual = trees.subtract(*widened)
         residual = self.for_buffers(residual, trees.zeros_like(residual))
         images, residuals = written(memory.images, image), written(memory.residuals, residual)
-        row = sum(
+        newest = sum(
             jax.tree.leaves(jax.tree.map(self._products, residuals, residual)),
             start=jnp.zeros(self.places),
         )
-        products = gram.products.at[place, :].set(row).at[:, place].set(row)
+        products = gram.products.at[place, :].set(newest).at[:, place].set(newest)
         num_valid = jnp.minimum(gram.num_valid + 1, self.places)
         return Memory(images, residuals), Gram(products, num_valid)
 
@@ -263,12 +246,12 @@ class _Scheme(NamedTuple):
             while products.ndim > 1:
                 products = jnp.sum(products, axis=-1)
             return products
-        rows = len(one)
+        num_clients = len(one)
         assert self.weights is not None
         # Padding up to a multiple of the devices has no weight.
-        weights = jnp.zeros(rows).at[: len(self.weights)].set(self.weights)
-        weighted = weights[:, None] * one.reshape(rows, -1)
-        flat = all_rounds.reshape(rows, self.places, -1)
+        weights = jnp.zeros(num_clients).at[: len(self.weights)].set(self.weights)
+        weighted = weights[:, None] * one.reshape(num_clients, -1)
+        flat = all_rounds.reshape(num_clients, self.places, -1)
         exact = jax.lax.Precision.HIGHEST
         return jnp.einsum("ikp,ip->k", flat, weighted, precision=exact)
 
@@ -287,7 +270,7 @@ class _Scheme(NamedTuple):
 
 
 def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
-    """Finds what is extrapolated, or says why it cannot be."""
+    """Finds the point to extrapolate, or refuses a federation without one."""
     algorithm, participation = federation.algorithm, federation.participation
     name, num_clients = algorithm.name, len(federation.population.sizes)
     rule = f"have no steps on the host between rounds, as {name} has"
@@ -295,9 +278,9 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     own = None if algorithm.client_state is None else algorithm.client_state.iterate
     is_full = participation.min_drawn >= num_clients
     if of == "shared":
-        rule = f"be 'clients' for {name}, whose rounds start from what is kept for them"
+        rule = f"be 'clients' for {name}, whose rounds start from points of clients"
         checks.require(own is None, "of", rule, of)
-        rule = f"be of an algorithm with one model for all clients, which {name} is not"
+        rule = f"be of an algorithm with a shared model, which {name} does not have"
         checks.require(algorithm.views.shared is not None, "federation", rule, name)
         assert algorithm.views.shared is not None
         rule = f"start its rounds from its model, and that of {name} is an average of many"
@@ -309,11 +292,11 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
                 stacklevel=4,
             )
         return algorithm.views.shared
-    rule = f"be 'shared' for {name}, which keeps no points of clients that a round maps on"
+    rule = f"be 'shared' for {name}, whose clients have no points that a round maps to the next"
     checks.require(own is not None, "of", rule, of)
     rule = "be 'shared' where an aggregator protects clients: their points are not released"
     checks.require(federation.claims.client is None, "of", rule, of)
-    rule = "draw all clients in every round where their points are mixed; full_participation() does"
+    rule = "be full where clients' points are mixed, as with full_participation()"
     checks.require(is_full, "participation", rule, participation.sampler.name)
     assert own is not None
     return own
@@ -322,7 +305,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
 def _norm_weights(
     federation: Federation, point: SharedModel | Iterate, weights: NormWeights | None
 ) -> np.ndarray | None:
-    """Gives the clients' weights in the norm, `[num_clients]` of sum 1; None for a shared model."""
+    """Finds the clients' weights in the norm, `[num_clients]` of sum 1; None if shared."""
     if isinstance(point, SharedModel):
         rule = "be left out for of='shared', which has one point"
         checks.require(weights is None, "weights", rule, weights)
