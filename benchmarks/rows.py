@@ -19,7 +19,7 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, fixed_size, participation
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine import ExecutionConfig, simulation
-from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.engine.execution.client_store import ClientStore
 from fedjax_dp.experiment.running.environment import keep_programs
 from fedjax_dp.models import resnet18
 
@@ -75,7 +75,7 @@ def main() -> None:
                 seconds[name].append((time.perf_counter() - start) / given.rounds)
         rows = {
             name: state.clients.of_all(lambda row: row)
-            if isinstance(state.clients, Rows)
+            if isinstance(state.clients, ClientStore)
             else state.clients
             for name, state in states.items()
         }

@@ -46,7 +46,7 @@ def outcome(case, mode: str) -> dict:
     from small_problem import KEY, ROUNDS
 
     from fedjax_dp.engine import communication
-    from fedjax_dp.engine.execution.client_store import Rows
+    from fedjax_dp.engine.execution.client_store import ClientStore
 
     try:
         sim = case.simulation(execution(mode))
@@ -54,7 +54,7 @@ def outcome(case, mode: str) -> dict:
         return {"refused": str(refusal)[:60]}
     key = jax.random.key(KEY)
     state, record, info = sim.run(sim.init(key), key, ROUNDS)
-    if isinstance(state.clients, Rows):
+    if isinstance(state.clients, ClientStore):
         state = state._replace(clients=state.clients.many(range(len(sim.sizes))))
     state = jax.tree.map(np.array, sim.portable(state) if mode != "disk" else state)
     sent = communication(sim, record, info)

@@ -20,7 +20,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.arrays import require_same_rows
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.engine.cohort import Examples, typed
-from fedjax_dp.engine.execution.client_store import Neighbours, Rows
+from fedjax_dp.engine.execution.client_store import ClientStore, StorePart
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation, examples_of
 from fedjax_dp.engine.round import SimulationState
@@ -175,12 +175,12 @@ def _of_personal(
     placed: list[Any] = []
 
     def in_parts(state: SimulationState, *numbers: Any) -> Iterator[tuple[np.ndarray, Any]]:
-        store = state.clients if isinstance(state.clients, Rows) else None
+        store = state.clients if isinstance(state.clients, ClientStore) else None
 
         def of(few: np.ndarray) -> SimulationState:
             if store is None:
                 return state
-            return state._replace(clients=Neighbours(np.int32(few[0]), store.many(few)))
+            return state._replace(clients=StorePart(np.int32(few[0]), store.many(few)))
 
         is_read = _reads(params_of, of(indices[:1]), examples, *numbers)
         is_cut = is_read and train.num_bytes > _PART_BYTES

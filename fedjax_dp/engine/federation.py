@@ -18,7 +18,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
-from fedjax_dp.engine.execution.client_store import row_of
+from fedjax_dp.engine.execution.client_store import state_of
 from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.record_access import run_client
@@ -308,7 +308,7 @@ def federation(
 
     def personal(state: SimulationState, client: ClientData) -> PyTree:
         assert of_client is not None
-        own = None if state.clients is None else row_of(state.clients, client.index)
+        own = None if state.clients is None else state_of(state.clients, client.index)
         return of_client(state.server, own, client)
 
     return Federation(

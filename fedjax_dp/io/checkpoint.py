@@ -19,7 +19,7 @@ from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
-from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.engine.execution.client_store import ClientStore
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.io.digests import damage, write_digests
 from fedjax_dp.io.disk import require_space
@@ -89,7 +89,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         arrays, numbers = _named(state), _named(typed(hyper))
-        if isinstance(state.clients, Rows):
+        if isinstance(state.clients, ClientStore):
             # Before the checkpoint, which refers to them.
             state.clients.file.sync()
         require_space(self.directory, trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
@@ -107,7 +107,7 @@ class Checkpoints:
         for old in self._record(step).parent.iterdir():
             if not (self.directory / old.stem).exists():
                 old.unlink()
-        if isinstance(state.clients, Rows):
+        if isinstance(state.clients, ClientStore):
             file, kept = state.clients.file, set(self._manager.all_steps())
             slots = {**file.pinned, step: state.clients.slots}
             file.pin({rounds: each for rounds, each in slots.items() if rounds in kept})
@@ -177,7 +177,7 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for step in self._newest_first():
             wrong = self._damage(step)
-            if wrong is None and like is not None and isinstance(like.clients, Rows):
+            if wrong is None and like is not None and isinstance(like.clients, ClientStore):
                 wrong = self._state(step, like).clients.damage()
             if wrong is None:
                 self._pin(like, step)
@@ -193,7 +193,7 @@ class Checkpoints:
 
     def _pin(self, like: SimulationState | None, newest: int) -> None:
         """Protects client state on disk that intact checkpoints refer to."""
-        if like is None or not isinstance(like.clients, Rows):
+        if like is None or not isinstance(like.clients, ClientStore):
             return
         steps = [s for s in self._newest_first() if s <= newest and self._damage(s) is None]
         like.clients.file.pin({s: self._state(s, like).clients.slots for s in steps})
@@ -234,7 +234,7 @@ class Checkpoints:
         if step is None:
             step, _ = self.newest_intact(like)
             checks.require(step is not None, "checkpoint", "exist", str(self.directory))
-        elif isinstance(like.clients, Rows) and step not in like.clients.file.pinned:
+        elif isinstance(like.clients, ClientStore) and step not in like.clients.file.pinned:
             self._pin(like, max(self._newest_first(), default=step))
         saved = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
         numbers = _like(typed(hyper), saved["hyper"], "hyper")

@@ -8,7 +8,7 @@ import numpy as np
 from cases import CASES
 from small_problem import KEY, ROUNDS
 
-from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.engine.execution.client_store import ClientStore
 from fedjax_dp.engine.execution.layout import ExecutionConfig
 from fedjax_dp.engine.record import joined
 
@@ -35,7 +35,7 @@ def main(output: str, *jobs: str) -> None:
         key = jax.random.key(KEY)
         state, record, _ = sim.run(sim.init(key), key, ROUNDS)
         kept = sim.portable(state).clients
-        if isinstance(kept, Rows):
+        if isinstance(kept, ClientStore):
             kept = kept.many(range(len(sim.sizes)))
         # From host arrays, as after a checkpoint, the same program must take the state back.
         _, more, _ = sim.run(sim.portable(state), key, 1)

@@ -12,12 +12,12 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.record_file import Folder, RecordFile, bytes_of
 
 # The slot of a client whose state is still the initial one.
-UNTOUCHED = -1
+UNWRITTEN = -1
 _DIGEST_BYTES = 32
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Rows:
+class ClientStore:
     """The state of all clients: the initial one, and where on disk each of the others is.
 
     As a pytree, and in a checkpoint, it holds no record of the file.
@@ -34,11 +34,13 @@ class Rows:
         self.slots, self.digests, self.first, self.file = slots, digests, first, file
 
     @classmethod
-    def untouched(cls, first: PyTree, num_clients: int, folder: Folder | None = None) -> "Rows":
-        """Makes the store before the first round; `kept_in` may name the folder later."""
+    def unwritten(
+        cls, first: PyTree, num_clients: int, folder: Folder | None = None
+    ) -> "ClientStore":
+        """Makes the store before the first round; `stored_in` may name the folder later."""
         first = jax.tree.map(np.array, first)
         structure = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), first)
-        slots = np.full(num_clients, UNTOUCHED, np.int32)
+        slots = np.full(num_clients, UNWRITTEN, np.int32)
         digests = np.zeros((num_clients, _DIGEST_BYTES), np.uint8)
         return cls(slots, digests, first, RecordFile(structure, folder))
 
@@ -48,7 +50,7 @@ class Rows:
         return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.file
 
     @classmethod
-    def tree_unflatten(cls, file: RecordFile, children: Any) -> "Rows":
+    def tree_unflatten(cls, file: RecordFile, children: Any) -> "ClientStore":
         """Combines the parts again."""
         return cls(*children, file)
 
@@ -66,9 +68,9 @@ class Rows:
         is_whole = which == list(range(len(leaves)))
         arrays = [np.empty((len(clients), *leaves[i].shape), leaves[i].dtype) for i in which]
         for place, client in enumerate(clients):
-            slot = int(self.slots[client]) if client >= 0 else UNTOUCHED
+            slot = int(self.slots[client]) if client >= 0 else UNWRITTEN
             into = [array[place : place + 1] for array in arrays]
-            if slot == UNTOUCHED:
+            if slot == UNWRITTEN:
                 for array, i in zip(into, which, strict=True):
                     array[0] = leaves[i]
                 continue
@@ -91,7 +93,7 @@ class Rows:
 
     def damage(self) -> str | None:
         """Describes the first record that is not as it was written; None where all are."""
-        for client in np.flatnonzero(np.asarray(self.slots) != UNTOUCHED):
+        for client in np.flatnonzero(np.asarray(self.slots) != UNWRITTEN):
             try:
                 self.of(int(client))
             except (OSError, ValueError) as error:
@@ -99,26 +101,26 @@ class Rows:
         return None
 
 
-class Neighbours(NamedTuple):
+class StorePart(NamedTuple):
     """The states in memory, `[clients, ...]`, of clients whose indices count up from `start`."""
 
     start: Any
     states: PyTree
 
 
-def row_of(clients: PyTree, index: Any) -> PyTree:
+def state_of(clients: PyTree, index: Any) -> PyTree:
     """Selects one client's state; on disk by a Python index, elsewhere a traced one will do."""
-    if isinstance(clients, Rows):
+    if isinstance(clients, ClientStore):
         return clients.of(int(index))
-    if isinstance(clients, Neighbours):
+    if isinstance(clients, StorePart):
         return trees.take(clients.states, index - clients.start)
     return trees.take(clients, index)
 
 
-def kept_in(state: Any, folder: Folder) -> Any:
+def stored_in(state: Any, folder: Folder) -> Any:
     """Names the folder of client state on disk, before a run; in memory it needs none."""
     store = state.clients
-    if not isinstance(store, Rows):
+    if not isinstance(store, ClientStore):
         return state
     file = RecordFile(store.file.structure, folder)
-    return state._replace(clients=Rows(store.slots, store.digests, store.first, file))
+    return state._replace(clients=ClientStore(store.slots, store.digests, store.first, file))

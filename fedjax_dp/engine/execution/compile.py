@@ -20,7 +20,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import traced, typed
-from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.engine.execution.client_store import ClientStore
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.execution.layout import AXIS, ExecutionConfig, Layout
 from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
@@ -213,7 +213,7 @@ def compile_federation(
         return state._replace(clients=of_clients(clients))
 
     def portable(state: Any, *, copies: bool = True) -> SimulationState:
-        if isinstance(state.clients, Rows):
+        if isinstance(state.clients, ClientStore):
             return jax.device_get(state)
 
         def of_clients(x: Any) -> np.ndarray:
@@ -317,7 +317,7 @@ def _initial(
     def init(key):
         state = of_one(key)
         if execution.placement == "disk":
-            rows = Rows.untouched(state.clients, num_clients, execution.folder)
+            rows = ClientStore.unwritten(state.clients, num_clients, execution.folder)
             return state._replace(clients=rows)
         table = jax.tree.map(
             lambda x: np.broadcast_to(np.asarray(x), (num_clients, *x.shape)), state.clients
@@ -376,7 +376,9 @@ def _require_32_bits() -> None:
 
 def _require_same_place(placement: str, clients: PyTree) -> None:
     rule = "be what the state was made for: what clients keep is not moved to or from the disk"
-    checks.require(isinstance(clients, Rows) == (placement == "disk"), "placement", rule, placement)
+    checks.require(
+        isinstance(clients, ClientStore) == (placement == "disk"), "placement", rule, placement
+    )
 
 
 def _require_streamable(federation: Federation, placement: str) -> None:

@@ -13,7 +13,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Examples
-from fedjax_dp.engine.execution.client_store import Rows
+from fedjax_dp.engine.execution.client_store import ClientStore
 
 
 def rounds_and_host_steps(
@@ -48,7 +48,7 @@ class Table:
 class Scored:
     """The `ClientStates` of a host step: states, and their scores on validation data."""
 
-    def __init__(self, states: Table | Rows, step: HostStep, validation: Examples | None):
+    def __init__(self, states: Table | ClientStore, step: HostStep, validation: Examples | None):
         """Joins the states with the step's score and the second split of all clients."""
         self.of_all, self.of = states.of_all, states.of
         self._score, self._validation = step.score, validation
@@ -89,7 +89,7 @@ def after_host_step(
     states = None
     if step.reads_clients and state.clients is not None:
         stored = state.clients
-        table = stored if isinstance(stored, Rows) else Table(stored, num_clients)
+        table = stored if isinstance(stored, ClientStore) else Table(stored, num_clients)
         states = Scored(table, step, validation)
     numbers = jax.tree.map(np.asarray, hyper)
     server = step.step(before, states, numbers, fold(key, Purpose.SERVER, step.after))

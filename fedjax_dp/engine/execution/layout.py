@@ -160,7 +160,7 @@ class ExecutionConfig(NamedTuple):
         in a file, where those who never took part take no room; "auto" is the first where examples
         are not on disk and both fit, else the second.
       rounds_per_call: rounds that run inside one compiled call, between two looks from outside.
-      folder: where the file of rows on the disk is; None where `kept_in` names it later. A state
+      folder: where the file of rows on the disk is; None where `stored_in` names it later. A state
         that begins there writes over the rows of any other.
     """
 

@@ -10,7 +10,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.execution.client_store import UNTOUCHED, Rows
+from fedjax_dp.engine.execution.client_store import UNWRITTEN, ClientStore
 from fedjax_dp.engine.execution.layout import Layout, power_of_two
 from fedjax_dp.engine.record import Fate
 
@@ -117,27 +117,29 @@ class TableStream:
         return self._table
 
 
-class RowStream:
+class StoreStream:
     """Client state on disk, read ahead of its round and written after it.
 
     One thread reads and writes in turn while rounds are computed. What it reads was written by all
     rounds but the current one, whose states are in memory.
     """
 
-    def __init__(self, store: Rows):
+    def __init__(self, store: ClientStore):
         """Opens the store's file and finds its free slots."""
         store.file.open()
-        self._store = Rows(np.array(store.slots), np.array(store.digests), store.first, store.file)
+        self._store = ClientStore(
+            np.array(store.slots), np.array(store.digests), store.first, store.file
+        )
         self._pinned = {int(slot) for slots in store.file.pinned.values() for slot in slots}
         taken = self._pinned | set(self._store.slots.tolist())
-        self._end = max(taken, default=UNTOUCHED) + 1
+        self._end = max(taken, default=UNWRITTEN) + 1
         self._free = sorted(set(range(self._end)) - taken, reverse=True)
         self._thread = ThreadPoolExecutor(1, "client state")
         self._ahead: Future[PyTree] | None = None
         self._writing: Future[None] | None = None
         self._last: tuple[dict[int, int], PyTree] = {}, None
 
-    def __enter__(self) -> "RowStream":
+    def __enter__(self) -> "StoreStream":
         """Enters."""
         return self
 
@@ -149,7 +151,7 @@ class RowStream:
         """Requires the disk space that some rounds may need."""
         slots = self._store.slots
         # An entry that nothing else refers to is freed once its successor is written.
-        is_replaced = ~np.isin(slots, [UNTOUCHED, *self._pinned])
+        is_replaced = ~np.isin(slots, [UNWRITTEN, *self._pinned])
         new = min(participation.most_drawn(num_rounds), int(np.sum(~is_replaced)))
         self._store.file.require_room(new + participation.most_drawn(1) - len(self._free))
 
@@ -184,7 +186,7 @@ class RowStream:
         self._last = places, jax.tree.map(np.asarray, part)
         self._writing = self._thread.submit(self._write, *self._last)
 
-    def left(self) -> Rows:
+    def left(self) -> ClientStore:
         """Returns the store after the last write; raises the error of a failed one."""
         if self._writing is not None:
             self._writing.result()
@@ -201,13 +203,13 @@ class RowStream:
             digest = file.write(slot, jax.tree.map(lambda x, place=place: x[place], part))
             digests[client] = np.frombuffer(digest, np.uint8)
             old, slots[client] = int(slots[client]), slot
-            if old != UNTOUCHED and old not in self._pinned:
+            if old != UNWRITTEN and old not in self._pinned:
                 self._free.append(old)
 
 
-def stream_of(clients: PyTree) -> TableStream | RowStream:
+def stream_of(clients: PyTree) -> TableStream | StoreStream:
     """Chooses the stream of clients' states: on disk, in host memory, or None."""
-    return RowStream(clients) if isinstance(clients, Rows) else TableStream(clients)
+    return StoreStream(clients) if isinstance(clients, ClientStore) else TableStream(clients)
 
 
 def _is_drawn(cohort: Cohort) -> np.ndarray:

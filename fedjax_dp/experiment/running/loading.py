@@ -13,7 +13,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import evaluator
-from fedjax_dp.engine.execution.client_store import kept_in
+from fedjax_dp.engine.execution.client_store import stored_in
 from fedjax_dp.engine.federation import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.metrics import METRICS
@@ -110,7 +110,7 @@ def load_run(folder: str | pathlib.Path) -> Run:
     checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
     experiment = assemble(config_files.load_config(folder / CONFIG_FILE))
     checkpoints = Checkpoints(kept, is_read_only=True)
-    first = kept_in(first_state(experiment), folder / CLIENTS_FOLDER)
+    first = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     like = experiment.simulation.portable(first)
     step, damaged = checkpoints.newest_intact(like)
     checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)

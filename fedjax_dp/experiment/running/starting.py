@@ -15,7 +15,7 @@ from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
-from fedjax_dp.engine.execution.client_store import Rows, kept_in
+from fedjax_dp.engine.execution.client_store import ClientStore, stored_in
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
@@ -94,7 +94,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     folder = next_folder(experiment.config.title) if folder is None else folder
     lock = locked(folder)
     require_free(folder)
-    state = kept_in(state, folder / CLIENTS_FOLDER)
+    state = stored_in(state, folder / CLIENTS_FOLDER)
     _require_room(experiment, state)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
     if section.secret:
@@ -114,7 +114,7 @@ def restored(
     _require_same(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _kept_root(config.run, checkpoints)
-    state = kept_in(first_state(experiment), folder / CLIENTS_FOLDER)
+    state = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     hyper, like = experiment.simulation.hyper, experiment.simulation.portable(state)
     step, damaged = checkpoints.newest_intact(like)
     for rounds, wrong in damaged.items():
@@ -155,7 +155,7 @@ def _require_one_round(
 
 def _require_room(experiment: Experiment, state: SimulationState) -> None:
     """Requires disk space for all client states that the run may write."""
-    if not isinstance(state.clients, Rows):
+    if not isinstance(state.clients, ClientStore):
         return
     section, simulation = experiment.config.run, experiment.simulation
     most_drawn, file = simulation.participation.most_drawn, state.clients.file

@@ -31,7 +31,7 @@ from fedjax_dp.core import checks, masks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.execution.client_store import kept_in
+from fedjax_dp.engine.execution.client_store import stored_in
 from fedjax_dp.engine.execution.layout import ExecutionConfig
 from fedjax_dp.engine.federation import examples_of, federation
 from fedjax_dp.engine.round import SimulationState
@@ -252,7 +252,7 @@ def _attack(experiment: Experiment, key: Any, num_rounds: int) -> MembershipResu
     if others is None or (shared is None and population.client_test is None):
         return None
     with tempfile.TemporaryDirectory() as folder:
-        state = kept_in(simulation.init(key), folder)
+        state = stored_in(simulation.init(key), folder)
         return _attacked(experiment, simulation.run(state, key, num_rounds)[0], others)
 
 

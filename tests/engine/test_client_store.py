@@ -1,4 +1,4 @@
-"""What clients keep on the disk: the same bits, only rows that were written, never written over."""
+"""Client state on disk: the bits of memory, only entries that were written, none overwritten."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.record_file import FILE
 from fedjax_dp.engine import ExecutionConfig, communication, evaluator, simulation
 from fedjax_dp.engine.execution import round_loop
-from fedjax_dp.engine.execution.client_store import Rows, kept_in
+from fedjax_dp.engine.execution.client_store import ClientStore, stored_in
 from fedjax_dp.engine.execution.host_steps import Table
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.io import Checkpoints
@@ -39,9 +39,9 @@ def on_disk(name, folder):
 
 
 def in_memory(state):
-    """The state with all rows at hand."""
-    if isinstance(state.clients, Rows):
-        state = state._replace(clients=state.clients.of_all(lambda row: row))
+    """The state with all clients' states in memory."""
+    if isinstance(state.clients, ClientStore):
+        state = state._replace(clients=state.clients.of_all(lambda own: own))
     return jax.tree.map(np.array, jax.device_get(state))
 
 
@@ -57,12 +57,12 @@ def ran(sim, state=None, rounds=ROUNDS):
     return state, record
 
 
-# Client state of every kind; half of the other cases keep none.
+# Client state of every kind; half of the other cases have none.
 SOON = ["feddyn", "fedpi", "ifca", "r_dpcfl", "mr_mtl", "fedrep", "ditto", "jump_start"]
 
 
 @pytest.mark.parametrize("name", later(CASES, but=["scaffold", "fedavg"], soon=SOON))
-def test_rows_on_the_disk_are_those_in_memory(name, tmp_path):
+def test_client_state_on_disk_equals_that_in_memory(name, tmp_path):
     """Cohorts overlap from round to round, and some clients are never drawn before the last."""
     kept = CASES[name].make(make_model()).client_state
     if kept is not None and isinstance(kept.finish, FinishForAll):
@@ -72,12 +72,12 @@ def test_rows_on_the_disk_are_those_in_memory(name, tmp_path):
     expected, _ = ran(CASES[name].simulation(execution("host")))
     found, _ = ran(on_disk(name, tmp_path))
     assert_same(in_memory(found), in_memory(expected))
-    assert isinstance(found.clients, Rows) == (kept is not None)
-    assert kept is not None or not list(tmp_path.iterdir()), "a file that holds nothing"
+    assert isinstance(found.clients, ClientStore) == (kept is not None)
+    assert kept is not None or not list(tmp_path.iterdir()), "an empty file"
 
 
 @telling
-def test_rows_that_were_never_written_take_no_room(tmp_path):
+def test_unwritten_states_take_no_space(tmp_path):
     sim = on_disk("scaffold", tmp_path)
     state = sim.init(KEY)
     assert not list(tmp_path.iterdir()), "nothing before the first round"
@@ -86,14 +86,14 @@ def test_rows_that_were_never_written_take_no_room(tmp_path):
     assert 0 < len(drawn) < NUM_CLIENTS
     np.testing.assert_array_equal(np.flatnonzero(state.clients.slots >= 0), drawn)
     assert (tmp_path / FILE).stat().st_size == len(drawn) * state.clients.file.num_bytes
-    # However long it runs, a row has two places at most.
+    # However long it runs, a state has two slots at most.
     state, _ = ran(sim, state, (3, 3, 3))
     size = (tmp_path / FILE).stat().st_size
     assert size <= (NUM_CLIENTS + sim.participation.capacity) * state.clients.file.num_bytes
 
 
 @telling
-def test_a_checkpoint_finds_its_rows_however_far_the_run_has_gone(tmp_path):
+def test_a_checkpoint_finds_its_records_however_long_the_run_continues(tmp_path):
     sim = on_disk("scaffold", tmp_path / "rows")
     checkpoints = Checkpoints(tmp_path / "checkpoint")
     state = sim.init(KEY)
@@ -122,7 +122,7 @@ def test_a_checkpoint_finds_its_rows_however_far_the_run_has_gone(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "delete"])
-def test_rows_that_were_damaged_lose_the_checkpoints_that_refer_to_them(tmp_path, harm):
+def test_damaged_records_lose_the_checkpoints_that_refer_to_them(tmp_path, harm):
     sim = on_disk("scaffold", tmp_path / "rows")
     checkpoints = Checkpoints(tmp_path / "checkpoint")
     state, ends = sim.init(KEY), []
@@ -151,7 +151,7 @@ def test_rows_that_were_damaged_lose_the_checkpoints_that_refer_to_them(tmp_path
 
 
 @telling
-def test_what_every_client_would_use_is_evaluated_from_the_disk(tmp_path, monkeypatch):
+def test_personal_models_are_evaluated_from_disk(tmp_path, monkeypatch):
     case = CASES["ditto"]
     monkeypatch.setattr("fedjax_dp.engine.evaluation._PART_BYTES", 40)
     results = []
@@ -164,13 +164,13 @@ def test_what_every_client_would_use_is_evaluated_from_the_disk(tmp_path, monkey
     np.testing.assert_array_equal(results[0].client_sizes, results[1].client_sizes)
 
 
-def test_a_state_that_was_taken_over_does_not_read_the_rows_of_its_heir(tmp_path):
+def test_a_donated_state_does_not_read_the_records_of_its_successor(tmp_path):
     sim = on_disk("scaffold", tmp_path)
     state, _ = ran(sim)
     before = in_memory(state).clients
-    taken_over = sim.portable(state)
-    assert_same(in_memory(taken_over).clients, before)
-    ran(sim, taken_over, (3,))
+    donated = sim.portable(state)
+    assert_same(in_memory(donated).clients, before)
+    ran(sim, donated, (3,))
     with pytest.raises(ValueError, match=r"the state of client \d must be as it was written"):
         state.clients.many(range(NUM_CLIENTS))
     with pytest.raises(ValueError, match=r"the state of client \d must be as it was written"):
@@ -179,7 +179,7 @@ def test_a_state_that_was_taken_over_does_not_read_the_rows_of_its_heir(tmp_path
 
 @telling
 @pytest.mark.parametrize("step", [None, pytest.param(4, marks=telling)])
-def test_what_was_restored_outlives_a_crash(tmp_path, step):
+def test_a_restored_state_survives_a_crash(tmp_path, step):
     """Restored by itself, run on without a checkpoint, and restored once more."""
     sim = on_disk("scaffold", tmp_path / "rows")
     checkpoints = Checkpoints(tmp_path / "checkpoint")
@@ -202,7 +202,7 @@ def test_what_was_restored_outlives_a_crash(tmp_path, step):
 
 
 def many_clients(placement, folder=None):
-    """Forty clients of whom one or two are drawn by coins."""
+    """Forty clients, of whom a Poisson draw takes one or two."""
     rng = np.random.default_rng(0)
     data = FederatedData.from_clients(
         [
@@ -218,16 +218,16 @@ def many_clients(placement, folder=None):
 
 @telling
 @pytest.mark.parametrize("placement", ["host", "disk"])
-def test_only_rows_of_those_who_may_be_drawn_come_to_the_device(placement, tmp_path, monkeypatch):
-    """Slots follow the clients that are expected, and a larger cohort is whole nevertheless."""
+def test_slots_on_the_device_follow_the_expected_cohort(placement, tmp_path, monkeypatch):
+    """A larger cohort than expected is complete nevertheless."""
     widths, narrow = [], round_loop.narrowed
 
-    def told(*arguments):
+    def recorded(*arguments):
         found = narrow(*arguments)
         widths.append((len(found.ids), int(np.sum(np.asarray(found.fate) != Fate.EMPTY))))
         return found
 
-    monkeypatch.setattr(round_loop, "narrowed", told)
+    monkeypatch.setattr(round_loop, "narrowed", recorded)
     expected, record = ran(many_clients("device"), rounds=(90, 30))
     found, other = ran(many_clients(placement, tmp_path), rounds=(90, 30))
     assert_same(in_memory(found), in_memory(expected))
@@ -247,7 +247,7 @@ def test_messages_of_cohorts_of_other_widths_are_counted(tmp_path):
     assert len(set(found[0].tolist())) > 2
 
 
-def test_a_state_on_the_host_is_not_changed_by_what_runs_on(tmp_path):
+def test_a_state_on_the_host_is_not_changed_by_later_rounds(tmp_path):
     sim = CASES["scaffold"].simulation(execution("host"))
     state, _ = ran(sim, rounds=(1,))
     kept = sim.portable(state)
@@ -275,11 +275,13 @@ def test_a_folder_belongs_to_the_newest_state(tmp_path):
         sim.run(first, KEY, 1)
 
 
-def test_rows_have_a_place_before_they_are_written(tmp_path):
+def test_client_state_on_disk_needs_a_folder_before_a_run(tmp_path):
     sim = on_disk("scaffold", None)
-    with pytest.raises(ValueError, match="folder must be named"):
+    with pytest.raises(
+        ValueError, match="folder must be given when client state is stored on disk"
+    ):
         sim.run(sim.init(KEY), KEY, 1)
-    state, _ = ran(sim, kept_in(sim.init(KEY), tmp_path), (1,))
+    state, _ = ran(sim, stored_in(sim.init(KEY), tmp_path), (1,))
     assert np.any(state.clients.slots >= 0)
     for placement in ("device", "host"):
         other = CASES["scaffold"].simulation(execution(placement))
@@ -290,20 +292,20 @@ def test_rows_have_a_place_before_they_are_written(tmp_path):
 
 
 def test_work_on_the_host_reads_all_clients_and_nothing_else(tmp_path):
-    """Devices may hold rows of nobody; a mean over clients does not see them."""
+    """Padding of devices is not read."""
     state, _ = ran(on_disk("scaffold", tmp_path))
     table = in_memory(state).clients
     padded = jax.tree.map(lambda x: np.concatenate([x, x[:2] + 9]), table)
     for kept in (state.clients, Table(table), Table(padded, NUM_CLIENTS)):
-        jax.tree.map(np.testing.assert_array_equal, kept.of_all(lambda row: row), table)
+        jax.tree.map(np.testing.assert_array_equal, kept.of_all(lambda own: own), table)
         of_one = jax.tree.map(lambda x: x[2], table)
         jax.tree.map(np.testing.assert_array_equal, kept.of(2), of_one)
-        part = kept.of_all(lambda row: row["w"])
+        part = kept.of_all(lambda own: own["w"])
         np.testing.assert_array_equal(part, table["w"])
 
 
-def test_a_disk_that_is_too_small_ends_nothing_that_has_begun(tmp_path, monkeypatch):
-    """Room for six rows and the three of a cohort; then, with all written once, for a cohort."""
+def test_a_disk_that_is_too_small_is_refused_before_a_round(tmp_path, monkeypatch):
+    """Space for six states and the three of a cohort; then, with all written once, for a cohort."""
     sim = on_disk("scaffold", tmp_path)
     state = sim.init(KEY)
     num_bytes, free = state.clients.file.num_bytes, [0]
