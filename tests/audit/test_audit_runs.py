@@ -31,11 +31,7 @@ pytestmark = pytest.mark.xdist_group("audited runs")
 
 NUM_SEEDS = 20
 NUM_ROUNDS = cases.NUM_ROUNDS
-SMALL = [
-    ("dp_fedavg", "client"),
-    ("dp_sgd", "record"),
-    ("scaffold", "record"),
-]
+SMALL = [("dp_fedavg", "client"), ("dp_sgd", "record"), ("scaffold", "record")]
 
 
 def run(planted, num_runs, num_rounds=NUM_ROUNDS, key=0, **options):

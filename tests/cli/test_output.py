@@ -479,13 +479,7 @@ def test_many_rounds_are_few_lines(rounds, seconds, most):
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [
-        (0.2, "0 s"),
-        (59.6, "1 min"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 5 min"),
-        (100_800, "1 d 4 h"),
-    ],
+    [(0.2, "0 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (100_800, "1 d 4 h")],
 )
 def test_a_time_has_its_two_largest_units(seconds, words):
     main.command("run")

@@ -204,8 +204,7 @@ SETTINGS = [(b, e) for b in (1, 3, 3.3, 2.7, 7.77, 16.5) for e in (1, 0.1, 1 / 3
 
 
 @pytest.mark.parametrize(
-    "batch_size, num_epochs",
-    later(SETTINGS, but=[s for s in SETTINGS if s[0] in (1, 7.77)]),
+    "batch_size, num_epochs", later(SETTINGS, but=[s for s in SETTINGS if s[0] in (1, 7.77)])
 )
 def test_steps_that_run_are_the_steps_that_are_accounted(batch_size, num_epochs):
     """Device arithmetic in float32 and the host's agree, for every size up to 400."""

@@ -252,9 +252,7 @@ def test_the_support_of_an_update_would_tell_whether_a_record_is_there():
     """
     size, features, trials = 200, 20, 10
     model = Model.from_functions(
-        lambda key: jnp.zeros(features),
-        lambda params, x: x @ params,
-        loss="squared_error",
+        lambda key: jnp.zeros(features), lambda params, x: x @ params, loss="squared_error"
     )
     numbers = LocalConfig(0.1, 20.0, num_steps=5, clip_norm=1.0, noise_multiplier=4.0)
     trainer = dp_sgd_trainer(model, numbers)

@@ -66,10 +66,7 @@ def test_progress_shows_phase_round_accuracy_and_epsilon(main_job):
 
 
 def test_the_resolved_configuration_is_the_default(folder):
-    loaded, default = (
-        load_config(folder / "config.toml"),
-        load_config(None),
-    )
+    loaded, default = (load_config(folder / "config.toml"), load_config(None))
     # What was left open is written down as it was settled.
     assert loaded.execution.devices in range(1, 1 + (os.cpu_count() or 1))
     execution = loaded.execution.model_copy(update={"devices": default.execution.devices})

@@ -334,11 +334,7 @@ def test_options_of_an_own_part_are_listed(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main.main()
     row = capsys.readouterr().out.splitlines()[1]
-    assert row.split("\t")[:3] == [
-        "algorithm.options.pull",
-        "a number of at least 0",
-        "0.5",
-    ]
+    assert row.split("\t")[:3] == ["algorithm.options.pull", "a number of at least 0", "0.5"]
 
 
 def test_the_optimiser_of_the_test_is_what_it_says():

@@ -310,11 +310,7 @@ NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none
             ("PoissonSampled", "'rdp'", "accountant 'pld'"),
         ),
         (
-            (
-                *DP_FEDAVG,
-                "--participation.sampler=fixed_size",
-                "--participation.cohort_size=2",
-            ),
+            (*DP_FEDAVG, "--participation.sampler=fixed_size", "--participation.cohort_size=2"),
             ("SampledWithoutReplacement", "zero_out", "replace_one"),
         ),
         (

@@ -55,11 +55,7 @@ def normalised_variance(name, method, moved=0.0):
 
 # Here the smallest budget, 0.15 or 0.17, is close to the recipe's floor ln(1/δ)/63 = 0.146, where
 # the noise depends much on the third decimal of ε, and the lists have two.
-NEAR_THE_FLOOR = {
-    ("Dist6", "DPFedAvg"),
-    ("Dist6", "minimum_epsilon"),
-    ("Dist8", "minimum_epsilon"),
-}
+NEAR_THE_FLOOR = {("Dist6", "DPFedAvg"), ("Dist6", "minimum_epsilon"), ("Dist8", "minimum_epsilon")}
 METHODS = ("WeiAvg", "DPFedAvg", "minimum_epsilon", "oracle")
 
 

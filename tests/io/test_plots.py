@@ -55,10 +55,7 @@ def test_budgets_that_differ_are_a_band_from_the_smallest_to_the_largest():
     rows = [row | {"epsilon_record_smallest": row["epsilon_record"] / 8} for row in ROWS]
     figure = accuracy_and_epsilon(rows, "title")
     (below,) = figure.axes[1:]
-    assert drawn(below) == [
-        [[1, 1.0], [2, 1.5], [3, 2.0]],
-        [[1, 0.125], [2, 0.1875], [3, 0.25]],
-    ]
+    assert drawn(below) == [[[1, 1.0], [2, 1.5], [3, 2.0]], [[1, 0.125], [2, 0.1875], [3, 0.25]]]
     (band,) = below.collections
     edges = band.get_paths()[0].vertices
     for at, low, high in ((1, 0.125, 1.0), (2, 0.1875, 1.5), (3, 0.25, 2.0)):

@@ -85,10 +85,7 @@ def plain_mlp():
 
     def init(key):
         first, second = jax.random.split(key)
-        return {
-            "first": dense(first, FEATURES, HIDDEN),
-            "second": dense(second, HIDDEN, CLASSES),
-        }
+        return {"first": dense(first, FEATURES, HIDDEN), "second": dense(second, HIDDEN, CLASSES)}
 
     def apply(params, x):
         x = jax.nn.relu(x @ params["first"]["kernel"] + params["first"]["bias"])

@@ -15,11 +15,7 @@ from marks import later, slow, telling
 
 from fedjax_dp.models.lowering import lower
 
-REDUCTIONS = {
-    "max": (lax.max, -jnp.inf),
-    "min": (lax.min, jnp.inf),
-    "sum": (lax.add, 0.0),
-}
+REDUCTIONS = {"max": (lax.max, -jnp.inf), "min": (lax.min, jnp.inf), "sum": (lax.add, 0.0)}
 
 
 def pool(x, kind, **params):

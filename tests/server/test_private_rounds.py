@@ -293,8 +293,7 @@ def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
 
 @telling
 @pytest.mark.parametrize(
-    ("sampler", "cohort"),
-    [pytest.param(None, None, marks=telling), (sampling.poisson(), 6.5)],
+    ("sampler", "cohort"), [pytest.param(None, None, marks=telling), (sampling.poisson(), 6.5)]
 )
 def test_central_discrete_noise_needs_no_fixed_cohort(targets, sampler, cohort):
     aggregator = central_discrete_mean(STRUCTURE, 1.5, 0.0, cohort or 12.0, tolerance=1e-6)

@@ -86,8 +86,7 @@ def played(fates, kind=Summed):
 
 @pytest.mark.parametrize("kind", [Summed, Stacked])
 @pytest.mark.parametrize(
-    "third",
-    [Fate.CONTRIBUTED, Fate.DROPPED, Fate.LATE, Fate.NOT_FINITE, Fate.UNANNOUNCED],
+    "third", [Fate.CONTRIBUTED, Fate.DROPPED, Fate.LATE, Fate.NOT_FINITE, Fate.UNANNOUNCED]
 )
 def test_masks_of_pairs_leave_the_plain_sum(third, kind):
     fates = [Fate.CONTRIBUTED] * 2 + [third] + [Fate.CONTRIBUTED] * 3 + [Fate.EMPTY] * 2
