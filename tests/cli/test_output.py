@@ -191,7 +191,6 @@ def test_the_error_stream_gets_what_its_level_says(fedjax_dp, finished, word, se
         (("run", "--run.secret"), "run", "--run.secret needs a value"),
         (("run", "--verbose"), "run", "there is no key 'verbose'"),
         (("run", "a.toml", "b.toml"), "run", "b.toml"),
-        (("run", "--output", "a", "--output=b"), "run", "--output must be given once"),
         (("run", "--log-level", "loud"), "run", "loud"),
         (("data", "fetch", "mnits"), "data fetch", "did you mean 'mnist'?"),
         (("bench", "W0"), "bench", "NAME"),

@@ -53,14 +53,6 @@ def test_what_stands_in_for_a_command_says_what_it_says(name):
     assert listed == own.splitlines()[0]
 
 
-def test_a_command_that_is_spelt_wrongly_is_named(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fedjax-dp", "rnu"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 2
-    assert "No such command 'rnu'. Did you mean 'run'?" in capsys.readouterr().err
-
-
 def test_versions_are_those_that_are_installed():
     found = libraries()
     assert next(iter(found)) == "fedjax-dp" and {"jax", "jaxlib", "dp-accounting"} <= found.keys()

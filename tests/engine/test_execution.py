@@ -27,8 +27,6 @@ from fedjax_dp.models.cost import Cost, cost_of, training_cost
 @pytest.mark.parametrize(
     "choice, message",
     [
-        ({"clients_per_chunk": 0}, "clients_per_chunk must be an integer of at least 1"),
-        ({"clients_per_chunk": 2.5}, "clients_per_chunk must be an integer of at least 1"),
         ({"placement": "devise"}, "placement must be one of .* did you mean 'device'"),
         ({"rounds_per_call": 0}, "rounds_per_call must be an integer of at least 1"),
         ({"devices": 0}, "devices must be an integer of at least 1"),

@@ -90,7 +90,6 @@ def test_cohorts_that_overflow_are_counted():
             "participation must",
         ),
         ({"sizes": (0,) * NUM_CLIENTS}, "data must hold at least one"),
-        ({"execution": ExecutionConfig(placement="tape")}, "placement must be one of"),
         ({"learning_rate": np.ones(3)}, "learning_rate must be a scalar or have one entry"),
     ],
 )

@@ -4,7 +4,6 @@ import collections
 import math
 import re
 
-import pytest
 from marks import telling
 
 from fedjax_dp.experiment import load_config
@@ -190,10 +189,3 @@ def test_some_words_are_read_where_the_rule_of_a_key_lets_them_in():
 def test_all_words_are_read_where_the_rule_of_a_key_lets_them_in():
     outcomes = enforced((*case, word) for case in cases() for word in WORDS)
     assert outcomes[False] > 2000 and outcomes[True] > 400, outcomes
-
-
-def test_what_is_no_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no configuration file"):
-        load_config(tmp_path / "nowhere.toml")
-    with pytest.raises(ConfigError, match=r"\(a folder\)"):
-        load_config(tmp_path)

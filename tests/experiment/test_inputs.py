@@ -49,11 +49,7 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
     [
         (["--run.rounds=" + "[" * 2000], "run.rounds must hold no brackets nested hundreds deep"),
         (["--run.rounds=" + "1" * 5000], "no number of thousands of digits"),
-        (["--run.rounds=2.5"], "run.rounds must be an integer of at least 1 and below 2^31"),
-        (["--run.rounds=1e300"], "below 2^31, got 1e+300"),
-        (["--training.learning_rate=1e39"], "that float32 holds, 1.2e-38 to 3.4e+38, got 1e+39"),
         (["--training.learning_rate=[1.0, 1e-46]"], "learning_rate must be 0 or of a size"),
-        (["--algorithm.name=fedprox", "--algorithm.options.mu=1e40"], "options.mu must be 0 or of"),
         (["--run.metrics=['f1', 'f1']"], "run.metrics must name each figure once"),
         (["--run.rounds=3", "digits.toml"], "a configuration file comes before all options"),
         ([*FEDAVG, "--training.batch_size=2.5"], "training.batch_size must be whole .* got 2.5"),
@@ -86,24 +82,6 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
         (
             ["--algorithm.name=pfa", "--algorithm.options.declared_epsilon=[1, 2]"],
             "algorithm.options.declared_epsilon must be one number or have one for each of the 10",
-        ),
-        (
-            [
-                "--acceleration.memory=2",
-                "--acceleration.of=clients",
-                "--acceleration.weights=[1, 2]",
-            ],
-            "acceleration.weights must be one number or have one for each of the 10 clients",
-        ),
-        (["--training.sampler=shuffled"], "shuffled epochs have no privacy amplification"),
-        (
-            [
-                "--privacy.unit=client",
-                "--algorithm.name=dp_fedavg",
-                "--participation.sampler=fixed_size",
-                "--participation.cohort_size=2",
-            ],
-            "no valid analysis .* nearest valid choice",
         ),
         (["--data.data_dir=a\0b"], "data.data_dir must be a path that can be opened"),
         (["--data.data_dir=/dev/null"], "data.data_dir must be a folder.*a device"),

@@ -169,10 +169,3 @@ def test_no_noise_without_clipping_is_no_noise():
         sensitivities.sensitivity_of_sum(jnp.inf), jnp.float32(0)
     )
     assert stddev == 0
-
-
-def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'global'"):
-        gaussian(1.0, 1.0, method="globl")
-    with pytest.raises(ValueError, match="relation must be one of"):
-        sensitivities.sensitivity_of_sum(1.0, "swap")

@@ -210,10 +210,8 @@ def test_memory_of_eleven_million_parameters_and_sixty_clients():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"mode": "exact"}, "mode must be one of fixed, inexact"),
         ({"tolerance": 0.0}, "tolerance must be above 0"),
         ({"max_iterations": 0}, "max_iterations must be an integer of at least 1"),
-        ({"block_size": 0}, "block_size must be an integer of at least 1"),
         ({"block_size": 4, "num_blocks": 3}, "num_blocks must be at most 2"),
         ({"num_blocks": 0}, "num_blocks must be an integer of at least 1"),
     ],
