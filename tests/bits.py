@@ -1,8 +1,6 @@
-"""Digests of what every case comes to after three rounds, to hold a change of shapes against.
+"""Digests of every case after three rounds: `bits.py write FILE`, `bits.py check FILE [NAME ...]`.
 
-A refactoring must not change a bit. `python tests/bits.py write FILE` keeps the digests of all
-cases in all modes; `python tests/bits.py check FILE [NAME ...]` compares with them. They hold on
-one machine with one version of JAX, so that no test of the suite reads them.
+They hold on one machine with one version of JAX, so that no test of the suite reads them.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""One small case for every algorithm: how it is built, and what it must give.
-
-A new algorithm adds a case here; the laws, the oracles and the contract then run on it.
-"""
+"""One small case for every algorithm, on which laws, oracles and the contract run."""
 
 import functools
 from collections.abc import Callable
@@ -47,10 +44,7 @@ from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 
 class Case(NamedTuple):
-    """An algorithm on the small problem.
-
-    `make` takes a model; `observe` reads from a state what `expect` computes by hand.
-    """
+    """An algorithm; `observe` reads from a state what `expect` computes by hand."""
 
     name: str
     factory: Callable

@@ -1,7 +1,6 @@
 """Shared by all tests: what they compile, where real data files are, and skipping what needs them.
 
-Programs are compiled as users compile them, each of them once: whatever process of a run comes
-upon one that another has compiled takes it from a folder that is made for that run.
+A program that one process of a run has compiled is read by the others from a folder of that run.
 """
 
 import gc
@@ -38,10 +37,7 @@ _MOST_MAPS = 30_000
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Between two files, drops the programs of a process that has compiled thousands.
-
-    What tests share is dropped with them: a run whose programs are gone would be traced again.
-    """
+    """Between two files, drops the programs of a process that has compiled thousands."""
     maps = pathlib.Path("/proc/self/maps")
     if nextitem is None or nextitem.path == item.path or not maps.exists():
         return
@@ -91,12 +87,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is telling as slow, and keeps together what shares references and runs.
+    """Marks telling tests as slow, and groups tests of one algorithm, or of one file, by process.
 
     A case of a telling test that is marked as slow itself is left to the slow suite.
-
-    That is the tests of one algorithm, and else those of one file. Groups are of use with several
-    processes and `--dist loadgroup`, which reads them after this.
     """
     for item in items:
         if item.get_closest_marker("slow"):

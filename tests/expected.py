@@ -1,7 +1,4 @@
-"""What the oracles expect of a run of the small problem, and where a state holds it.
-
-A function of a `Run` gives what an observer of the final state must find, by name.
-"""
+"""What the oracles expect of a run of the small problem, by name, and where a state holds it."""
 
 from typing import Any, NamedTuple
 

@@ -1,7 +1,4 @@
-"""One small valid call of every public function and class, from which bad ones are made.
-
-A new public name needs nothing here if `VALUES` has its arguments by name.
-"""
+"""One small valid call of every public function, from which bad ones are made by `VALUES`."""
 
 import functools
 import inspect
@@ -54,12 +51,7 @@ HOLD = set(_NAMES.split())
 
 
 class Case(NamedTuple):
-    """A call that is valid.
-
-    `of` is what is called in the end, whose annotations and docstring say what it may be given;
-    `call` takes its arguments by name. `alone` names arguments that are not touched, for which
-    nothing is promised.
-    """
+    """A valid call of `of` through `call`; nothing is promised for the arguments in `alone`."""
 
     of: Callable[..., Any]
     good: Callable[[], dict[str, Any]]

@@ -1,7 +1,6 @@
 """Which cases of a test run when.
 
-The quick suite keeps what tells cases apart. What is marked `telling` belongs to the slow suite and
-runs in continuous integration too; the rest of the slow suite runs before a change is called done.
+`telling` tests are slow ones that run in continuous integration too.
 """
 
 import pytest

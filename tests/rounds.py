@@ -1,7 +1,6 @@
 """Single rounds on cohorts made by hand: any order, any padding, any data, one compiled program.
 
-The store is laid out apart from the package's own: rows of nobody before, between and after the
-clients, more slots than clients, a larger limit, two clients side by side.
+The store has unused rows around clients; there are more slots than clients, and a larger limit.
 """
 
 import functools

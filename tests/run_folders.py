@@ -51,11 +51,7 @@ _assembled: dict[str, Experiment] = {}
 
 
 def assemble_once(config: Config) -> Experiment:
-    """Assembles alike experiments once: they are values, and hold the programs that run them.
-
-    Names of runs, whether their root is secret and what of them may be published are no part of
-    what is assembled.
-    """
+    """Assembles experiments once that differ in name, secrecy of the root and release alone."""
     own = {name: getattr(config.run, name) for name in ("name", "secret", "release")}
     run = config.run.model_copy(update={"name": "", "secret": False, "release": None})
     plain = config.model_copy(update={"run": run})
@@ -158,10 +154,7 @@ def saved_arrays(folder: pathlib.Path) -> tuple[int, dict[str, np.ndarray], dict
 def assert_same_run(
     folder: pathlib.Path, other: pathlib.Path, besides: tuple[str, ...] = ()
 ) -> None:
-    """Requires two folders to hold one run, bit for bit, but for the time that it took.
-
-    What else may differ are files, and entries of the summary.
-    """
+    """Requires two folders to hold one run, bit for bit, but for its time and `besides`."""
     step, arrays, extra = saved_arrays(folder)
     other_step, other_arrays, other_extra = saved_arrays(other)
     assert step == other_step

@@ -165,11 +165,7 @@ def programs():
 def test_what_a_page_prints_works_in_the_readers_order(
     page, with_variations, tmp_path, monkeypatch, capsys, data_folder
 ):
-    """In the reader's order: files are written, command lines given, Python is run.
-
-    A page that names the README's round comes after it. Lines that want DATA run one round, if the
-    data are here. Lines with brackets are forms.
-    """
+    """Files, command lines and Python of a page; lines with DATA run one round if it is here."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     names: dict = {"__name__": page.stem}

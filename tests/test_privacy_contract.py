@@ -1,8 +1,4 @@
-"""The privacy contract, clause by clause, and failures that are known of other libraries.
-
-Every clause is a check of what a program released, beside a bug that breaks it. A check has to hold
-as the package stands, and has to fail with its bug put in, so that no check can rot.
-"""
+"""The privacy contract: every clause holds for a program, and fails with its bug put in."""
 
 import contextlib
 from collections.abc import Callable

@@ -7,6 +7,7 @@ import inspect
 import pathlib
 import pkgutil
 import re
+from typing import NamedTuple
 
 import pytest
 
@@ -212,10 +213,7 @@ def functions():
 
 
 def has_random_key_in_place(function):
-    """A draw takes its key first, as `jax.random` does; whatever else takes one takes it last.
-
-    What has a default, or goes by its name alone, may follow.
-    """
+    """A draw takes its key first, all else takes one last of its arguments without defaults."""
     needed = [
         p.name
         for p in inspect.signature(function).parameters.values()
@@ -235,64 +233,18 @@ def test_the_package_is_typed():
     assert (pathlib.Path(fedjax_dp.__file__).parent / "py.typed").is_file()
 
 
-def good(size: int, *rest: int, **options: int) -> int:
-    """Counts things.
-
-    Args:
-      size: how many.
-      *rest: more.
-      **options: others.
-
-    Returns:
-      The count.
-    """
-    return size
+GOOD = "Counts things.\n\nArgs:\n  size: how many.\n  *rest: more.\n\nReturns:\n  The count."
 
 
-def without_period(size: int) -> None:
-    """Counts things
+def documented(text):
+    def function(size: int, *rest: int) -> int:
+        return size
 
-    Args:
-      size: how many.
-    """
-
-
-def without_verb(size: int) -> None:
-    """The number of things.
-
-    Args:
-      size: how many.
-    """
+    function.__doc__ = text
+    return function
 
 
-def without_argument(size: int, other: int) -> None:
-    """Counts things.
-
-    Args:
-      size: how many.
-    """
-
-
-def with_stranger(size: int) -> None:
-    """Counts things.
-
-    Args:
-      size: how many.
-      other: removed last year.
-    """
-
-
-def without_returns(size: int) -> int:
-    """Counts things.
-
-    Args:
-      size: how many.
-    """
-    return size
-
-
-@dataclasses.dataclass
-class WithoutAttribute:
+class WithoutAttribute(NamedTuple):
     """Holds numbers.
 
     Attributes:
@@ -306,11 +258,11 @@ class WithoutAttribute:
 @pytest.mark.parametrize(
     "value, message",
     [
-        (without_period, "ends with a period"),
-        (without_verb, "begin with a verb"),
-        (without_argument, "Args must name other"),
-        (with_stranger, "Args names other, which is none"),
-        (without_returns, "Returns must say"),
+        (documented(GOOD.replace("things.", "things")), "ends with a period"),
+        (documented(GOOD.replace("Counts", "The number of")), "begin with a verb"),
+        (documented(GOOD.replace("  size: how many.\n", "")), "Args must name size"),
+        (documented(GOOD.replace("*rest", "other: gone.\n  *rest")), "names other, which is none"),
+        (documented(GOOD.partition("\n\nReturns")[0]), "Returns must say"),
         (WithoutAttribute, "Attributes must name second"),
         (lambda: 0, "has no docstring"),
     ],
@@ -321,4 +273,4 @@ def test_what_breaks_the_form_is_found(value, message):
 
 
 def test_what_keeps_the_form_passes():
-    assert not problems_of(good, "good")
+    assert not problems_of(documented(GOOD), "good")

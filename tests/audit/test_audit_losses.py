@@ -143,10 +143,7 @@ COUNT = 12
 
 
 def wrapping_plan(share=1.0, num_deviations=1.8):
-    """A lattice on which a sum of clients fits within 1.8 of its standard deviations.
-
-    With a share of the noise its width is that share of the width, so that sums wrap as often.
-    """
+    """A lattice that holds a sum of clients within 1.8 of its standard deviations."""
     size = cases.NUM_FEATURES + 1
     plan = make_plan(size, 0.5, 1.2, num_clients=COUNT, bits=12, num_deviations=num_deviations)
     return plan._replace(

@@ -43,10 +43,7 @@ def test_the_largest_numbers_and_nothing_at_all_are_finite():
 
 
 def _largest_error(shape):
-    """The largest relative error of norms of arrays that chains of additions would lose most of.
-
-    Every summand but the first is below half a unit in the last place of the first.
-    """
+    """The largest relative error of norms of arrays that chains of additions would lose most of."""
     errors = []
     for norm, small, power in ((trees.l2_norm, 2.0**-12.6, 2), (trees.l1_norm, 2.0**-25.2, 1)):
         x = np.full(shape, small, np.float32)

@@ -3,26 +3,25 @@
 import gzip
 import io
 import json
-import struct
-import tarfile
-import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from data_files import (
+    IDS,
+    archived,
+    cifar_batches,
+    cifar_files,
+    emnist_files,
+    idx,
+    write_mnist,
+    write_tiny_imagenet,
+    zipped,
+)
 from scipy import ndimage
 
 from fedjax_dp.data import datasets, shifts
 from fedjax_dp.data.datasets import cifar, shakespeare, tabular
 from fedjax_dp.data.datasets.formats import read_idx
-
-
-def idx_bytes(array):
-    codes = {"uint8": 0x08, "int32": 0x0C, "float64": 0x0E}
-    header = struct.pack(">BBBB", 0, 0, codes[str(array.dtype)], array.ndim)
-    shape = struct.pack(f">{array.ndim}I", *array.shape)
-    return header + shape + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
 @pytest.fixture
@@ -35,24 +34,12 @@ class TestIdx:
     def test_packed_and_plain(self, tmp_path, rng, dtype):
         array = rng.integers(0, 200, (3, 4, 5)).astype(dtype)
         plain, packed = tmp_path / "a", tmp_path / "a.gz"
-        plain.write_bytes(idx_bytes(array))
-        packed.write_bytes(gzip.compress(idx_bytes(array)))
+        plain.write_bytes(idx(array))
+        packed.write_bytes(gzip.compress(idx(array)))
         for path in (plain, packed):
             result = read_idx(path)
             np.testing.assert_array_equal(result, array)
             assert result.dtype == np.dtype(dtype) and result.dtype.isnative
-
-
-def write_mnist(folder, rng, num_train=20, num_test=10):
-    folder.mkdir(parents=True)
-    parts = {}
-    for prefix, count in (("train", num_train), ("t10k", num_test)):
-        x = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
-        y = rng.integers(0, 10, count).astype(np.uint8)
-        (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(x)))
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx_bytes(y))
-        parts[prefix] = x, y
-    return parts
 
 
 class TestMnist:
@@ -116,47 +103,20 @@ class TestMnist:
             table = np.zeros((len(labels), 8), dtype=np.int32)
             table[:, 0], table[:, 2] = labels, np.arange(len(labels)) // 4 + 100
             path = tmp_path / "mnist" / f"qmnist-{name}-labels-idx2-int.gz"
-            path.write_bytes(gzip.compress(idx_bytes(table)))
+            path.write_bytes(gzip.compress(idx(table)))
         written = datasets.load("mnist_by_writer", tmp_path)
         np.testing.assert_array_equal(written.test_clients, np.arange(10) // 4 + 100)
         table[3, 0] = (table[3, 0] + 1) % 10
-        path.write_bytes(gzip.compress(idx_bytes(table)))
+        path.write_bytes(gzip.compress(idx(table)))
         with pytest.raises(ValueError, match="same classes as the label file"):
             datasets.load("mnist_by_writer", tmp_path)
-
-
-def cifar_batches(rng, count=6):
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    batches = {}
-    for name in names:
-        images = rng.integers(0, 256, (count, 32, 32, 3)).astype(np.uint8)
-        batches[name] = images, rng.integers(0, 10, count)
-    return batches
-
-
-def planes(images):
-    return images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-
-
-def binary(images, labels):
-    return np.column_stack([labels.astype(np.uint8), planes(images)]).tobytes()
-
-
-def write_archive(path, contents, mode):
-    with tarfile.open(path, mode) as archive:
-        for name, content in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
 
 
 class TestCifar:
     def test_published_archive(self, tmp_path, rng):
         batches = cifar_batches(rng)
-        contents = {f"a/{name}.bin": binary(*batch) for name, batch in batches.items()}
-        write_archive(
-            tmp_path / "cifar-10-binary.tar.gz", contents | {"a/batches.meta.txt": b""}, "w:gz"
-        )
+        contents = cifar_files(batches) | {"a/batches.meta.txt": b""}
+        (tmp_path / "cifar-10-binary.tar.gz").write_bytes(archived(contents))
         loaded = datasets.load("cifar10", tmp_path, dtype="uint8")
         assert loaded.origin == "binary archive"
         train = [batches[f"data_batch_{i}"] for i in range(1, 6)]
@@ -177,44 +137,12 @@ class TestCifar:
                     expected[part].append((pixels, label))
         (tmp_path / "cifar10_jpeg").mkdir()
         shuffled = dict(sorted(contents.items(), key=lambda item: hash(item[1])))
-        write_archive(tmp_path / "cifar10_jpeg" / "cifar10-jpeg-q75.tar.xz", shuffled, "w:xz")
+        path = tmp_path / "cifar10_jpeg" / "cifar10-jpeg-q75.tar.xz"
+        path.write_bytes(archived(shuffled, "w:xz"))
         loaded = datasets.load("cifar10", tmp_path, dtype="uint8")
         for part, arrays in (("train", loaded.train), ("test", loaded.test)):
             np.testing.assert_array_equal(arrays["x"], [pixels for pixels, _ in expected[part]])
             np.testing.assert_array_equal(arrays["y"], [label for _, label in expected[part]])
-
-
-IDS = ("n02124075", "n01443537", "n04067472")
-
-
-def write_tiny_imagenet(folder, rng, num_train=3, num_test=2):
-    """Writes the published layout; gives, by part and class, the pixels as they were encoded."""
-    image = pytest.importorskip("PIL.Image")
-    pixels = {"train": {}, "val": {}}
-
-    def save(path, is_grey=False):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Flat colours outlive JPEG but for rounding.
-        color = rng.integers(0, 256, 1 if is_grey else 3).astype(np.uint8)
-        flat = np.broadcast_to(color, (64, 64, len(color)))
-        image.fromarray(flat[..., 0] if is_grey else np.array(flat)).save(path, "jpeg", quality=95)
-        return np.broadcast_to(color, (64, 64, 3))
-
-    annotations = []
-    for c, wnid in enumerate(IDS):
-        names = [f"{wnid}_{i}.JPEG" for i in range(num_train)]
-        where = folder / "train" / wnid
-        pixels["train"][wnid] = [save(where / "images" / n, is_grey=n == names[0]) for n in names]
-        boxes = "".join(f"{name}\t0\t10\t63\t58\n" for name in names)
-        (where / f"{wnid}_boxes.txt").write_text(boxes)
-        held = [f"val_{num_test * c + i}.JPEG" for i in range(num_test)]
-        pixels["val"][wnid] = [save(folder / "val" / "images" / name) for name in held]
-        annotations += [f"{name}\t{wnid}\t0\t32\t44\t62\n" for name in held]
-    (folder / "val" / "val_annotations.txt").write_text("".join(annotations))
-    (folder / "wnids.txt").write_text("\n".join(IDS) + "\n")
-    words = ["n00001740\tentity", *(f"{wnid}\tname of {wnid}, other" for wnid in sorted(IDS))]
-    (folder / "words.txt").write_text("\n".join(words) + "\n")
-    return pixels
 
 
 class TestTinyImagenet:
@@ -251,22 +179,6 @@ class TestTinyImagenet:
             datasets.load("tiny_imagenet", tmp_path, num_classes=4)
 
 
-def emnist_files(rng, split, first_label, num_classes):
-    contents, parts = {}, []
-    for part in ("train", "test"):
-        upright = rng.integers(0, 256, (8, 28, 28)).astype(np.uint8)
-        labels = rng.integers(0, num_classes, 8)
-        stored = np.ascontiguousarray(upright.transpose(0, 2, 1))
-        for kind, array in (
-            ("images-idx3", stored),
-            ("labels-idx1", (labels + first_label).astype(np.uint8)),
-        ):
-            name = f"emnist-{split}-{part}-{kind}-ubyte.gz"
-            contents[name] = gzip.compress(idx_bytes(array))
-        parts.append((upright, labels))
-    return contents, parts
-
-
 class TestEmnist:
     @pytest.mark.parametrize(
         ("split", "first", "classes"), [("byclass", 0, 62), ("letters", 1, 26)]
@@ -277,9 +189,7 @@ class TestEmnist:
         folder = tmp_path / "emnist"
         folder.mkdir()
         if in_zip:
-            with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
-                for name, content in contents.items():
-                    archive.writestr(f"gzip/{name}", content)
+            (folder / "gzip.zip").write_bytes(zipped(contents))
         else:
             for name, content in contents.items():
                 (folder / name).write_bytes(content)
@@ -491,106 +401,3 @@ class TestRegistry:
         part = {"x": np.zeros((3, 2)), "y": np.zeros(3)}
         with pytest.raises(ValueError, match="train must have arrays and client ids of one length"):
             datasets.Dataset("d", part, part, 2, "classification", train_clients=np.zeros(2))
-
-
-def write_cifar(folder, rng):
-    contents = {f"a/{name}.bin": binary(*batch) for name, batch in cifar_batches(rng, 2).items()}
-    folder.mkdir()
-    write_archive(folder / "cifar-10-binary.tar.gz", contents, "w:gz")
-
-
-def write_emnist(folder, rng):
-    folder.mkdir()
-    for name, content in emnist_files(rng, "digits", 0, 10)[0].items():
-        (folder / name.removesuffix(".gz")).write_bytes(gzip.decompress(content))
-
-
-# By name: what writes its files, their folder, and options.
-READERS = {
-    "mnist": (write_mnist, "mnist", {}),
-    "emnist": (write_emnist, "emnist", {"split": "digits"}),
-    "cifar10": (write_cifar, "cifar10", {}),
-    "tiny_imagenet": (write_tiny_imagenet, "tiny-imagenet-200", {}),
-}
-BOX = f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t".encode()
-BOXES, LISTS = f"{IDS[0]}_boxes.txt", "val_annotations.txt"
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Small data sets of every format, and their files by name."""
-    pytest.importorskip("PIL.Image")
-    root, files = tmp_path_factory.mktemp("readers"), {}
-    for name, (write, folder, _) in READERS.items():
-        write(root / folder, np.random.default_rng(7))
-        found = [path for path in (root / folder).rglob("*") if path.is_file()]
-        files[name] = {path.name: path for path in sorted(found)}
-    return root, files
-
-
-def damaged(content, kind, share, junk):
-    """Bytes that are cut, replaced, or changed at a share of their length."""
-    at = int(share * len(content))
-    lines = content.split(b"\n")
-    row = int(share * len(lines))
-    if kind == "line":
-        return b"\n".join([*lines[:row], junk, *lines[row + 1 :]])
-    if kind == "double":
-        return b"\n".join([*lines[: row + 1], *lines[row:]])
-    return {
-        "whole": junk,
-        "cut": content[:at],
-        "insert": content[:at] + junk + content[at:],
-        "change": content[:at] + junk + content[at + len(junk) :],
-    }[kind]
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.sampled_from(list(READERS)),
-    st.integers(0, 99),
-    st.sampled_from(["whole", "cut", "insert", "change", "line", "double", "gone"]),
-    st.floats(0, 1, exclude_max=True),
-    st.sampled_from([b"", b"\0", b"\xff\xff", b"?", b"PK\x03\x04 and more", b"7\t7", b"katze"]),
-)
-@example("mnist", "t10k-labels-idx1-ubyte", "whole", 0.0, b"")
-@example("mnist", "t10k-labels-idx1-ubyte", "whole", 0.0, b"\0\0\x08")
-@example("mnist", "t10k-labels-idx1-ubyte", "cut", 0.99, b"")
-@example("mnist", "t10k-labels-idx1-ubyte", "insert", 0.99, b"\0")
-@example("emnist", "emnist-digits-test-labels-idx1-ubyte", "change", 0.9, b"\x0a")
-@example("tiny_imagenet", LISTS, "whole", 0.0, b"val_0.JPEG\tn99999999\t0\t0\t9\t9\n")
-@example("tiny_imagenet", LISTS, "whole", 0.0, BOX)
-@example("tiny_imagenet", LISTS, "whole", 0.0, BOX.replace(b"val_0", b"../a") + b"9")
-@example("tiny_imagenet", LISTS, "whole", 0.0, BOX + b"65")
-@example("tiny_imagenet", LISTS, "whole", 0.0, BOX + b"9")
-@example("tiny_imagenet", BOXES, "double", 0.0, b"")
-@example("tiny_imagenet", "wnids.txt", "line", 0.4, b"katze")
-@example("tiny_imagenet", "wnids.txt", "double", 0.0, b"")
-@example("tiny_imagenet", "words.txt", "line", 0.3, b"")
-@example("tiny_imagenet", "words.txt", "line", 0.0, b"n02124075 cat")
-@example("tiny_imagenet", f"{IDS[1]}_1.JPEG", "cut", 0.5, b"")
-@example("tiny_imagenet", "wnids.txt", "gone", 0.0, b"")
-def test_damaged_files_are_refused_by_name_or_read_as_valid_data(
-    written, name, file, kind, share, junk
-):
-    root, files = written
-    names = list(files[name])
-    path = files[name][file if isinstance(file, str) else names[file % len(names)]]
-    content = path.read_bytes()
-    path.unlink() if kind == "gone" else path.write_bytes(damaged(content, kind, share, junk))
-    try:
-        loaded = datasets.load(name, root, **READERS[name][2])
-    except ValueError as error:
-        # An image that is gone is named by its list, and a class by the list of another part.
-        named = path.name if isinstance(file, str) else str(root / READERS[name][1])
-        assert " must " in str(error) and named in str(error)
-    except datasets.MissingDataError as error:
-        assert kind == "gone" and path.name.removesuffix(".gz") in str(error)
-    else:
-        assert not isinstance(file, str), "an example that must be refused"
-        for part in (loaded.train, loaded.test):
-            assert len(part["x"]) == len(part["y"]) > 0
-            assert 0 <= part["x"].min() <= part["x"].max() <= 1
-            assert 0 <= part["y"].min() <= part["y"].max() < loaded.num_classes
-    finally:
-        path.write_bytes(content)

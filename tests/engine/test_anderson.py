@@ -37,11 +37,7 @@ TOLERANCE = 2e-6
 
 
 class Shifted:
-    """The chapter's problem with its origin at the minimum, which float32 then resolves.
-
-    The loss ½‖A θ − b‖² of a client is, up to a constant, that of `num_features` rows: those of the
-    Cholesky factor of AᵀA.
-    """
+    """The chapter's problem with its origin at the minimum, by Cholesky factors of AᵀA."""
 
     def __init__(self, a, b):
         whole = LeastSquares(a, b)
@@ -110,10 +106,7 @@ def full_participation(num_clients):
 def by_hand(
     oracle, start, numbers, eta, *, memory, ridge, damping=0.0, first=None, weigh=None, norm=None
 ):
-    """Rounds of the scheme, accelerated in float64; yields z̄ and all points.
-
-    z̄ has the oracle's weights, and residuals are measured with `norm`, the same if not given.
-    """
+    """Accelerated rounds in float64; yields z̄, by the oracle's weights, and all points."""
     alpha, beta, gamma = numbers
     pi = oracle.weights
     root = np.sqrt(pi if norm is None else np.asarray(norm) / np.sum(norm))[:, None]

@@ -327,11 +327,7 @@ def build(name, unit, options, trainer):
 
 
 def releasing_the_same(trainer):
-    """A trainer that releases the same whatever the records are, as noise without end would.
-
-    It hands its transforms the records, and its metrics tell them: what an algorithm adds of its
-    own shows in what it sends.
-    """
+    """A trainer whose release ignores the records that it hands to its transforms."""
 
     def train(start, client, config, key, *, update_transform=None, **others):
         delta = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size)).reshape(p.shape), start)

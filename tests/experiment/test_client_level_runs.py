@@ -27,6 +27,7 @@ VARIANTS = {
     "lus alone": ("--algorithm.name=blur_lus", "--algorithm.options.strength=0"),
     "adaptive": ("--algorithm.name=blur_lus", "--privacy.client.adaptive_clipping=true"),
     "staircase": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=staircase"),
+    "laplace": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=laplace"),
     "bounded laplace": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=bounded_laplace"),
     "ddgauss": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=discrete_gaussian"),
     "blur + lus with ddgauss": (
@@ -76,6 +77,7 @@ def test_a_variant_runs_within_its_budget_and_reports_its_figures(tmp_path, name
         assert "Poisson sampling" in claim["samplers"]
     if name == "central discrete":
         assert claim["trusted"] == "server" and claim["mechanisms"] == ["discrete Gaussian noise"]
+    assert ("initial_clip_norm" in claim) == (name == "adaptive")
     assert ("floating_point" in claim) == ("ddgauss" not in name and name != "central discrete")
 
 

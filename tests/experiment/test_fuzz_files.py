@@ -1,11 +1,8 @@
-"""Harmed data files: each is refused by name, or read as what it was; nothing ends in a traceback.
-
-For each kind of reader a tiny folder of whole files is made; then, one at a time, a file is cut,
-flipped, exchanged, or written as by mistake.
-"""
+"""Damaged data files, one at a time: each is refused by name, or read as what it was."""
 
 import collections
 import contextlib
+import functools
 import gzip
 import io
 import json
@@ -14,14 +11,26 @@ import pathlib
 import pickle
 import shutil
 import struct
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
+from data_files import (
+    IDS,
+    IDX_CODES,
+    archived,
+    binary,
+    cifar_batches,
+    cifar_files,
+    emnist_files,
+    idx,
+    images_of,
+    write_mnist,
+    write_tiny_imagenet,
+    zipped,
+)
 from marks import telling
 
 from fedjax_dp.cli.main import main
@@ -34,45 +43,28 @@ SEED = 18
 
 
 class Harm(NamedTuple):
-    """A file that is no longer what it was.
-
-    Attributes:
-      what: the kind of harm.
-      path: the file.
-      content: what it holds now; None where it is gone, and a folder where it is "folder".
-      line: the line that has to be named, or 0.
-      excuse: why the harm cannot be detected; empty where it must be.
-      names: other names that the refusal may give it.
-      is_any: whether it may hold other valid data, which must then be such; false where labels are
-        not whole numbers.
-    """
+    """A damaged file; `excuse` says why it may be read as other data, if it may."""
 
     what: str
     path: pathlib.Path
+    # None where it is gone; a folder where it is "folder".
     content: bytes | str | None
+    # The line that has to be named.
     line: int = 0
     excuse: str = ""
+    # Other names that the refusal may give it.
     names: tuple[str, ...] = ()
+    # Whether it may hold other data, which must be valid.
     is_any: bool = False
 
 
 class Reader(NamedTuple):
-    """One way in which data are read.
+    """One way to read data; strings name files that may be absent, doubled or exchanged."""
 
-    Attributes:
-      write: writes whole files into a folder.
-      read: reads them.
-      harms: harms of its own, given the folder and random numbers.
-      may_flip: `(file, offset, new byte) -> excuse`, where a flipped byte is another valid value.
-      may_cut: `(file, bytes left) -> excuse`, where what is left is whole itself.
-      may_go: names of files that need not be there.
-      may_double: names of files that may hold any number of rows.
-      alike: names of files that are of one form, so that one can stand for another.
-    """
-
-    write: Callable[[pathlib.Path, np.random.Generator], None]
+    write: Callable[[pathlib.Path, np.random.Generator], Any]
     read: Callable[[pathlib.Path], Any]
     harms: Callable[[pathlib.Path, np.random.Generator], Iterator[Harm]] = lambda f, r: iter(())
+    # `(file, offset, new byte)` and `(file, bytes left)` to an excuse.
     may_flip: Callable[[pathlib.Path, int, int], str] = lambda path, at, new: ""
     may_cut: Callable[[pathlib.Path, int], str] = lambda path, left: ""
     may_go: str = ""
@@ -188,10 +180,7 @@ JUNK = (
 
 
 def at_every_place(tree: Any, junk: Sequence[Any] = JUNK, place: str = "") -> Iterator[Any]:
-    """Gives a tree of lists and dicts with junk in the place of each part, and without the part.
-
-    Of a list, the first and the last entry are its parts.
-    """
+    """Gives a tree with junk for each part, and without it; of a list its first and last entry."""
     yield from ((f"{place or 'all'} = {str(one)[:9]}", one) for one in junk)
     if isinstance(tree, dict):
         parts = list(tree)
@@ -258,32 +247,6 @@ def whole_rows(path: pathlib.Path, left: int) -> str:
 # --- arrays in IDX files
 
 
-IDX_CODES = {"uint8": 0x08, "int8": 0x09, "int32": 0x0C, "float32": 0x0D}
-
-
-def idx(array: np.ndarray) -> bytes:
-    code = IDX_CODES[str(array.dtype)]
-    shape = struct.pack(f">{array.ndim}I", *array.shape)
-    big = array.astype(array.dtype.newbyteorder(">")).tobytes()
-    return bytes([0, 0, code, array.ndim]) + shape + big
-
-
-def images_of(rng: np.random.Generator, count: int, side: int = 28) -> np.ndarray:
-    return rng.integers(0, 256, (count, side, side)).astype(np.uint8)
-
-
-LABELS = {"train": np.arange(6, dtype=np.uint8)[::-1], "t10k": np.arange(4, dtype=np.uint8)}
-
-
-def write_mnist(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    for prefix, count in (("train", 6), ("t10k", 4)):
-        images, labels = idx(images_of(rng, count)), idx(LABELS[prefix])
-        # One part is packed, the other is not.
-        pack, end = (gzip.compress, ".gz") if prefix == "train" else (bytes, "")
-        (folder / f"{prefix}-images-idx3-ubyte{end}").write_bytes(pack(images))
-        (folder / f"{prefix}-labels-idx1-ubyte{end}").write_bytes(pack(labels))
-
-
 def flip_idx(path: pathlib.Path, at: int, new: int) -> str:
     if path.suffix == ".gz":
         return ""
@@ -303,7 +266,7 @@ def idx_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     images = folder / "t10k-images-idx3-ubyte"
     labels = folder / "t10k-labels-idx1-ubyte"
     yield from idx_arrays(images, images_of(rng, 4), (labels.name,))
-    yield from idx_arrays(labels, LABELS["t10k"], (images.name,))
+    yield from idx_arrays(labels, np.arange(4, dtype=np.uint8), (images.name,))
     for wrong in (10, 255):
         yield Harm(f"label {wrong}", labels, idx(np.array([0, 1, 2, wrong], np.uint8)))
     for head in (b"\0\0\x08\x00", b"\0\0\x08\xff" + bytes(4 * 255), b"\0\0\x07\x01\0\0\0\x04abcd"):
@@ -312,31 +275,12 @@ def idx_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
     yield Harm("a size that no integer holds", images, huge)
 
 
-def emnist_files(rng: np.random.Generator, labels: Any = range(1, 5)) -> dict[str, bytes]:
-    return {
-        f"emnist-letters-{part}-{kind}-ubyte.gz": gzip.compress(idx(array))
-        for part in ("train", "test")
-        for kind, array in (
-            ("images-idx3", images_of(rng, 4)),
-            ("labels-idx1", np.array(labels, np.uint8)),
-        )
-    }
-
-
 def write_zip(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    (folder / "gzip.zip").write_bytes(zipped(emnist_files(rng)))
-
-
-def zipped(contents: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in contents.items():
-            archive.writestr(f"gzip/{name}", content)
-    return buffer.getvalue()
+    (folder / "gzip.zip").write_bytes(zipped(emnist_files(rng)[0]))
 
 
 def zip_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path, whole = folder / "gzip.zip", emnist_files(rng)
+    path, whole = folder / "gzip.zip", emnist_files(rng)[0]
     data = path.read_bytes()
     for i, name in enumerate(whole):
         yield Harm(f"without {name}", path, zipped({k: v for k, v in whole.items() if k != name}))
@@ -352,56 +296,30 @@ def zip_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
         method = bytearray(data)
         method[at + 2] = method[directory + 2] = 99
         yield Harm("a method that there is not", path, bytes(method))
-    yield Harm("labels", path, zipped(emnist_files(rng, [0, 1, 2, 99])))
+    yield Harm("labels", path, zipped(emnist_files(rng, first_label=90)[0]))
 
 
 # --- CIFAR-10
 
 
-def batches(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, list[int]]]:
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    return {
-        name: (rng.integers(0, 256, (2, 3072)).astype(np.uint8), [i, i + 1])
-        for i, name in enumerate(names)
-    }
-
-
-def binary(planes: np.ndarray, labels: Any) -> bytes:
-    return np.column_stack([np.array(labels, np.uint8), planes]).tobytes()
-
-
-def archived(contents: dict[str, bytes], mode: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
-        for name, content in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 def write_archive(folder: pathlib.Path, rng: np.random.Generator) -> None:
-    (folder / "cifar-10-binary.tar.gz").write_bytes(archived(members(rng), "w:gz"))
-
-
-def members(rng: np.random.Generator) -> dict[str, bytes]:
-    return {f"cifar-10/{name}.bin": binary(*batch) for name, batch in batches(rng).items()}
+    (folder / "cifar-10-binary.tar.gz").write_bytes(archived(cifar_files(cifar_batches(rng, 2))))
 
 
 def archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    path, whole = folder / "cifar-10-binary.tar.gz", members(rng)
+    path, whole = folder / "cifar-10-binary.tar.gz", cifar_files(cifar_batches(rng, 2))
     for name in whole:
         some = {k: v for k, v in whole.items() if k != name}
-        yield Harm(f"without {name}", path, archived(some, "w:gz"))
-    name, planes = next(iter(whole)), np.zeros((2, 3072), np.uint8)
+        yield Harm(f"without {name}", path, archived(some))
+    name, images = next(iter(whole)), np.zeros((2, 32, 32, 3), np.uint8)
     for what, batch in (
         ("a cut batch", whole[name][:-9]),
-        ("label 10", binary(planes, [0, 10])),
-        ("label 255", binary(planes, [255, 0])),
-        ("images of 31x32", binary(planes[:, : 3 * 31 * 32], [1, 2])),
-        ("grey images", binary(planes[:, :1024], [1, 2])),
+        ("label 10", binary(images, [0, 10])),
+        ("label 255", binary(images, [255, 0])),
+        ("images of 31x32", binary(images[:, 1:], [1, 2])),
+        ("grey images", binary(images[..., :1], [1, 2])),
     ):
-        yield Harm(what, path, archived(whole | {name: batch}, "w:gz"))
+        yield Harm(what, path, archived(whole | {name: batch}))
     plain = archived(whole, "w:")
     # The header of the fourth member: there the archive would end.
     block = 512 * (1 + -(-len(whole[name]) // 512))
@@ -410,6 +328,28 @@ def archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Ha
     yield Harm("a damaged header", path, gzip.compress(bytes(bad)))
     yield Harm("a cut archive, packed whole", path, gzip.compress(plain[: 3 * block + 99]))
     yield Harm("a zip archive", path, zipped(whole))
+
+
+# --- Tiny ImageNet
+
+
+BOX = f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t".encode()
+
+
+def flip_tiny(path: pathlib.Path, at: int, new: int) -> str:
+    return "a pixel, a box or a name" if path.name != "wnids.txt" else ""
+
+
+def tiny_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    lists, ids, words = (folder / n for n in ("val/val_annotations.txt", "wnids.txt", "words.txt"))
+    strange = b"val_0.JPEG\tn99999999\t0\t0\t9\t9\n"
+    for line in (strange, BOX, BOX.replace(b"val_0", b"../a") + b"9", BOX + b"65", BOX + b"9"):
+        yield Harm(f"the list {line!r}", lists, line)
+    lines, names = ids.read_bytes().splitlines(), words.read_bytes().splitlines()
+    for at, line in ((1, b"katze"), (0, lines[1])):
+        yield Harm(f"the class {line!r}", ids, b"\n".join([*lines[:at], line, *lines[at + 1 :]]))
+    for at, line in ((1, b""), (0, b"n02124075 cat")):
+        yield Harm(f"the name {line!r}", words, b"\n".join([*names[:at], line, *names[at + 1 :]]))
 
 
 # --- FEMNIST
@@ -596,9 +536,20 @@ def named(name: str, **options: Any) -> Callable[[pathlib.Path], Any]:
 
 # By the folder in which the files are looked for.
 READERS = {
-    "mnist": Reader(write_mnist, named("mnist"), idx_harms, flip_idx),
+    "mnist": Reader(
+        functools.partial(write_mnist, num_train=6, num_test=4), named("mnist"), idx_harms, flip_idx
+    ),
     "emnist/zip": Reader(write_zip, named("emnist", split="letters"), zip_harms),
     "cifar10": Reader(write_archive, named("cifar10"), archive_harms),
+    "tiny-imagenet-200": Reader(
+        functools.partial(write_tiny_imagenet, num_train=1, num_test=1),
+        named("tiny_imagenet"),
+        tiny_harms,
+        flip_tiny,
+        lambda path, left: "an image" if path.suffix == ".JPEG" else "whole rows",
+        may_double="words.txt",
+        alike=" ".join(f"{wnid}_0.JPEG val_{i}.JPEG" for i, wnid in enumerate(IDS)),
+    ),
     "femnist": Reader(
         write_leaf, named("femnist"), leaf_harms, of_numbers, alike="all_data_0.json"
     ),

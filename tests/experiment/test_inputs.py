@@ -1,8 +1,4 @@
-"""What a user may type by mistake: one line that names file, key or option, before any work.
-
-Whatever a file or a command line holds, reading it ends in a configuration that survives a file, or
-in such a line.
-"""
+"""Mistakes of users: one line that names file, key or option, before any work."""
 
 import os
 import string

@@ -141,10 +141,7 @@ def test_a_second_root_never_takes_the_place_of_the_first(finished):
 
 
 def noise_of(multiplier, *words):
-    """What one round of clients who learn nothing adds to the model: its noise alone.
-
-    The multiplier is an argument of the rounds, so that all of these run one program.
-    """
+    """The noise alone that one round of clients who learn nothing adds, by one program."""
     words = (
         *SMALL,
         "--run.rounds=1",

@@ -118,10 +118,7 @@ def dp_fedavg(theta, replay, rounds, train, clip_norm, noise_multiplier, expecte
 
 
 def ae_dpfl(theta, clients, replay, rounds, train, public, learning_rate, batch_size, epochs):
-    """AE-DPFL (Zhu and others 2020) without noise: votes on a block a round, then the server's SGD.
-
-    Labels are 0, 1, or -1 where the two have as many votes.
-    """
+    """AE-DPFL (Zhu and others 2020) without noise; the label is -1 where votes tie."""
     start, block = theta.copy(), -(-len(public) // rounds)
     labels = np.full(len(public), -1)
     for r in range(rounds):

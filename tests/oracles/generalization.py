@@ -37,10 +37,7 @@ def gma(theta, clients, replay, rounds, train, server, threshold, **how):
 
 
 def noised_gma(theta, clients, replay, rounds, train, clip, multiplier, expected, threshold, share):
-    """GMA behind client-level privacy: update and votes are one vector, clipped and noised.
-
-    `replay.central_noise` draws for the update, then for the votes.
-    """
+    """GMA behind client-level privacy: update, then votes, are one noised vector."""
     size = len(theta)
     vote = share * clip / math.sqrt(size)
     for r in range(rounds):

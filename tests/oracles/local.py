@@ -14,10 +14,7 @@ def num_steps(size, batch_size, epochs):
 
 
 def sgd(start, x, y, batches, learning_rate, *, mu=0.0, shift=0.0, radius=-1.0):
-    """Plain SGD on the mean loss of each batch, with a proximal term and a fixed direction.
-
-    The proximal term acts beyond `radius` only, as that of BLUR does.
-    """
+    """Plain SGD on batches, with a direction and a proximal term beyond `radius`."""
     theta = start.copy()
     for rows in batches:
         gradient = np.zeros_like(theta)

@@ -49,10 +49,7 @@ def at_home(theta, run, rounds, train, is_home, *, head_epochs=None):
 
 
 def ditto(theta, run, rounds, train, strength, purpose=SECOND):
-    """Li and others 2021, algorithm 1, drawn towards the model that was received.
-
-    The personal model is trained on batches of its own, or on those of the shared one.
-    """
+    """Li and others 2021, algorithm 1, with batches of its own or those of the shared model."""
     own = np.tile(theta, (len(run.clients), 1))
     for r in range(rounds):
         moved, total = np.zeros_like(theta), 0.0

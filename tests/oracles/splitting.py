@@ -104,10 +104,7 @@ def ergodic(start, models, step_sizes, counts):
 
 
 def accelerated_descent(gradient, start, rate, memory, steps):
-    """Anderson's mix of the last plain steps, by differences from the newest; yields each point.
-
-    With weights of sum 1 the mix of gradients is g − ΔG c: least squares in c, without conditions.
-    """
+    """Anderson's mix of plain steps by differences: least squares in c for g − ΔG c."""
     x, images, gradients = np.asarray(start, float), [], []
     for _ in range(steps):
         gradients = [*gradients, gradient(x)][-memory - 1 :]

@@ -31,11 +31,7 @@ def rates(distance):
 
 @slow
 def test_six_standard_deviations_are_not_enough_for_the_number_of_clusters():
-    """Oracle 6 of clustered_dp §11 says that MSS peaks at four and partitions are exact: not so.
-
-    With 21 clients it holds in about half of the draws by the plain rule of the paper and in about
-    two thirds by ours; if it came to hold in all, this test and the documentation are out of date.
-    """
+    """Oracle 6 of clustered_dp §11 says so; with 21 clients about half of the draws have four."""
     plain, ours, parts = rates(6.0)
     assert 0.25 <= plain < 1 and 0.4 <= ours < 1 and 0.4 <= parts < 1
     assert ours >= plain
@@ -43,11 +39,7 @@ def test_six_standard_deviations_are_not_enough_for_the_number_of_clusters():
 
 @slow
 def test_mixtures_are_found_in_fewer_steps_as_the_first_batch_grows():
-    """Theorem 4.3: expectation-maximisation is the faster, the less clusters overlap.
-
-    Noise and drift of the first update are those of lemma 4.1 at N = 6,600 and ε = 5: a batch as
-    large as all data takes one step where one of 256 takes 26, and has far less noise even so.
-    """
+    """Theorem 4.3, with noise and drift of lemma 4.1 at N = 6,600 and ε = 5."""
     batches = np.array([256.0, 6600.0])
     drift = 6600 / batches
     rates = np.stack([1 / drift, [32 / 6600] * 2], axis=1)

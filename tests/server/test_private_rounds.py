@@ -214,10 +214,7 @@ def test_what_a_client_sends_does_not_tell_it_how_many_take_part(targets):
 
 
 def _divergence(rate, stddev, epsilon):
-    """Hockey-stick divergence of one sampled Gaussian release, the worse way round.
-
-    The likelihood ratio of `(1 - p) N(0, z²) + p N(1, z²)` to `N(0, z²)` grows with y.
-    """
+    """Hockey-stick divergence of a sampled Gaussian release; the ratio grows with y."""
     if rate == 0:
         return 0.0
 
