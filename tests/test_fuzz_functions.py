@@ -20,7 +20,7 @@ from function_cases import CASES, HOLD, joining, mean, model, public, rng, store
 from marks import slow, telling
 
 SEED = 20_261
-# Counts that nobody means. How long a run may be is said elsewhere, see `core.ranges`.
+# Counts that are mistakes. How long a run may be is bounded by `core.ranges`.
 HUGE = (2**40, 1e30)
 UNKNOWN = "an unknown keyword"
 # What is called at all: for some functions a valid call would look for files.
@@ -126,17 +126,17 @@ def _of_entries(value: Any, limits: Limits) -> str:
 
 
 def how_bad(value: Any, kind: Any, words: str) -> str:
-    """Judges a value by what annotation and docstring say of an argument."""
+    """Classifies a value by what annotation and docstring say of an argument."""
     ones = alternatives(kind)
     rest = [one for one in ones if str(one) not in ARRAY_LIKE[0] | ARRAY_LIKE[1]]
     is_array_like = any(names <= set(map(str, ones)) for names in ARRAY_LIKE)
-    found = [_judged(value, one, words) for one in (rest if is_array_like else ones)]
+    found = [_classified(value, one, words) for one in (rest if is_array_like else ones)]
     if is_array_like:
         found.append(_of_entries(value, limits_of((), words)))
     return GOOD if GOOD in found else PERHAPS if PERHAPS in found else BAD
 
 
-def _judged(value: Any, kind: Any, words: str) -> str:
+def _classified(value: Any, kind: Any, words: str) -> str:
     marks: Sequence[Any] = ()
     if typing.get_origin(kind) is Annotated:
         kind, *marks = typing.get_args(kind)
@@ -174,15 +174,15 @@ def _judged(value: Any, kind: Any, words: str) -> str:
         if not is_sequence or (origin is tuple and not isinstance(value, tuple)):
             return BAD
         entries = typing.get_args(kind)
-        judged = [how_bad(x, entries[0], words) for x in value] if entries else []
-        return BAD if BAD in judged else PERHAPS
+        found = [how_bad(x, entries[0], words) for x in value] if entries else []
+        return BAD if BAD in found else PERHAPS
     if kind is pathlib.Path or not inspect.isclass(origin) or getattr(kind, "_is_protocol", False):
         return PERHAPS
     return GOOD if isinstance(value, origin) else BAD
 
 
 def bad_values(random: np.random.Generator) -> dict[str, Any]:
-    """What somebody might hand over by mistake, with a few numbers drawn anew for each argument."""
+    """What a user might pass by mistake, with a few numbers drawn anew for each argument."""
     return {
         "nan": math.nan,
         "infinity": math.inf,
@@ -224,7 +224,7 @@ def bad_values(random: np.random.Generator) -> dict[str, Any]:
 
 
 class Input(NamedTuple):
-    """One call of which one argument is wrong, or looks it."""
+    """One call of which one argument is or may be wrong."""
 
     name: str
     argument: str
@@ -262,14 +262,14 @@ def inputs_of(name: str) -> list[Input]:
     return found
 
 
-# Nothing says which shape or entries such a value must have; whoever computes with it refuses it.
+# Nothing says which shape or entries such a value must have; the computation refuses it.
 BY_CONTENT = "refused for its shape or entries"
 REFUSED, VALID = "refused by name", "valid"
 FINE = {REFUSED, BY_CONTENT, VALID}
 
 
 def outcome_of(tried: Input) -> str:
-    """What comes of an input: refused by name, let in, or something that nobody should see."""
+    """What comes of an input: refused by name, let in, or a failure."""
     case = CASES[tried.name]
     try:
         (case.call or case.of)(**{**case.good(), tried.argument: tried.value})

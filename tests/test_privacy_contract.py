@@ -301,7 +301,7 @@ def records_are_poisson_sampled_where_that_is_accounted():
     data = constant_clients(*[0.0] * 300, size=16)
     algorithm = record_level(batch_size=4.0)
     *_, info = run(algorithm, data, chunk=100)
-    # 4,800 coins with probability 1/4, of which one round tells the sum; and each client's own.
+    # 4,800 coins with probability 1/4, of which one round shows the sum; and each client's own.
     assert info.training.num_examples[0] == pytest.approx(1200, abs=5 * np.sqrt(4800 * 3 / 16))
     draw = sampling.poisson().draw
     each = jax.jit(jax.vmap(lambda k: jnp.sum(draw((), k, 0, 16, 4.0, 16, 16)[1].is_real)))

@@ -47,7 +47,7 @@ def told_losses(*losses):
         lambda key: jnp.zeros(()),
         lambda params, x: x + params,
         loss=lambda outputs, batch: outputs,
-        name="told",
+        name="stated",
     )
     data = FederatedData.from_clients([{"x": np.float32([f])} for f in losses])
     trainer = local_trainer(model, LocalConfig(learning_rate=1.0, batch_size=1, num_steps=1))
@@ -275,14 +275,14 @@ def test_a_loss_above_the_baseline_is_said():
 @telling
 @pytest.mark.parametrize("extension", ["smooth", "released_huber", "released"])
 def test_behind_privacy_a_loss_above_the_baseline_is_said_where_it_can_be(extension):
-    """What is told is the objective; the released one falls at M - ε, from 1.8 to 0.8."""
+    """The objective is reported; the released one falls at M - ε, from 1.8 to 0.8."""
     model, trainer, data = told_losses(2.4, 2.6, 9.0, 0.0)
     config = trainer.config._replace(clip_norm=1.0, noise_multiplier=1e-3)
     private = dp_sgd_trainer(model, config, sampler=sampling.full_participation())
     algorithm = propfair(model, private, baseline=3.0, margin=0.5, extension=extension)
     _, info = run(algorithm, 1, data)
-    told = {name: float(value[0]) for name, value in info.clients.items()}
-    assert told == ({} if extension == "released" else {"share_beyond": 0.5})
+    reported = {name: float(value[0]) for name, value in info.clients.items()}
+    assert reported == ({} if extension == "released" else {"share_beyond": 0.5})
 
 
 # Bad input, before any work.

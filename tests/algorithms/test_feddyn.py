@@ -51,7 +51,7 @@ def _step(algorithm, server, share):
     return algorithm.server_step(server, aggregate, algorithm.hyper, Round(0, 0), KEY)[0]
 
 
-def test_a_round_without_anybody_moves_nothing():
+def test_a_round_without_clients_moves_nothing():
     model = normed()
     algorithm = feddyn(model, local_trainer(model, LocalConfig()), num_clients=4, alpha=0.5)
     before = _step(algorithm, algorithm.init(KEY), 0.5)

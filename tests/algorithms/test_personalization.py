@@ -314,7 +314,7 @@ def test_a_rate_that_takes_nothing_rewinds_nothing():
             model, trainer_of(model), prune_rate=0.2, accuracy_threshold=threshold, prunable="w"
         )
         states.append(ran(algorithm, halves(), 3, halves(1))[0])
-    # A fifth of three weights is none: as if nobody were good enough.
+    # A fifth of three weights is none: as if no client were good enough.
     jax.tree.map(np.testing.assert_array_equal, states[0].server, states[1].server)
 
 
@@ -339,7 +339,7 @@ def test_a_personal_model_that_diverges_is_put_back():
 
 
 @telling
-def test_batch_norm_at_home_is_nobody_elses():
+def test_batch_norm_at_home_is_private():
     model = normed()
     algorithm = algorithms.fedbn(model, trainer_of(model))
     data, joins = halves(), joined_by(2)
@@ -360,7 +360,7 @@ def test_batch_norm_at_home_is_nobody_elses():
     ):
         np.testing.assert_array_equal(np.asarray(new)[others], old[others])
         assert np.all(np.any(np.asarray(new)[drawn] != old[drawn], axis=1))
-    # What others keep at home reaches nobody: other rows of theirs change nothing.
+    # What others keep at home reaches no one else: other rows of theirs change nothing.
     spoiled = jax.tree.map(np.copy, state.clients)
     jax.tree.map(lambda x: x.__setitem__(others, 7.0), spoiled)
     again, _, _ = sim.run(state._replace(clients=spoiled), KEY, 1)
@@ -430,8 +430,8 @@ def masked_of(sent):
 
 
 @telling
-def test_what_is_told_of_tickets_is_of_those_who_have_data():
-    """Four of six have none: they prune nothing, and count as nobody."""
+def test_figures_of_tickets_are_of_clients_with_data():
+    """Four of six have none: they prune nothing, and are not counted."""
     model, sizes = make_model(), (8, 8, 0, 0, 0, 0)
     algorithm = algorithms.fed_ltn(
         model, trainer_of(model), accuracy_threshold=1e-3, prune_rate=0.4, prunable="w"
@@ -458,7 +458,7 @@ def test_nothing_may_stay_at_home():
     assert everything.client_state is None and everything.views.shared.is_whole
 
 
-def test_a_model_that_lacks_what_stays_at_home_is_nobodys():
+def test_a_model_without_its_part_at_home_is_not_evaluated():
     model = make_model()
     joins = participation(full_participation(), len(SIZES))
     for make, is_there in ((algorithms.fedper, False), (algorithms.ditto, True)):
@@ -549,7 +549,7 @@ def test_variants_agree_with_numpy(name):
             expected = each.expect(each.run_of(initial, key))
             for part in expected:
                 np.testing.assert_allclose(found[0][part], expected[part], atol=1e-5, err_msg=part)
-    # Else the options would not have been looked at.
+    # Else the options would not have been read.
     assert max(np.abs(found[0][part] - found[1][part]).max() for part in expected) > 1e-3
 
 
@@ -665,7 +665,7 @@ def test_clients_without_validation_data_are_named():
         (lambda e: {**e, "y": e["y"].astype(np.int32)}, r"'y': 'int32\[\]'\}"),
     ],
 )
-def test_a_second_split_looks_like_the_first(change, found):
+def test_a_second_split_has_the_form_of_the_first(change, found):
     model, other = make_model(), halves(1)
     algorithm = algorithms.lottery_fl(model, trainer_of(model), prunable="w")
     odd = FederatedData(change(dict(other.examples)), other.offsets)

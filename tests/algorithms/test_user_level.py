@@ -127,7 +127,7 @@ def test_the_realised_denominator_divides_by_who_came_and_claims_nothing():
 
 
 @telling
-def test_a_round_without_anybody_is_skipped_by_the_realised_denominator():
+def test_a_round_without_clients_is_skipped_by_the_realised_denominator():
     aggregator = by_realised_count(gaussian_mean(0.2, 5.0, 3.0))
     zeros = (({"w": jnp.zeros(4)}, jnp.float32(0)), jnp.float32(0))
     aggregate, info = released(aggregator, zeros, KEY)
@@ -210,7 +210,7 @@ def test_blocks_of_queries_are_answered_round_by_round():
 
 
 @telling
-def test_nothing_is_answered_where_nobody_votes():
+def test_nothing_is_answered_where_no_client_votes():
     state, *_ = run(poll(), 1, voters(), sampler=sampling.poisson(), cohort=1e-6)
     np.testing.assert_array_equal(state.server.labels, -1)
     np.testing.assert_array_equal(state.server.params["w"], 0)

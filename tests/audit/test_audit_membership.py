@@ -46,7 +46,7 @@ def test_a_model_that_learned_by_heart_gives_its_members_away():
     assert 0.6 < low < result.accuracy < high
 
 
-def test_a_model_of_other_records_gives_nobody_away():
+def test_a_model_of_other_records_gives_no_member_away():
     model = cases.model()
     params = fitted(model, records(50, 2))
     result = attack_model(model, params, records(800, 0), records(800, 1), np.random.default_rng(0))

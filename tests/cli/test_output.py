@@ -54,7 +54,7 @@ def finished(monkeypatch):
         watcher.warn("a thing is odd")
         logging.getLogger("another.package").debug("a detail")
         logging.getLogger("another.package").warning("a complaint")
-        print("from a part of one's own")
+        print("from a user-defined part")
         return Outcome(pathlib.Path("runs/digits-001"), SUMMARY, False, False, False)
 
     monkeypatch.setattr(running, "run", run)
@@ -159,7 +159,7 @@ def test_the_document_of_a_run_is_all_that_the_output_stream_gets(fedjax_dp, fin
     )
     assert found["summary"]["epsilon"] == "inf" and found["summary"]["rounds"] == 3
     assert found["summary"]["client_test_accuracy"] == [0.5, None]
-    assert "compiling" in errors and "from a part of one's own" in errors
+    assert "compiling" in errors and "from a user-defined part" in errors
 
 
 @pytest.mark.parametrize(

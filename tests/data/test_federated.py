@@ -210,7 +210,7 @@ MILLION = textwrap.dedent(
     from fedjax_dp.models.base import Model
 
     def peak():
-        # The peak that `resource` tells is at least what the starting process held.
+        # The peak that `resource` reports is at least what the starting process held.
         status = pathlib.Path("/proc/self/status").read_text().split()
         return int(status[status.index("VmHWM:") + 1]) / 2**20
 
@@ -280,7 +280,7 @@ def run_on_disk(directory):
 
 
 @pytest.mark.telling
-@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="tells memory on Linux")
+@pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="reads memory on Linux")
 def test_a_million_clients_on_disk(tmp_path):
     """20 examples each: opened without being read, trained in cohorts of a thousand."""
     try:

@@ -35,7 +35,7 @@ def memberships(sampler, size, batch_size, limit, num_draws=NUM_DRAWS, seed=0):
 
     counts, overflow, filled = draw(jax.random.split(jax.random.key(seed), num_draws))
     counts = np.asarray(counts)
-    assert counts.max() <= 1, "nobody is drawn twice"
+    assert counts.max() <= 1, "no member is drawn twice"
     np.testing.assert_array_equal(counts.sum(axis=1), filled)
     return counts.astype(bool), np.asarray(overflow)
 
@@ -405,7 +405,7 @@ def test_poisson_draws_from_many_are_those_of_coins():
     members = drawn.indices[drawn.is_real]
     assert members.max() < LARGE and min(p_of_alike(members, LARGE)) > RARE
     assert not drawn.overflow.any()
-    # The first slots always hold somebody: gaps behind them are no selection.
+    # The first slots are always filled: gaps behind them are no selection.
     gaps = np.diff(drawn.indices[:, :20], axis=1).ravel()
     assert gaps.min() >= 1
 
@@ -419,7 +419,7 @@ def test_poisson_draws_from_many_are_those_of_coins():
 
 
 @pytest.mark.parametrize("rate", [1 / 32, 0.01, 1e-3, 1e-4, 1e-6])
-def test_given_all_others_nobody_is_in_at_more_than_the_rate_accounted(rate):
+def test_given_all_others_no_member_is_in_at_more_than_the_rate_accounted(rate):
     """The odds of a member between two gaps, from the numbers that bits are compared with."""
     odds, is_used, goes_on, piece = map(np.asarray, sparse.digits(jnp.float32(rate)))
     chances, goes_on = odds[is_used] / 2.0**32, float(goes_on) / 2.0**32
@@ -449,7 +449,7 @@ def test_slots_overflow_with_a_chance_below_all_that_counts():
 
 
 @telling
-def test_a_draw_larger_than_its_slots_is_told(monkeypatch):
+def test_a_draw_larger_than_its_slots_is_reported(monkeypatch):
     sampler = sampling.poisson()
     counts = []
     for slots in (200, 4):

@@ -66,7 +66,7 @@ def test_exact_scaling_lets_a_record_change_every_row_and_says_what_it_is(tmp_pa
     assert "exact means and standard deviations" in said and "most frequent" in said
 
 
-def test_services_that_nobody_published_have_no_column_in_a_fixed_range(tmp_path):
+def test_unpublished_services_have_no_column_in_a_fixed_range(tmp_path):
     write_connections(tmp_path, service="unheard_of")
     data = datasets.load("kddcup99", tmp_path, scaling="range")
     assert data.train["x"].shape[1] == 38 + 3 + 66 + 11

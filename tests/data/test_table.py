@@ -1,4 +1,4 @@
-"""Tables of one's own: columns by name, rules that are asked for, errors that name the cell."""
+"""User tables: columns by name, required rules, errors that name the cell."""
 
 import gzip
 import warnings

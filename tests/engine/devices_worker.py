@@ -14,7 +14,7 @@ from fedjax_dp.engine.record import joined
 
 
 def held(state) -> list[int]:
-    """The rows of what clients keep that each device holds, over all arrays on devices."""
+    """The rows of client state that each device holds, over all arrays on devices."""
     leaves = [x for x in jax.tree.leaves(state.clients) if isinstance(x, jax.Array)]
     return [shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards]
 

@@ -70,18 +70,18 @@ def test_computing_some_alone_changes_nothing(name, drawn):
     for layout in (Layout(), Layout(chunk=4, alone_above=4), Layout(chunk=4, alone_above=0)):
         made = federation(build(name), data, cohorts)
         step = jax.jit(functools.partial(made.play, examples=examples_of(data), layout=layout))
-        state, told = jax.jit(functools.partial(made.init, layout=layout))(key), []
+        state, seen = jax.jit(functools.partial(made.init, layout=layout))(key), []
         for _ in range(3):
             state, record, info = step(state, made.hyper, key=key)
             fate = np.asarray(record.fate)
-            told.append(sorted(np.asarray(record.clients)[fate != Fate.EMPTY].tolist()))
-            told.append(float(info.training.train_loss))
+            seen.append(sorted(np.asarray(record.clients)[fate != Fate.EMPTY].tolist()))
+            seen.append(float(info.training.train_loss))
             padding = float(info.training.padding_share)
-        ends.append((state, told, padding))
+        ends.append((state, seen, padding))
     (one, first, none), *others = ends
-    for state, told, _ in others:
-        assert [told[i] for i in (0, 2, 4)] == [first[i] for i in (0, 2, 4)]
-        np.testing.assert_allclose(told[1::2], first[1::2], rtol=1e-5)
+    for state, seen, _ in others:
+        assert [seen[i] for i in (0, 2, 4)] == [first[i] for i in (0, 2, 4)]
+        np.testing.assert_allclose(seen[1::2], first[1::2], rtol=1e-5)
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(one), strict=True):
             np.testing.assert_allclose(
                 np.asarray(a)[: len(b)] if np.ndim(b) else a, b, rtol=1e-5, atol=1e-6

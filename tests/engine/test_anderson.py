@@ -193,11 +193,11 @@ def test_points_of_all_clients_are_mixed_as_by_hand(damping):
     state, _, info = sim.run(sim.init(KEY), KEY, 7)
     start = problem.start.astype("f4").astype("f8")
     run = by_hand(problem.oracle, start, numbers, eta, **options)
-    told = [next(run) for _ in range(8)]
+    shown = [next(run) for _ in range(8)]
     # Short of the end, so that the way is compared.
-    assert problem.oracle.gap(told[6][0]) > 1e-4
-    np.testing.assert_allclose(fed.shared(state), told[6][0], rtol=0, atol=2e-4)
-    np.testing.assert_allclose(state.clients.of_point.point, told[7][1], rtol=0, atol=2e-4)
+    assert problem.oracle.gap(shown[6][0]) > 1e-4
+    np.testing.assert_allclose(fed.shared(state), shown[6][0], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(state.clients.of_point.point, shown[7][1], rtol=0, atol=2e-4)
     assert info.server["is_mixed"].tolist() == [0, 0, 0, 1, 1, 1, 1]
 
 
@@ -281,11 +281,11 @@ def test_buffers_are_as_rounds_leave_them():
 
     fed = federation(plain._replace(server_step=server_step), make_data(), full_participation(6))
     found = {}
-    for told, flags in {"weight": None, "buffer": lambda p: {"w": False, "b": True}}.items():
+    for shown, flags in {"weight": None, "buffer": lambda p: {"w": False, "b": True}}.items():
         sim = compile_federation(anderson(fed, memory=2, is_buffer=flags), make_data())
         state, _, info = sim.run(sim.init(KEY), KEY, 8)
         assert info.server["is_mixed"].any()
-        found[told] = float(sim.federation.shared(state)["b"])
+        found[shown] = float(sim.federation.shared(state)["b"])
     assert found["buffer"] == 2.0 != pytest.approx(found["weight"])
 
 

@@ -1,4 +1,4 @@
-"""What clients keep and hold: states finished with the round, and a second split of their data."""
+"""Client state that is finished with the round, and a second split of data."""
 
 import functools
 
@@ -67,7 +67,7 @@ def closing(server, aggregate):
 
 
 def by_hand(cohorts, *, finishes, all_clients):
-    """The same in NumPy; returns the model and what clients keep."""
+    """The same in NumPy; returns the model and the client state."""
     params, kept = 1.0, np.full(NUM_CLIENTS, 2.0)
     for cohort in cohorts:
         who = [i for i in cohort if i not in (-1, SPOILED)]
@@ -105,12 +105,12 @@ def run(is_finished, all_clients, placement):
         mark=telling,
     ),
 )
-def test_what_clients_keep_is_finished_with_the_round(is_finished, all_clients, placement):
+def test_client_state_is_finished_with_the_round(is_finished, all_clients, placement):
     state, record = run(is_finished, all_clients, placement)
     params, kept = by_hand(record.clients, finishes=is_finished, all_clients=all_clients)
     np.testing.assert_allclose(state.server["params"], params, rtol=1e-5)
     np.testing.assert_allclose(state.clients, kept, rtol=1e-5)
-    # The rounds tell those who sat out, those who took part and the spoiled one apart.
+    # Clients that sat out, took part or were spoiled differ.
     was_drawn = np.isin(np.arange(NUM_CLIENTS), record.clients)
     assert was_drawn[SPOILED] and record.count(Fate.NOT_FINITE).sum() > 0
     assert all(record.num_drawn < NUM_CLIENTS)

@@ -120,7 +120,7 @@ def record_of(fates, stages=None):
 
 
 def own_zeros(client, *shape):
-    """Zeros that nobody but the client knows."""
+    """Zeros that only the client knows."""
     return jnp.zeros(shape) * client.start.astype(jnp.float32)
 
 
@@ -289,15 +289,15 @@ def test_bytes_of_ten_thousand_large_clients_do_not_overflow():
     assert sent.by_round("up", "values").tolist() == [10_000 * 4 * (PUBLISHED - 1)] * 2
 
 
-def test_who_was_told_receives_and_who_finished_sends():
-    """An update of 7 numbers up, 3 down; whoever is late or lost counts as whole."""
+def test_clients_that_began_receive_and_those_that_finished_send():
+    """An update of 7 numbers up, 3 down; late and lost updates count as whole."""
     algorithm = sending(
         lambda own, client: (own_zeros(client, 7), own),
         6,
         broadcast=lambda server, client: server["model"],
     )
     meter = meter_of(compiled(algorithm, 6).federation)
-    # Nobody, in the sum, not finite, not told, lost, late.
+    # Empty, in the sum, not finite, not started, lost, late.
     sent = meter.measure(record_of([list(Fate), [Fate.EMPTY] * 6]), NOTHING_COUNTED)
     assert sent.by_round("up").tolist() == [3 * 28, 0]
     assert sent.by_round("down").tolist() == [4 * 12, 0]

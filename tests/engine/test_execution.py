@@ -146,7 +146,7 @@ def test_slots_hold_clients_of_like_lengths_side_by_side_and_devices_share_them(
         assert len(set(drawn)) == len(drawn) > 0
         halves, steps = is_real.reshape(2, per_device), np.ceil(sizes[cohort.ids] / 2) * is_real
         counts, loads = halves.sum(axis=1), steps.reshape(2, per_device).sum(axis=1)
-        # Whoever is given last goes to where there is least to do.
+        # The last client goes to the device with least work.
         assert abs(loads[0] - loads[1]) <= steps.max()
         for half in range(2):
             assert halves[half][: counts[half]].all(), "the real ones come first on every device"

@@ -1,4 +1,4 @@
-"""A federation as a value: transformed, swept, wrapped, looked at, laid out on many devices."""
+"""A federation as a value: transformed, swept, wrapped, viewed, laid out on many devices."""
 
 import functools
 import itertools
@@ -194,10 +194,10 @@ UNSEEN_OF = {
     "ae_dpfl": ("divisor",),  # The most voted label is the same at any scale.
     "rc_dpfl": ("selection_epsilon",),  # Its choices are exact.
     "r_dpcfl": ("selection_epsilon",),  # One round of choices; f_cdpfl has two.
-    "lottery_fl": ("target",),  # Nobody prunes twice.
+    "lottery_fl": ("target",),  # No client prunes twice.
     # One round that is shared, behind a cap of one weight; fed_ltn has three without.
     "jump_start": ("target", "momentum", "prune_rate"),
-    "term": ("divisor",),  # Of how many were cut off, who are nobody.
+    "term": ("divisor",),  # Of how many were cut off, which are none.
 }
 
 
@@ -224,7 +224,7 @@ def test_every_number_is_swept_in_one_program_and_kept_in_its_range(name):
             with pytest.raises(ValueError, match=rf"{'.'.join(names[1:])} must "):
                 sim.run(ref.initial, ref.key, 1, with_leaf(sim.hyper, names, bad))
     assert sim.num_traces() == 1
-    # Traced numbers cannot be looked at, whatever they are.
+    # Traced numbers cannot be checked.
     checked = jax.jit(lambda hyper: (sim.federation.check(hyper), hyper)[1])
     nonsense = jax.tree.map(lambda x: -jnp.ones_like(x), sim.hyper)
     assert jax.tree.structure(checked(nonsense)) == jax.tree.structure(sim.hyper)
@@ -373,7 +373,7 @@ def test_a_client_that_sends_what_is_not_finite_still_adds_its_share_of_noise():
 
 
 @pytest.mark.parametrize("placement", later(["device", "host"], mark=telling))
-def test_the_ledger_charges_whoever_was_drawn(placement):
+def test_the_ledger_charges_all_drawn_clients(placement):
     """Compiled, chunked and streamed, a wrapped federation is a federation."""
     case = CASES["dp_sgd"]
     data = case.data()
@@ -474,7 +474,7 @@ def _cohort_of(algorithm):
     cohort = draw_cohort(chosen, joined, WIDE, jnp.asarray(sizes), chosen.hyper, 0, KEY)
     drawn = joined.draw(fold(KEY, Purpose.PARTICIPATION), 0)
     ids, is_there = np.asarray(cohort.ids), np.asarray(cohort.is_drawn)
-    # Each is there once, and nobody else.
+    # Each is there once, and no other.
     expected = np.asarray(drawn.indices)[np.asarray(drawn.is_real)]
     np.testing.assert_array_equal(np.sort(ids[is_there]), np.sort(expected))
     per_device = len(ids) // WIDE.num_devices
@@ -528,9 +528,9 @@ def test_clients_encode_with_the_public_half_of_the_key():
         return {"one_hot": jax.nn.one_hot(sender, NUM_CLIENTS)}
 
     def combine(state, numbers, total, close):
-        told = {"sent": total["public"] / total["count"], "own": total["own"]}
-        told |= {"public": _parts(close.public_key), "private": _parts(close.private_key)}
-        return state, jax.tree.map(jnp.zeros_like, make_model().init(KEY)), told
+        shown = {"sent": total["public"] / total["count"], "own": total["own"]}
+        shown |= {"public": _parts(close.public_key), "private": _parts(close.private_key)}
+        return state, jax.tree.map(jnp.zeros_like, make_model().init(KEY)), shown
 
     aggregator = Summed(stateless, contribute, combine, encode=encode)
     model = make_model()
@@ -538,16 +538,16 @@ def test_clients_encode_with_the_public_half_of_the_key():
     joined = participants.participation(sampling.full_participation(), NUM_CLIENTS)
     fed = federation(algorithm, make_data(), joined)
     examples = jax.device_put(examples_of(make_data()))
-    state, told = fed.init(KEY), []
+    state, shown = fed.init(KEY), []
     step = jax.jit(fed.play)
     for _ in range(2):
         state, _, info = step(state, fed.hyper, examples, KEY)
-        told.append(snapshot(info.aggregator))
-    for r, found in enumerate(told):
+        shown.append(snapshot(info.aggregator))
+    for r, found in enumerate(shown):
         np.testing.assert_array_equal(found["sent"], found["public"])
         np.testing.assert_array_equal(found["public"], _parts(fold(KEY, Purpose.PUBLIC, r)))
         np.testing.assert_array_equal(found["private"], _parts(fold(KEY, Purpose.CENTRAL_NOISE, r)))
     every_key = np.concatenate(
-        [np.stack([f["public"], f["private"], *f["own"]]) for f in told] + [_parts(KEY)[None]]
+        [np.stack([f["public"], f["private"], *f["own"]]) for f in shown] + [_parts(KEY)[None]]
     )
     assert len(np.unique(every_key, axis=0)) == len(every_key)

@@ -88,7 +88,7 @@ def test_padding_and_chunks_change_nothing(name):
 
 @pytest.mark.parametrize("name", kinds_first(NAMES))
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e30])
-def test_rows_of_nobody_change_nothing(name, garbage):
+def test_unused_rows_change_nothing(name, garbage):
     hand = hand_round(name)
     clean, clean_info = hand(hand.drawn())
     state, info = hand(hand.drawn(), garbage=garbage)

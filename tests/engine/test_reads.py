@@ -213,7 +213,7 @@ def test_nothing_of_a_refused_round_is_released():
 
 
 @telling
-def test_work_on_the_host_reads_nothing_of_what_clients_keep_under_their_privacy():
+def test_work_on_the_host_reads_no_client_state_under_its_privacy():
     algorithm = algorithms.fedavg(model(), plain_trainer(model()), aggregator=mean())
     algorithm = algorithm._replace(
         client_state=algorithms.ClientState(lambda server: jnp.float32(0)),
@@ -336,8 +336,8 @@ def releasing_the_same(trainer):
             gradient = jax.tree.map(jnp.sin, delta)
             context = UpdateContext(params, gradient, client, config, key)
             delta = update_transform.apply(delta, context)
-        tell = jnp.sum(client.examples["x"])
-        metrics = TrainingMetrics(tell, jnp.int32(8), tell, jnp.int32(8), jnp.int32(0), tell)
+        total = jnp.sum(client.examples["x"])
+        metrics = TrainingMetrics(total, jnp.int32(8), total, jnp.int32(8), jnp.int32(0), total)
         return LocalResult(delta, params, client.size.astype(jnp.float32), jnp.int32(1), metrics)
 
     return trainer._replace(train=train, reading_whole=lambda batches: releasing_the_same(trainer))
@@ -370,7 +370,7 @@ def rounds_that_tell(algorithm):
     @functools.partial(jax.vmap, in_axes=(0, None))
     def sent(arrays, stage):
         places = jnp.zeros(1, jnp.int32), jnp.full(1, 8, jnp.int32)
-        # Of other records too, so that whoever looks at them tells.
+        # Of other records too, so that an algorithm that reads them shows it.
         held = Examples(arrays, *places, Examples(arrays, *places, limit=8), limit=8)
         client = held.client(0, stage)
         message = received(algorithm.message_to(server, own, client))

@@ -57,11 +57,11 @@ def test_an_empty_poisson_cohort_is_noised_where_cohorts_are_streamed():
         _trainer(),
         aggregator=fdp.gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=1),
     )
-    nobody = fdp.participation(fdp.poisson(), NUM_CLIENTS, 1e-6)
+    rarely = fdp.participation(fdp.poisson(), NUM_CLIENTS, 1e-6)
     states = []
     for placement in ("host", "device"):
         execution = fdp.ExecutionConfig(placement=placement)
-        run = fdp.simulation(algorithm, _data(), nobody, execution)
+        run = fdp.simulation(algorithm, _data(), rarely, execution)
         state, record, _ = run.run(run.init(KEY), KEY, 2)
         assert record.num_drawn.tolist() == [0, 0]
         states.append(np.asarray(state.server.params["w"]))

@@ -113,7 +113,7 @@ TIMES = (2, 1, 3, 1, 0, 1)
 CHARGED_NOISE = float(np.float32(NOISE))
 
 
-def test_amplified_clients_all_pay_for_every_round_whoever_was_drawn():
+def test_amplified_clients_all_pay_for_every_round():
     account = accounting("client", "poisson", COHORT)
     account.charge(record_of(*FOUR_ROUNDS))
     expected = spent(poisson(COHORT / NUM_CLIENTS, CHARGED_NOISE), 4, DELTA["client"])
@@ -509,7 +509,7 @@ def test_each_client_has_its_own_budget():
 
 
 @pytest.mark.parametrize("unit", ["client", "record"])
-def test_cyclic_cohorts_are_looked_up(unit):
+def test_affordable_rounds_of_cyclic_cohorts_are_exact(unit):
     """Pairs of six clients: each client's third turn is in rounds 7 to 9."""
     sim, state = initial(unit, "cyclic", 2)
     account = PrivacyAccounting(sim)
@@ -573,7 +573,7 @@ def test_clients_that_pay_alike_share_an_event():
 
 @pytest.mark.parametrize("fate", [f for f in Fate if f != Fate.EMPTY])
 @pytest.mark.parametrize("sampler", ["poisson", "cyclic"])
-def test_whoever_was_drawn_pays_whatever_became_of_it(sampler, fate):
+def test_every_drawn_client_pays_whatever_its_fate(sampler, fate):
     """A client that sent nothing was drawn all the same, and what was sent has left its owner."""
     whole, other = (accounting("both", sampler, 2) for _ in range(2))
     record = record_of(*FOUR_ROUNDS)

@@ -40,7 +40,7 @@ def test_every_client_spends_its_budget_and_no_more():
     for size, z, budget in zip(SIZES, noise, budgets, strict=True):
         if size > 0:
             assert budget * (1 - 1e-4) < spent(z, size) <= budget
-    assert noise[2] == 1.0, "whoever has no records pays nothing"
+    assert noise[2] == 1.0, "a client without records pays nothing"
     assert noise.dtype == np.float32
 
 

@@ -100,7 +100,7 @@ def test_one_model_on_every_client(block_size):
 
 
 @pytest.mark.parametrize("block_size", BLOCKS)
-def test_the_own_models_of_all_clients(block_size):
+def test_personal_models(block_size):
     data, rows = make_data(), weights(2, len(SIZES))
     shift = np.float32(0.5)
 

@@ -74,7 +74,7 @@ def secret_run(once, shared_programs):
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch):
-    """Drawing takes longer than short runs; the test of the main job looks at pictures."""
+    """Drawing takes longer than short runs; the test of the main job reads pictures."""
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
 
 

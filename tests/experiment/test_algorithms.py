@@ -55,7 +55,7 @@ def words_of(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_is_assembled_from_its_name_alone(name):
-    """Its options, its unit, its budget, and what of it can be judged."""
+    """Its options, its unit, its budget, and what of it can be evaluated."""
     experiment = assemble(load_config(None, words_of(name)))
     algorithm, unit = experiment.simulation.algorithm, UNITS.get(name, "none")
     assert algorithm.name == name

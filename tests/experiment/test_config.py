@@ -103,7 +103,7 @@ def loaded(*words):
 
 
 def as_word(value):
-    """A value as somebody would type it."""
+    """A value as a user would type it."""
     if value is None:
         return "none"
     if isinstance(value, bool):

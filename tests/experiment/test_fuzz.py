@@ -11,7 +11,7 @@ from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.reading import keys
 from fedjax_dp.experiment.schema.constraints import ConfigError
 
-# What a key needs beside it, so that it is looked at at all.
+# What a key needs beside it, so that it is read at all.
 BESIDE = {
     "participation.cohort_size": "--participation.sampler=poisson",
     "participation.capacity": "--participation.sampler=poisson",
@@ -22,7 +22,7 @@ BESIDE = {
     "privacy.client.bands": "--privacy.client.mechanism=correlated_gaussian",
     "algorithm.aggregator_options": "--algorithm.aggregator=trimmed_mean",
 }
-# As somebody might type them, with the value that TOML reads in them.
+# As a user might type them, with the value that TOML reads in them.
 WORDS = {
     "-7": -7,
     "0": 0,

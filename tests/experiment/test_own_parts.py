@@ -65,7 +65,7 @@ def words(tmp_path):
 
 
 @telling
-def test_a_language_model_of_ones_own_runs_dies_resumes_is_evaluated_and_exported(words, tmp_path):
+def test_a_user_defined_language_model_runs_dies_resumes_is_evaluated_and_exported(words, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert execute(whole, *words)[0] == 0
     die_and_resume(folder, 3, *words)

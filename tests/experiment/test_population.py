@@ -1,4 +1,4 @@
-"""What a partition of one's own and unusual data come to: refused, or said in words."""
+"""User-defined partitions and unusual data: refused, or reported."""
 
 import numpy as np
 import pytest

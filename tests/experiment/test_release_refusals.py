@@ -204,7 +204,7 @@ def test_the_statement_of_a_release_names_no_file_that_is_not_there(tmp_path):
 
 @pytest.fixture
 def of_partition(monkeypatch):
-    """Builds the population that a partition of one's own makes of six examples."""
+    """Builds the population that a user-defined partition makes of six examples."""
     x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 2
     data = Dataset("own", {"x": x, "y": y}, {"x": x, "y": y}, 2, "classification")
     monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
@@ -243,7 +243,7 @@ def test_a_partition_that_changes_examples_says_whose_records_they_are(of_partit
         of_partition(rows)
 
 
-def test_copies_of_a_partition_of_ones_own_are_counted(of_partition):
+def test_copies_of_a_user_defined_partition_are_counted(of_partition):
     assert of_partition([[0, 1, 2], [0, 1, 3]]).sharing == (2, 2)
 
 

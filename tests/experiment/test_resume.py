@@ -265,7 +265,7 @@ def test_a_run_can_die_more_than_once(uninterrupted, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedadam", "local_only"])
-def test_what_clients_and_server_keep_is_resumed(tmp_path, name):
+def test_client_and_server_state_is_resumed(tmp_path, name):
     words = (*SMALL, "--run.rounds=4", "--run.checkpoint_every=2", "--privacy.unit=none")
     words = (*words, "--participation.sampler=cyclic", "--participation.cohort_size=2")
     words = (*words, f"--algorithm.name={name}", "--execution.clients_per_chunk=1")

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.xdist_group("resume"),
     pytest.mark.usefixtures("shared_programs", "no_pictures"),
 ]
-# What may be published is written beside, and looked at in `test_release`.
+# What may be published is written beside, and tested in `test_release`.
 SECRET = (*DRAWN, "--run.secret=true", "--run.release=private")
 ROOT = bytes.fromhex("9e3779b97f4a7c15")
 

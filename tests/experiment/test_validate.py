@@ -338,7 +338,7 @@ def test_data_that_are_not_finite_are_refused_before_training(
         execute(tmp_path / "run", *SMALL, *NOT_PRIVATE, "--data.check_finite=false")
 
 
-def test_every_held_out_example_of_a_client_is_looked_at(tmp_path, monkeypatch, no_training):
+def test_every_held_out_example_of_a_client_is_checked(tmp_path, monkeypatch, no_training):
     """Wherever in the training part the NaN is, the split may have set it aside."""
     real = datasets.load("digits")
     config = load_config(None, [*SMALL, *NOT_PRIVATE])

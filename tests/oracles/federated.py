@@ -137,7 +137,7 @@ def ae_dpfl(theta, clients, replay, rounds, train, public, learning_rate, batch_
         capacity = sampler.capacity(len(public), batch_size)
         for drawn in batches(sampler, key, asked, batch_size, steps, len(public), capacity):
             gradients = logistic.gradients(theta, public[drawn], labels[drawn])
-            # What nobody answered has gradient 0, and counts in the mean.
+            # An unanswered query has gradient 0, and counts in the mean.
             gradients[labels[drawn] < 0] = 0
             theta = theta - learning_rate * gradients.mean(axis=0)
     return theta, labels

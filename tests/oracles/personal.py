@@ -86,7 +86,7 @@ def share(mask):
 
 
 def sparse_mean(theta, sent, is_masked=True):
-    """The mean over those who keep a coordinate; that of before where nobody does."""
+    """The mean over those who keep a coordinate; that of before where none do."""
     if not sent:
         return theta, np.zeros(len(theta), bool)
     values, masks = (np.array(part) for part in zip(*sent, strict=True))

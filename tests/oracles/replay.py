@@ -16,7 +16,7 @@ def _draw(draw, state, key, step, size, batch_size, limit, capacity):
 
 
 def batches(sampler, key, size, batch, num_steps, limit, capacity):
-    """The rows of each local step of whoever trains with `key`."""
+    """The rows of each local step of the client that trains with `key`."""
     key = fold(key, Purpose.BATCH)
     batch = jnp.float32(batch) if sampler.varies else jnp.int32(batch)
     state, found = sampler.init(limit), []

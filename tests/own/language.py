@@ -1,4 +1,4 @@
-"""A language model and a table of somebody's own, as a configuration may name them."""
+"""A language model and a table of a user, as a configuration may name them."""
 
 import pathlib
 

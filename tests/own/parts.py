@@ -1,4 +1,4 @@
-"""Parts of somebody's own, one of each kind."""
+"""User-defined parts, one of each kind."""
 
 import jax
 import numpy as np

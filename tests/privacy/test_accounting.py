@@ -81,11 +81,11 @@ CASES = {
 @pytest.mark.parametrize("num", [5, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_random_settings_match_dp_accounting(name, num):
-    charged, told, relation = CASES[name]
+    charged, composed, relation = CASES[name]
     dpa_relation = REPLACE if relation == "replace_one" else ADD_REMOVE
     for q, z, count, dp_delta in random_settings(1, num):
         got = spent(charged(q, z), relation, count=count, dp_delta=dp_delta)
-        expected = independent(told(q, z), dpa_relation, count=count, dp_delta=dp_delta)
+        expected = independent(composed(q, z), dpa_relation, count=count, dp_delta=dp_delta)
         np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=f"{q} {z} {count} {dp_delta}")
 
 
@@ -102,8 +102,8 @@ def test_random_fixed_size_settings_match_dp_accounting(num):
             count=count,
             dp_delta=dp_delta,
         )
-        told = dpa.SampledWithoutReplacementDpEvent(n, m, gaussian(z / 2))
-        expected = independent(told, REPLACE, count=count, dp_delta=dp_delta)
+        composed = dpa.SampledWithoutReplacementDpEvent(n, m, gaussian(z / 2))
+        expected = independent(composed, REPLACE, count=count, dp_delta=dp_delta)
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
@@ -306,7 +306,7 @@ SAMPLED = {
 @telling
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("sampler", later(SAMPLED, but=["poisson", "truncated"], mark=telling))
-def test_whoever_follows_the_advice_of_a_refusal_is_not_refused(sampler, relation):
+def test_following_the_advice_of_a_refusal_is_accepted(sampler, relation):
     refused = 0
     for base, accountant in itertools.product(BASES, dp_accounting_adapter.ACCOUNTANTS):
         for event, _ in ev.flatten(SAMPLED[sampler](base)):
@@ -413,7 +413,7 @@ def test_a_restored_ledger_goes_on_as_if_never_saved():
 
 
 @pytest.mark.parametrize("words", [{"count": 0}, {"units": []}, {"units": [1], "count": [0]}])
-def test_what_nobody_ran_leaves_no_entry(words):
+def test_no_compositions_leave_no_entry(words):
     ledger = Ledger("record", num_units=2)
     ledger.charge(poisson(0.1, 1.0), **words)
     again = Ledger.from_json(ledger.to_json())
@@ -497,7 +497,7 @@ def test_budgets_are_asked_at_each_units_own_delta():
     assert not ledger.would_exceed(event, budget, deltas, units=[0], count=51)
 
 
-def test_a_question_about_few_units_looks_at_their_own_history():
+def test_a_question_about_few_units_reads_their_own_history():
     ledger = Ledger("record", num_units=4)
     ledger.charge(poisson(0.1, 1.0), units=[0, 2], count=[200, 50])
     ledger.charge(poisson(0.3, 2.0), units=[2, 3], count=[5, 7])

@@ -135,8 +135,8 @@ def test_gaussian_releases_never_cost_less_than_the_closed_form(accountant, cell
         got = stated(dpa.GaussianDpEvent(z), count, dp_delta, accountant)
         assert got >= exact, (z, count, dp_delta, got, exact)
         if accountant == "pld" and exact < 1e13:
-            # It cannot tell what lies below a tenth of the deviation of the loss, nor losses beyond
-            # 1e13 from infinite ones: there the answer is that of Rényi curves.
+            # Below a tenth of the deviation of the loss, and beyond losses of 1e13, the answer is
+            # that of Rényi curves.
             floor = mp.sqrt(count) / z / 10
             assert got <= max(exact, floor) * (1 + mp.mpf(1) / 1000), (z, count, dp_delta)
 
@@ -151,7 +151,7 @@ def test_one_sampled_step_never_costs_less_than_the_closed_form(accountant, cell
 
 @pytest.mark.parametrize("cells", WIDTHS)
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_many_sampled_steps_never_cost_less_than_what_a_test_can_tell(accountant, cells):
+def test_many_sampled_steps_never_cost_less_than_what_a_test_can_show(accountant, cells):
     for q, z, count, dp_delta in cells["many"]:
         got = stated(poisson(q, z), count, dp_delta, accountant)
         if np.isfinite(got):
@@ -160,7 +160,7 @@ def test_many_sampled_steps_never_cost_less_than_what_a_test_can_tell(accountant
 
 @telling
 def test_steps_that_cost_little_are_not_free():
-    # Losses of 1e-17 a step were read as none. A test of the sum tells as much as this at least.
+    # Losses of 1e-17 a step were read as none. A test of the sum shows at least this much.
     for q, z, count, exact in [(0.01, 851_460.0, 10**6, 1e-5), (1e-9, 0.8, 10**12, 3e-3)]:
         assert composed_delta(q, z, count, mp.mpf(exact)) > 1e-6
         for accountant in ("rdp", "pld", "rdp-classic-64"):
@@ -205,11 +205,13 @@ def test_two_sampled_steps_cost_what_the_integral_says(q, z, dp_delta):
 def test_composition_is_within_a_thousandth_of_a_ten_times_finer_lattice(relation):
     # The main job's client of 120 records, and one like it under the other relation.
     q, z, count, dp_delta = 32 / 120, 3.7, 150, 1e-5
-    told = {
+    adjacency = {
         "add_remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
         "replace_one": dpa.NeighboringRelation.REPLACE_ONE,
     }[relation]
-    fine = dpa_pld.PLDAccountant(told, 1e-5).compose(poisson(q, z), count).get_epsilon(dp_delta)
+    fine = (
+        dpa_pld.PLDAccountant(adjacency, 1e-5).compose(poisson(q, z), count).get_epsilon(dp_delta)
+    )
     got = stated(poisson(q, z), count, dp_delta, "pld", relation)
     # The finer lattice rounds up as well, by a hundredth of what this one may.
     assert fine * (1 - 1e-5) <= got <= fine * (1 + 1e-3)
@@ -229,7 +231,7 @@ def test_what_is_asked_both_ways_agrees():
             assert got == pytest.approx(dp_delta, rel=0.02 if accountant == "pld" else 1e-6)
 
 
-def test_the_accountant_that_gave_an_answer_is_told():
+def test_the_accountant_that_gave_an_answer_is_reported():
     ledger = Ledger(num_units=2)
     ledger.charge(poisson(0.01, 1.0), units=[0], count=1000)
     # So small a rate has losses that differ by nine orders: no lattice holds them all.

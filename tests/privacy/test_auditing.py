@@ -18,7 +18,7 @@ MOST_WRONG = stats.binom.ppf(0.99, REPETITIONS, 1 - CONFIDENCE)
 
 
 def randomized_response(rng, epsilon, size):
-    """Bits of members and of others, each told truthfully with probability e^ε / (1 + e^ε)."""
+    """Bits of members and of others, each reported truthfully with probability e^ε / (1 + e^ε)."""
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))
     return (rng.uniform(size=size) < truth) * 1.0, (rng.uniform(size=size) > truth) * 1.0
 

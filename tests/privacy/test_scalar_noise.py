@@ -415,7 +415,7 @@ def test_the_stated_deviation_of_the_staircase_is_that_of_its_steps(epsilon):
 
 @pytest.mark.parametrize(("epsilon", "smallest"), [(12.0, 1 / 13), (100.0, 1 / 16)])
 def test_a_search_for_staircase_noise_stays_within_what_can_be_drawn(epsilon, smallest):
-    """It looks far below the multiplier that it ends with."""
+    """The search probes far below the multiplier that it ends with."""
     setting = Setting(
         participants.participation(sampling.full_participation(), 4),
         jax.ShapeDtypeStruct((), jnp.float32),

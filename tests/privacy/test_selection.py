@@ -208,7 +208,7 @@ def test_sums_of_whole_scores_fit_into_their_integers(limit):
 
 
 def test_a_choice_among_whole_numbers_sees_what_float32_would_lose():
-    """Two totals that float32 cannot tell apart, at a budget at which they differ."""
+    """Two totals that are equal in float32, at a budget at which they differ."""
     scores = jnp.int32([2**30, 2**30 + 40, -5])
     offered = jnp.array([True, True, False])
     select = partial(selection.select, is_offered=offered)

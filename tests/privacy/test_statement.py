@@ -80,7 +80,7 @@ def test_sampler_mechanism_and_noise_are_read_off_what_ran(ledger):
     assert data["samplers"] == ["fixed-size sampling without replacement"]
 
 
-def test_noise_is_told_in_the_measure_of_its_mechanism():
+def test_noise_is_reported_in_the_measure_of_its_mechanism():
     """A multiplier of 1 is 1/ε of an entry, a scale, or a standard deviation."""
     epsilon, entry_delta = 0.8, 1e-6
     staircase = StaircaseDpEvent(1 / epsilon, 3)
@@ -212,7 +212,7 @@ def test_what_is_not_covered_comes_before_any_claim():
     assert "not_covered" not in st.statement(ledger, 1e-5)
 
 
-def test_units_that_chose_their_own_delta_are_told_apart():
+def test_units_that_chose_their_own_delta_are_listed():
     ledger = Ledger("record", num_units=2)
     ledger.charge(poisson(0.1, 1.5), count=100)
     account = dpa_rdp.RdpAccountant().compose(poisson(0.1, 1.5), 100)
@@ -325,7 +325,7 @@ def test_what_floating_point_noise_leaves_open_is_said_where_noise_was_continuou
         ("record", "which cover them", "no ε covers them"),
     ],
 )
-def test_what_clients_keep_is_told(unit, said, unsaid):
+def test_client_state_is_stated(unit, said, unsaid):
     ledger = Ledger(unit)
     ledger.charge(dpa.GaussianDpEvent(1.0))
     plain = st.statement(ledger, 1e-5)

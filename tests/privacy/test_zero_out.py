@@ -118,7 +118,7 @@ def divergence(values, others, rate, capacity, stddev, epsilon):
 @pytest.mark.parametrize("capacity", [2, 5])
 @pytest.mark.parametrize("others", [(-1, -1, -1, -1), (1, 1, 1, 1), (-1, 1, -1, 1), (0, 0, 0, 0)])
 def test_the_exact_divergence_of_a_zeroed_unit_is_covered_truncated_or_not(capacity, others):
-    """Whoever is zeroed out still takes a place in a draw that is cut."""
+    """A unit that is zeroed out still takes a place in a draw that is cut."""
     rate, stddev = 0.3, 1.1
     event = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(stddev))
     if capacity < 5:

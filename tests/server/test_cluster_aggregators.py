@@ -176,7 +176,7 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn(seed):
     np.testing.assert_allclose(found.inertia, inertia_of(points, labels), rtol=1e-4)
     theirs = KMeans(4, n_init=20, random_state=seed).fit(points).inertia_
     assert inertia_of(points, labels) <= 1.02 * theirs
-    # A fixed point of Lloyd's iteration: nobody is nearer to another centre.
+    # A fixed point of Lloyd's iteration: no point is nearer to another centre.
     centres = np.array([points[labels == c].mean(axis=0) for c in range(4)])
     nearest = ((points[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
     np.testing.assert_array_equal(nearest, labels)
@@ -196,7 +196,7 @@ def test_kmeans_sees_real_points_only_and_survives_too_few():
 
 
 @telling
-def test_means_per_cluster_leave_out_whoever_has_no_weight():
+def test_means_per_cluster_leave_out_clients_without_weight():
     deltas, models = updates(4), np.arange(21) % 3
     weight = np.where(np.arange(21) % 4 == 0, 0.0, 1.0 + np.arange(21))
     contributes = np.arange(21) != 5

@@ -228,7 +228,7 @@ def test_who_has_no_examples_does_not_vote():
     assert float(aggregate.mask[0]) == 1 and float(info["agreement"]) == 1
 
 
-def test_ties_and_what_nobody_moved_are_frozen():
+def test_ties_and_unmoved_coordinates_are_frozen():
     aggregate, _ = aggregated([[1.0, 0.0], [-3.0, 0.0]])
     np.testing.assert_array_equal(aggregate.mask, 0.0)
 
@@ -369,7 +369,7 @@ def test_updates_that_are_shortened_beside_their_votes_are_counted():
 
 @telling
 def test_noise_on_an_agreement_is_what_the_docstring_says():
-    """z √p / (share · N), read off the votes of nobody."""
+    """z √p / (share · N), read off the votes of no clients."""
     multiplier, share, expected, size = 0.01, 0.5, 4.0, 40_000
     aggregator = private_mask(multiplier, share, expected=expected)
     aggregate, _ = combined(aggregator, jnp.zeros((1, size)))

@@ -57,7 +57,7 @@ def test_scaled_sum_divides_by_its_constant():
 
 
 @pytest.mark.parametrize("make", [weighted_mean, uniform_mean])
-def test_the_mean_of_nobody_is_zero(make):
+def test_the_mean_of_no_clients_is_zero(make):
     aggregator = make()
     state = aggregator.init(None)
     one = aggregator.contribute(state, {}, {"w": jnp.ones(3)}, sent_by(weight=2))
@@ -67,7 +67,7 @@ def test_the_mean_of_nobody_is_zero(make):
 
 @pytest.mark.parametrize("is_weighted", [True, False])
 def test_mean_per_model(is_weighted):
-    """Model 2 is chosen by nobody and stays where it is."""
+    """Model 2 is chosen by no client and stays where it is."""
     choices = np.array([0, 1, 0, 1])
     updates = [ModelChoice(jnp.int32(c), r) for c, r in zip(choices, rows(), strict=True)]
     result, info = aggregate(mean_per_model(3, is_weighted=is_weighted), updates)

@@ -73,8 +73,8 @@ def test_streamed_weights_are_shares_by_name():
     _, aggregate, info = aggregator.combine((), {}, total, closed())
     np.testing.assert_allclose(aggregate["w"], 4.0)
     np.testing.assert_allclose(info["weights"], [0.75, 0, 0, 0.25])
-    nobody = jax.tree.map(jnp.zeros_like, total)
-    _, aggregate, info = aggregator.combine((), {}, nobody, closed())
+    empty = jax.tree.map(jnp.zeros_like, total)
+    _, aggregate, info = aggregator.combine((), {}, empty, closed())
     assert not np.any(aggregate["w"]) and not np.any(info["weights"])
 
 
@@ -158,7 +158,7 @@ def test_estimates_of_every_second_round():
     assert [bool(s[2]["rpca_iterations"] > 0) for s in seen] == [True, False, True, False]
 
 
-def test_nobody_and_clients_without_examples_change_nothing():
+def test_empty_slots_and_clients_without_examples_change_nothing():
     aggregator = aware()
     start = aggregator.init(None)
     for clients, weights in (((), ()), ((2, 4), (0.0, 0.0))):

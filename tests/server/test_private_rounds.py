@@ -130,7 +130,7 @@ def _filled_mean(clip_norm, multiplier, cohort, *, shares, bits=20):
 @telling
 @pytest.mark.parametrize("count", later([0, 1, 3, 7, 20, 21, 30], but=[0, 21]))
 def test_filled_noise_has_one_law_whatever_the_cohort(count):
-    """One share each and the server what is missing: also of nobody, also of more than shares."""
+    """One share each, the server the missing ones: also of no clients, or more than shares."""
     aggregator, plan = _filled_mean(1.0, 2.0, 5.0, shares=20)
 
     @jax.jit

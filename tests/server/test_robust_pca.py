@@ -182,7 +182,7 @@ def test_blocks_read_neighbouring_parameters_across_leaves():
 
 
 @telling
-def test_more_parameters_tell_more():
+def test_more_parameters_lower_the_error():
     """Precision grows with p', as in the paper's figure 3.7."""
     updates, variance = noisy_updates()
     optimum = noise_aware.inverse(variance)

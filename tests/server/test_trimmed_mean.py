@@ -40,14 +40,14 @@ def test_a_share_that_is_whole_in_decimals_is_trimmed_whole(share, count, trimme
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_share_of_one_half_or_more_leaves_somebody(count):
+def test_a_share_of_one_half_or_more_leaves_the_median(count):
     """Traced numbers cannot be refused: the result is then the median's own."""
     updates = np.arange(count, dtype=np.float32)[:, None]
     found, _ = combined(updates, np.ones(count, bool), 0.9)
     np.testing.assert_allclose(found, [np.median(updates)])
 
 
-def test_nobody_has_a_mean_of_zero():
+def test_the_mean_of_no_clients_is_zero():
     found, trimmed = combined(np.ones((4, 2), np.float32), np.zeros(4, bool), 0.25)
     np.testing.assert_array_equal(found, 0.0)
     assert trimmed == 0
