@@ -31,21 +31,14 @@ SMALL = ("--data.num_clients=3", "--run.rounds=2")
 # two checkpoints and one that is not: all that a resumed run could draw differently.
 ROUNDS, EVERY = 8, 3
 DRAWN = (
-    SMALL[0],
-    f"--run.rounds={ROUNDS}",
-    f"--run.checkpoint_every={EVERY}",
-    "--run.evaluate_every=2",
-    "--privacy.unit=both",
-    "--algorithm.name=dp_fedavg",
-    "--participation.sampler=poisson",
-    "--participation.cohort_size=2",
-    "--execution.clients_per_chunk=1",
-    "--execution.devices=1",
+    *(SMALL[0], f"--run.rounds={ROUNDS}", f"--run.checkpoint_every={EVERY}"),
+    *("--run.evaluate_every=2", "--privacy.unit=both", "--algorithm.name=dp_fedavg"),
+    *("--participation.sampler=poisson", "--participation.cohort_size=2"),
+    *("--execution.clients_per_chunk=1", "--execution.devices=1"),
 )
 NOT_PRIVATE = ("--privacy.unit=none", "--algorithm.name=fedavg")
 
 ENTRY = "from fedjax_dp.cli.main import main; main()"
-
 
 _assembled: dict[str, Experiment] = {}
 

@@ -184,12 +184,7 @@ def test_every_algorithm_is_public_by_its_name():
 def test_what_a_study_needs_is_reached_from_the_front_door():
     """Ledger, calibration, samplers; audits and experiments by their packages."""
     for name in (
-        "Ledger",
-        "PrivacyAccounting",
-        "calibrate",
-        "federation",
-        "simulation",
-        "as_metrics",
+        *("Ledger", "PrivacyAccounting", "calibrate", "federation", "simulation", "as_metrics"),
     ):
         assert name in fedjax_dp.__all__, name
     samplers = {

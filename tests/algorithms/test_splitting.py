@@ -296,7 +296,6 @@ def ragged():
 PAIRS = ragged()
 QUADRATICS = Quadratics.of_rows(PAIRS)
 
-
 NO_METRICS = TrainingMetrics(*[jnp.float32(0)] * 6)
 
 

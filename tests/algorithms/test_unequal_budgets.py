@@ -17,13 +17,9 @@ from fedjax_dp.privacy.accounting import budgets
 METHODS = ("record_dp_fedavg", "minimum_epsilon", "weiavg", "pfa", "robust_hdp", "noise_oracle")
 ROUNDS, DELTA = 2, 1e-4
 DIGITS = (
-    "--data.partition=iid",
-    "--data.num_clients=20",
-    f"--run.rounds={ROUNDS}",
-    f"--privacy.record.dp_delta={DELTA}",
-    "--privacy.record.epsilon=Dist2",
-    "--training.batch_size=heterogeneous",
-    "--training.learning_rate=0.05",
+    *("--data.partition=iid", "--data.num_clients=20", f"--run.rounds={ROUNDS}"),
+    *(f"--privacy.record.dp_delta={DELTA}", "--privacy.record.epsilon=Dist2"),
+    *("--training.batch_size=heterogeneous", "--training.learning_rate=0.05"),
 )
 EPSILON = budgets.published_budgets("Dist2", 20)
 
@@ -212,16 +208,10 @@ def test_named_lists_stay_names_in_a_run_folder():
 # On real data: the paper's network, budgets and batch sizes; one round of the run of 200.
 
 PAPER = (
-    "--data.name=mnist",
-    "--data.partition=iid",
-    "--data.num_clients=20",
-    "--model.name=thesis_cnn",
-    "--run.rounds=200",
-    "--privacy.record.epsilon=Dist2",
-    "--privacy.record.dp_delta=1e-4",
-    "--privacy.record.clip_norm=3",
-    "--privacy.accountant=rdp-classic-64",
-    "--training.batch_size=heterogeneous",
+    *("--data.name=mnist", "--data.partition=iid", "--data.num_clients=20"),
+    *("--model.name=thesis_cnn", "--run.rounds=200", "--privacy.record.epsilon=Dist2"),
+    *("--privacy.record.dp_delta=1e-4", "--privacy.record.clip_norm=3"),
+    *("--privacy.accountant=rdp-classic-64", "--training.batch_size=heterogeneous"),
     "--algorithm.name=robust_hdp",
 )
 # That of the experiments.

@@ -65,17 +65,10 @@ def test_what_was_found_is_printed_and_decides_over_the_status(monkeypatch, meas
 @pytest.mark.slow
 def test_half_the_noise_on_mislabelled_records_ends_with_status_1():
     words = (
-        "--records=mislabelled",
-        "--canaries=1",
-        "--runs=400",
-        "--rounds=3",
-        "--training.sampler=full_batch",
-        "--training.learning_rate=0.2",
-        "--privacy.record.noise_multiplier=2.0",
-        "--privacy.record.clip_norm=0.3",
-        "--privacy.accountant=pld",
-        "--no-membership",
-        "--json",
+        *("--records=mislabelled", "--canaries=1", "--runs=400", "--rounds=3"),
+        *("--training.sampler=full_batch", "--training.learning_rate=0.2"),
+        *("--privacy.record.noise_multiplier=2.0", "--privacy.record.clip_norm=0.3"),
+        *("--privacy.accountant=pld", "--no-membership", "--json"),
     )
     result = invoke(*words, "--noise-share=0.5")
     report = json.loads(result.stdout)

@@ -68,11 +68,8 @@ def rows_of(table):
 @pytest.mark.parametrize(
     "part",
     [
-        "algorithm.name=fedprox",
-        "algorithm.aggregator=trimmed_mean",
-        "model.name=mlp",
-        "data.name=digits",
-        "data.partition=shards",
+        *("algorithm.name=fedprox", "algorithm.aggregator=trimmed_mean", "model.name=mlp"),
+        *("data.name=digits", "data.partition=shards"),
     ],
 )
 def test_keys_of_a_part_lists_its_options(fedjax_dp, part):

@@ -34,7 +34,6 @@ LAYOUTS = {
     "chunks of 8": ExecutionConfig(clients_per_chunk=8, placement="device", rounds_per_call=5),
 }
 
-
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
 
 

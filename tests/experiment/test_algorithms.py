@@ -28,18 +28,9 @@ NEEDED = {
 }
 # Only what a client would use itself can be evaluated: there is no model of the whole.
 WITHOUT_SERVER_MODEL = (
-    "f_cdpfl",
-    "fedper",
-    "fedrep",
-    "ifca",
-    "jump_start",
-    "km_cdpfl",
-    "local_only",
-    "o_dpcfl",
-    "r_dpcfl",
-    "rc_dpfl",
+    *("f_cdpfl", "fedper", "fedrep", "ifca", "jump_start", "km_cdpfl", "local_only", "o_dpcfl"),
+    *("r_dpcfl", "rc_dpfl"),
 )
-
 
 # The server has a model, and clients use others.
 WITH_BOTH_MODELS = ("ditto", "fed_ltn", "lottery_fl", "mr_mtl")

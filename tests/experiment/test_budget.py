@@ -15,7 +15,6 @@ from fedjax_dp.experiment.reading.config_files import load_config
 SEQUENTIAL = "--execution.clients_per_chunk=1"
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", SEQUENTIAL)
 
-
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
@@ -137,13 +136,9 @@ def test_both_units_are_protected_and_accounted_at_once(tmp_path):
     """Poisson cohorts amplify for clients, and never for records."""
     folder = tmp_path / "run"
     words = (
-        "--run.rounds=4",
-        "--privacy.unit=both",
-        "--algorithm.name=dp_sgd",
-        "--participation.sampler=poisson",
-        "--participation.cohort_size=1.5",
-        "--privacy.record.epsilon=6",
-        "--privacy.client.epsilon=3",
+        *("--run.rounds=4", "--privacy.unit=both", "--algorithm.name=dp_sgd"),
+        *("--participation.sampler=poisson", "--participation.cohort_size=1.5"),
+        *("--privacy.record.epsilon=6", "--privacy.client.epsilon=3"),
         "--privacy.client.dp_delta=1e-4",
     )
     _, sizes, text = ran(folder, *words)

@@ -22,7 +22,6 @@ CLUSTERS = (
 )
 R_DPCFL = ("--algorithm.name=r_dpcfl", "--algorithm.options.num_selections=1")
 
-
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 

@@ -58,14 +58,9 @@ NUMBERS = (
 def heart(folder, *words):
     """Four hospitals of a few patients each; a run of seconds."""
     return (
-        "--data.name=heart_disease",
-        f"--data.data_dir={folder}",
-        "--data.options.scaling=range",
-        "--data.partition=natural",
-        "--run.rounds=1",
-        "--execution.clients_per_chunk=1",
-        "--execution.devices=1",
-        *words,
+        *("--data.name=heart_disease", f"--data.data_dir={folder}"),
+        *("--data.options.scaling=range", "--data.partition=natural", "--run.rounds=1"),
+        *("--execution.clients_per_chunk=1", "--execution.devices=1", *words),
     )
 
 

@@ -190,11 +190,8 @@ def test_a_public_divisor_far_from_the_cohort_is_pointed_out(divisor, is_reporte
 
 def test_a_run_that_ends_within_its_first_stage_is_reported():
     words = (
-        *SMALL,
-        *NOT_PRIVATE,
-        "--algorithm.name=jump_start",
-        "--algorithm.options.jump_rounds=5",
-        "--data.client_validation_share=0.2",
+        *(*SMALL, *NOT_PRIVATE, "--algorithm.name=jump_start"),
+        *("--algorithm.options.jump_rounds=5", "--data.client_validation_share=0.2"),
     )
     algorithm = assemble(load_config(None, words)).simulation.algorithm
     assert "run.rounds is 4, and the next stage of jump_start begins after round 5" in (

@@ -155,11 +155,8 @@ def test_plots_are_pictures(folder):
 
     names = {path.name for path in (folder / "plots").iterdir()}
     assert names == {
-        "accuracy_epsilon.png",
-        "accuracy_megabytes.png",
-        "client_accuracy.png",
-        "partition.png",
-        "update_norms.png",
+        *("accuracy_epsilon.png", "accuracy_megabytes.png", "client_accuracy.png"),
+        *("partition.png", "update_norms.png"),
     }
     for name in names:
         width, height = png_size(folder / "plots" / name)

@@ -23,12 +23,8 @@ PARTICIPATION = [
     config.MinSeparatedCohort(cohort_size=1.0, separation=2),
 ]
 MECHANISMS = [
-    config.GaussianLevel,
-    config.LaplaceLevel,
-    config.StaircaseLevel,
-    config.BoundedLaplaceLevel,
-    config.DiscreteGaussianLevel,
-    config.CentralDiscreteLevel,
+    *(config.GaussianLevel, config.LaplaceLevel, config.StaircaseLevel),
+    *(config.BoundedLaplaceLevel, config.DiscreteGaussianLevel, config.CentralDiscreteLevel),
     config.CorrelatedGaussianLevel,
 ]
 BATCHES = ["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "full_batch"]

@@ -30,11 +30,7 @@ pytestmark = [
 
 # All that a folder for publication may hold: files, and the keys of those that have some.
 MAY_BE_PUBLISHED = {
-    "config.toml",
-    "environment.json",
-    "model.safetensors",
-    "privacy.json",
-    "privacy.md",
+    *("config.toml", "environment.json", "model.safetensors", "privacy.json", "privacy.md"),
     "summary.json",
 }
 OPEN_KEYS = (

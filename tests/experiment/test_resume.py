@@ -88,7 +88,6 @@ finalize = atomicity.AtomicRenameTemporaryPath.finalize
 atomicity.AtomicRenameTemporaryPath.finalize = killed
 """
 
-
 # The process kills itself some moments after it begins to write its second checkpoint.
 _DYING = """
 import os, signal, threading

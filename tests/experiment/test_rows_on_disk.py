@@ -26,16 +26,10 @@ pytestmark = [
     pytest.mark.usefixtures("shared_programs", "no_pictures"),
 ]
 WORDS = (
-    *SMALL,
-    "--algorithm.name=ditto",
-    "--privacy.unit=none",
-    "--run.rounds=8",
-    f"--run.checkpoint_every={EVERY}",
-    "--run.evaluate_every=2",
-    "--participation.sampler=poisson",
-    "--participation.cohort_size=2",
-    "--execution.clients_per_chunk=1",
-    "--execution.devices=1",
+    *(*SMALL, "--algorithm.name=ditto", "--privacy.unit=none", "--run.rounds=8"),
+    *(f"--run.checkpoint_every={EVERY}", "--run.evaluate_every=2"),
+    *("--participation.sampler=poisson", "--participation.cohort_size=2"),
+    *("--execution.clients_per_chunk=1", "--execution.devices=1"),
 )
 DISK = (*WORDS, "--execution.placement=disk")
 

@@ -143,16 +143,10 @@ def test_a_second_root_never_takes_the_place_of_the_first(finished):
 def noise_of(multiplier, *words):
     """The noise alone that one round of clients who learn nothing adds, by one program."""
     words = (
-        *SMALL,
-        "--run.rounds=1",
-        "--privacy.unit=client",
-        "--algorithm.name=dp_fedavg",
-        "--training.learning_rate=0",
-        "--privacy.client.epsilon=none",
-        "--privacy.client.noise_multiplier=1",
-        "--execution.clients_per_chunk=1",
-        "--execution.devices=1",
-        *words,
+        *(*SMALL, "--run.rounds=1", "--privacy.unit=client", "--algorithm.name=dp_fedavg"),
+        *("--training.learning_rate=0", "--privacy.client.epsilon=none"),
+        *("--privacy.client.noise_multiplier=1", "--execution.clients_per_chunk=1"),
+        *("--execution.devices=1", *words),
     )
     experiment = assemble_once(load_config(None, words))
     root = new_root(experiment.config.run)

@@ -303,12 +303,9 @@ NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none
         ),
         (
             (
-                *DP_FEDAVG,
-                "--participation.sampler=poisson",
-                "--participation.cohort_size=1",
-                "--participation.capacity=2",
-                "--privacy.client.noise_multiplier=1.0",
-                "--privacy.client.epsilon=none",
+                *(*DP_FEDAVG, "--participation.sampler=poisson"),
+                *("--participation.cohort_size=1", "--participation.capacity=2"),
+                *("--privacy.client.noise_multiplier=1.0", "--privacy.client.epsilon=none"),
             ),
             ("Truncated", "'rdp'", "accountant 'pld'"),
         ),

@@ -24,13 +24,9 @@ AUTHORS = {
 }
 BATCHES = [8.0, 16.0] * 10
 DIGITS = (
-    "--data.partition=iid",
-    "--data.num_clients=20",
-    "--run.rounds=2",
-    f"--training.batch_size={BATCHES}",
-    "--training.learning_rate=0.05",
-    "--privacy.record.epsilon=Dist6",
-    "--privacy.record.dp_delta=1e-4",
+    *("--data.partition=iid", "--data.num_clients=20", "--run.rounds=2"),
+    *(f"--training.batch_size={BATCHES}", "--training.learning_rate=0.05"),
+    *("--privacy.record.epsilon=Dist6", "--privacy.record.dp_delta=1e-4"),
 )
 
 

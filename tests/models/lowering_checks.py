@@ -5,13 +5,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 REPLACED = {
-    "conv_general_dilated",
-    "reduce_window",
-    "reduce_window_max",
-    "reduce_window_min",
-    "reduce_window_sum",
-    "select_and_gather_add",
-    "select_and_scatter_add",
+    *("conv_general_dilated", "reduce_window", "reduce_window_max", "reduce_window_min"),
+    *("reduce_window_sum", "select_and_gather_add", "select_and_scatter_add"),
 }
 
 

@@ -26,7 +26,6 @@ from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpa.NeighboringRelation.REPLACE_ONE
 
-
 gaussian, laplace, zcdp = dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.ZCDpEvent
 sampled, truncated = dpa.PoissonSampledDpEvent, dpa.TruncatedSubsampledGaussianDpEvent
 

@@ -16,7 +16,6 @@ from fedjax_dp.privacy.mechanisms import clipping
 
 MAKERS = {"gaussian": mechanisms.gaussian, "laplace": mechanisms.laplace}
 
-
 NOISED = [
     (name, relation, max_weight)
     for name in MAKERS
