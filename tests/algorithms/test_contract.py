@@ -137,11 +137,6 @@ def test_shuffled_epochs_are_refused_behind_a_private_gradient():
         dp_sgd_trainer(make_model(), config, sampler=sampling.shuffled())
 
 
-def test_shuffled_cohorts_are_refused():
-    with pytest.raises(ValueError, match="sampler must draw clients independently"):
-        participants.participation(sampling.shuffled(), 10, 5)
-
-
 def test_truncated_cohorts_are_refused_behind_noise_without_an_analysis():
     from fedjax_dp.server import laplace_mean
 

@@ -361,13 +361,6 @@ def test_without_noise_the_mask_is_that_of_the_votes():
 
 
 @telling
-def test_updates_that_are_shortened_beside_their_votes_are_counted():
-    updates = jnp.stack([10 * jnp.ones(9), 0.01 * jnp.ones(9), jnp.ones(9)])
-    _, info = combined(private_mask(), updates)
-    assert info["num_clipped"] == 2
-
-
-@telling
 def test_noise_on_an_agreement_is_what_the_docstring_says():
     """z √p / (share · N), read off the votes of no clients."""
     multiplier, share, expected, size = 0.01, 0.5, 4.0, 40_000
