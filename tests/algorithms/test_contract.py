@@ -182,7 +182,7 @@ def test_empty_cohort_takes_its_step(name):
 
 
 def _noise_that_is_masked(hand):
-    """What a round without anybody leaves of the model: noise, masked by noised votes."""
+    """What a round without clients leaves of the model: noise, masked by noised votes."""
     run = hand.ref.case.run_of(hand.ref.initial, hand.ref.key)
     run.replay.theta_shapes, run.replay.cohort = 2 * run.replay.theta_shapes, lambda r: []
     start = params_of(hand.ref.initial)

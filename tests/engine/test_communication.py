@@ -459,7 +459,7 @@ def test_an_accelerated_federation_sends_what_it_sent_before():
 
 
 def test_a_mean_that_all_clients_get_is_not_sent_twice():
-    """Points that move when the round is over: p and whether anybody came, to all."""
+    """Points that move when the round is over: p and whether any client came, to all."""
     model = make_model()
     algorithm = algorithms.splitting(
         model, plain_trainer(model), client_map="gradient", form="centralised"

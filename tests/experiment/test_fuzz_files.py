@@ -676,11 +676,11 @@ def test_the_command_ends_in_words_and_status_2(tmp_path, monkeypatch, capsys, n
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", later(READERS, but=["mnist", "tiny-imagenet-200"], mark=telling))
+@pytest.mark.parametrize("name", later(READERS, but=["mnist", "adult", "store"], mark=telling))
 def test_damaged_files_are_refused_by_name_or_read_as_what_they_were(tmp_path, name):
     found = [
         (f"{h.path.name}, {h.what}: {outcome}", outcome) for h, outcome in harmed(name, tmp_path)
     ]
     wrong = [text for text, outcome in found if outcome.startswith("WRONG")]
     assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
-    assert sum(outcome == "refused" for _, outcome in found) > 20
+    assert sum(outcome == "refused" for _, outcome in found) >= 20

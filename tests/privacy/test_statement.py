@@ -1,4 +1,4 @@
-"""The statement says what the ledger holds, in a form that anybody can recompute."""
+"""The statement says what the ledger holds, in a form that readers can recompute."""
 
 import json
 import re
