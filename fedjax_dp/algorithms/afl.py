@@ -60,5 +60,4 @@ def afl(
         output = algorithm.client(message, own, client, hyper, key)
         return output._replace(update=UpdateWithLoss(output.update, loss))
 
-    numbers = algorithm.numbers._replace(num_clients=num_clients)
-    return algorithm._replace(client=client, numbers=numbers)
+    return algorithm._replace(client=client).for_clients(num_clients)

@@ -421,6 +421,11 @@ class FederatedAlgorithm(NamedTuple):
             aggregator=self.aggregator._replace(numbers=hyper.aggregator),
         )
 
+    def for_clients(self, num_clients: int, name: str | None = None) -> "FederatedAlgorithm":
+        """Restricts an algorithm to a population of `num_clients`, under a new name if given."""
+        numbers = self.numbers._replace(num_clients=num_clients)
+        return self._replace(name=name or self.name, numbers=numbers)
+
     def with_numbers(
         self,
         values: Mapping[str, Any],

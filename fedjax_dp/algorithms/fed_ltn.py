@@ -90,11 +90,7 @@ def needs_of_tickets(options: Mapping[str, Any]) -> Needs:
 
 
 class Message(NamedTuple):
-    """The shared part of the model under the client's mask, and what tickets are rewound to.
-
-    `start` is the initial model, which the client received first; None where tickets are not
-    rewound to it.
-    """
+    """The shared model under the client's mask, and the initial one, to rewind to, or None."""
 
     ticket: Sparse
     start: PyTree
@@ -122,11 +118,7 @@ class Own(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """The end of a client's update: parameters, 0 where pruned, and which weights are left.
-
-    `accuracy` is that on validation data by which it was decided to prune; `metrics` are those of
-    both trainings.
-    """
+    """The end of a client's update; `accuracy` is the one that decided whether to prune."""
 
     params: PyTree
     mask: PyTree

@@ -47,14 +47,7 @@ class ServerState(NamedTuple):
 
 
 class Jumping(NamedTuple):
-    """The state of a client.
-
-    Attributes:
-      inner: its state in FedLTN.
-      params: its model of the first stage.
-      accuracy: of this model on its validation data; below 0 before it has trained.
-      has_jumped: whether it has taken over the shared ticket, bool; if not, its mask is its own.
-    """
+    """A client's state in FedLTN, and its model of the first stage; accuracy −1 at first."""
 
     inner: Own
     params: PyTree

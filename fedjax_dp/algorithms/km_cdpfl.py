@@ -33,14 +33,7 @@ class ServerState(NamedTuple):
 
 
 class RoundOfClusters(NamedTuple):
-    """The result of a round's clustering.
-
-    Attributes:
-      delta: mean update of each new cluster, `[models, ...]`.
-      origin: the share of a new cluster's clients that trained each model, `[models, models]`; 0
-        for empty clusters.
-      clusters: the new cluster of each client, `[clients]`, int32; -1 for absent ones.
-    """
+    """New clusters: mean updates, shares of old models, and clients' clusters, -1 if absent."""
 
     delta: PyTree
     origin: jax.Array

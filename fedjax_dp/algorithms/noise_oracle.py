@@ -45,5 +45,4 @@ def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> 
 
     aggregator = weighted_by_client(num_clients)
     algorithm = dp_sgd(model, trainer, weight_of=weight_of, aggregator=aggregator)
-    numbers = algorithm.numbers._replace(num_clients=num_clients)
-    return algorithm._replace(name="noise_oracle", numbers=numbers)
+    return algorithm.for_clients(num_clients, "noise_oracle")

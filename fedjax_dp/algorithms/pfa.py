@@ -72,8 +72,7 @@ def pfa(
         weight_of=lambda client, config: epsilon[client.index],
         aggregator=aggregator,
     )
-    numbers = algorithm.numbers._replace(num_clients=num_clients)
-    return algorithm._replace(name="pfa", numbers=numbers)
+    return algorithm.for_clients(num_clients, "pfa")
 
 
 @checked

@@ -42,5 +42,4 @@ def record_dp_fedavg(
 
     aggregator = weighted_by_client(num_clients)
     algorithm = dp_sgd(model, trainer, weight_of=weight_of, aggregator=aggregator)
-    numbers = algorithm.numbers._replace(num_clients=num_clients)
-    return algorithm._replace(name="record_dp_fedavg", numbers=numbers)
+    return algorithm.for_clients(num_clients, "record_dp_fedavg")

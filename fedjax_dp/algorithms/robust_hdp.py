@@ -74,5 +74,4 @@ def robust_hdp(
     algorithm = dp_sgd(
         model, trainer, weight_of=lambda client, config: jnp.float32(1), aggregator=aggregator
     )
-    numbers = algorithm.numbers._replace(num_clients=num_clients)
-    return algorithm._replace(name="robust_hdp", numbers=numbers)
+    return algorithm.for_clients(num_clients, "robust_hdp")

@@ -95,14 +95,9 @@ class Closing(NamedTuple):
 
 @flax.struct.dataclass
 class Own:
-    """The client's own part of its point in the decentralised form.
+    """A client's point without z̄, and the share of z̄, in the decentralised form; float32."""
 
-    Attributes:
-      part: (1 − γ) u + γ (1 − β) z of the client's last participation, to which the newest γ β z̄
-        is added when it next participates; θ0 before its first, float32.
-      share: γ β of that participation, the share of z̄ in the point, float32.
-    """
-
+    # (1 − γ) u + γ (1 − β) z and γ β of the last participation; θ0 and 0 before the first.
     part: PyTree
     share: jax.Array
 
@@ -117,13 +112,7 @@ class Held:
 
 @flax.struct.dataclass
 class OwnState:
-    """The state of one client.
-
-    Attributes:
-      of_point: what its point u is computed from, by the form.
-      has_joined: whether it has participated with data, bool.
-      quadratic: the client's loss; None where the proximal step is not exact.
-    """
+    """The state of one client; `quadratic` is its loss where proximal steps are exact."""
 
     of_point: Own | Held
     has_joined: jax.Array

@@ -50,5 +50,4 @@ def weiavg(
         weight_of=lambda client, config: epsilon[client.index],
         aggregator=weighted_by_client(num_clients),
     )
-    numbers = algorithm.numbers._replace(num_clients=num_clients)
-    return algorithm._replace(name="weiavg", numbers=numbers)
+    return algorithm.for_clients(num_clients, "weiavg")

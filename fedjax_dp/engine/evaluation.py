@@ -161,11 +161,7 @@ def _of_personal(
     clients: FederatedData,
     metrics: Mapping[str, Metric],
 ) -> Callable[..., Evaluation]:
-    """Evaluates the model of every client, which may depend on the client's training data.
-
-    Only then these are on the device: all at once if they are small, else as many clients at a time
-    as fit. Client state on disk is read in such parts too.
-    """
+    """Evaluates each client's model; training data and stored states come in parts if large."""
     examples = examples_of(train)
 
     def params_of(index, state, held, *numbers):

@@ -50,12 +50,9 @@ class RoundRecord(NamedTuple):
 
 
 def digest_of(hyper: Hyper) -> Any:
-    """Computes a digest of the numbers that prices may depend on, `[2]`, uint32.
-
-    These exclude learning rates and further numbers of optimisers. Numbers are read as float32, so
-    that 1 and 1.0 are the same; a change is missed with a probability of about 2^-64. The digest is
-    traced where a number is.
-    """
+    """Computes a digest of the numbers that prices may depend on, `[2]`, uint32."""
+    # Learning rates and optimisers' numbers are never priced. Float32 makes 1 and 1.0 equal; a
+    # change of numbers is missed with a probability of about 2^-64.
     priced = hyper._replace(local=hyper.local._replace(learning_rate=None, optimizer=()))
     found = jax.tree.leaves_with_path(priced)
     facts = [(jax.tree_util.keystr(path), np.shape(x)) for path, x in found]
@@ -103,14 +100,7 @@ class TrainingInfo(NamedTuple):
 
 
 class MessageCounts(NamedTuple):
-    """The sizes of a round's messages that are unknown before it, for the communication meter.
-
-    Attributes:
-      is_counted: which slots' messages were made, `[slots]`, bool.
-      up: the counts of messages from clients, as `core.messages.counts_of` orders them, each
-        `[slots]`, int32.
-      down: those of messages to clients.
-    """
+    """Which messages were made, `[slots]`, and the counts that determine the sizes of each."""
 
     is_counted: jax.Array
     up: tuple[jax.Array, ...]
@@ -138,10 +128,7 @@ class RoundInfo(NamedTuple):
 def training_info(
     metrics: Any, contributes: jax.Array, chunk: int, is_alone: jax.Array
 ) -> TrainingInfo:
-    """Summarises local training over the `[slots]` of a round.
-
-    `chunk` slots are computed together, but for those of `is_alone`.
-    """
+    """Summarises local training over `[slots]`, `chunk` computed together but for `is_alone`."""
     read = jnp.sum(metrics.num_read.astype(jnp.float32))
     each = metrics.num_computed.astype(jnp.float32)
     together = jnp.where(is_alone, 0.0, each).reshape(-1, chunk)
@@ -159,10 +146,7 @@ def training_info(
 
 
 def compact(record: RoundRecord) -> RoundRecord:
-    """Drops empty slots: as many are left as the largest cohort has clients, at least 1, in order.
-
-    The record is on the host, `[rounds, slots]`; a Poisson draw has a slot for every client.
-    """
+    """Drops empty slots: the largest cohort determines how many are left, at least 1, in order."""
     is_empty = np.asarray(record.fate) == Fate.EMPTY
     width = max(1, int(np.max(np.sum(~is_empty, axis=-1), initial=0)))
     order = np.argsort(is_empty, axis=-1, kind="stable")[..., :width]

@@ -133,14 +133,12 @@ class Meter(NamedTuple):
 def _bytes(
     tariff: Tariff, num_messages: np.ndarray, is_counted: Any, counts: tuple[Any, ...]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Counts the bytes of all messages of one kind, `[rounds]`, by encoding and type of number.
-
-    A message that a simulation did not compute, as it was late or dropped, has its largest size.
-    """
+    """Counts the bytes of all messages of one kind, `[rounds]`, by encoding and type of number."""
     if not tariff.rates:
         return {e: _alike(tariff, e, num_messages) for e in ENCODINGS}
     is_counted = np.asarray(is_counted)
     each = np.stack([np.asarray(x, np.int64) for x in counts], axis=-1)
+    # Messages that are not computed, since they are late or dropped, have their largest size.
     uncounted = num_messages - np.sum(is_counted, axis=-1)
     found = {}
     for encoding in ENCODINGS:

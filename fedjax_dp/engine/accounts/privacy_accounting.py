@@ -31,11 +31,7 @@ _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
 
 
 def require_public_sizes(relation: str, name: str = "relation") -> None:
-    """Requires a relation under which numbers of clients and records may be public.
-
-    One more record changes its client's sampling rate, steps and divisors, and one more client
-    those of the population: no event of a simulation bounds adding or removing a unit.
-    """
+    """Requires a relation that leaves the numbers of clients and records unchanged."""
     checks.one_of(name, relation, RELATIONS)
     rule = (
         "be 'zero_out' or 'replace_one': rates, steps and divisors are made from the exact numbers "

@@ -81,10 +81,7 @@ def after_host_step(
     num_clients: int | None = None,
     validation: Examples | None = None,
 ) -> Any:
-    """Runs a host step; `validation` is the second split of all clients, for scores.
-
-    The new server state is on the host; a change of structure, shapes or types is an error.
-    """
+    """Runs a host step; `validation` is the second split of all clients, for scores."""
     before = jax.device_get(state.server)
     states = None
     if step.reads_clients and state.clients is not None:

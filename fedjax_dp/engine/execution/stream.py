@@ -38,11 +38,7 @@ class Slabs:
             self._validation = Slabs(validation, participation, placement)
 
     def gather(self, cohort: Cohort) -> Examples:
-        """Reads a cohort's examples and puts them on the device.
-
-        A slab holds twice the expected records, or the next power of two where a cohort needs more:
-        a round is compiled for very few sizes, and none is as large as the population.
-        """
+        """Reads a cohort's examples and puts them on the device."""
         return jax.device_put(self._on_host(cohort), self._placement)
 
     def _on_host(self, cohort: Cohort) -> Examples:
@@ -50,6 +46,7 @@ class Slabs:
         ids = np.asarray(cohort.ids)[is_drawn]
         sizes = self._data.sizes[ids]
         num_records = int(sizes.sum())
+        # Few widths, none as large as the population, since a round is compiled for each.
         width = max(self._usual_records, min(self._most_records, power_of_two(num_records)))
         starts, sizes_by_slot = np.zeros((2, len(is_drawn)), np.int32)
         starts[is_drawn], sizes_by_slot[is_drawn] = np.cumsum(sizes) - sizes, sizes
@@ -64,10 +61,7 @@ class Slabs:
 
 
 def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Cohort:
-    """Drops the last slots of each device if they are empty, as most of a Poisson draw are.
-
-    Few widths are left, each a multiple of the chunk, so that few programs are compiled.
-    """
+    """Drops the last slots of each device if empty, in few widths, multiples of the chunk."""
     is_drawn = _is_drawn(cohort).reshape(layout.num_devices, -1)
     slots = is_drawn.shape[1]
     needed = int(np.max(np.where(is_drawn, np.arange(1, slots + 1), 0)))
@@ -118,11 +112,7 @@ class TableStream:
 
 
 class StoreStream:
-    """Client state on disk, read ahead of its round and written after it.
-
-    One thread reads and writes in turn while rounds are computed. What it reads was written by all
-    rounds but the current one, whose states are in memory.
-    """
+    """Client state on disk, read ahead of its round and written after it by one thread."""
 
     def __init__(self, store: ClientStore):
         """Opens the store's file and finds its free slots."""
@@ -162,10 +152,8 @@ class StoreStream:
         self._ahead = self._thread.submit(self._store.many, wanted)
 
     def gather(self, cohort: Cohort) -> PyTree:
-        """Returns the states of the clients of all slots, `[slots, ...]`; initial in empty ones.
-
-        It is the cohort of the last `ahead`, or any cohort where there was none.
-        """
+        """Returns the states of the last `ahead`, `[slots, ...]`; initial ones in empty slots."""
+        # States of the current round are in memory, and may not be written yet.
         if self._ahead is None:
             return self._thread.submit(self._store.many, _clients(cohort)).result()
         part, self._ahead = self._ahead.result(), None

@@ -31,10 +31,7 @@ _CHOSEN: dict[Hashable, tuple[Trial, ...]] = {}
 def layout_of(
     federation: Federation, execution: ExecutionConfig, build: Callable[[ExecutionConfig], Any]
 ) -> tuple[Layout, tuple[Trial, ...]]:
-    """Chooses chunk and mesh; also returns the trials that chose them, fastest first, if any.
-
-    `execution` has its devices resolved; `build` is `(execution) -> Simulation`, for trials.
-    """
+    """Chooses chunk and mesh; also returns the trials that chose them, fastest first, if any."""
     devices, participation = execution.device_list(), federation.participation
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
     # There may be many more slots than expected clients, which fill a chunk.
@@ -71,10 +68,7 @@ def trials(
     build: Callable[[int], Any],
     clock: Callable[[], float] | None = None,
 ) -> tuple[Trial, ...]:
-    """Times two rounds of every chunk, once for all simulations of equal `key` in this process.
-
-    `build` is `(clients_per_chunk) -> Simulation`. The trials are returned fastest first.
-    """
+    """Times two rounds of each chunk, once for each `key` in this process; fastest first."""
     checks.require(len(chunks) > 0, "chunks", "not be empty", chunks)
     if key not in _CHOSEN:
         tick = clock or time.perf_counter
