@@ -103,10 +103,10 @@ def calibrate(
     promise = {"accountant": accountant, "relation": relation}
     noise = np.ones(len(sizes))
     plain: list[tuple[list[int], float, float, float, int]] = []
-    for members, (size, target, delta, row) in _alike(host.local, sizes, epsilon, dp_delta):
+    for members, (size, target, delta, local) in _alike(host.local, sizes, epsilon, dp_delta):
 
-        def whole_run(z: float, size: int = size, row: LocalConfig = row) -> Any:
-            numbers = host._replace(local=row._replace(noise_multiplier=z))
+        def whole_run(z: float, size: int = size, local: LocalConfig = local) -> Any:
+            numbers = host._replace(local=local._replace(noise_multiplier=z))
             return _composed(priced, size, numbers)
 
         rates = _poisson_steps(whole_run(_PROBE)) if size > 0 else {}
@@ -137,9 +137,9 @@ def _alike(
     groups: dict[Any, tuple[list[int], tuple[int, float, float, LocalConfig]]] = {}
     budgets = zip(sizes.tolist(), targets.tolist(), deltas.tolist(), strict=True)
     for client, budget in enumerate(budgets):
-        row = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host)
-        facts = (*budget, *(float(x) for x in jax.tree.leaves(row)))
-        groups.setdefault(facts, ([], (*budget, row)))[0].append(client)
+        own = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], host)
+        facts = (*budget, *(float(x) for x in jax.tree.leaves(own)))
+        groups.setdefault(facts, ([], (*budget, own)))[0].append(client)
     return list(groups.values())
 
 
