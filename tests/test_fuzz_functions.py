@@ -67,8 +67,8 @@ def limits_of(marks: Sequence[Any], words: str) -> Limits:
         left, a, b, c, d, right = said.groups()
         low, high = float(a) / float(b or 1), float(c) / float(d or 1)
         return found._replace(low=low, high=high, is_low_in=left == "[", is_high_in=right == "]")
-    if said := re.search(rf"\babove {number}\b", words):
-        found = found._replace(low=float(said[1]), is_low_in=False)
+    if said := re.search(rf"\babove {number}(?:\^(-?\d+))?", words):
+        found = found._replace(low=float(said[1]) ** int(said[3] or 1), is_low_in=False)
     elif said := re.search(rf"\bat least {number}\b", words):
         found = found._replace(low=float(said[1]))
     return found
