@@ -213,7 +213,7 @@ def test_rounds_of_quieter_noise_are_never_charged_the_price_of_louder_noise(uni
     before = account.to_json()
     with pytest.raises(ValueError, match=r"hyper must be the numbers that the rounds ran with"):
         account.charge(record)
-    with pytest.raises(ValueError, match=r"those of the round at place 0 of this record"):
+    with pytest.raises(ValueError, match=r"those of round 0 of this record"):
         account.charge(record, sim.hyper)
     assert account.to_json() == before
     # A refused charge leaves the numbers that the account was opened with.
