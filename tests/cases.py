@@ -157,6 +157,7 @@ def _variant(name: str, observe: Callable[[Any], Any] | None = None, **options: 
 _SERVER = {"server_learning_rate": 0.1, "b1": 0.8, "adaptivity": 0.1}
 _BY_CLIENT = {"num_clients": NUM_CLIENTS}
 _PRIVATE = {"trainer": private_trainer}
+_BOTH = _BY_CLIENT | _PRIVATE
 _MEAN = gaussian_mean(0.2, 0.8, COHORT)
 _CENTRAL = {"aggregator": _MEAN}
 _MASK = {"aggregator": gradient_mask(threshold=0.6)}
@@ -197,20 +198,10 @@ _CASES = (
     ),
     case("gma_fedprox", expected.gma(mu=0.5), of="fedprox", mu=0.5, **_MASK),
     case(
-        "gma_fedadam",
-        expected.gma(_adaptive("adam", 0.9)),
-        of="fedadam",
-        b2=0.9,
-        **_SERVER,
-        **_MASK,
+        "gma_fedadam", expected.gma(_adaptive("adam", 0.9)), of="fedadam", b2=0.9, **_SERVER | _MASK
     ),
     case(
-        "gma_fedyogi",
-        expected.gma(_adaptive("yogi", 0.9)),
-        of="fedyogi",
-        b2=0.9,
-        **_SERVER,
-        **_MASK,
+        "gma_fedyogi", expected.gma(_adaptive("yogi", 0.9)), of="fedyogi", b2=0.9, **_SERVER | _MASK
     ),
     case(
         "gma_scaffold",
@@ -300,41 +291,29 @@ _CASES = (
         **_CENTRAL,
         **_PRIVATE,
     ),
-    case("record_dp_fedavg", expected.by_weight(lambda sizes: sizes), **_BY_CLIENT, **_PRIVATE),
-    case(
-        "minimum_epsilon",
-        expected.by_weight(np.ones_like),
-        is_weighted=False,
-        **_BY_CLIENT,
-        **_PRIVATE,
-    ),
+    case("record_dp_fedavg", expected.by_weight(lambda sizes: sizes), **_BOTH),
+    case("minimum_epsilon", expected.by_weight(np.ones_like), is_weighted=False, **_BOTH),
     case(
         "weiavg",
         expected.by_weight(lambda sizes: np.array(expected.EPSILON)),
         declared_epsilon=expected.EPSILON,
-        **_BY_CLIENT,
-        **_PRIVATE,
+        **_BOTH,
     ),
     case(
         "pfa",
         expected.noise_aware_mean(expected.pfa_mean),
         declared_epsilon=expected.EPSILON,
-        **_BY_CLIENT,
-        **_PRIVATE,
+        **_BOTH,
     ),
     case(
-        "robust_hdp",
-        expected.noise_aware_mean(lambda sizes: noise_aware.FirstEstimates()),
-        **_BY_CLIENT,
-        **_PRIVATE,
+        "robust_hdp", expected.noise_aware_mean(lambda sizes: noise_aware.FirstEstimates()), **_BOTH
     ),
     case(
         "noise_oracle",
         expected.by_weight(
             lambda sizes: 1 / np.maximum(noise_aware.oracle_levels(SETTINGS, sizes), 1e-20)
         ),
-        **_BY_CLIENT,
-        **_PRIVATE,
+        **_BOTH,
     ),
     case("local_only", expected.local_only, expected.client_state),
     case(
@@ -346,8 +325,7 @@ _CASES = (
         selection_epsilon=expected.CHOICE_EPSILON,
         num_selections=1,
         soft_rounds=expected.SOFT_ROUNDS,
-        **_BY_CLIENT,
-        **_PRIVATE,
+        **_BOTH,
     ),
     case(
         "rc_dpfl",
@@ -356,8 +334,7 @@ _CASES = (
         num_rounds=ROUNDS,
         num_models=NUM_MODELS,
         soft_share=expected.SOFT_ROUNDS / ROUNDS,
-        **_BY_CLIENT,
-        **_PRIVATE,
+        **_BOTH,
     ),
     case(
         "f_cdpfl",

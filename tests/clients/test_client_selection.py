@@ -7,9 +7,8 @@ import pytest
 from marks import later
 from oracles import logistic
 from scipy.stats import chisquare
-from small_problem import make_model, private_trainer, theta_of
+from small_problem import make_model, theta_of
 
-from fedjax_dp.algorithms import f_cdpfl
 from fedjax_dp.clients import (
     ClientData,
     accuracy_of,
@@ -160,11 +159,3 @@ def test_exact_choices_take_the_smallest_loss_that_is_offered():
     assert choice.of(key, models, client, jnp.ones(3, bool), {}) == np.argmin(losses) == 0
     assert choice.of(key, models, client, jnp.array([False, True, True]), {}) == 1
     assert choice.event is None
-
-
-def test_choices_refuse_what_has_no_sensitivity():
-    trainer = private_trainer(make_model())
-    with pytest.raises(ValueError, match="selection_epsilon must be above 0"):
-        f_cdpfl(make_model(), trainer, num_rounds=3, num_models=2, selection_epsilon=0.0)
-    with pytest.raises(ValueError, match="score"):
-        private_choice(make_model(), score="f1")

@@ -92,19 +92,13 @@ def test_any_client_ids_are_refused_by_name_or_group_like_with_like(ids):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: store(X + 1j), r"examples\['x'\] must hold real numbers"),
         (lambda: store(np.ma.masked_equal(X, 5)), r"\['x'\] must have no masked entries.*1 of 12"),
         (lambda: store((X + 1).astype(float) * 1e300), r"\['x'\] must hold numbers .* float32"),
-        (lambda: store((X + 1).astype(float) * 1e-300), r"\['x'\] must hold numbers .* float32"),
         (lambda: store(np.full((4, 3), 10**18)), r"must hold whole numbers that int32 can"),
         (lambda: store([[1, 2], [3], [4, 5], [6]]), r"must have rows of one shape"),
         (
             lambda: FederatedData.from_client_ids({"x": X}, [1, "a", None, 1]),
             "client_ids must name the client of every example, got .*the first in row 2",
-        ),
-        (
-            lambda: FederatedData.from_client_ids({"x": X}, [1, "a", 2, 1]),
-            "must be all of one kind",
         ),
         (lambda: partition.natural(np.array([1, np.nan])), "client_ids must name .* in row 1"),
         (lambda: dataset(train_clients=np.ma.masked_equal(Y, 1)), "train_clients must name"),

@@ -221,15 +221,3 @@ def test_an_evaluation_is_traced_once():
     for seed in range(3):
         evaluate(jax.device_put(weights(seed)))
     assert traces == first
-
-
-@pytest.mark.parametrize("block_size", [0, -1, 2.5])
-def test_a_block_holds_at_least_one_example(block_size):
-    for build in (
-        lambda: shared_evaluator(classifier(), make_data(), block_size=block_size),
-        lambda: personal_evaluator(
-            classifier(), make_data(), lambda i, p: p, block_size=block_size
-        ),
-    ):
-        with pytest.raises(ValueError, match="block_size must be an integer of at least 1"):
-            build()

@@ -167,7 +167,7 @@ def enforced(tried):
         except ConfigError as error:
             is_let_in, message = False, str(error)
             assert message.startswith("command line: ") and key in message, (key, word, message)
-            assert re.search(r" must | there is no ", message), (key, word, message)
+            assert re.search(r" must .*got | there is no ", message), (key, word, message)
         # Alone, a key for strings takes whatever is typed; the kind of an option is read later.
         is_option = any(key.startswith(f"{choice.options}.") for choice in CHOICES.values())
         allowed = allows(rule, WORDS[word], None if is_option else word)
