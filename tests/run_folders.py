@@ -76,6 +76,10 @@ def execute(folder: pathlib.Path, *words: str, resume: bool = False) -> tuple[in
     return answer.status, text.getvalue()
 
 
+class TouchedError(AssertionError):
+    """Something was done that a refusal should have come before."""
+
+
 class Killed(BaseException):
     """Stands for a signal that no code can answer."""
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import pytest
-from run_folders import assemble_once, execute
+from run_folders import TouchedError, assemble_once, execute
 
 from fedjax_dp.core import keys
+from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.io import plots
 
@@ -70,6 +71,18 @@ def secret_run(once, shared_programs):
         return once("secret", build) / "run"
 
     return ran
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch):
+    """Fails where data are read."""
+
+    def touched(*_args, **_kwargs):
+        raise TouchedError("data were read")
+
+    # How many devices there are is settled once JAX has started.
+    jax.devices()
+    monkeypatch.setattr(population.datasets, "load", touched)
 
 
 @pytest.fixture

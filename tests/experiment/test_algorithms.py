@@ -133,16 +133,6 @@ def test_a_run_without_held_out_data_of_clients_has_the_accuracy_of_the_whole(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "yogi"])
-def test_local_optimisers_come_by_name(tmp_path, optimizer):
-    folder = tmp_path / "run"
-    words = ("--privacy.unit=none", "--algorithm.name=fedavg", f"--training.optimizer={optimizer}")
-    words = (*words, "--training.learning_rate=[0.01, 0.02, 0.01]")
-    status, _ = execute(folder, *SMALL, *words, "--execution.clients_per_chunk=1")
-    assert status == 0 and read_json(folder, "summary.json")["test_accuracy"] > 0.3
-
-
-@pytest.mark.slow
 def test_the_last_round_is_evaluated_whatever_the_interval(tmp_path):
     folder = tmp_path / "run"
     words = ("--privacy.unit=none", "--algorithm.name=fedavg", "--execution.clients_per_chunk=1")

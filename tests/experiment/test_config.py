@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from test_fuzz import BESIDE
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.catalogue import CHOICES
@@ -45,13 +46,7 @@ CHOSEN = {
     "algorithm.options": ("--algorithm.name=fedprox",),
     "algorithm.aggregator_options": ("--algorithm.aggregator=trimmed_mean",),
     "training.optimizer_options": ("--training.optimizer=adam",),
-    "participation.cohort_size": ("--participation.sampler=poisson",),
-    "participation.capacity": ("--participation.sampler=poisson",),
-    "participation.separation": ("--participation.sampler=min_separated",),
-    "participation.full_participation_first": ("--participation.sampler=fixed_size",),
-    "privacy.client.bits": ("--privacy.client.mechanism=discrete_gaussian",),
-    "privacy.client.num_deviations": ("--privacy.client.mechanism=discrete_gaussian",),
-    "privacy.client.bands": ("--privacy.client.mechanism=correlated_gaussian",),
+    **{key: (word,) for key, word in BESIDE.items()},
 }
 # Values of keys for which no value fits by its kind alone.
 NAMED = {

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from fedjax_dp.cli.main import main
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment import load_config
-from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.components.numbers_by_client import listed, with_client_numbers
 from fedjax_dp.experiment.reading import config_files
@@ -26,14 +25,6 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 def checked(*words):
     config = with_client_numbers(load_config(None, list(words)))
     validate(listed(with_named_lists(config), None))
-
-
-@pytest.fixture
-def no_data(monkeypatch):
-    def touched(*_args, **_kwargs):
-        raise AssertionError("data were read")
-
-    monkeypatch.setattr(population.datasets, "load", touched)
 
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")

@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
-from run_folders import NOT_PRIVATE, SMALL, execute
+from run_folders import NOT_PRIVATE, SMALL, TouchedError, execute
 
 from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
@@ -19,20 +18,6 @@ from fedjax_dp.experiment.running.run_folder import next_folder
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
-
-
-class TouchedError(AssertionError):
-    """Something was done that a refusal should have come before."""
-
-
-@pytest.fixture
-def no_data(monkeypatch):
-    def touched(*_args, **_kwargs):
-        raise TouchedError("data were read")
-
-    # How many devices there are is settled once JAX has started.
-    jax.devices()
-    monkeypatch.setattr(population.datasets, "load", touched)
 
 
 @pytest.fixture
