@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from lowering_checks import REPLACED, assert_close, normal, primitives, run, value_and_pullback
-from marks import later, slow, telling
+from marks import later, telling
 
 from fedjax_dp.models.cost import cost_of
 from fedjax_dp.models.lowering import lower, narrow
@@ -84,18 +84,10 @@ def check_convolution(case):
     assert_close(found, exact)
 
 
-@telling
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(convolutions())
-def test_any_convolution_matches_the_primitive_in_value_and_gradients(case):
-    check_convolution(case)
-
-
-@slow
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(convolutions())
-def test_many_convolutions_match_the_primitive_in_value_and_gradients(case):
-    check_convolution(case)
+@pytest.mark.parametrize("count", later([6, 60], soon=[6]))
+def test_any_convolution_matches_the_primitive_in_value_and_gradients(count):
+    any_of = settings(max_examples=count, deadline=None, derandomize=True)
+    any_of(given(convolutions())(check_convolution))()
 
 
 CASES = {

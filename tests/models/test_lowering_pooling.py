@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from lowering_checks import REPLACED, assert_close, normal, primitives, run, value_and_pullback
-from marks import later, slow, telling
+from marks import later, telling
 
 from fedjax_dp.models.lowering import lower
 
@@ -57,18 +57,10 @@ def check_pool(case, kind, has_ties):
 ANY_POOL = (windows(), st.sampled_from(list(REDUCTIONS)), st.booleans())
 
 
-@telling
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(*ANY_POOL)
-def test_any_pool_matches_the_primitive_in_value_and_gradient(case, kind, has_ties):
-    check_pool(case, kind, has_ties)
-
-
-@slow
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(*ANY_POOL)
-def test_many_pools_match_the_primitive_in_value_and_gradient(case, kind, has_ties):
-    check_pool(case, kind, has_ties)
+@pytest.mark.parametrize("count", later([6, 50], soon=[6]))
+def test_any_pool_matches_the_primitive_in_value_and_gradient(count):
+    any_of = settings(max_examples=count, deadline=None, derandomize=True)
+    any_of(given(*ANY_POOL)(check_pool))()
 
 
 @pytest.mark.parametrize("kind", later(REDUCTIONS, but=["max"]))
