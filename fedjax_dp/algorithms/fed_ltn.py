@@ -179,6 +179,7 @@ class Scheme:
 
         def pruned(params):
             """Prunes if due, and rewinds what is left."""
+            assert client.validation is not None  # Held by `reads_validation`.
             accuracy = accuracy_of(self.model, params, client.validation)
             left = self._pruned(params, mask, client, accuracy, hyper, target)
             has_pruned = masks.num_alive(left) < masks.num_alive(mask)

@@ -52,7 +52,8 @@ class ClientStore:
     @classmethod
     def tree_unflatten(cls, file: RecordFile, children: Any) -> "ClientStore":
         """Combines the parts again."""
-        return cls(*children, file)
+        slots, digests, first = children
+        return cls(slots, digests, first, file)
 
     def many(self, clients: Iterable[int], select: Callable[[PyTree], PyTree] | None = None) -> Any:
         """Reads clients' states, or a part of each, as NumPy arrays `[clients, ...]`.
