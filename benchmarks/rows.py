@@ -20,7 +20,7 @@ from fedjax_dp.data import FederatedData, fixed_size, participation
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.engine.execution.client_store import ClientStore
-from fedjax_dp.experiment.running.environment import keep_programs
+from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.models import resnet18
 
 EXAMPLES = 10
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--folder", default=None, help="where the rows on the disk go")
     given = parser.parse_args()
     # Rounds of the last two are one program.
-    keep_programs("auto")
+    use_compilation_cache("auto")
     data, second = (images(given.clients, seed) for seed in (0, 1))
     structure = example_structure(data)
     model = resnet18(structure["x"], num_classes=2, norm="batch", stem="imagenet")

@@ -537,7 +537,7 @@ def _check_inner_step(rate: Any, step_size: Any, smoothness: float) -> None:
 
 
 def _check_dual_weight(weight: float, numbers: Mapping[str, Any]) -> None:
-    rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
+    rule = f"be 0 or of a size that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
     checks.require(fits_float32(weight), "dual_weight", rule, weight)
     rule = "be left out where beta and gamma are 1: the point of each client is the model"
     checks.require(not _is_always(numbers, beta=1, gamma=1), "dual_weight", rule, weight)

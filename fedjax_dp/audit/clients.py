@@ -45,7 +45,7 @@ def plant_clients(
     zero; under replace-one it sends the opposite update.
 
     Args:
-      algorithm: an algorithm that claims privacy for clients; its aggregate, behind a mask the
+      algorithm: an algorithm that claims privacy for clients; its aggregate, under a mask the
         mean, has the structure of an update.
       data: the clients' examples; every canary gets a copy of the first one.
       participation: who joins a round; the sampler and, as nearly as whole cohorts allow, the
@@ -84,8 +84,8 @@ def plant_clients(
         return output._replace(update=update)
 
     def server_step(server, aggregate, hyper, round, key):
-        server, told = algorithm.server_step(server, aggregate, hyper, round, key)
-        return server, {**told, SEEN: flat(unmasked(aggregate)[0])[coordinates]}
+        server, info = algorithm.server_step(server, aggregate, hyper, round, key)
+        return server, {**info, SEEN: flat(unmasked(aggregate)[0])[coordinates]}
 
     local = jax.tree.map(lambda x: _grown(x, num_canaries), algorithm.hyper.local)
     numbers = algorithm.numbers
@@ -148,7 +148,7 @@ def _aggregate_structure(
 
 
 def _grown(values: Any, count: int) -> Any:
-    """Gives canaries the number of the first client."""
+    """Extends an array by canaries, which get the value of the first client."""
     array = np.asarray(values)
     return values if array.ndim == 0 else np.concatenate([array, np.repeat(array[:1], count)])
 
@@ -162,7 +162,7 @@ def _regrown(participation: Participation, num_clients: int) -> Participation:
 
 
 def _unit_vector(tree: PyTree, coordinate: jax.Array, value: jax.Array) -> PyTree:
-    """Sets the float leaves of a tree to zero but for one entry, counted as in `flat`."""
+    """Zeroes the float leaves of a tree except for one entry, counted as in `flat`."""
     leaves, structure = jax.tree.flatten(tree)
     built, first = [], 0
     for leaf in leaves:

@@ -17,7 +17,7 @@ _SHARES = (0.0, 1e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3)
 def extreme_records(
     record: Mapping[str, np.ndarray], rng: np.random.Generator
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Lists records whose clipped gradients must keep their bound.
+    """Lists extreme records, whose clipped gradients must respect the bound.
 
     The record itself; one value from 0 to 1e30, NaN and infinities; rows that nearly cancel, on
     which norms that are not computed from the gradient fail. Integers are 0 or the largest.

@@ -256,7 +256,7 @@ def many_axes(rank: int, rng: np.random.Generator, most_entries: int) -> tuple[i
 
 
 def _for_norms(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, str]:
-    """Numbers at which sums of squares, or of absolute values, in one chain go wrong."""
+    """Draws numbers whose sums of squares, or of absolute values, in one chain are inaccurate."""
     kind = rng.choice(["one number", "one large", "any"], p=[0.4, 0.5, 0.1])
     if kind == "one number":
         # Chains of one number round in one direction for as long as the sum keeps its exponent.
@@ -281,27 +281,27 @@ def _ordinary(shape, rng):
 
 
 def _exponents(shape, rng):
-    """Entries with an exponent each, within a range."""
+    """Draws entries, each with an exponent within a range."""
     low, high = sorted(_exponent(rng, 2))
     return rng.choice([-1, 1], size=shape) * 2.0 ** rng.uniform(low, high + 1, size=shape)
 
 
 def _level(shape, exponent, rng):
-    """Entries of about one size."""
+    """Draws entries of about one size."""
     values = rng.normal(size=shape) if rng.random() < 0.5 else np.ones(shape)
     with np.errstate(over="ignore", under="ignore"):
         return (values * 2.0 ** (exponent + int(rng.integers(-4, 5)))).astype(np.float32)
 
 
 def _two_scales(shape, rng):
-    """Entries of one size, and a few of another."""
+    """Draws entries of one size, and a few of another."""
     sizes = 2.0 ** _exponent(rng, 2).astype(float)
     picked = rng.random(shape) < rng.choice([0.02, 0.5])
     return np.where(picked, sizes[0], sizes[1]) * rng.choice([-1, 1], size=shape)
 
 
 def _cancelling_rows(shape, rng):
-    """Large rows that take one another away, in some order, around small ones."""
+    """Draws large rows that cancel, in some order, around small ones."""
     if len(shape) < 2 or int(np.prod(shape[:-1])) < 2:
         return _two_scales(shape, rng)
     num_rows = int(np.prod(shape[:-1]))
@@ -326,7 +326,7 @@ def _repeated_rows(shape, rng):
 
 
 def _one_entry(shape, rng):
-    """Entries that are nearly nothing, and one that is not."""
+    """Draws entries that are nearly zero, and one that is not."""
     values = np.full(int(np.prod(shape)), 2.0 ** int(_exponent(rng)))
     if values.size:
         values[rng.integers(values.size)] = 2.0 ** int(_exponent(rng))

@@ -51,7 +51,7 @@ def plant_losses(
     Args:
       make_algorithm: `(model) -> algorithm` that claims privacy for records.
       model: what is trained.
-      data: the clients' examples; canaries go to clients that have some, in turn. Whole numbers
+      data: the clients' examples; canaries go to clients that have some, in turn. Integers
         under "y", one for each example, are labels; others stay as they are.
       participation: who joins a round.
       num_canaries: at least 1.
@@ -118,7 +118,7 @@ def _choose_records(
 
 
 def _are_labels(labels: np.ndarray) -> bool:
-    """Checks whether an array holds whole numbers of two kinds at least, and not too many."""
+    """Checks whether an array holds integers of two kinds at least, and not too many."""
     if labels.dtype.kind not in "iuf" or not np.all(np.mod(labels, 1) == 0):
         return False
     return 2 <= len(np.unique(labels)) <= max(2, len(labels) // 2)
@@ -175,7 +175,7 @@ def _single(records: PyTree, index: jax.Array) -> PyTree:
 def _along(
     model: Model, start: PyTree, moved: PyTree, records: PyTree, canaries: jax.Array
 ) -> jax.Array:
-    """How far a model moved against the gradient of each canary, `[canaries]`."""
+    """The distance that a model moved against the gradient of each canary, `[canaries]`."""
 
     def one(index):
         gradient = jax.grad(lambda p: model.losses(p, _single(records, index))[0][0])(start)

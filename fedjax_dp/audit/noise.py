@@ -1,4 +1,4 @@
-"""The noise of a release as it is measured, and what an event allows beside it."""
+"""Measures the noise of a release and compares it with its event."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class StepCheck(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Checks whether more was seen than is allowed."""
+        """Whether the measured value exceeds the allowed one."""
         return not self.measured <= self.allowed
 
 

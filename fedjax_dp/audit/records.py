@@ -114,7 +114,7 @@ def watch_records(
 ) -> Planted:
     """Gives canaries to clients in turn and reports what is read of each in the round's info.
 
-    Each canary is a marked copy of its client's first record, behind all of the client's records.
+    Each canary is a marked copy of its client's first record, after all of the client's records.
     """
     rule = "claim privacy for records"
     checks.require(algorithm.claims.record is not None, "algorithm", rule, algorithm.name)

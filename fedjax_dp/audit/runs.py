@@ -75,7 +75,7 @@ class AuditResult(NamedTuple):
 
     @property
     def is_violated(self) -> bool:
-        """Checks whether more was proven than claimed."""
+        """Whether the lower bound exceeds the claim."""
         return self.epsilon_lower > self.epsilon_claimed
 
 
@@ -175,7 +175,7 @@ def _compiled(planted: Planted, execution: ExecutionConfig) -> Simulation:
 def _after_host_steps(
     states: SimulationState, steps: list[HostStep], hyper: Hyper, keys: PRNGKey
 ) -> SimulationState:
-    """Does the work on the host of every run."""
+    """Runs the host steps of every run."""
     states = jax.device_get(states)
     ended = []
     for i, key in enumerate(keys):

@@ -78,7 +78,7 @@ def plant_votes(
     x = data.examples["x"]
     lowest = float(np.min(np.asarray(x), initial=0))
     checks.require(lowest > _FIRST, "data", f"hold inputs above {_FIRST}", lowest)
-    # Queries by canary and level, and behind them the inputs of the canaries' own records.
+    # Queries by canary and level, and after them the inputs of the canaries' own records.
     levels = np.concatenate([np.tile(LEVELS, num_canaries), np.zeros(num_canaries)])
     shown = np.concatenate([np.repeat(coordinates, LEVELS.size), coordinates])
     wrapped = _with_windows(model, x.dtype, shown, levels.astype(np.float32), relation)

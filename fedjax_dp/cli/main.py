@@ -84,12 +84,12 @@ def _root(
     """Federated learning under differential privacy, simulated in JAX."""
 
 
-def _stand_in() -> None:
-    """Stands for a command that is not imported yet."""
+def _placeholder() -> None:
+    """A placeholder for a command that is not imported yet."""
 
 
 for _name, _about in COMMANDS.items():
-    app.command(_name, help=_about)(_stand_in)
+    app.command(_name, help=_about)(_placeholder)
 
 
 def main() -> None:
@@ -135,6 +135,6 @@ def _end(text: str, status: int = 2) -> NoReturn:
 
 
 def _end_without_a_reader() -> NoReturn:
-    """Ends quietly when a reader such as `head` has closed the pipe."""
+    """Exits quietly when a reader such as `head` has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

@@ -55,7 +55,7 @@ class Progress(Watcher):
         self._bar.stop()
 
     def end(self) -> None:
-        """Ends the process, which a compiled round may hold up."""
+        """Ends the process, which a compiled round may block."""
         self._bar.stop()
         text = "interrupted; the last checkpoint is kept"
         end_process(self._out, self._command, text, 130)

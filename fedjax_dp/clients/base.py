@@ -57,7 +57,7 @@ class LocalConfig(NamedTuple):
     optimizer: Any = ()
 
     def validate(self, num_clients: int | None = None) -> None:
-        """Checks every number on the host, but for traced ones.
+        """Checks every number on the host, except traced ones.
 
         Args:
           num_clients: the population that the arrays must match, where it is known.
@@ -198,7 +198,7 @@ class NumSteps(Protocol):
 
 
 class CheckNoised(Protocol):
-    """Refuses noise on parameters that training leaves alone."""
+    """Refuses noise on parameters that training does not change."""
 
     def __call__(self, is_sent: PyTree | None = None) -> None:
         """Raises a ValueError; `is_sent` marks the parameters that are sent, None all of them."""

@@ -38,11 +38,7 @@ class _Chunked:
     chunk_axis: str | None
 
     def widest(self, count: jax.Array) -> jax.Array:
-        """Returns the largest of a count over the clients of a chunk.
-
-        Args:
-          count: of this client, such as its passes through a loop.
-        """
+        """Returns the largest of a count, such as passes of a loop, in the chunk."""
         return count if self.chunk_axis is None else jax.lax.pmax(count, self.chunk_axis)
 
 

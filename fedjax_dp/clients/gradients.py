@@ -203,7 +203,7 @@ def clipped(
             gradient_of = jax.value_and_grad(loss_of)
             losses, each = jax.vmap(gradient_of, in_axes=(None, 0))(params, examples)
             bounded, norm = jax.vmap(mechanism.clip)(jax.tree.map(trees.at_least_float32, each))
-            bounded = jax.tree.map(lambda g: jnp.where(_beside(is_real, g), g, 0), bounded)
+            bounded = jax.tree.map(lambda g: jnp.where(_expanded_like(is_real, g), g, 0), bounded)
             summed = sums.value(sums.over_first_axis(bounded))
         was_clipped = is_real & (norm > config.clip_norm)
         loss = jnp.sum(jnp.where(jnp.isfinite(losses), losses, 0.0))
@@ -229,5 +229,5 @@ def _factor(after: jax.Array, before: jax.Array, is_real: jax.Array) -> jax.Arra
     return jnp.where(is_real & (before > 0) & (factor > SMALLEST_FACTOR), factor, 0.0)
 
 
-def _beside(is_real: jax.Array, array: jax.Array) -> jax.Array:
+def _expanded_like(is_real: jax.Array, array: jax.Array) -> jax.Array:
     return is_real.reshape(-1, *[1] * (array.ndim - 1))

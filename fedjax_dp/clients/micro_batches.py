@@ -25,8 +25,8 @@ def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) 
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), client.examples)
     largest = cost_of(lambda p, batch: model.losses(p, batch)[0], shapes, one).largest_bytes
     size_of_params = sum(a.size * jnp.dtype(a.dtype).itemsize for a in jax.tree.leaves(shapes))
-    room = max(_CACHED_BYTES, _PASSES_COST * size_of_params)
-    fitting = max(_FEWEST, room // max(1, largest))
+    budget = max(_CACHED_BYTES, _PASSES_COST * size_of_params)
+    fitting = max(_FEWEST, budget // max(1, largest))
     if fitting >= batch_size:
         return batch_size
     fewest_passes = -(-batch_size // fitting)

@@ -1,4 +1,4 @@
-"""What noise on an update would move though training leaves it alone."""
+"""Finds parameters that noise on an update would move although training does not."""
 
 from collections.abc import Callable
 from typing import Any

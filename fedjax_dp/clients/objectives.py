@@ -31,8 +31,8 @@ def proportional(
 ) -> Objective:
     """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
 
-    Beyond M − ε it continues in a straight line: "smooth" with its slope there, 1/ε; "released" as
-    `ℓ/M` and "released_huber" as `ℓ/ε`, the two forms of the authors' program, which jump.
+    Above M − ε it is linear: "smooth" with the slope 1/ε that it has there; "released" as `ℓ/M` and
+    "released_huber" as `ℓ/ε`, the two forms of the authors' program, which are discontinuous.
 
     Source: Zhang and others 2022, "Proportional Fairness in Federated Learning", equation 8.
     """

@@ -116,14 +116,14 @@ def _require_mask(mask: PyTree, params: PyTree) -> None:
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
-    """Lists leaves by their paths; None, as in the place of what is frozen, is one too."""
+    """Lists leaves by their paths; None, which replaces frozen ones, counts as a leaf."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_none)
     paths = trees.paths(jax.tree.map(lambda x: 0 if x is None else x, tree, is_leaf=_is_none))
     return dict(zip(paths, leaves, strict=True))
 
 
 def _without(mask: jax.Array, magnitude: jax.Array, free: Any, rate: Any, target: Any) -> Any:
-    """Prunes within one array; only what is free may go."""
+    """Prunes within one array, only entries that may be pruned."""
     alive = jnp.sum(mask, dtype=jnp.int32)
     count = _share_of(alive, rate)
     if target is not None:
@@ -135,7 +135,7 @@ def _without(mask: jax.Array, magnitude: jax.Array, free: Any, rate: Any, target
 
 
 def _share_of(count: jax.Array, share: Any) -> jax.Array:
-    """Computes `floor(share * count)` exactly, of millionths, in whole numbers below 2^31."""
+    """Computes `floor(share * count)` exactly, of millionths, in integers below 2^31."""
     millionths = jnp.round(jnp.asarray(share, jnp.float32) * 1e6).astype(jnp.int32)
     (high, low), (thousands, rest) = jnp.divmod(millionths, 1000), jnp.divmod(count, 1000)
     middle = high * rest + low * thousands + low * rest // 1000
@@ -167,7 +167,7 @@ def _limit(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def _magnitude(x: jax.Array) -> jax.Array:
-    """Reads magnitudes as whole numbers of the same order: the bits of a float without its sign."""
+    """Maps magnitudes to integers of the same order: the bits of a float without its sign."""
     return jax.lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
 
 

@@ -34,7 +34,7 @@ class Quadratic:
 
 
 def unread(params: PyTree) -> Quadratic:
-    """Returns zeros for the quadratic of a client whose records have not been read."""
+    """Returns zeros, for a client whose records have not been read."""
     count = trees.num_parameters(params)
     rule = f"have at most {_MOST_PARAMETERS} parameters for an exact proximal step"
     checks.require(count <= _MOST_PARAMETERS, "model", rule, count)

@@ -235,7 +235,7 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
 
     Guarantee: unit of privacy is one record of the client; ε-DP and ε²/8-zCDP under add/remove,
     zero-out and replace-one, since the sensitivity `1/(n - 1)`, or `loss_bound/(n - 1)`, bounds all
-    three; n, the client's number of examples, is public. Scores are whole numbers
+    three; n, the client's number of examples, is public. Scores are integers
     (`whole_score`).
 
     Args:

@@ -368,7 +368,7 @@ _PURPOSES = Purpose.BATCH, Purpose.RECORD_NOISE, Purpose.MODEL, Purpose.COPIES
 
 
 class _Keys(NamedTuple):
-    """The roots of what a client draws in training."""
+    """The root keys of a client's random draws in training."""
 
     batch: Any
     noise: Any
@@ -407,7 +407,7 @@ class _Run(NamedTuple):
 
 
 class _Local(NamedTuple):
-    """What one step of local training hands to the next."""
+    """The carry of local training from step to step."""
 
     step: jax.Array
     params: Any

@@ -21,7 +21,7 @@ SCORES = get_args(Score)
 
 @checked
 def sparsify(model: Model, sparsity: Decay, *, score: Score = "cost") -> UpdateTransform:
-    """Zeroes the entries of an update that the client would miss least: LUS.
+    """Zeroes the entries of an update that matter least to the client: LUS.
 
     The cost of an entry is `|∂f/∂w · Δw|`, what undoing it would change in the client's own loss,
     to first order. In every layer (each parameter tensor) the costliest entries stay.

@@ -114,7 +114,7 @@ def declared(
         checks.require(
             not transform.reads_records,
             argument,
-            "read no records behind the noise of private training, whose event does not cover "
+            "read no records without the noise of private training, whose event does not cover "
             f"it; {transform.instead}",
             transform.name,
         )
@@ -193,12 +193,12 @@ def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
     count = max(1, round(share * flat.size))
     least = jax.lax.top_k(flat, count)[0][-1]
     above, tied = flat > least, flat == least
-    room = count - jnp.sum(above)
-    return (above | (tied & (jnp.cumsum(tied) <= room))).reshape(scores.shape)
+    num_left = count - jnp.sum(above)
+    return (above | (tied & (jnp.cumsum(tied) <= num_left))).reshape(scores.shape)
 
 
 def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:
-    """Rounds an update to a narrower type, as a client with little bandwidth would send it.
+    """Rounds an update to a narrower type, to save bandwidth.
 
     Args:
       dtype: the type that is sent, such as `jnp.bfloat16`; the result keeps its own type.

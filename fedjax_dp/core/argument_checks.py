@@ -123,7 +123,7 @@ def _is_traced(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> Any:
-    """Reads a value as an array; None where it is none."""
+    """Converts a value to an array; None if that is not possible."""
     if isinstance(value, np.ndarray | jax.Array | np.generic):
         return value
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
@@ -175,7 +175,7 @@ def _as_float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        # A whole number of hundreds of digits.
+        # An integer of hundreds of digits.
         return np.inf
 
 
@@ -206,7 +206,7 @@ def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str
 
 
 class _Words(NamedTuple):
-    """What values are called in Python, or in a file."""
+    """The names of types in Python, or in a file."""
 
     none: str = "None"
     boolean: str = "True or False"
@@ -231,7 +231,7 @@ _SEQUENCES, _MAPPINGS = (Sequence, list, tuple), (Mapping, dict)
 
 
 def rule_of(kind: Any, *, in_file: bool = False) -> Rule | None:
-    """Reads an annotation, in the words of Python or of a file; None where it allows anything."""
+    """Reads the rule of an annotation, worded for Python or a file; None if it allows anything."""
     called = _IN_FILE if in_file else _IN_PYTHON
     origin = typing.get_origin(kind)
     if origin is Annotated:
@@ -329,7 +329,7 @@ def _for_each(rule: Rule, kind: Any, kinds: Sequence[Any]) -> Rule:
 
 
 def _of_entries(origin: Any, kinds: Sequence[Any], words: str, in_file: bool) -> Rule:
-    """Sequences, which arrays are too; of tuples of unlike entries only that they are tuples."""
+    """The rule of sequences and arrays; for tuples of mixed types only that they are tuples."""
     accepted = (origin,) if origin is tuple else (Sequence, np.ndarray, jax.Array)
     same = [kind for kind in kinds if kind is not Ellipsis]
     rule = rule_of(same[0], in_file=in_file) if len(same) == 1 else None

@@ -18,18 +18,18 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
         raise ValueError(f"{argument} must {rule}, got {shown(value)}")
 
 
-# Python writes no whole number of more decimal digits than 4,300.
+# Python writes no integer of more decimal digits than 4,300.
 _MOST_BITS = 8_192
 
 
 def shown(value: Any, limit: int = 500) -> str:
-    """Writes any value as a user would, cut after `limit` characters, for an error."""
+    """Formats any value for an error message, cut after `limit` characters."""
     if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         can_be_read = not is_key and not value.is_deleted() and value.is_fully_addressable
         value = np.asarray(value) if can_be_read else jax.typeof(value)
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return f"a whole number of {value.bit_length()} bits"
+        return f"an integer of {value.bit_length()} bits"
     if isinstance(value, np.number | np.bool_):
         text = str(value)
     elif isinstance(value, np.ndarray):

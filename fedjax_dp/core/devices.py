@@ -1,4 +1,4 @@
-"""What the devices of this process are, and the machine that they are in."""
+"""The memory of the devices of this process and of its machine."""
 
 import math
 import os
@@ -7,14 +7,7 @@ import jax
 
 
 def memory_per_device(num_devices: int | None = None) -> float:
-    """Reads how much memory a device has; those of a CPU share what the machine has.
-
-    Args:
-      num_devices: how many devices are used; None for all that there are.
-
-    Returns:
-      Bytes; infinity where nothing tells.
-    """
+    """Reads bytes of memory of a device, its share of the host on a CPU; infinity where unknown."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         return float(limit)
@@ -22,11 +15,7 @@ def memory_per_device(num_devices: int | None = None) -> float:
 
 
 def memory_of_host() -> float:
-    """Reads how much memory the machine has.
-
-    Returns:
-      Bytes; infinity where nothing tells.
-    """
+    """Reads the memory of the machine in bytes; infinity where it is unknown."""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return math.inf

@@ -20,7 +20,7 @@ _BLOCK = 2**20
 
 
 def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missing"]:
-    """Finds out what is at a path, links followed; `name` is the key or option in errors."""
+    """Determines the kind of file at a path, links followed; `name` is for errors."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -80,14 +80,14 @@ def parse_toml(text: str, where: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"{os.fspath(where)} must not nest brackets hundreds deep") from None
     except ValueError:
-        # Python reads no whole number of more than some thousand digits.
+        # Python reads no integer of more than some thousand digits.
         rule = "must hold no number of thousands of digits"
         raise ValueError(f"{os.fspath(where)} {rule}") from None
 
 
 @contextlib.contextmanager
 def reading(where: Path, rule: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns what a format's reader raises into an error that names the file and its rule."""
+    """Turns the exceptions of a format's reader into an error with the file and its rule."""
     try:
         yield
     except errors as error:

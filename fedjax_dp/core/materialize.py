@@ -14,7 +14,7 @@ from fedjax_dp.core import jaxprs
 
 
 def materialize(x: jax.Array) -> jax.Array:
-    """Has an array, and its cotangent, computed once for all of its readers."""
+    """Computes an array, and its cotangent, once for all of its uses."""
     return _materialize_p.bind(x)
 
 

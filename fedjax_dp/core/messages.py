@@ -23,12 +23,7 @@ _INDEX_BYTES = 4
 
 @flax.struct.dataclass
 class Coded:
-    """Arrays of whole numbers that take so many bits each when they are sent.
-
-    Attributes:
-      values: arrays, or their shapes.
-      bits: of an entry, at least 1; static.
-    """
+    """Arrays of integers, or their shapes, sent with `bits` bits an entry (static)."""
 
     values: PyTree
     bits: int = flax.struct.field(pytree_node=False)
@@ -53,26 +48,14 @@ class Choices:
     index: Any
 
     def take(self, index: jax.typing.ArrayLike) -> PyTree:
-        """Reads one model.
-
-        Args:
-          index: which one, int32.
-
-        Returns:
-          The model; zeros where it was not sent.
-        """
+        """Reads one model; zeros where it was not sent."""
         is_sent = jnp.where(self.sends_all, index < self.num_offered, index == self.index)
         return jax.tree.map(
             lambda x: jnp.where(is_sent, x[index], jnp.zeros_like(x[0])), self.values
         )
 
     def offered(self) -> PyTree:
-        """Reads all models that are offered.
-
-        Returns:
-          The models, `[models, ...]`; zeros for those that are not offered, and for all where one
-          alone was sent.
-        """
+        """Reads all models, `[models, ...]`; zeros where one was not sent."""
 
         def one(x: jax.Array) -> jax.Array:
             is_sent = self.sends_all & (jnp.arange(len(x)) < self.num_offered)
@@ -83,39 +66,21 @@ class Choices:
 
 @flax.struct.dataclass
 class Known:
-    """Arrays that take no bytes, since their receiver has them already, such as the first model.
-
-    Attributes:
-      values: arrays, or their shapes.
-    """
+    """Arrays, or shapes, that take no bytes: their receiver has them, such as the first model."""
 
     values: PyTree
 
 
 @flax.struct.dataclass
 class SentIf:
-    """A part of a message that is sent under a condition, such as not in rounds of one stage.
-
-    Attributes:
-      values: arrays, or their shapes, some of them `Sparse` or `Coded`.
-      is_sent: whether it is sent, bool; a traced number.
-    """
+    """A part of a message that is sent where `is_sent`, a traced bool, holds."""
 
     values: PyTree
     is_sent: Any
 
 
 def received(message: PyTree) -> PyTree:
-    """Gives a message as it arrives: what is not sent of it is zero.
-
-    Args:
-      message: arrays, some of them `Sparse`, `Choices`, `Known` or `SentIf`.
-
-    Returns:
-      The same; entries that a mask leaves out are zero, and so is a `SentIf` that is not sent, and
-      what is `Known` comes as plain arrays. `Choices` stay, and read zeros for a model that was
-      not sent.
-    """
+    """Returns a message as it arrives: zeros for what was not sent, `Known` as arrays."""
 
     def one(x: Any) -> Any:
         if isinstance(x, Known):
@@ -144,29 +109,15 @@ class Form:
     dtype: str | None = None
 
     def sparse(self) -> "Form":
-        """Gives the form in which zeros are not sent."""
+        """Builds the form in which zeros are not sent."""
         return dataclasses.replace(self, is_sparse=True)
 
     def of_type(self, dtype: str | None) -> "Form":
-        """Gives the form in which entries are of a type.
-
-        Args:
-          dtype: the name of the type, None for their own.
-
-        Returns:
-          The form.
-        """
+        """Builds the form whose entries have the named type; None keeps their own."""
         return dataclasses.replace(self, dtype=dtype)
 
     def of(self, update: PyTree) -> PyTree:
-        """Gives the message that an update is sent as.
-
-        Args:
-          update: arrays.
-
-        Returns:
-          The same; what is not 0 of its arrays of floats, where it is sparse. Single numbers stay.
-        """
+        """Builds the message that an update is sent as."""
 
         def one(x: Any) -> Any:
             if is_part(x) or not jnp.issubdtype(x.dtype, jnp.floating) or not jnp.ndim(x):
@@ -193,15 +144,7 @@ class Tariff(NamedTuple):
     most: tuple[int, ...]
 
     def bytes_of(self, counts: np.ndarray, encoding: Encoding) -> dict[str, np.ndarray]:
-        """Computes what messages take.
-
-        Args:
-          counts: of each message, `[..., counts]`.
-          encoding: how masked arrays are sent; "smallest" takes the shortest for every message.
-
-        Returns:
-          Bytes by type of number, `[...]`, int64.
-        """
+        """Computes bytes by type, int64, of messages with these `counts`, `[..., counts]`."""
         checks.one_of("encoding", encoding, ENCODINGS)
         if encoding != "smallest":
             return self._bytes_of(counts, encoding)
@@ -231,15 +174,7 @@ class Tariff(NamedTuple):
 
 
 def counts_of(message: PyTree) -> tuple[jax.Array, ...]:
-    """Counts what is not known of a message before it is made.
-
-    Args:
-      message: arrays, some of them in the forms of this module.
-
-    Returns:
-      For each masked array how many entries are kept, for choices how many are sent, and for each
-      `SentIf` 1 or 0, then those of its values, int32.
-    """
+    """Counts, int32: entries kept by masks, choices sent, and 1 or 0 for each `SentIf`."""
     counts = []
     for part in _parts(message):
         if isinstance(part, Choices):
@@ -256,14 +191,7 @@ def counts_of(message: PyTree) -> tuple[jax.Array, ...]:
 
 
 def tariff_of(message: PyTree) -> Tariff:
-    """Finds what messages of one shape take.
-
-    Args:
-      message: arrays or shapes, some of them in the forms of this module.
-
-    Returns:
-      The tariff, with its counts in the order of `counts_of`.
-    """
+    """Computes the tariff of messages of one shape, its counts in the order of `counts_of`."""
     fixed: dict[str, dict[str, int]] = {name: {} for name in (*_SENDABLE, "values")}
     rates: list[dict[str, dict[str, int]]] = []
     most: list[int] = []
@@ -303,7 +231,7 @@ def tariff_of(message: PyTree) -> Tariff:
 
 
 class _Masked(NamedTuple):
-    """One array with its mask, which may be known to who receives it."""
+    """One array with its mask, which the receiver may have already."""
 
     values: Any
     mask: Any

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 def mixing_weights(
     products: jax.Array, counts: jax.Array, newest: jax.Array, ridge: Any, damping: Any
 ) -> jax.Array:
-    """Finds the weights, of sum 1, under which the mix of residuals is shortest.
+    """Computes the weights, of sum 1, that minimise the norm of the mix of residuals.
 
     Solves `(G + ridge · tr(G) I) w = 1` and divides by the sum; weights may be negative. With the
     damping a in [0, 1] they become (1 − a) w, and the newest gains a. Not finite where there is no

@@ -15,14 +15,14 @@ from fedjax_dp.core.checks import COUNT_LIMIT
 
 @dataclass(frozen=True)
 class ZeroOrAtLeast:
-    """A limit for 0 and for all numbers of at least `least`, which is above 0."""
+    """A range of 0 and all numbers of at least `least`, which is above 0."""
 
     least: float
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A limit for texts, which must match `regex`; `words` complete the phrase "must be …"."""
+    """A rule for strings, which must match `regex`; `words` complete "must be …"."""
 
     regex: str
     words: str
@@ -38,9 +38,9 @@ Fraction = Annotated[float, Ge(0), Le(1)]
 Probability = Annotated[float, Gt(0), Le(1)]
 # In [0, 1), such as what an average keeps of its past.
 Decay = Annotated[float, Ge(0), Lt(1)]
-# A whole number of at least 1.
+# An integer of at least 1.
 Count = Annotated[int, Ge(1), Lt(COUNT_LIMIT)]
-# A whole number of at least 0.
+# An integer of at least 0.
 Index = Annotated[int, Ge(0), Lt(COUNT_LIMIT)]
 # What a generator of random numbers starts from: a key holds 32 bits of it.
 Seed = Annotated[int, Ge(0), Lt(2**32)]
@@ -100,7 +100,7 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
         is_whole = base is not int or bool(np.all(np.mod(array, 1) == 0))
         holds = is_whole and inside(array, limits)
         checks.require(holds, f"{prefix}{name}", rule, value)
-        rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
+        rule = f"be 0 or of a size that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
         checks.require(fits_float32(array), f"{prefix}{name}", rule, value)
 
 

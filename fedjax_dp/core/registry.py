@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Registry(MutableMapping[str, _T], Generic[_T]):
-    """Parts by name; a name with a colon, `package.module:name` or `file.py:name`, is imported."""
+    """Components by name; `package.module:name` and `file.py:name` are imported."""
 
     def __init__(self, parts: Mapping[str, _T], adopt: Callable[[Any], _T] | None = None):
         """Takes parts by name; `adopt` makes a part of what was imported, or refuses it."""
@@ -52,10 +52,7 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
 
 
 def options_of(factory: Callable[..., Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Lists the parameters of a factory, but for given ones, with their defaults.
-
-    The default of one that must be given is `inspect.Parameter.empty`.
-    """
+    """Lists a factory's parameters, except `given`, with defaults or `Parameter.empty`."""
     several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.kind not in several and p.name not in given}

@@ -75,14 +75,14 @@ def _add(total, x):
 
 
 def _renormalized(high: jax.Array, lost: jax.Array, low: jax.Array) -> Sum:
-    """Puts a sum and what it lacks, which is much less, back into two parts."""
+    """Splits a sum and its much smaller error into two parts again."""
     low = lost + low
     total = high + low
     return Sum(total, low - (total - high))
 
 
 def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Adds two numbers; what the addition rounds away is a float too."""
+    """Adds two numbers; the rounding error of the addition is returned too."""
     high = a + b
     of_b = high - a
     return high, (a - (high - of_b)) + (b - of_b)

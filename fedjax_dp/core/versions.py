@@ -1,4 +1,4 @@
-"""Which libraries a result was computed with."""
+"""The versions of the libraries that computed a result."""
 
 import re
 from importlib import metadata
@@ -7,11 +7,7 @@ PACKAGE = "fedjax-dp"
 
 
 def libraries() -> dict[str, str]:
-    """Lists the package and what it depends on, with the versions that are installed.
-
-    Returns:
-      The version of each by name, the package first; what is not installed is left out.
-    """
+    """Lists installed versions of the package, which comes first, and its dependencies."""
     found = {}
     for name in (PACKAGE, *_needed()):
         try:

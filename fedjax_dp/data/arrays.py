@@ -1,4 +1,4 @@
-"""What examples, client ids and rows of a partition may be: numbers that JAX computes with."""
+"""Checks of examples, client ids and partitions: numbers of types that JAX supports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float3
 
 
 def example_array(what: str, value: Any) -> Any:
-    """Validates `[num_examples, ...]` numbers that JAX has, and gives them in native byte order."""
+    """Validates `[num_examples, ...]` numbers of a type that JAX has; returns native byte order."""
     if isinstance(value, np.ma.MaskedArray):
         num_hidden = int(np.ma.count_masked(value))
         rule = "have no masked entries (fill them, or leave their rows out)"
@@ -31,7 +31,7 @@ def example_array(what: str, value: Any) -> Any:
     checks.require(dtype.kind != "c", what, rule, str(dtype))
     checks.require(len(array.shape) > 0, what, "have one row for each example", "a single number")
     is_known = dtype.kind != "f" or dtype.itemsize <= 8
-    rule = "hold numbers of a type that JAX has, such as float32"
+    rule = "hold numbers of a type that JAX supports, such as float32"
     checks.require(is_known, what, rule, str(dtype))
     if isinstance(array, np.memmap):
         rule = "be in the byte order of this computer, as an array on disk, which is not converted"
@@ -46,7 +46,7 @@ def example_array(what: str, value: Any) -> Any:
 
 
 def require_32_bits(what: str, array: Any) -> None:
-    """Requires numbers of 64 bits to fit the 32 bits that JAX makes of them."""
+    """Requires 64-bit numbers to fit the 32 bits to which JAX converts them."""
     dtype = array.dtype
     is_wide = dtype.kind in "iuf" and dtype.itemsize >= 8
     if not is_wide or not array.size or jax.dtypes.canonicalize_dtype(dtype) == dtype:
@@ -55,12 +55,12 @@ def require_32_bits(what: str, array: Any) -> None:
         is_finite = np.isfinite(array)
         most = max(abs(float(of(array, where=is_finite, initial=0.0))) for of in (np.min, np.max))
         fits = most <= _LARGEST and (most == 0 or most >= _SMALLEST)
-        rule = f"hold numbers of a size that float32 can, {_SMALLEST:.2g} to {_LARGEST:.2g}"
+        rule = f"hold numbers that float32 can represent, {_SMALLEST:.2g} to {_LARGEST:.2g}"
         checks.require(fits, what, f"{rule} (rescale them)", most)
         return
     low, high = int(array.min()), int(array.max())
     bounds = np.iinfo(np.uint32 if dtype.kind == "u" else np.int32)
-    rule = f"hold whole numbers that {bounds.dtype} can, {bounds.min} to {bounds.max}"
+    rule = f"hold integers that {bounds.dtype} can represent, {bounds.min} to {bounds.max}"
     wrong = low if low < bounds.min else high
     fits = bounds.min <= wrong <= bounds.max
     checks.require(fits, what, f"{rule} (rescale them, or code them)", wrong)
@@ -80,7 +80,7 @@ def require_same_rows(
 
 
 def client_ids(what: str, ids: Any) -> np.ndarray:
-    """Validates the column of each example's client: sortable ids of one kind, none missing."""
+    """Validates the client id of each example: sortable, of one kind, none missing."""
     if isinstance(ids, np.ma.MaskedArray):
         missing = np.flatnonzero(np.ma.getmaskarray(ids))
         _require_none_missing(what, missing)
@@ -125,14 +125,14 @@ def _kind(value: Any) -> str:
 
 
 def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.ndarray]:
-    """Validates the rows in [0, size) that each client has, and gives them as int64."""
+    """Validates the example indices in [0, size) of each client and returns them as int64."""
     checks.require(len(clients) > 0, what, "hold at least one client", len(clients))
     found = []
     for i, rows in enumerate(clients):
         array = np.asarray(rows)
         is_row = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
         shown = f"{array.dtype}{list(array.shape)}"
-        checks.require(is_row, f"{what}[{i}]", "list rows as whole numbers", shown)
+        checks.require(is_row, f"{what}[{i}]", "list rows as integers", shown)
         outside = (array < 0) | (array >= size)
         if np.any(outside):
             rule = f"name rows in [0, {size})"
@@ -142,7 +142,7 @@ def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.nda
 
 
 def require_disjoint(what: str, clients: Sequence[np.ndarray]) -> None:
-    """Requires that no client has a row twice and no two clients share one."""
+    """Requires that no example is used twice, by one client or by two."""
     rows = np.concatenate([np.asarray(own) for own in clients])
     owner = np.repeat(np.arange(len(clients)), [len(own) for own in clients])
     order = np.argsort(rows, kind="stable")

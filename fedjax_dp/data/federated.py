@@ -62,13 +62,13 @@ class FederatedData:
         object.__setattr__(self, "examples", arrays)
         offsets = self.offsets
         is_whole = offsets.dtype.kind in "iu" or offsets.size == 0
-        checks.require(is_whole, "offsets", "be whole numbers", offsets.dtype)
+        checks.require(is_whole, "offsets", "be integers", offsets.dtype)
         offsets = offsets.astype(np.int64)
         object.__setattr__(self, "offsets", offsets)
         checks.require(
             offsets.ndim == 1 and len(offsets) >= 2 and offsets[0] == 0,
             "offsets",
-            "be one row that starts at 0 and has an entry more than there are clients",
+            "be one-dimensional, start at 0 and have one entry more than there are clients",
             offsets.shape,
         )
         checks.require(
@@ -250,7 +250,7 @@ class FederatedData:
         checks.require(
             offsets.dtype.kind in "iu",
             str(directory / _OFFSETS),
-            "hold whole numbers",
+            "hold integers",
             str(offsets.dtype),
         )
         names_file = directory / _NAMES
@@ -359,7 +359,7 @@ class FederatedData:
           The store, clients and rows in the order given.
 
         Raises:
-          ValueError: if there are no clients, or a row is no whole number or outside the pool.
+          ValueError: if there are no clients, or a row is no integer or outside the pool.
         """
         examples = _arrays(examples)
         size = len(next(iter(examples.values())))
@@ -382,7 +382,7 @@ class FederatedData:
             their own names where it is None.
 
         Returns:
-          The store, in memory; whole numbers are int64 and others float32.
+          The store, in memory; integers are int64 and others float32.
 
         Raises:
           ValueError: if a column does not exist, holds nulls, or lists of unequal lengths.
@@ -451,13 +451,13 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapped(path: pathlib.Path) -> np.ndarray:
     """Opens a `.npy` file as a memory map."""
-    with files.reading(path, "be a whole .npy file", *_DAMAGE):
+    with files.reading(path, "be an intact .npy file", *_DAMAGE):
         array = np.lib.format.open_memmap(path, mode="r")
     kind, size = array.dtype.kind, path.stat().st_size
     checks.require(
         kind in "biuf" and array.ndim > 0,
         str(path),
-        "hold real numbers or truth values in rows",
+        "hold rows of real numbers or Booleans",
         f"{array.dtype}{list(array.shape)}",
     )
     rule = "be in the byte order of this computer (`array.astype(array.dtype.newbyteorder('='))`)"

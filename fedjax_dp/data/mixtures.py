@@ -1,4 +1,4 @@
-"""Partitions in which each client prefers some classes and has a size of its own."""
+"""Partitions in which clients differ in their preferred classes and in size."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def by_preference(
     Preferences and the pool rarely fit together exactly. The expected counts are those closest to
     the preferences, in Kullback-Leibler divergence, among all that use every example once and give
     each client its size (iterative proportional fitting; Deming and Stephan 1940); they are then
-    rounded to whole numbers that keep both.
+    rounded to integers that keep both.
 
     Args:
       labels: the class of each example, `[examples]`.
@@ -102,7 +102,9 @@ def label_and_size_skew(
       Visual Classification, 2019, section 3.
     """
     labels = np.asarray(labels)
-    checks.require(labels.ndim == 1 and len(labels) > 0, "labels", "be a row", labels.shape)
+    checks.require(
+        labels.ndim == 1 and len(labels) > 0, "labels", "be one-dimensional", labels.shape
+    )
     rng = np.random.default_rng(rng)
     sizes = power_law_sizes(len(labels), num_clients, rng, exponent=exponent, min_size=min_size)
     _, counts = np.unique(labels, return_counts=True)
@@ -120,7 +122,7 @@ def majority_classes(
     num_majority: Count = 2,
     majority_share: Fraction = 0.9,
 ) -> list[np.ndarray]:
-    """Gives each client a few classes that hold most of its examples, and a little of all others.
+    """Gives each client a few majority classes, and a small share of all others.
 
     Sizes are equal. Each class is a majority class of the same number of clients (give or take
     one), in random company, so that for balanced classes the shares come out as asked.
@@ -190,7 +192,7 @@ def _fit_margins(preferences: np.ndarray, sizes: np.ndarray, totals: np.ndarray)
 def _round_to_margins(
     table: np.ndarray, sizes: np.ndarray, totals: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Rounds a table to whole numbers with the given row and column sums."""
+    """Rounds a table to integers with the given row and column sums."""
     table = table * np.minimum(totals / table.sum(axis=0), 1)
     counts = np.floor(table).astype(np.int64)
     remainder = table - counts

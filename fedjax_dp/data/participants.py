@@ -74,7 +74,7 @@ class Participation(NamedTuple):
         return self.sampler.separation(self.num_clients, self.cohort_size)
 
     def event(self, base: Any) -> Any:
-        """Names the privacy event of a round with the base event behind it.
+        """Returns the privacy event of a round whose release has the base event.
 
         Args:
           base: the event of the mechanism on a given cohort.
@@ -125,7 +125,7 @@ def participation(
     checks.require(
         sampler.varies or size == int(size),
         "cohort_size",
-        f"be a whole number under the sampler {sampler.name!r}",
+        f"be an integer under the sampler {sampler.name!r}",
         cohort_size,
     )
     checks.require(

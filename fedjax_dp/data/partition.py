@@ -98,7 +98,7 @@ def dirichlet(
     owner = np.empty(len(labels), dtype=np.int64)
     for rows in _rows_by_class(code, rng):
         shares = rng.dirichlet(np.full(num_clients, float(alpha)))
-        # Systematic sampling: whole numbers whose expectations are the shares.
+        # Systematic sampling: integers whose expectations are the shares.
         cuts = np.floor(np.cumsum(shares) * len(rows) + rng.random())
         cuts[-1] = len(rows)
         counts = np.diff(np.minimum(cuts, len(rows)), prepend=0).astype(np.int64)
@@ -235,7 +235,7 @@ def class_mixtures(
     validation_per_client: Index = 25,
     test_per_client: Index = 200,
 ) -> Splits:
-    """Gives each client few examples of all classes, in shares of its own.
+    """Gives each client few examples of all classes, in shares that differ between clients.
 
     The shares are Dirichlet(alpha, ..., alpha) over the classes, the same in a client's three
     parts, each rounded so that the part has its size. Examples are used as in `few_classes`.
@@ -285,7 +285,7 @@ def _rounded(shares: np.ndarray, total: int) -> np.ndarray:
 def _dealt_rows(
     labels: np.ndarray, test_labels: np.ndarray, counts: _Counts, rng: np.random.Generator
 ) -> Splits:
-    """Deals examples at random: of training once each, of testing again once a class is used up."""
+    """Deals examples at random: each training one once, test ones again when a class runs out."""
     names = np.unique(labels)
     pools = [rng.permutation(np.flatnonzero(labels == name)) for name in names]
     tests = [rng.permutation(np.flatnonzero(test_labels == name)) for name in names]
@@ -311,7 +311,7 @@ def _dealt_rows(
 def _dealt_classes(
     num_classes: int, num_clients: int, each: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Gives every client the classes that were used least, at random among equal ones."""
+    """Assigns every client the least used classes, ties broken at random."""
     used, dealt = np.zeros(num_classes), []
     for _ in range(num_clients):
         own = np.lexsort((rng.random(num_classes), used))[:each]
@@ -357,7 +357,7 @@ def split_clients(
       The training rows and the test rows of each client, both in the client's own order.
 
     Raises:
-      ValueError: if the share is out of range, there are no clients, or a row is no whole number.
+      ValueError: if the share is out of range, there are no clients, or a row is no integer.
     """
     rows = arrays.rows_of_clients("clients", clients, checks.COUNT_LIMIT)
     checks.require(0 <= test_fraction < 1, "test_fraction", "lie in [0, 1)", test_fraction)
@@ -405,7 +405,7 @@ def _rows_by_class(code: np.ndarray, rng: np.random.Generator) -> list[np.ndarra
 
 
 def _random_rank(owner: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Numbers the examples of each owner from 0 in random order."""
+    """Numbers the examples of each owner from 0, in random order."""
     shuffled = rng.permutation(len(owner))
     order = shuffled[np.argsort(owner[shuffled], kind="stable")]
     rank = np.empty(len(owner), dtype=np.int64)
@@ -441,7 +441,7 @@ def _check_labels(labels: np.ndarray) -> np.ndarray:
     checks.require(
         labels.ndim == 1 and len(labels) > 0,
         "labels",
-        "be a row of at least one label",
+        "be one-dimensional and hold at least one label",
         labels.shape,
     )
     return labels

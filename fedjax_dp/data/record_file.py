@@ -55,7 +55,7 @@ class RecordFile:
             weakref.finalize(self, os.close, self._descriptor)
             _sync_folder(self.path.parent)
         is_ours = owner.exists() and owner.read_text() == self._token
-        rule = "belong to one simulation at a time; another one writes there now"
+        rule = "belong to one simulation at a time; another one is writing there"
         checks.require(is_ours, "folder", rule, str(self.folder))
 
     def num_allocated(self) -> int:
@@ -64,7 +64,7 @@ class RecordFile:
             return 0
         return int(os.stat(self.path).st_blocks * _BLOCK_BYTES // self.num_bytes)
 
-    def require_room(self, num_records: int, *, name: str = "folder") -> None:
+    def require_space(self, num_records: int, *, name: str = "folder") -> None:
         """Requires free disk space for `num_records` more records; `name` is for errors."""
         place, needed = self.path.parent, max(0, num_records) * self.num_bytes
         while not place.exists():

@@ -1,4 +1,4 @@
-"""Ways to draw: clients for a round, or records for a local step. One shape for both levels."""
+"""Samplers: of clients for a round, or of records for a local step, in one interface."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class Sampler(NamedTuple):
         traced. `any_of` reduces a flag over all draws that are vmapped with this one; it may be
         left out.
       capacity: `(limit, max_batch_size) -> int`, the number of slots that a draw needs.
-      event: `(base, size, batch_size) -> DpEvent` of one draw with the base event behind it.
+      event: `(base, size, batch_size) -> DpEvent` of one draw whose release has the base event.
       nominal_size: `(size, batch_size) -> count`, the public number a draw is expected to hold.
       num_steps_per_epoch: `(size, batch_size) -> steps` that read each member once on average.
       charges_all: whether a draw costs every member of the population, drawn or not, as
@@ -140,8 +140,8 @@ def poisson(capacity: Count | None = None) -> Sampler:
         size, batch_size = jnp.asarray(size), jnp.asarray(batch_size, jnp.float32)
 
         def of_all():
-            room = sparse.num_dense(limit, sparse.mean_of(capacity))
-            return dense(own, size, batch_size, room, capacity)
+            width = sparse.num_dense(limit, sparse.mean_of(capacity))
+            return dense(own, size, batch_size, width, capacity)
 
         def of_few():
             rate = jnp.minimum(batch_size / jnp.maximum(size, 1), 1 / 32)
@@ -202,13 +202,13 @@ def fixed_size() -> Sampler:
 
     def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         own, count = fold(key, step), jnp.minimum(batch_size, size)
-        room = sparse.num_dense(limit, capacity)
+        width = sparse.num_dense(limit, capacity)
 
         def of_all():
-            bits = jax.random.bits(own, (room,), jnp.uint32)
-            exists = jnp.arange(room) < size
+            bits = jax.random.bits(own, (width,), jnp.uint32)
+            exists = jnp.arange(width) < size
             order = jnp.where(exists, (bits >> 1).astype(jnp.int32), jnp.iinfo(jnp.int32).max)
-            return jax.lax.top_k(-order, min(capacity, room))[1].astype(jnp.int32)
+            return jax.lax.top_k(-order, min(capacity, width))[1].astype(jnp.int32)
 
         if limit <= sparse.DENSE:
             return state, _slots(of_all(), count, capacity)
@@ -280,8 +280,8 @@ def full_participation_first(steps: Count, then: Sampler) -> Sampler:
 
     def draw(state, key, step, size, batch_size, limit, capacity, any_of=_itself):
         state, later = then.draw(state, key, step, size, batch_size, limit, capacity, any_of)
-        everyone = _slots(jnp.arange(limit), jnp.asarray(size, jnp.int32), capacity)
-        return state, jax.tree.map(lambda a, b: jnp.where(step < steps, a, b), everyone, later)
+        whole = _slots(jnp.arange(limit), jnp.asarray(size, jnp.int32), capacity)
+        return state, jax.tree.map(lambda a, b: jnp.where(step < steps, a, b), whole, later)
 
     def event(base, size, batch_size):
         raise ValueError(
@@ -397,12 +397,12 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
 
     def draw(order, key, step, size, batch_size, limit, capacity, any_of=_itself):
         steps = blocks(jnp.maximum(size, 1), batch_size)
-        own, room = fold(key, step // steps), min(limit, sparse.DENSE)
+        own, width = fold(key, step // steps), min(limit, sparse.DENSE)
 
         def reshuffle():
-            bits = jax.random.bits(own, (room,), jnp.uint32) >> 1
+            bits = jax.random.bits(own, (width,), jnp.uint32) >> 1
             last = jnp.uint32(0xFFFFFFFF)
-            return jnp.argsort(jnp.where(jnp.arange(room) < size, bits, last)).astype(jnp.int32)
+            return jnp.argsort(jnp.where(jnp.arange(width) < size, bits, last)).astype(jnp.int32)
 
         # Where clients are computed side by side, the sort runs if any of them starts an epoch:
         # an unbatched condition stays a branch.
@@ -411,7 +411,7 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
         order = jnp.where(is_start, fresh, order)
         first = (step % steps) * batch_size
         places = first + jnp.arange(capacity)
-        indices = order[jnp.minimum(places, room - 1)]
+        indices = order[jnp.minimum(places, width - 1)]
         if limit > sparse.DENSE:
             large = jnp.maximum(size, sparse.DENSE)
             indices = jax.lax.cond(

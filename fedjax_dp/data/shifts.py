@@ -1,4 +1,4 @@
-"""Structured differences: turned images, moved labels, colours that give the label away."""
+"""Structured differences: rotated images, shifted labels, colours that reveal the label."""
 
 from collections.abc import Sequence
 
@@ -54,11 +54,11 @@ ANGLES = (10.0, -10.0, 20.0, -20.0, 30.0, -30.0, 40.0, -40.0, 50.0, -50.0)
 
 @checked
 def rotate_quarter_turns(images: np.ndarray, turns: int) -> np.ndarray:
-    """Turns images by 90 degrees, counter-clockwise, as often as asked.
+    """Rotates images counter-clockwise by multiples of 90 degrees.
 
     Args:
       images: `[examples, height, width, channels]`.
-      turns: how often; any whole number.
+      turns: how often; any integer.
 
     Returns:
       Turned images; height and width change places where `turns` is odd.
@@ -73,11 +73,11 @@ def rotate_quarter_turns(images: np.ndarray, turns: int) -> np.ndarray:
 
 @checked
 def shift_labels(labels: np.ndarray, shift: int, num_classes: Count) -> np.ndarray:
-    """Renames classes in a circle: y becomes (y + shift) mod classes.
+    """Shifts labels cyclically: y becomes (y + shift) mod classes.
 
     Args:
       labels: `[examples]`, from 0 to `num_classes - 1`.
-      shift: any whole number.
+      shift: any integer.
       num_classes: how many classes there are.
 
     Returns:
@@ -153,7 +153,7 @@ def color_by_label(
 def rotate_by_label(
     images: np.ndarray, labels: np.ndarray, *, angles: Sequence[float] = ANGLES
 ) -> np.ndarray:
-    """Turns images by an angle that depends on the label, around their centre.
+    """Rotates images around their centre by an angle that depends on the label.
 
     Pixels between others are interpolated linearly; corners turned in from outside are 0.
 

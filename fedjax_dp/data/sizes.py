@@ -10,7 +10,7 @@ Seed = np.random.Generator | int
 
 
 def even_sizes(total: int, parts: int) -> np.ndarray:
-    """Divides a whole number into equal parts, the first larger by one where it does not divide."""
+    """Divides an integer into equal parts, the first larger by one where it does not divide."""
     sizes = np.full(parts, total // parts, dtype=np.int64)
     sizes[: total % parts] += 1
     return sizes
@@ -33,7 +33,7 @@ def power_law_sizes(
 
 
 def apportion(total: int, weights: np.ndarray) -> np.ndarray:
-    """Divides a whole number in proportion to weights, by largest remainders."""
+    """Divides an integer in proportion to weights, by largest remainders."""
     shares = total * (weights / weights.sum())
     parts = np.floor(shares).astype(np.int64)
     order = np.argsort(parts - shares, kind="stable")

@@ -1,4 +1,4 @@
-"""Draws from large populations that cost what they draw, and not what there is.
+"""Draws from large populations at a cost that grows with the sample, not the population.
 
 A draw from few members visits each of them. From more than `DENSE` members these functions draw
 the gaps between members, or members until they are distinct, or places of a permutation one by one.
@@ -19,7 +19,7 @@ _DENSE_BATCHES = 32
 _OVERFLOW = 100 * math.log(2)
 # What digits of a gap are computed with is exact to 2^-17; the rate is lowered by more than that.
 _RATE_MARGIN = 1.0 - 2.0**-14
-# Gaps are drawn in pieces, each of which goes on with a chance between e^-8 and e^-4.
+# Gaps are drawn in pieces, each of which continues with a chance between e^-8 and e^-4.
 _LONGEST_PIECE = 4.0
 _NUM_DIGITS = 31
 _ROUNDS = 8
@@ -68,14 +68,14 @@ def coins(
 
     Guarantee: given all others, a member is drawn with probability at most `rate`, below 1 / 32.
     """
-    odds, is_used, goes_on, piece = digits(rate)
+    odds, is_used, continues, piece = digits(rate)
     num_tokens = capacity + 1 + tail(max(1.0, 1.1 * math.exp(-_LONGEST_PIECE) * capacity))
     # As many bits for each gap whatever the limit and the slots, which so change no draw.
     bits = jax.random.bits(key, (num_tokens, len(odds) + 1), jnp.uint32)
     is_one = (bits[:, :-1] < odds) & is_used
     values = jnp.uint32(1) << jnp.arange(len(odds), dtype=jnp.uint32)
     gaps = jnp.minimum(jnp.sum(jnp.where(is_one, values, 0), axis=1, dtype=jnp.uint32), limit)
-    is_longer = bits[:, -1] < goes_on
+    is_longer = bits[:, -1] < continues
     steps = jnp.where(is_longer, jnp.minimum(piece, limit), jnp.minimum(gaps + 1, limit))
     # What is past the last member stays there.
     ends = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, jnp.uint32(limit)), steps)
@@ -97,8 +97,8 @@ def digits(rate: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]
     chances = odds / (1 + odds)
     num_used = jnp.sum(is_used)
     piece = jnp.uint32(1) << num_used.astype(jnp.uint32)
-    goes_on = jnp.exp(-(2.0 ** num_used.astype(jnp.float32)) * decay)
-    as_bits = [(p * 2.0**32).astype(jnp.uint32) for p in (chances, jnp.minimum(goes_on, 0.9999))]
+    continues = jnp.exp(-(2.0 ** num_used.astype(jnp.float32)) * decay)
+    as_bits = [(p * 2.0**32).astype(jnp.uint32) for p in (chances, jnp.minimum(continues, 0.9999))]
     return as_bits[0], is_used, as_bits[1], piece
 
 
@@ -122,7 +122,7 @@ def distinct(key: PRNGKey, size: jax.Array, count: jax.Array, capacity: int) -> 
 
 
 def _uniform(key: PRNGKey, size: jax.Array, count: int) -> jax.Array:
-    """Draws members, each alike up to 2^-33, with replacement: a 64-bit fraction of the size."""
+    """Draws members uniformly up to 2^-33, with replacement: a 64-bit fraction of the size."""
     high, low = jax.random.bits(key, (count, 2), jnp.uint32).T
     size = size.astype(jnp.uint32)
     carry = _upper(low, size)
@@ -140,10 +140,10 @@ def _upper(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def permuted(key: PRNGKey, places: jax.Array, size: jax.Array) -> jax.Array:
-    """Gives the members at some places of a random order; member 0 for places outside.
+    """Returns the members at some places of a random order; member 0 for places outside it.
 
     A Feistel network permutes the numbers of as many bits as the population of at least 2 needs; a
-    number that is no member is permuted again. No privacy claim rests on this order.
+    number that is no member is permuted again. No privacy claim depends on this order.
 
     Source: Luby and Rackoff 1988; Black and Rogaway 2002 for numbers that are no members.
     """

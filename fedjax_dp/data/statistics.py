@@ -183,7 +183,7 @@ def describe_data(data: FederatedData, label: str | None = "y") -> PartitionStat
     if label is not None:
         checks.one_of("label", label, data.examples)
         labels = np.asarray(data.examples[label])
-        checks.require(labels.ndim == 1, "label", "name a row of labels", labels.shape)
+        checks.require(labels.ndim == 1, "label", "name one-dimensional labels", labels.shape)
     counts, names = _count_labels(data.sizes, labels)
     return PartitionStatistics(data.sizes, counts, names, 0, 0, data.client_names)
 

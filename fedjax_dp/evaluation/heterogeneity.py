@@ -1,4 +1,4 @@
-"""How much clients disagree about the model that is best for all of them."""
+"""Heterogeneity of clients: how much they disagree about the best shared model."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""How uncertain a share is that was counted on few examples."""
+"""Confidence intervals of shares that are counted on few examples."""
 
 import numpy as np
 import scipy.special

@@ -115,7 +115,7 @@ class Checkpoints:
     def _record(self, step: int) -> pathlib.Path:
         return self.directory / _DIGESTS / f"{step}.json"
 
-    def keep_root(self, root: ArrayLike) -> None:
+    def write_root(self, root: ArrayLike) -> None:
         """Writes the secret root of a run, readable only by the owner.
 
         Args:

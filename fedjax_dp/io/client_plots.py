@@ -82,7 +82,7 @@ def _called(names: Sequence[str], num_clients: int) -> list[str]:
     """Returns the name of each client, or its number."""
     if not len(names):
         return [str(i) for i in range(num_clients)]
-    checks.require(len(names) == num_clients, "names", f"be {num_clients} texts", len(names))
+    checks.require(len(names) == num_clients, "names", f"be {num_clients} strings", len(names))
     return [str(name) for name in names]
 
 

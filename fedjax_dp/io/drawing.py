@@ -106,7 +106,7 @@ def log_where_wide(
 
 
 def whole_ticks(axes: Axes) -> None:
-    """Puts the ticks of the horizontal axis at whole numbers."""
+    """Puts the ticks of the horizontal axis at integers."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 

@@ -46,7 +46,7 @@ def read_params(path: str | pathlib.Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     # The readers raise many types of errors for damaged files.
-    with files.reading(path, f"be a whole {path.suffix} file of arrays", Exception):
+    with files.reading(path, f"be an intact {path.suffix} file of arrays", Exception):
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
                 named = {name: archive[name] for name in archive.files}

@@ -92,7 +92,7 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
     if not callable(where):
         require_matches("frozen", patterns(where), paths, "parameters of the model")
     flags = jax.tree.leaves(marked(shapes, where))
-    checks.require(any(flags), "frozen", "name one parameter at least", where)
+    checks.require(any(flags), "frozen", "name at least one parameter", where)
     checks.require(not all(flags), "frozen", f"leave one of {paths} to be trained", where)
     given = dict(zip(trees.paths(values), jax.tree.leaves(values), strict=True))
     held: list[np.ndarray | None] = []

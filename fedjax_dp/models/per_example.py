@@ -174,7 +174,7 @@ def _evaluate(
     taps: list[jax.Array],
     example: Any,
 ) -> tuple[jax.Array, list[list[Any]]]:
-    """Evaluates the loss with a tap added behind every site; returns what each site read."""
+    """Evaluates the loss with a tap added after every site; returns what each site read."""
     arguments = [direct.get(i, leaf) for i, leaf in enumerate(frozen)]
     eqns = plan.closed.jaxpr.eqns
     tap_of = {id(eqns[s.equation]): tap for s, tap in zip(plan.sites, taps, strict=True)}
@@ -303,9 +303,9 @@ def _product_of_patches(
         if step.primitive.name in _VIEWS:
             views.update(step.outvars)
             continue
-        behind = inner.eqns[index + 1 :]
+        following = inner.eqns[index + 1 :]
         if step.primitive.name != "dot_general" or any(
-            later.primitive.name != "reshape" for later in behind
+            later.primitive.name != "reshape" for later in following
         ):
             return None
         weights = next(v for v in step.invars if v in views)

@@ -39,7 +39,7 @@ class ClientClaim(NamedTuple):
 
 
 class UnclaimedNoise(NamedTuple):
-    """Noise on what clients send that nothing is claimed for, and the reason in words."""
+    """Noise on clients' messages without a privacy claim, and the reason in words."""
 
     reason: str
 

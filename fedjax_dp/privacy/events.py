@@ -1,4 +1,4 @@
-"""Events of what ran: taken apart, as text, and with Rényi curves of their own."""
+"""Privacy events: flattening, serialisation, and Rényi curves."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _OWN_EVENTS: dict[str, type[DpEvent]] = {}
 
 
 class Advice(NamedTuple):
-    """A valid choice in place of what was refused; None for what may stay."""
+    """A valid alternative to refused settings; None for those that may stay."""
 
     accountant: str | None = None  # "rdp" or "pld".
     relation: str | None = None
@@ -125,10 +125,7 @@ def key_of(event: DpEvent) -> str:
 
 
 def flatten(event: DpEvent, count: int = 1) -> list[tuple[DpEvent, int]]:
-    """Takes compositions apart into parts with counts; every accountant here adds up, in any order.
-
-    Events that cost nothing are left out, and numbers out of range are refused.
-    """
+    """Flattens compositions into parts with counts; drops free events, refuses bad numbers."""
     checks.require(isinstance(event, DpEvent), "event", "be a dp_accounting DpEvent", event)
     if isinstance(event, dpa.NoOpDpEvent):
         return []
@@ -156,7 +153,7 @@ def _check_parameters(event: DpEvent) -> None:
 def slack_of(event: DpEvent, relation: str) -> float:
     """Bounds the δ that the Rényi curves of an event do not cover; it adds up over compositions.
 
-    A mechanism that is (ε, δ)-DP is, but for an event of probability δ, one that is ε-DP; behind
+    A mechanism that is (ε, δ)-DP is, but for an event of probability δ, one that is ε-DP; under
     Poisson sampling that event needs the unit to be drawn.
 
     Source: Murtagh and Vadhan 2016, lemma 3.2, for the decomposition.
@@ -178,7 +175,7 @@ def concrete(argument: str, value: jax.typing.ArrayLike) -> float:
 
 
 def sampling_rate(event: Any) -> float | None:
-    """The chance of a unit to be drawn, where a draw hides it."""
+    """The probability that a unit is drawn, for events with secret sampling."""
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent | dpa.SampledWithReplacementDpEvent):
         return float(event.sample_size / event.source_dataset_size)
     found = getattr(event, "sampling_probability", None)
@@ -186,7 +183,7 @@ def sampling_rate(event: Any) -> float | None:
 
 
 def effective_noise_multiplier(event: DpEvent) -> float | None:
-    """Finds the one Gaussian that a composition equals; None if others are in it."""
+    """Finds the Gaussian equivalent to a composition; None if it has other events."""
     precision = 0.0
     for part, count in flatten(event):
         if not isinstance(part, dpa.GaussianDpEvent):

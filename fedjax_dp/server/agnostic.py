@@ -29,7 +29,7 @@ class UpdateWithLoss(NamedTuple):
 
 @checked
 def onto_simplex(y: jax.Array) -> jax.Array:
-    """Finds the point of the simplex that is nearest to another point.
+    """Projects a point onto the simplex.
 
     Args:
       y: `[n]`, finite.
@@ -42,14 +42,14 @@ def onto_simplex(y: jax.Array) -> jax.Array:
     # Entries 1 or more below the largest become 0; without them sums lose nothing to rounding.
     y = jnp.maximum(y - jnp.max(y), -1.0)
     ordered = jnp.sort(y)[::-1]
-    room = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
-    last = jnp.sum(ordered + room > 0) - 1
-    return jnp.maximum(y + room[last], 0.0)
+    gaps = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
+    last = jnp.sum(ordered + gaps > 0) - 1
+    return jnp.maximum(y + gaps[last], 0.0)
 
 
 @checked
 def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
-    """Averages updates by weights that have just climbed along the clients' losses.
+    """Averages updates by weights after an ascent step on the clients' losses.
 
     `λ ← Proj(λ + γ f)` over all clients, and the new λ weighs the updates of the same round, so
     that no update can be added before all losses are known. An absent client has no loss and no

@@ -1,4 +1,4 @@
-"""Correlated noise (DP-FTRL): noise that partly takes back that of earlier rounds."""
+"""Correlated noise (DP-FTRL): noise that partly cancels that of earlier rounds."""
 
 from functools import partial
 

@@ -53,7 +53,7 @@ def discrete_mean(
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.distributed.make_plan`, for this number of parameters.
       expected_cohort_size: the public divisor; where clients of cohorts of one size add a share
-        each, a whole number of at least `plan.num_shares`.
+        each, an integer of at least `plan.num_shares`.
       varies: whether cohorts vary, as under Poisson sampling; the plan then has two shares at
         least, see `num_shares`.
 

@@ -45,7 +45,7 @@ def noised_parts(aggregate: PyTree) -> PyTree:
 
 
 def masked(step: PyTree, mask: PyTree | None, is_buffer: PyTree | None = None) -> PyTree:
-    """Multiplies a server's step by a mask, except on buffers."""
+    """Multiplies a server step by a mask, except on buffers."""
     if mask is None:
         return step
     if is_buffer is not None:
@@ -63,7 +63,7 @@ def gradient_mask(
     is_weighted: bool = True,
     vote_share: ProperFraction = 0.5,
 ) -> Summed:
-    """Masks the server's step in coordinates on whose sign clients do not agree (GMA).
+    """Masks the server step in coordinates where clients disagree on the sign (GMA).
 
     The agreement of a coordinate is `A = |Σ_k sign(d_k)| / N` over the N clients with examples,
     whatever they weigh; a client that did not move it counts in N alone. Where A reaches the
@@ -111,7 +111,7 @@ def gradient_mask(
     checks.require("threshold" not in base.numbers, "mean", rule, dict(base.numbers))
 
     def mask_of(votes, count, threshold):
-        """Masks from signed votes of `count` clients, exact where both are whole numbers."""
+        """Masks from signed votes of `count` clients, exact where both are integers."""
         is_signed = mask == "hard" and form == "printed"
         votes = votes if is_signed else jnp.abs(votes)
         is_whole = votes >= threshold * count * (1 - _ROUNDING)
@@ -161,7 +161,7 @@ def gradient_mask(
 
 
 def _around_noise(mean: Summed, masked_by: Any) -> Summed:
-    """Lets updates and votes pass through one private mean, as one vector."""
+    """Passes updates and votes through one private mean as one vector."""
     claim, rule = mean.claim, "claim what its Gaussian noise costs, which votes are to share"
     checks.require(isinstance(claim, ClientClaim), "mean", rule, type(claim).__name__)
     assert isinstance(claim, ClientClaim)
@@ -175,7 +175,7 @@ def _around_noise(mean: Summed, masked_by: Any) -> Summed:
         return mean.init({"update": structure, "votes": structure})
 
     def bounds(state, numbers, structure):
-        """How long an update and its votes may be together, and the length of one vote."""
+        """The bound on the norm of an update with its votes, and the size of one vote."""
         whole = claim.sensitivity(state, numbers).contribution
         return whole, numbers["vote_share"] * whole / trees.num_parameters(structure) ** 0.5
 
@@ -185,10 +185,10 @@ def _around_noise(mean: Summed, masked_by: Any) -> Summed:
         votes = jax.tree.map(
             lambda d: jnp.where(sender.weight > 0, vote * jnp.sign(d), 0.0), widened
         )
-        room = jnp.sqrt(whole**2 - trees.l2_norm(votes) ** 2)
+        remaining = jnp.sqrt(whole**2 - trees.l2_norm(votes) ** 2)
         # Votes grow as much as the update is too long: the mean, which shortens both, sees that it
         # is, and brings them back.
-        excess = jnp.maximum(trees.l2_norm(widened) / room, 1.0)
+        excess = jnp.maximum(trees.l2_norm(widened) / remaining, 1.0)
         both = {"update": widened, "votes": trees.scale(votes, excess)}
         return mean.contribute(state, numbers, both, sender)
 

@@ -177,7 +177,7 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
 
 @checked
 def num_soft_rounds(largest_overlap: Fraction, num_rounds: Count) -> int:
-    """Counts the rounds in which clients follow the mixture, before they go by their own data.
+    """Counts the rounds in which clients follow the mixture, before they choose by their own data.
 
     Args:
       largest_overlap: MPO, in [0, 1].

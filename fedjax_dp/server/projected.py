@@ -1,4 +1,4 @@
-"""The mean of PFA: noisy updates keep only what lies in the subspace of the clean ones."""
+"""The mean of PFA: noisy updates are projected onto the subspace of the clean ones."""
 
 import jax
 import jax.numpy as jnp

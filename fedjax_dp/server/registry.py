@@ -11,7 +11,7 @@ from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean, weighted_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
-# Somebody's own is a function `(*, options…) -> Aggregator` as well.
+# A user's own is also a function `(*, options…) -> Aggregator`.
 AGGREGATORS: Registry[Callable[..., Aggregator]] = Registry(
     {
         "weighted_mean": weighted_mean,

@@ -137,14 +137,14 @@ def principal_component_pursuit(
         residual = residual / jnp.where(norm > 0, norm, 1.0)
         return i + 1, jnp.minimum(mu * _GROWTH, largest), low_rank, sparse, dual, residual, rank
 
-    def goes_on(carry):
+    def is_unfinished(carry):
         i, *_, residual, _ = carry
         return (i < max_iterations) & (residual > tolerance)
 
     zeros = jnp.zeros_like(matrix)
     start = (norm > 0).astype(matrix.dtype)
     carry = (jnp.int32(0), penalty, zeros, zeros, zeros, start, jnp.int32(0))
-    done, _, low_rank, sparse, _, residual, rank = jax.lax.while_loop(goes_on, iterate, carry)
+    done, _, low_rank, sparse, _, residual, rank = jax.lax.while_loop(is_unfinished, iterate, carry)
     # Rounding may leave a trace of the others in rows of zeros.
     low_rank, sparse = (jnp.where(is_real[:, None], x * scale, 0.0) for x in (low_rank, sparse))
     return Decomposition(low_rank, sparse, done, residual, rank)
@@ -242,13 +242,13 @@ def _shrink(x: jax.Array, threshold: jax.Array) -> jax.Array:
 
 
 def _gram_eigenvalues(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Decomposes the Gram matrix of the rows; eigenvalues rise and are not negative."""
+    """Decomposes the Gram matrix of the rows; eigenvalues are ascending and at least 0."""
     squares, vectors = jnp.linalg.eigh(jnp.matmul(x, x.T, precision=_EXACT))
     return jnp.maximum(squares, 0.0), vectors
 
 
 def _shrink_singular_values(x: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Takes a threshold from every singular value; gives the matrix and its rank."""
+    """Soft-thresholds the singular values; returns the matrix and its rank."""
     squares, vectors = _gram_eigenvalues(x)
     values = jnp.sqrt(squares)
     kept = jnp.where(values > threshold, 1 - threshold / jnp.maximum(values, threshold), 0.0)

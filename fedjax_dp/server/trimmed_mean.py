@@ -1,4 +1,4 @@
-"""The coordinate-wise trimmed mean: a few arbitrary updates cannot take it away."""
+"""The coordinate-wise trimmed mean: robust to a few arbitrary updates."""
 
 from typing import Annotated
 

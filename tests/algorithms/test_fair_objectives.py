@@ -344,7 +344,7 @@ MASKED = "--algorithm.aggregator=gradient_mask"
                 "--algorithm.name=scaffold",
                 "--algorithm.options.control=gradient",
             ),
-            "algorithm.options must read no records behind the noise of private training, whose "
+            "algorithm.options must read no records without the noise of private training, whose "
             "event does not cover it; take control=steps, got 'control=gradient'",
         ),
         (

@@ -445,7 +445,10 @@ REFUSED = {
     "gamma must be a number in [0, 1] or a sequence": {"gamma": [1.5]},
     "beta must be one number, or a list with one for each round": {"beta": []},
     "dual_weight must be left out where beta and gamma are 1": {"dual_weight": 1.0},
-    "dual_weight must be 0 or of a size that float32 holds": {"beta": 2.0, "dual_weight": 1e39},
+    "dual_weight must be 0 or of a size that float32 can": {
+        "beta": 2.0,
+        "dual_weight": 1e39,
+    },
     "inner_memory must be left out where Φ is local training": {
         "client_map": "gradient",
         "inner_memory": 2,

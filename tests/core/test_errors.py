@@ -10,7 +10,7 @@ from fedjax_dp.privacy import mechanisms
 
 
 def test_a_whole_number_of_thousands_of_digits_is_written_by_its_bits():
-    with pytest.raises(ValueError, match=r"rounds must be small, got a whole number of 40000 bits"):
+    with pytest.raises(ValueError, match=r"rounds must be small, got an integer of 40000 bits"):
         checks.require(False, "rounds", "be small", (1 << 40_000) - 1)
 
 

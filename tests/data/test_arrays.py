@@ -94,7 +94,7 @@ def test_any_client_ids_are_refused_by_name_or_group_like_with_like(ids):
     [
         (lambda: store(np.ma.masked_equal(X, 5)), r"\['x'\] must have no masked entries.*1 of 12"),
         (lambda: store((X + 1).astype(float) * 1e300), r"\['x'\] must hold numbers .* float32"),
-        (lambda: store(np.full((4, 3), 10**18)), r"must hold whole numbers that int32 can"),
+        (lambda: store(np.full((4, 3), 10**18)), r"must hold integers that int32 can"),
         (lambda: store([[1, 2], [3], [4, 5], [6]]), r"must have rows of one shape"),
         (
             lambda: FederatedData.from_client_ids({"x": X}, [1, "a", None, 1]),
@@ -104,15 +104,15 @@ def test_any_client_ids_are_refused_by_name_or_group_like_with_like(ids):
         (lambda: dataset(train_clients=np.ma.masked_equal(Y, 1)), "train_clients must name"),
         (
             lambda: FederatedData.from_indices({"x": X}, [[0], [0.5]]),
-            r"clients\[1\] must list rows as whole numbers",
+            r"clients\[1\] must list rows as integers",
         ),
         (
             lambda: FederatedData.from_indices({"x": X}, [np.array([True, False])]),
-            r"clients\[0\] must list rows as whole numbers",
+            r"clients\[0\] must list rows as integers",
         ),
         (
             lambda: partition.split_clients([np.array([0.5])], 0),
-            r"clients\[0\] must list rows as whole numbers",
+            r"clients\[0\] must list rows as integers",
         ),
         (
             lambda: FederatedData.from_clients([{"x": X}, {"x": X[:, :2]}]),

@@ -132,7 +132,7 @@ def test_opening_what_is_no_store_says_what_is_missing(tmp_path):
     "examples, offsets, names, message",
     [
         ({}, [0, 1], (), "examples must hold at least one array"),
-        ({"x": np.zeros(3)}, [0], (), "offsets must be one row that starts at 0"),
+        ({"x": np.zeros(3)}, [0], (), "offsets must be one-dimensional, start at 0"),
         ({"x": np.zeros(3)}, [0, 2, 1, 3], (), "offsets must never decrease"),
         ({"x": np.zeros(3)}, [0, 2], (), r"examples\['x'\] must have 2 rows"),
         ({"x": np.zeros(2), "y": np.zeros(3)}, [0, 2], (), r"examples\['y'\] must have 2 rows"),

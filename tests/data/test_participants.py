@@ -46,7 +46,7 @@ def test_slots_of_a_cohort(sampler, cohort_size, capacity):
     [
         (sampling.poisson(), 5, 0, "cohort_size must be above 0"),
         (sampling.poisson(), 5, 6, "cohort_size must be at most the population of 5"),
-        (sampling.fixed_size(), 5, 2.5, "cohort_size must be a whole number"),
+        (sampling.fixed_size(), 5, 2.5, "cohort_size must be an integer"),
         (sampling.shuffled(), 5, 2, "sampler must draw clients independently"),
         (sampling.shuffled(only_whole=True), 5, 2, "sampler must draw clients independently"),
     ],

@@ -422,7 +422,10 @@ def test_labels_are_as_skewed_as_alpha_says():
     [
         (lambda: partition.iid(3, 4, 0), "num_clients must leave at least 1 of 3 examples"),
         (lambda: partition.dirichlet(np.zeros(4), 2, 0, alpha=1.0, min_size=3), "at least 3 of 4"),
-        (lambda: partition.dirichlet(np.zeros((4, 1)), 2, 0, alpha=1.0), "labels must be a row"),
+        (
+            lambda: partition.dirichlet(np.zeros((4, 1)), 2, 0, alpha=1.0),
+            "labels must be one-dim",
+        ),
         (lambda: partition.natural(np.zeros(0)), "client_ids must name at least one client"),
         (lambda: partition.split_clients([], 0), "clients must hold at least one client"),
         (

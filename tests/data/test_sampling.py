@@ -421,15 +421,15 @@ def test_poisson_draws_from_many_are_those_of_coins():
 @pytest.mark.parametrize("rate", [1 / 32, 0.01, 1e-3, 1e-4, 1e-6])
 def test_given_all_others_no_member_is_in_at_more_than_the_rate_accounted(rate):
     """The odds of a member between two gaps, from the numbers that bits are compared with."""
-    odds, is_used, goes_on, piece = map(np.asarray, sparse.digits(jnp.float32(rate)))
-    chances, goes_on = odds[is_used] / 2.0**32, float(goes_on) / 2.0**32
+    odds, is_used, continues, piece = map(np.asarray, sparse.digits(jnp.float32(rate)))
+    chances, continues = odds[is_used] / 2.0**32, float(continues) / 2.0**32
     logs = np.log(chances) - np.log1p(-chances)
-    assert 2 ** len(chances) == piece and np.exp(-8.01) < goes_on < np.exp(-3.9)
+    assert 2 ** len(chances) == piece and np.exp(-8.01) < continues < np.exp(-3.9)
 
     def log_chance(gap):
         digits = (gap[:, None] >> np.arange(len(chances))) & 1
         of_digits = np.sum(np.log1p(-chances)) + digits @ logs
-        return of_digits + np.log1p(-goes_on) + (gap // int(piece)) * np.log(goes_on)
+        return of_digits + np.log1p(-continues) + (gap // int(piece)) * np.log(continues)
 
     rng = np.random.default_rng(0)
     before, behind = rng.integers(0, 4 * int(piece), (2, 200_000))

@@ -79,5 +79,5 @@ def test_a_store_has_the_figures_of_its_partition():
     assert stored.to_dict() == figures.to_dict()
     data = FederatedData.from_indices({"x": np.zeros((10, 2))}, clients)
     assert statistics.describe_data(data, label=None).label_counts is None
-    with pytest.raises(ValueError, match="label must name a row of labels"):
+    with pytest.raises(ValueError, match="label must name one-dimensional labels"):
         statistics.describe_data(data, label="x")

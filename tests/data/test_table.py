@@ -263,7 +263,7 @@ WRONG = {
     "too many": (
         "a,ill\n" + "".join(f"name{i},{i % 2}\n" for i in range(1001)),
         {},
-        "column 'a' must have at most 1000 different texts; leave it out of features, got 1001",
+        "column 'a' must have at most 1000 different strings; leave it out of features, got 1001",
     ),
 }
 
@@ -282,7 +282,7 @@ def test_paths_that_lead_nowhere(write, tmp_path):
     with pytest.raises(ValueError, match=r"path must match files, got '\*\.csv'"):
         load("*.csv")
     write("x", "table.xlsx")
-    with pytest.raises(ValueError, match=r"table\.xlsx must have one of the endings \.csv"):
+    with pytest.raises(ValueError, match=r"table\.xlsx must have one of the suffixes \.csv"):
         load("table.xlsx")
     write("no parquet", "table.parquet")
     with pytest.raises(ValueError, match=r"table\.parquet must be a Parquet file"):
@@ -299,7 +299,7 @@ def test_files_of_other_columns_and_kinds(write):
         load("*.csv")
     times = pa.table({"when": pa.array([0], pa.timestamp("s")), "ill": ["x"]})
     pa.parquet.write_table(times, "times.parquet")
-    with pytest.raises(ValueError, match="column 'when', must hold numbers, texts or truth"):
+    with pytest.raises(ValueError, match="'when', must hold numbers, strings or Booleans"):
         load("times.parquet")
 
 
@@ -310,7 +310,7 @@ def test_nan_in_parquet_is_missing_and_infinity_is_refused(write):
     assert load("t.parquet", missing="fill", fill={"a": 7}).train["x"][1, 0] == 7
     pa.parquet.write_table(pa.table({"a": [1.0, np.inf], "ill": ["x", "y"]}), "t.parquet")
     with pytest.raises(
-        ValueError, match=r"row 2, column 'a', must hold finite numbers of a size.*, got inf"
+        ValueError, match=r"row 2, column 'a', must hold finite numbers that.*, got inf"
     ):
         load("t.parquet")
 
@@ -423,7 +423,7 @@ def test_a_column_that_is_not_used_may_be_of_any_kind(write):
     pa.parquet.write_table(pa.table({"when": when, "a": [1, 2], "ill": ["x", "y"]}), "t.parquet")
     np.testing.assert_array_equal(load("t.parquet", features=["a"]).train["x"], [[1], [2]])
     for options in ({}, {"client": "when"}, {"features": ["a"], "label": "when"}):
-        with pytest.raises(ValueError, match="column 'when', must hold numbers, texts or truth"):
+        with pytest.raises(ValueError, match="'when', must hold numbers, strings or Booleans"):
             load("t.parquet", **options)
 
 

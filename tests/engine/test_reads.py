@@ -402,7 +402,7 @@ def verdict(name, unit, options):
         algorithm = build(name, unit, options, releasing_the_same(trainer))
     except ValueError as error:
         words = (
-            "read no records behind the noise",
+            "read no records without the noise",
             "gradients of all records, which no noise covers",
         )
         assert any(text in str(error) for text in words)

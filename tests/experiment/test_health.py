@@ -146,7 +146,7 @@ def dataset(train, test=(0, 1), task="classification"):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (dataset([0, 1, 3]), "the labels of mine, train part, must be whole numbers from 0 to 2.*"),
+        (dataset([0, 1, 3]), "the labels of mine, train part, must be integers from 0 to 2.*"),
         (dataset([0, 1, -2]), "got '-2 in row 2, 1 such in all'"),
         (dataset([0, 1], [7, 8]), "test part, .*got '7 in row 0, 2 such in all'"),
         (dataset([-1, -1]), "include at least one class"),

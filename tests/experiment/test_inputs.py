@@ -56,7 +56,7 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
         ),
         (
             [*FEDAVG, "--participation.sampler=fixed_size", "--participation.cohort_size=1.5"],
-            "participation.cohort_size must be a whole number under the sampler",
+            "participation.cohort_size must be an integer under the sampler",
         ),
         (
             [

@@ -161,7 +161,7 @@ def test_parameters_are_written_by_name(tmp_path, form):
     np.testing.assert_array_equal(found["a/w"], params["a"]["w"])
     assert found["b"] == 4
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match="must be a whole"):
+    with pytest.raises(ValueError, match="must be an intact"):
         read_params(path)
 
 

@@ -66,7 +66,7 @@ def test_a_root_is_for_its_owner_alone_and_never_replaced(tmp_path):
     checkpoints = Checkpoints(folder, is_secret=True)
     assert checkpoints.root() is None
     root = np.array([0xFFFFFFFF, 1], np.uint32)
-    checkpoints.keep_root(root)
+    checkpoints.write_root(root)
     checkpoints.save(state_of(3), HYPER, {})
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "root.key").stat().st_mode) == 0o600
@@ -74,7 +74,7 @@ def test_a_root_is_for_its_owner_alone_and_never_replaced(tmp_path):
     np.testing.assert_array_equal(again.root(), root)
     assert again.root().dtype == np.uint32 and again.newest_intact()[0] == 3
     with pytest.raises(ValueError, match=r"root\.key must not exist when a run starts") as error:
-        again.keep_root(root + 1)
+        again.write_root(root + 1)
     assert str(0xFFFFFFFF) not in str(error.value)
     np.testing.assert_array_equal(again.root(), root)
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_whose_digests_are_harmed_is_not_trusted(tmp_path, harm):
 @pytest.mark.parametrize("place", range(0, 120, 7))
 def test_a_root_with_a_flipped_bit_is_refused(tmp_path, place):
     checkpoints = Checkpoints(tmp_path, is_secret=True)
-    checkpoints.keep_root(np.array([0xFFFFFFFF, 1], np.uint32))
+    checkpoints.write_root(np.array([0xFFFFFFFF, 1], np.uint32))
     path = tmp_path / "root.key"
     before, root = path.read_bytes(), checkpoints.root()
     if place < len(before):

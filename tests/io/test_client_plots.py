@@ -106,7 +106,7 @@ def test_no_client_may_have_test_data():
     [
         ({"accuracies": np.ones(2)}, "accuracies must be one for each of sizes"),
         ({"test_sizes": np.ones(2)}, "test_sizes must be one for each of sizes"),
-        ({"names": ["a"]}, "names must be 3 texts, got 1"),
+        ({"names": ["a"]}, "names must be 3 strings, got 1"),
     ],
 )
 def test_what_belongs_together_has_one_length(changed, message):

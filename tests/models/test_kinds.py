@@ -154,8 +154,8 @@ def test_a_part_alone_is_enough_and_takes_the_types_of_the_model():
         ("params/Head/kernel", "did you mean 'params/head/kernel'"),
         ("params", "leave one of .*'params/body/bias'.* to be trained, got 'params'"),
         ("*", "leave one of"),
-        ([], "name one parameter at least"),
-        (lambda path, leaf: False, "name one parameter at least"),
+        ([], "name at least one parameter"),
+        (lambda path, leaf: False, "name at least one parameter"),
     ],
 )
 def test_patterns_that_freeze_nothing_or_everything_are_refused(where, message):

@@ -199,7 +199,7 @@ def test_a_budget_that_needs_no_noise_gets_the_smallest():
 
 
 def test_parts_of_steps_are_for_the_old_recipe_alone():
-    with pytest.raises(ValueError, match="num_steps must hold whole numbers"):
+    with pytest.raises(ValueError, match="num_steps must hold integers"):
         cal.calibrate_poisson(1.0, 1e-5, 0.1, 1.5)
 
 

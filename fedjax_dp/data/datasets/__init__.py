@@ -1,4 +1,4 @@
-"""Public data sets by name: load them, see which are here, fetch the others."""
+"""Public data sets by name: load them, list those on this computer, fetch the others."""
 
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.fetch import FetchError, fetch

@@ -1,4 +1,4 @@
-"""The type of a data set, a stratified split, and images as numbers."""
+"""The type of a data set, stratified splits, and conversion of images to numbers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ class Dataset:
 def stratified_split(
     strata: np.ndarray, test_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sets aside the same share of every stratum for testing; gives training and test rows."""
+    """Holds out the same share of every stratum for testing; returns training and test rows."""
     # scikit-learn takes longer to import than the rest of this package does.
     from sklearn.model_selection import train_test_split
 

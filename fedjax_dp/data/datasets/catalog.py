@@ -1,4 +1,4 @@
-"""The data sets of `catalog.toml`: what they are, their files, and where those are published."""
+"""The data sets of `catalog.toml`: descriptions, files, and public addresses."""
 
 import dataclasses
 import importlib.resources

@@ -18,7 +18,7 @@ MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 _CSV, _PARQUET, _ARROW = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".arrow", ".feather")
 _ENDINGS = (*_CSV, *_PARQUET, *_ARROW)
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-# Up to here float64 holds every whole number.
+# Up to here float64 holds every integer.
 _EXACT = 2**53
 
 
@@ -91,32 +91,32 @@ class Column:
         return np.concatenate(parts)
 
     def _require_exact(self, array: Any, numbers: np.ndarray, start: int) -> None:
-        """Refuses a whole number that float64 would change, which is a name in most cases."""
+        """Refuses an integer that float64 would round, since it is an identifier in most cases."""
         for row in np.flatnonzero(np.abs(numbers) >= _EXACT):
             text = str(array[int(row)].as_py())
             if text.lstrip("+-").isdigit():
                 rule = (
-                    "hold whole numbers below 2^53, which float64 holds; name a column of names in "
+                    "hold integers below 2^53, so that float64 is exact; name a column of names in "
                     "categories, or leave it out of features"
                 )
                 self.refuse(start + int(row), rule, text)
 
     def require_readable(self) -> None:
         """Refuses cells that are neither numbers, texts nor truth values, such as dates."""
-        rule = "hold numbers, texts or truth values; else leave it out of features"
+        rule = "hold numbers, strings or Booleans; else leave it out of features"
         for path, array in zip(self._table.files, self._arrays, strict=True):
             kind = array.type
             place = f"{path}, column {self.name!r},"
             checks.require(_is_readable(kind), place, rule, str(kind))
 
     def require_float32(self, rows: np.ndarray, numbers: np.ndarray) -> None:
-        """Requires numbers `[rows]`, of these rows of the table, to be such as float32 holds."""
+        """Requires numbers `[rows]` that float32 can represent."""
         sizes = np.abs(numbers)
         most = np.nanmax(sizes, initial=0.0)
         if np.isinf(most) or not fits_float32(most):
             row = int(rows[np.argmax(np.where(np.isnan(sizes), 0.0, sizes))])
             rule = (
-                f"hold finite numbers of a size that float32 has, {SMALLEST:.2g} to {LARGEST:.2g} "
+                f"hold finite numbers that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g} "
                 "(rescale them)"
             )
             assert self.numbers is not None
@@ -124,7 +124,7 @@ class Column:
             self.refuse(row, rule, self.texts[row] if is_text else self.numbers[row])
 
     def require_one_kind(self) -> None:
-        """Refuses texts beside numbers: mistakes, or words for a missing value."""
+        """Refuses strings among numbers: typing errors, or markers of a missing value."""
         if self.numbers is not None:
             return
         known = np.flatnonzero(~self.is_missing)
@@ -135,7 +135,7 @@ class Column:
         row = int(known[np.argmin(is_number) if share >= 0.5 else np.argmax(is_number)])
         kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "texts"
         rule = (
-            f"hold {kind} throughout; list the texts of missing values in missing_values, or "
+            f"hold {kind} throughout; list the markers of missing values in missing_values, or "
             "the values of the column in categories"
         )
         self.refuse(row, rule, self.texts[row])
@@ -179,7 +179,7 @@ class Table:
         return int(self.starts[-1])
 
     def file_of(self, row: int) -> int:
-        """Gives the number of the file that a row is in."""
+        """Returns the number of the file that holds a row."""
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
     def place(self, row: int) -> str:
@@ -198,7 +198,7 @@ def _read(path: pathlib.Path, separator: str) -> Any:
         (_PARQUET, lambda: _parquet(path), "be a Parquet file"),
         (_ARROW, lambda: _arrow(path), "be an Arrow file or stream"),
     )
-    rule = f"have one of the endings {', '.join(_ENDINGS)}"
+    rule = f"have one of the suffixes {', '.join(_ENDINGS)}"
     checks.require(name.endswith(_ENDINGS), str(path), rule, path.suffix)
     ((read, rule),) = [(read, rule) for endings, read, rule in readers if name.endswith(endings)]
     with files.reading(path, rule, pa.ArrowException, UnicodeDecodeError, OSError):
@@ -209,7 +209,7 @@ def _read(path: pathlib.Path, separator: str) -> Any:
 
 
 def without_ending(file: str) -> str:
-    """Takes the endings of a table's format off the name of a file."""
+    """Removes the suffixes of a table's format from the name of a file."""
     name = file[:-3] if file.lower().endswith(".gz") else file
     return next((name[: -len(e)] for e in _ENDINGS if name.lower().endswith(e)), name)
 
@@ -271,5 +271,5 @@ def _is_readable(kind: Any) -> bool:
 
 
 def _written(value: Any) -> str:
-    """Writes a number as a text: whole numbers without a point, as long as floats hold them."""
+    """Formats a number: integers without a decimal point where float64 is exact."""
     return str(int(value)) if abs(value) < _EXACT and value == int(value) else str(value)

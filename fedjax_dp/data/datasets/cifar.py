@@ -94,7 +94,10 @@ def _from_batches(path: pathlib.Path) -> tuple[Part, Part]:
 
 def _members(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
     """Reads the plain files of an archive one after the other, without unpacking to disk."""
-    with files.reading(path, "be a whole archive", *_ARCHIVE_DAMAGE), tarfile.open(path) as archive:
+    with (
+        files.reading(path, "be an intact archive", *_ARCHIVE_DAMAGE),
+        tarfile.open(path) as archive,
+    ):
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             if content is not None:
@@ -102,7 +105,7 @@ def _members(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
         assert archive.fileobj is not None
         # Checksums are verified where a file ends, and a damaged header ends an archive early.
         rest = archive.fileobj.read(-1)
-    checks.require(not rest.strip(b"\0"), str(path), "end with its last member", "more behind it")
+    checks.require(not rest.strip(b"\0"), str(path), "end with its last member", "more after it")
 
 
 def _from_images(path: pathlib.Path) -> tuple[Part, Part]:

@@ -79,7 +79,7 @@ def _read(located: Located, name: str) -> tuple[np.ndarray, str]:
     path = located.paths["gzip.zip"]
     # A damaged entry may ask for a password or a method that there is not.
     damage = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
-    rule = f"be a whole zip archive that holds {name}"
+    rule = f"be an intact zip archive that holds {name}"
     with files.reading(path, rule, *damage, KeyError), zipfile.ZipFile(path) as archive:
         members = [m for m in archive.namelist() if pathlib.PurePosixPath(m).name == name]
         content = archive.read(members[0]) if members else b""

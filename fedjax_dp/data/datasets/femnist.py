@@ -82,7 +82,7 @@ def _writer(x: Any, y: Any, user: str, place: str) -> _Writer:
         pixels, labels = np.asarray(x), np.asarray(y)
     checks.require(pixels.dtype.kind in "iuf", place, "hold numbers as pixels", pixels.dtype)
     labels = labels.reshape(-1) if labels.size else np.zeros(0, np.int32)
-    checks.require(labels.dtype.kind in "iu", place, "hold whole numbers as labels", labels.dtype)
+    checks.require(labels.dtype.kind in "iu", place, "hold integers as labels", labels.dtype)
     require_classes(labels, 62, place)
     checks.require(
         pixels.size == 28 * 28 * len(labels) and pixels.shape[:1] == labels.shape,
@@ -113,7 +113,7 @@ def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
             checks.require(has_both, place, "hold `x` and `y`", type(own))
             # NumPy would take a truth value for a number.
             are_whole = isinstance(own["y"], list) and all(type(y) is int for y in own["y"])
-            checks.require(are_whole, place, "hold a list of whole numbers in `y`", own["y"])
+            checks.require(are_whole, place, "hold a list of integers in `y`", own["y"])
             yield _writer(own["x"], own["y"], user, place)
 
 

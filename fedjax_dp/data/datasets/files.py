@@ -1,4 +1,4 @@
-"""Where the files of a data set may be, and what an error says when they are missing."""
+"""Finds the files of a data set; the error for missing ones explains how to get them."""
 
 import os
 import pathlib
@@ -43,7 +43,7 @@ def candidate_folders(source: Source, data_dir: pathlib.Path) -> list[pathlib.Pa
 
 
 def find(source: Source, data_dir: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
-    """Finds the paths of a source's files in the folder that has most, and the names it lacks."""
+    """Finds a source's files in the folder that has most of them, and lists the missing ones."""
     # One folder: data sets that use the same file names must not be mixed.
     best: dict[str, pathlib.Path] = {}
     for folder in candidate_folders(source, data_dir):

@@ -35,7 +35,7 @@ def maybe_gunzip(content: bytes, name: str) -> bytes:
     """Unpacks gzip bytes and passes on all others; `name` is for errors."""
     if content[:2] != b"\x1f\x8b":
         return content
-    with files.reading(name, "be a whole gzip file", OSError, EOFError, zlib.error):
+    with files.reading(name, "be an intact gzip file", OSError, EOFError, zlib.error):
         return gzip.decompress(content)
 
 
@@ -101,7 +101,7 @@ def hdf5_clients(path: pathlib.Path, *fields: str) -> Iterator[tuple[str, dict[s
     h5py = import_h5py(path)
     damage = (OSError, RuntimeError, LookupError, ValueError, TypeError)
     with contextlib.ExitStack() as stack:
-        with files.reading(path, "be a whole HDF5 file", *damage):
+        with files.reading(path, "be an intact HDF5 file", *damage):
             file = stack.enter_context(h5py.File(path, "r"))
             groups = file.get("examples")
             names = list(groups) if isinstance(groups, h5py.Group) else []

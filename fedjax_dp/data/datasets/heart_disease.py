@@ -95,7 +95,7 @@ def _read(path: pathlib.Path) -> np.ndarray:
     checks.require(
         min(num_ill, len(table) - num_ill) >= 2,
         str(path),
-        "hold two patients or more who are healthy and two who are not",
+        "hold at least two healthy patients and two who are not",
         f"{len(table) - num_ill} and {num_ill}",
     )
     return table

@@ -21,5 +21,5 @@ def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
         opened = Image.open(io.BytesIO(content))
     # Before it is decoded, which for a damaged size could take any memory.
     checks.require(opened.size == size, place, f"be {size[0]}x{size[1]} pixels", opened.size)
-    with files.reading(place, "be a whole image", *damage):
+    with files.reading(place, "be an intact image", *damage):
         return np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))

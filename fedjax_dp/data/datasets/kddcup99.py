@@ -186,7 +186,7 @@ def _first_of_each(rows: list[tuple[int, str]]) -> dict[str, int]:
 
 
 def _first_that_is_none(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
-    """Finds the cell that is no number, one by one: slow, so only for an error."""
+    """Finds the first cell that is not a number; slow, so only for an error."""
     for number, line in rows:
         cells = line.split(",")
         for column in NUMBER_COLUMNS:

@@ -58,7 +58,7 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
     """Loads MNIST with the people who wrote the digits as natural clients.
 
     QMNIST (Yadav and Bottou 2019) found out who wrote each digit. Its label files list MNIST's
-    images in MNIST's order; that is checked against MNIST's own labels. Nobody who wrote training
+    images in MNIST's order; that is checked against MNIST's own labels. No writer of training
     digits wrote test digits.
 
     Args:
@@ -77,7 +77,7 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
         checks.require(
             table.dtype == np.int32 and table.shape[1:] == (8,),
             str(path),
-            "have 8 columns of 32-bit whole numbers",
+            "have 8 columns of 32-bit integers",
             f"{table.dtype}{list(table.shape)}",
         )
         table = table[: len(labels)]

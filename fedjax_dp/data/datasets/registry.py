@@ -78,7 +78,7 @@ class DatasetStatus:
 
 
 def available() -> tuple[str, ...]:
-    """Names all data sets that can be loaded, whether their files are here or not.
+    """Names all data sets that can be loaded, whether their files are on this computer or not.
 
     Returns:
       The names, in the order of the documentation.

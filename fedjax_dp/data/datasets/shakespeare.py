@@ -142,9 +142,9 @@ def _read_plays(path: pathlib.Path) -> dict[str, list[str]]:
         checks.require(is_row, place, "be an object with `client` and `speeches`", row)
         client, texts = row["client"], row["speeches"]
         is_named = isinstance(client, str) and client not in speeches
-        checks.require(is_named, place, "name in `client` a role that no other line does", client)
+        checks.require(is_named, place, "name in `client` a role that no other line names", client)
         are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-        checks.require(are_texts, place, "hold a list of texts in `speeches`", texts)
+        checks.require(are_texts, place, "hold a list of strings in `speeches`", texts)
         speeches[client] = texts
     return speeches
 
@@ -157,7 +157,7 @@ def _read_hdf5(located: Located, min_speeches: int) -> Roles:
             texts = arrays["snippets"].tolist()
             are_texts = isinstance(texts, list) and all(isinstance(t, bytes) for t in texts)
             place = f"{path}, role {role!r},"
-            checks.require(are_texts, place, "hold texts in `snippets`", arrays["snippets"].dtype)
+            checks.require(are_texts, place, "hold strings in `snippets`", arrays["snippets"].dtype)
             roles[role] = [files.as_text(text, place) for text in texts]
         parts.append(roles)
     train, test = parts

@@ -1,4 +1,4 @@
-"""FedCMNIST and FedRotMNIST: MNIST whose test part is shifted away from what clients train on."""
+"""FedCMNIST and FedRotMNIST: MNIST whose test data are shifted away from the training data."""
 
 import dataclasses
 import pathlib
@@ -22,7 +22,7 @@ def load_fedcmnist(
     test_colors: Literal["of_others", "unseen"] = "of_others",
     color_seed: Index = 0,
 ) -> Dataset:
-    """Loads MNIST in colours that give the digit away in training and mislead in testing.
+    """Loads MNIST in colours that reveal the digit in training and mislead in testing.
 
     Digit d is seen in the colours d and d + 1 of ten in training, each with probability one half.
     No test colour of a digit is one of its training colours. Where test colours are those of other
@@ -61,7 +61,7 @@ def load_fedcmnist(
 
 
 def load_fedrotmnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
-    """Loads MNIST whose training digits are turned by an angle of their own.
+    """Loads MNIST whose training digits are rotated by an angle that depends on the class.
 
     Training digits 0 to 9 are turned by 10, -10, 20, -20, 30, -30, 40, -40, 50 and -50 degrees
     counter-clockwise; test digits are upright.

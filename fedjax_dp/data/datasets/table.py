@@ -79,7 +79,7 @@ def load(
       categories: the values of columns that hold categories, known without the data; a column of
         texts, or the label, that is not named here has those that occur in the data.
       encoding: "one_hot" gives one array of numbers; "integer" gives the array "numbers", and an
-        array of whole numbers for each coded column, for models with embeddings.
+        array of integers for each coded column, for models with embeddings.
       scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and cuts what lies outside;
         "standard" has exact mean 0 and deviation 1 over the training part.
       ranges: the lowest and the highest value of each column of numbers, known without the data.
@@ -87,7 +87,7 @@ def load(
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
-      for numbers; clients' names as in the file, whole numbers as such.
+      for numbers; clients' names as in the file, integers as such.
 
     Raises:
       ValueError: naming file, row, column, rule and value.
@@ -218,7 +218,7 @@ def _test_rows(
     test_fraction: float,
     seed: int,
 ) -> np.ndarray:
-    """Says which of the kept rows are for testing, `[rows]`."""
+    """Marks which of the kept rows are for testing, `[rows]`."""
     if split is not None:
         column = table.columns[split]
         words = column.texts
@@ -239,7 +239,7 @@ def _test_rows(
 def _client_ids(
     table: Table, client: str | None, num_training_files: int | None
 ) -> np.ndarray | None:
-    """Gives the client of each row, whole numbers where all are such; or each file's name."""
+    """Returns the client id of each row, integers where all are; or the name of its file."""
     if num_training_files is not None:
         files = table.files[:num_training_files], table.files[num_training_files:]
         return np.repeat(_file_names(files), np.diff(table.starts))
@@ -252,7 +252,7 @@ def _client_ids(
 
 
 def _file_names(parts: Sequence[Sequence[str]]) -> list[str]:
-    """Names the files of training and of test rows, no two of a part alike."""
+    """Names the files of training and of test rows, distinct within each part."""
     bare = [[without_ending(file) for file in part] for part in parts]
     names = [[os.path.basename(file) for file in part] for part in bare]
     if any(len(set(part)) < len(part) for part in names):
@@ -263,7 +263,7 @@ def _file_names(parts: Sequence[Sequence[str]]) -> list[str]:
     for part, files_of_part in zip(names, parts, strict=True):
         for i, name in enumerate(part):
             others = [files_of_part[k] for k in range(i) if part[k] == name]
-            rule = "be given only where files have names of their own, apart from their endings"
+            rule = "be given only where files have names of their own, apart from their suffixes"
             found = f"{others[0]} and {files_of_part[i]}" if others else ""
             checks.require(not others, "clients_are_files", rule, found)
     return [name for part in names for name in part]
@@ -282,7 +282,7 @@ def _is_number(value: Any) -> bool:
 
 @dataclasses.dataclass
 class _Coder:
-    """Turns columns into numbers by the rules asked for, and notes what it read off the data."""
+    """Converts columns to numbers by the chosen rules, and records the statistics that it used."""
 
     table: Table
     rows: tuple[np.ndarray, np.ndarray]
@@ -294,7 +294,7 @@ class _Coder:
     read_off: list[str] = dataclasses.field(default_factory=list)
 
     def exact(self, has_numbers: bool) -> tuple[str, ...]:
-        """Names the exact figures that entered examples, for privacy statements."""
+        """Names the exact statistics that entered examples, for privacy statements."""
         found = []
         if self.scaling == "standard" and has_numbers:
             found.append(
@@ -381,7 +381,7 @@ class _Coder:
             found = set(texts[used].tolist())
             values = tuple(sorted(found, key=_in_order))
             self.read_off.append(column.name)
-            rule = f"have at most {_MOST_CATEGORIES} different texts; leave it out of features"
+            rule = f"have at most {_MOST_CATEGORIES} different strings; leave it out of features"
             checks.require(
                 len(values) <= _MOST_CATEGORIES, f"column {column.name!r}", rule, len(values)
             )
@@ -395,12 +395,12 @@ class _Coder:
 
 
 def _in_order(text: str) -> tuple[int, int, str]:
-    """Sorts whole numbers by their size, before other texts."""
+    """Sorts integers by their size, before other texts."""
     return (0, int(text), text) if _is_whole(text) else (1, 0, text)
 
 
 def _text(value: Any) -> str:
-    """Writes a value of an option as a cell would hold it."""
+    """Formats the value of an option as a cell holds it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Turns tables of text cells into numbers, in one of two stated ways."""
+"""Converts tables of text cells to numbers, by one of two documented scalings."""
 
 import dataclasses
 import pathlib
@@ -103,7 +103,7 @@ def read_table(
             # Some write 1.0 where others write 1.
             row = [cell.removesuffix(".0") for cell in line.split(separator)]
             is_whole = len(row) == width
-            rule = f"have {width} columns, parted by {separator!r}"
+            rule = f"have {width} columns, separated by {separator!r}"
             checks.require(is_whole, files.at_line(path, number), rule, len(row))
             rows.append(row)
             numbers.append(number)

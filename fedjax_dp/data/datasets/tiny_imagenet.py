@@ -124,7 +124,7 @@ def _test(folder: pathlib.Path, known: list[str], drawn: list[str]) -> Part:
 
 
 def _held(folder: pathlib.Path) -> set[str]:
-    """Names the images in a folder."""
+    """Lists the images in a folder."""
     checks.require(folder.is_dir(), str(folder), "be a folder of images", "none")
     found = {path.name for path in folder.iterdir() if path.suffix.lower() in (".jpeg", ".jpg")}
     checks.require(bool(found), str(folder), "hold images in .JPEG", "none")
@@ -136,7 +136,7 @@ def _rows(path: pathlib.Path, num_columns: int, held: set[str]) -> Iterator[tupl
     named = set()
     for number, line in files.lines(files.read_text(path)):
         place, row = files.at_line(path, number), line.split("\t")
-        rule = f"have {num_columns} columns, divided by tabs"
+        rule = f"have {num_columns} columns, separated by tabs"
         checks.require(len(row) == num_columns, place, rule, len(row))
         name, box = row[0], row[-_BOX:]
         checks.require(name in held, place, "name an image of the folder images", name)

@@ -143,7 +143,7 @@ class StoreStream:
         # An entry that nothing else refers to is freed once its successor is written.
         is_replaced = ~np.isin(slots, [UNWRITTEN, *self._pinned])
         new = min(participation.most_drawn(num_rounds), int(np.sum(~is_replaced)))
-        self._store.file.require_room(new + participation.most_drawn(1) - len(self._free))
+        self._store.file.require_space(new + participation.most_drawn(1) - len(self._free))
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
         """Starts to read the states of a cohort, but for clients of the current one."""

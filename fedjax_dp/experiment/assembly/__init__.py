@@ -1,1 +1,1 @@
-"""From a configuration to data, model, algorithm and simulation."""
+"""Builds data, model, algorithm and simulation from a configuration."""

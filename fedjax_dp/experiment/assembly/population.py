@@ -126,7 +126,7 @@ def _check_labels(data: datasets.Dataset) -> None:
         return
     for part, examples in (("train", data.train), ("test", data.test)):
         labels = np.asarray(examples["y"])
-        rule = f"be whole numbers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
+        rule = f"be integers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
         what = f"the labels of {data.name}, {part} part,"
         checks.require(labels.dtype.kind in "iu", what, rule, labels.dtype)
         wrong = np.flatnonzero((labels < IGNORE_LABEL) | (labels >= data.num_classes))

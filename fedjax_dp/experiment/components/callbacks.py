@@ -1,4 +1,4 @@
-"""What is called between blocks of rounds: to stop early, to evaluate more, to log elsewhere."""
+"""Callbacks after each evaluation: to stop early, to evaluate more, to log elsewhere."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Progress(NamedTuple):
 
 
 class Callback(NamedTuple):
-    """Something that is called after each evaluation.
+    """A function that is called after each evaluation.
 
     A run that is resumed calls it again for the rounds that are run again: whatever it decides
     should follow from `Progress.rows` alone, so that a resumed run decides alike.

@@ -25,7 +25,7 @@ _NAME = "client"
 
 
 def names_of(data: FederatedData) -> tuple[str, ...]:
-    """Lists the clients' names; their places, from "0", where they have none."""
+    """Lists the clients' names, or their positions, from "0", if they have none."""
     return data.client_names or tuple(map(str, range(data.num_clients)))
 
 
@@ -62,7 +62,7 @@ class _Column(dict[str, float]):
 
 
 def listed(config: Config, names: Sequence[str] | None) -> Config:
-    """Replaces tables by name by lists in the order of `names`; in their own where that is None."""
+    """Converts tables by name to lists in the order of `names`, or in their own if that is None."""
 
     def ordered(key: str, value: Any) -> Any:
         if not isinstance(value, Mapping):

@@ -64,7 +64,7 @@ def local_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]
 
 
 def optimizer_numbers(options: Mapping[str, Any]) -> dict[str, float]:
-    """Picks the options that are numbers, which a sweep may change without compiling again."""
+    """Selects the numeric options, which a sweep may change without recompiling."""
     return {
         name: float(value)
         for name, value in options.items()

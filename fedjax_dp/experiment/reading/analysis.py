@@ -1,4 +1,4 @@
-"""Whether the privacy that a configuration asks for has an analysis, and what to change if not."""
+"""Checks that the requested privacy has an analysis, and advises a change if not."""
 
 import contextlib
 import itertools

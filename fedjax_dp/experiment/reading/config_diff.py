@@ -12,14 +12,14 @@ from fedjax_dp.experiment.schema.constraints import ConfigError
 
 
 def tables_of(config: Config) -> dict[str, Any]:
-    """Converts a configuration to plain tables, without the place of the data."""
+    """Converts a configuration to plain tables, without the data directory."""
     tables = tomllib.loads(config_files.to_toml(config))
     tables["data"].pop("data_dir", None)
     return tables
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Lists the values that decide what a run finds, by dotted name, below a prefix."""
+    """Lists the values that determine a run's results, by dotted name, below a prefix."""
     found: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{prefix}{name}"
@@ -35,7 +35,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], besides: Sequence[str] = ()
 ) -> list[str]:
-    """Lists where two configurations differ, one line each, besides keys that may."""
+    """Lists the differences of two configurations, one line each, except at allowed keys."""
     a, b = flat(one), flat(other)
     return [
         f"{key}: {a.get(key)!r} and {b.get(key)!r}"

@@ -144,7 +144,7 @@ def _tables(section: Section) -> dict[str, Any]:
 
 
 def _without(tables: dict[str, Any], key: str) -> dict[str, Any]:
-    """Leaves out what a dotted key names, if it is there."""
+    """Removes the value at a dotted key, if present."""
     name, _, rest = key.partition(".")
     value = tables.get(name)
     if rest:
@@ -306,7 +306,7 @@ def _section(
 def _chosen(
     field: FieldInfo, table: Mapping[str, Any], here: str, origin: Callable[[str], str]
 ) -> type[Section]:
-    """Finds out which of several sections a table is."""
+    """Determines which of several sections a table is."""
     tag = field.discriminator
     if tag is None:
         return sections_of(field)[0]

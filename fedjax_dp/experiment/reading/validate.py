@@ -1,4 +1,4 @@
-"""Checks of an experiment that need no data: what does not go together."""
+"""Checks of an experiment that need no data: values and combinations."""
 
 import os
 from collections.abc import Mapping
@@ -134,7 +134,7 @@ def _check_scaling(data: DataSection, privacy: PrivacySection) -> None:
 
 
 def _check_release(config: Config) -> None:
-    """Refuses to promise a folder for publication where nothing protects what would be in it."""
+    """Refuses `run.release` if nothing protects the contents of the folder."""
     section, privacy, name = config.run, config.privacy, "run.release"
     if section.release is None:
         return
@@ -159,7 +159,7 @@ def _check_release(config: Config) -> None:
 
 
 def _check_inactive(privacy: PrivacySection) -> None:
-    """Refuses settings of a mechanism that does not run beside one that does."""
+    """Refuses settings of an inactive mechanism."""
     for unit in ("record", "client"):
         if privacy.units and unit not in privacy.units and unit in privacy.model_fields_set:
             given = getattr(privacy, unit)
@@ -233,7 +233,7 @@ def _check_bound(option: str, aggregator: str | None, privacy: PrivacySection) -
 
 
 def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
-    """Requires whole numbers where so many examples or steps are drawn."""
+    """Requires integers where so many examples or steps are drawn."""
     sampler = batches_of(section, is_private=is_private)
     for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
         value = getattr(section, name)

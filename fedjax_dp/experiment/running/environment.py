@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def keep_programs(folder: str | None) -> None:
+def use_compilation_cache(folder: str | None) -> None:
     """Sets JAX's cache of compiled programs, unless "auto" finds one set already."""
     is_set = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
     if folder is None or (folder == "auto" and is_set):

@@ -20,7 +20,7 @@ from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import Callback, Progress, callbacks_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.environment import environment, keep_programs
+from fedjax_dp.experiment.running.environment import environment, use_compilation_cache
 from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.running.release import require_publishable, without_model
 from fedjax_dp.experiment.running.results import evaluate, write_results
@@ -161,7 +161,7 @@ def _run(
     callbacks: Mapping[str, Callback],
 ) -> Outcome:
     started = time.perf_counter()
-    keep_programs(config.execution.compilation_cache)
+    use_compilation_cache(config.execution.compilation_cache)
     watcher.phase("reading data and calibrating noise")
     experiment = assemble(config)
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}

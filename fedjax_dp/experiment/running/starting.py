@@ -95,11 +95,11 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     lock = locked(folder)
     require_free(folder)
     state = stored_in(state, folder / CLIENTS_FOLDER)
-    _require_room(experiment, state)
+    _require_space(experiment, state)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
     if section.secret:
         # Saved before the first round, so that no round is released with two noises.
-        checkpoints.keep_root(jax.random.key_data(key))
+        checkpoints.write_root(jax.random.key_data(key))
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
     traffic = _byte_totals(experiment)
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
@@ -113,7 +113,7 @@ def restored(
     lock = locked(folder)
     _require_same(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
-    key = _kept_root(config.run, checkpoints)
+    key = _saved_root(config.run, checkpoints)
     state = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     hyper, like = experiment.simulation.hyper, experiment.simulation.portable(state)
     step, damaged = checkpoints.newest_intact(like)
@@ -131,7 +131,7 @@ def restored(
         accounting.restore(ledgers)
     if sent is not None:
         traffic.restore(sent)
-    _require_room(experiment, state)
+    _require_space(experiment, state)
     withdraw_release(folder)
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
@@ -153,7 +153,7 @@ def _require_one_round(
         checks.require(fits == 1, f"privacy.{unit}.epsilon", rule, epsilon)
 
 
-def _require_room(experiment: Experiment, state: SimulationState) -> None:
+def _require_space(experiment: Experiment, state: SimulationState) -> None:
     """Requires disk space for all client states that the run may write."""
     if not isinstance(state.clients, ClientStore):
         return
@@ -162,10 +162,10 @@ def _require_room(experiment: Experiment, state: SimulationState) -> None:
     again = most_drawn(min(section.rounds, section.checkpoint_every))
     # The newest states, those that only checkpoints still use, and those of one cohort.
     num_rows = most_drawn(section.rounds) + KEPT * again + most_drawn(1)
-    file.require_room(num_rows - file.num_allocated(), name="--output")
+    file.require_space(num_rows - file.num_allocated(), name="--output")
 
 
-def _kept_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
+def _saved_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
     """Returns the root of a resumed run; refuses a secret run that has lost its root."""
     root = checkpoints.root()
     if not section.secret:

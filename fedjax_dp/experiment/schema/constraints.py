@@ -15,7 +15,7 @@ from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import Rule
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 
-# Up to here a float is the whole number that was written.
+# Up to here a float is the integer that was written.
 _EXACT = 2**53
 
 
@@ -36,7 +36,7 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
 
 
 def bare(kind: Any) -> Any:
-    """Takes the range off an annotation."""
+    """Removes the range from an annotation."""
     return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
 
 
@@ -58,11 +58,7 @@ def rule_of(kind: Any) -> Rule:
 
 
 def ready_value(origin: str, key: str, kind: Any, value: Any) -> Any:
-    """Returns a value of a file as its kind has it; refuses one that does not fit.
-
-    The word "none" is None where a value can be left out, and a whole number written as 1e3 is an
-    integer where such is asked for.
-    """
+    """Converts a value of a file to its type, or refuses it."""
     if value == "none" and may_be_none(kind):
         return None
     ready, rule = _as_asked(kind, value), rule_of(kind)
@@ -79,6 +75,7 @@ def _as_asked(kind: Any, value: Any) -> Any:
     if isinstance(value, list):
         lists = [one for one in kinds if typing.get_origin(one) in (list, Sequence)]
         return [_as_asked(typing.get_args(lists[0])[0], one) for one in value] if lists else value
+    # An integer may be written as 1e3.
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
     return int(value) if is_whole and int in kinds and float not in kinds else value
 
@@ -103,7 +100,7 @@ def _require_float32(origin: str, key: str, value: Any) -> None:
     if not is_number or key.endswith("dp_delta") or not math.isfinite(value):
         return
     if not fits_float32(value):
-        rule = f"be 0 or of a size that float32 holds, {SMALLEST:.2g} to {LARGEST:.2g}"
+        rule = f"be 0 or of a size that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
         raise ConfigError(f"{origin}: {key} must {rule}, got {checks.shown(value)}")
 
 

@@ -1,4 +1,4 @@
-"""Convolutions that are computed in one way forwards and in others backwards, as primitives.
+"""Convolutions as primitives, with separate methods for the forward and backward pass.
 
 What is fastest for a result is not, transposed, what is fastest for its gradients; a primitive says
 for each of them how it is computed. It is differentiable as often as one likes, since its gradients
@@ -19,7 +19,7 @@ Padding = tuple[tuple[int, int], ...]
 
 
 def window_of(kernel: tuple[int, ...]) -> Window:
-    """Describes how a kernel walks with stride 1."""
+    """Describes how a kernel moves with stride 1."""
     ones = (1,) * len(kernel)
     return Window(tuple(kernel), ones, ones)
 
@@ -40,7 +40,7 @@ def patches_of(x: jax.Array, kernel: tuple[int, ...], padding: Padding) -> jax.A
 
 
 def shape_of(x: Any, w: Any, *, padding: Padding) -> tuple[int, ...]:
-    """Gives the shape of what a convolution with stride 1 makes of an input and a kernel."""
+    """Returns the shape of the output of a convolution with stride 1."""
     *kernel, _inputs, outputs = w.shape
     ends = [*map(sum, padding), *[0] * (len(kernel) - len(padding))]
     sizes = zip(x.shape[1:-1], ends, kernel, strict=True)

@@ -68,7 +68,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _lower_equation(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
-    """Evaluates an equation as it was traced, but for what holds something to replace."""
+    """Evaluates an equation; windowed primitives, also inside of it, are replaced."""
     name = eqn.primitive.name
     if name in _REPLACEMENTS:
         return [_REPLACEMENTS[name](*operands, **eqn.params)]
@@ -93,7 +93,7 @@ def _needs_rewrite(jaxpr: Jaxpr) -> bool:
 
 
 def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
-    """Checks a custom function and its derivative, which may convolve though it does not."""
+    """Whether a custom function, or its derivative alone, contains a windowed primitive."""
     if any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
         return True
     operands, results = _shapes(eqn.invars), _shapes(eqn.outvars)

@@ -1,4 +1,4 @@
-"""Convolution with few outputs for the size of its kernel: patches forwards, rows backwards.
+"""Convolution with few outputs relative to its kernel: patches forwards, rows backwards.
 
 A patch repeats every entry of the input once for each entry of the kernel. Forwards one product of
 patches gives the result as a whole, for all of its readers. Backwards, patches would be summed;

@@ -3,8 +3,8 @@
 A tile of m × m outputs takes (m + 2)² multiplications for every pair of features where the direct
 sum takes 9m² (Lavin and Gray 2016, "Fast Algorithms for Convolutional Neural Networks", section 4).
 Larger tiles save more and round more. Forwards they are 2 × 2, and their transforms only add and
-halve: the more a result is rounded, the more rectifiers behind it turn. Gradients pass rectifiers
-as they stand, are linear in what comes back, and are taken by tiles of 4 × 4.
+halve: larger rounding errors would switch more of the rectifiers that follow. Gradients do not
+switch any, are linear in the cotangent, and use tiles of 4 × 4.
 """
 
 import functools
@@ -104,7 +104,7 @@ def share_of_direct(x: Any, w: Any, *, padding: Padding, is_adjoint: bool) -> fl
 
 
 def _convolve(x: jax.Array, w: jax.Array, *, padding: Padding, is_adjoint: bool) -> jax.Array:
-    """Convolves, or applies the transpose of what convolves with that kernel."""
+    """Convolves, or applies the transpose of the convolution with that kernel."""
     sizes = _sizes(x, padding)
     tiles = _tiles_for(x.shape[0], sizes, w, is_adjoint)
     inputs = _transform_input(x, padding, sizes, tiles)

@@ -259,10 +259,7 @@ def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
 
 
 def _root(excess: Callable[[float], float], start: float, step: float) -> float | None:
-    """Finds where a falling function of the logarithm of a multiplier reaches zero, from above.
-
-    `step` is how far from `start` the first probe lies; None where the function has no zero.
-    """
+    """Finds the zero of a falling function from above, or None; the first probe is at `step`."""
     smallest, largest = math.log(_SMALLEST), math.log(_LARGEST)
     low = high = start
     reach = step
@@ -289,9 +286,9 @@ def _roots(excess: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int) -
     upper end of each bracket, where the function is known not to be above zero; nan where it is
     above zero everywhere, and then no other is searched for.
     """
-    everyone = np.arange(count)
+    all_functions = np.arange(count)
     low, high = np.full(count, math.log(_SMALLEST)), np.full(count, math.log(_LARGEST))
-    at_low, at_high = excess(everyone, low), excess(everyone, high)
+    at_low, at_high = excess(all_functions, low), excess(all_functions, high)
     if np.any(at_high > 0):
         return np.where(at_high > 0, np.nan, high)
     high = np.where(at_low <= 0, low, high)

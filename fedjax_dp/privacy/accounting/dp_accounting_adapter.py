@@ -1,4 +1,4 @@
-"""Which event dp-accounting composes for ours under a relation, or why there is none."""
+"""Translates events for dp-accounting under a relation, or explains why there is no analysis."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ def require_accountant(accountant: str) -> None:
 
 
 class _Refusal(Exception):
-    """Why a rule has no analysis; what to do instead is searched for."""
+    """The reason why a rule has no analysis; an alternative is searched for."""
 
 
 def _refuse(reason: str) -> NoReturn:

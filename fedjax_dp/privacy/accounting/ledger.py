@@ -29,10 +29,7 @@ _SLACK = 1e-9
 
 
 class Bound(NamedTuple):
-    """ε or δ of a history, never below the exact one, and the accountant that gave it.
-
-    Where "pld" was asked and "rdp" had a smaller bound, that is "rdp".
-    """
+    """An upper bound on ε or δ, and its accountant: "rdp" for "pld" where that is smaller."""
 
     value: np.ndarray
     accountant: np.ndarray
@@ -79,7 +76,7 @@ class Ledger:
         self._table: scipy.sparse.csr_array | None = None
 
     def copy(self) -> "Ledger":
-        """Copies the ledger; later charges do not reach the copy, which shares its arrays."""
+        """Copies the ledger; later charges do not affect the copy, which shares its arrays."""
         other = Ledger(self.unit, self.relation, self.num_units)
         other._parts = dict(self._parts)
         other._counts = dict(self._counts)
@@ -314,7 +311,7 @@ class Ledger:
         return table[firsts], labels
 
     def _restricted(self, units: np.ndarray) -> "Ledger":
-        """The accounts of some units alone, in their order."""
+        """Selects the accounts of some units, in their order."""
         keys, rows = list(self._counts), self._by_unit()[units].tocsc()
         other = Ledger(self.unit, self.relation, units.size)
         other._curves = self._curves
@@ -405,7 +402,7 @@ class Ledger:
         accountant: str = "rdp",
         limit: int = 10**7,
     ) -> int:
-        """Finds how often an event may still run within a budget.
+        """Computes how many more times an event may run within a budget.
 
         Args:
           event: what one round is to the accountant.
@@ -482,7 +479,7 @@ class Ledger:
 def _merged(
     old: tuple[np.ndarray, np.ndarray] | None, index: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Adds counts to sparse counts; indices come out sorted and unique."""
+    """Adds counts to sparse counts; the result has sorted, unique indices."""
     if old is not None:
         if np.array_equal(old[0], index):
             return old[0], old[1] + counts

@@ -65,13 +65,13 @@ def _answer(parts: Parts, relation: str, question: Question) -> Answer:
 
 
 def _wanted(composition: Composition, found: float) -> float:
-    """Finds the width that a composition asks for, once what is about its ε is known."""
+    """Computes the lattice width that a composition needs, from an estimate of its ε."""
     known = () if math.isinf(found) else (found, _LEAST_FOUND)
     return max(composition.wanted_width(*known), composition.smallest_width)
 
 
 def _worst(directions: Sequence[Composition]) -> tuple[Composition, Answer]:
-    """Answers in the direction that costs the most; others are composed where they might."""
+    """Answers in the costliest direction; others are composed only if they might cost more."""
     costly = _costliest(directions)
     found = costly.answer()
     for each in directions:
@@ -118,7 +118,7 @@ def _costliest(directions: Sequence[Composition]) -> Composition:
 
 
 def _merged(parts: Parts) -> list[tuple[DpEvent, int]]:
-    """Makes one Gaussian of all; drops what costs nothing."""
+    """Merges Gaussians into one; drops events that cost nothing."""
     gaussians = [dpa.SelfComposedDpEvent(e, n) for e, n in parts if type(e) is dpa.GaussianDpEvent]
     others: list[tuple[DpEvent, int]] = []
     for part, count in parts:

@@ -3,7 +3,7 @@
 A composition is a convolution, and a transform computes it with errors of 1e-16 of its largest
 number: far more than the tail that a small δ is made of. Here the losses are weighted by `e^(θs)`
 first, for a θ that moves the bulk of the composition to the ε in question, and weighted back
-behind the transform. Errors are then relative to what is asked for, and a window of a few standard
+after the transform. Errors are then relative to what is asked for, and a window of a few standard
 deviations holds all that counts.
 """
 
@@ -55,7 +55,7 @@ class Question(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The answer where nothing can be said."""
+        """The trivial bound."""
         return math.inf if self.dp_delta is not None else 1.0
 
 
@@ -207,7 +207,7 @@ class Composition:
 
     @property
     def estimate(self) -> float:
-        """About the answer: ε, or the logarithm of δ."""
+        """An estimate of the answer: ε, or the logarithm of δ."""
         excess = (self.tilt + 1) / 2 * self._added
         if self._question.epsilon is None:
             return self._mean - excess
@@ -237,7 +237,7 @@ class Composition:
         return 2 * power_of_two(max(longest / _MAX_POINTS, window / _MAX_WINDOW))
 
     def is_resolved(self, found: float) -> bool:
-        """Whether the lattice adds no more than is promised; it adds as its width squared."""
+        """Whether the lattice error is within its share; it grows as the width squared."""
         return self.wanted_width(found) * math.sqrt(_TIGHT / _SHARE) >= self.width
 
     def is_covered(self, answer: Answer) -> bool:
@@ -268,12 +268,12 @@ class Composition:
 
     @property
     def _relative(self) -> float:
-        """What rounding may take off the weights of the steps together, as a share."""
+        """The largest relative loss of the steps' weights by rounding."""
         sizes = 32 * sum(self._counts) + 8 * self.tilt * self._sizes + 8 * abs(self._log_total)
         return EPS * sizes
 
     def _end(self, side: int) -> float:
-        """Where the weighted sum ends but for a chance of 1e-10, by Chernoff's bound."""
+        """The end of the weighted sum, except with probability 1e-10 (Chernoff's bound)."""
         ends = []
         for factor in (0.1, 0.4, 1.0):
             push = side * factor * math.sqrt(-2 * _LOG_OUTSIDE) / self._deviation

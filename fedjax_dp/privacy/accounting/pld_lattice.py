@@ -1,4 +1,4 @@
-"""One step's privacy loss on the multiples of a width, rounded so that ε and δ never come out low.
+"""One step's privacy loss on the multiples of a width, rounded so that ε and δ are never too low.
 
 A loss between two multiples goes to both, such that the mass of either distribution is kept
 (connect the dots: Doroshenko and others 2022); what the arithmetic may have lost is moved up.
@@ -87,7 +87,7 @@ class _GaussianPair(NamedTuple):
         return 0.5 + self.noise**2 * np.where(np.isnan(found), -np.inf, found)
 
     def span(self, cut: float) -> tuple[float, float]:
-        """Finds the lowest and the highest loss but for a chance of `cut` of each Gaussian."""
+        """Finds the lowest and highest loss, except with probability `cut` of each Gaussian."""
         reach = -float(special.ndtri_exp(math.log(cut))) * self.noise
         return self.loss(-reach - self.is_exchange), self.loss(1 + reach)
 
@@ -135,10 +135,7 @@ def _normal_masses(x: np.ndarray) -> _CellMasses:
 def _spread(
     first: int, places: np.ndarray, upper: _CellMasses, lower: _CellMasses, width: float
 ) -> Losses:
-    """Gives the mass of every cell to its ends `places`, such that both distributions keep theirs.
-
-    The losses are those of `upper`.
-    """
+    """Splits each cell's mass onto its ends `places`, keeping the mass of both distributions."""
     with np.errstate(over="ignore", under="ignore"):
         mass, other = np.exp(upper.inside), np.exp(places[:-1] + lower.inside)
         error = np.exp(upper.errors)
@@ -169,10 +166,7 @@ def _mixture(one: Losses, other: Losses, chance: float) -> Losses:
 
 
 def _pair_of(event: Any, relation: str) -> _GaussianPair | None:
-    """Finds the dominating pair of a Gaussian, of a draw that may be cut the one where it was not.
-
-    None for any other event.
-    """
+    """Returns the dominating pair of a Gaussian, before any truncation; None for others."""
     rate, is_exchange = 1.0, relation == "replace_one"
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         rate = float(event.sampling_probability)
@@ -222,7 +216,7 @@ def losses_of(key: str, relation: str, width: float, cut: float) -> tuple[Losses
 
 
 def _with_errors(first: int, masses: np.ndarray, infinity: float, width: float) -> Losses:
-    """Adds to a lattice of dp-accounting what differences of its curve may be wrong by."""
+    """Adds the possible error of differences of its curve to a lattice of dp-accounting."""
     above = np.cumsum(masses[::-1])[::-1] + infinity
     masses = masses + 8 * EPS * above / math.expm1(width) * (masses > 0)
     return Losses(first, masses, masses * width**2 / 6, infinity)

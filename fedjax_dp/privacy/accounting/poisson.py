@@ -36,7 +36,7 @@ def epsilon_of_poisson(
       sampling_rate: in [0, 1]; a scalar, `[clients]`, or `[clients, phases]` where the rate
         changes in the course of a run. Rate 1 is full participation.
       num_steps: steps of each phase, the shape of `sampling_rate` or one that broadcasts to it;
-        whole numbers, except for "rdp-classic-64", whose recipe counts `epochs·N/b`.
+        integers, except for "rdp-classic-64", whose recipe counts `epochs·N/b`.
       dp_delta: δ in (0, 1); a scalar or `[clients]`.
       rho: zCDP cost of all else that was released, such as private selections; a scalar or
         `[clients]`.
@@ -104,7 +104,7 @@ def rows_of(
     steps = np.asarray(num_steps, float)
     if accountant != "rdp-classic-64":
         whole = bool(np.all(steps == np.floor(steps)))
-        checks.require(whole, "num_steps", "hold whole numbers", num_steps)
+        checks.require(whole, "num_steps", "hold integers", num_steps)
     rates, steps = np.broadcast_arrays(np.asarray(sampling_rate, float), steps)
     phases = rates.shape[1:] or (1,)
     rates, steps = (x.reshape(*x.shape[:1], *phases) for x in (rates, steps))

@@ -37,23 +37,14 @@ def poisson_gaussian(
     noise_multiplier: ArrayLike,
     orders: Sequence[float] = DEFAULT_ORDERS,
 ) -> np.ndarray:
-    """Bounds the Rényi curves of the Poisson-sampled Gaussian mechanism under add/remove.
+    """Bounds the Rényi curves, `[settings, orders]`, of the Poisson-sampled Gaussian (add/remove).
 
     Evaluates the formulas of dp-accounting for all settings and orders at once, in float64, with
     two changes. At whole orders the moment less 1 is summed, whose terms are all positive, so that
     nothing is lost however little a step costs. At others, where the series begins with that 1 and
-    loses what is far below it, chords between whole orders take over.
+    loses what is far below it, chords between whole orders are used. Infinite without noise.
 
-    Guarantee: no value lies below the divergence; what rounding may take off is added.
-
-    Args:
-      sampling_probability: `[settings]` in [0, 1], or a scalar.
-      noise_multiplier: `[settings]`, standard deviation over the largest contribution, at least
-        0, or a scalar.
-      orders: the Rényi orders, above 1.
-
-    Returns:
-      `[settings, orders]`: the divergences of one step; inf where there is no noise.
+    Guarantee: no value lies below the divergence; the largest possible rounding error is added.
 
     Source: Mironov, Talwar, Zhang, "Rényi Differential Privacy of the Sampled Gaussian
     Mechanism", 2019, sections 3.1 to 3.3; Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
@@ -82,17 +73,10 @@ def poisson_gaussian(
 def poisson_of_any(
     sampling_probability: float, curve: np.ndarray, orders: np.ndarray
 ) -> np.ndarray:
-    """Bounds the Rényi curve of any mechanism behind Poisson sampling under add/remove.
+    """Bounds the Rényi curve, `[orders]`, of any mechanism under Poisson sampling and add/remove.
 
-    Between whole orders `(α − 1)·ρ(α)`, which is convex, is bounded by its chord.
-
-    Args:
-      sampling_probability: in [0, 1].
-      curve: `[m]`, the mechanism's own divergences at orders 2, 3, ..., m + 1.
-      orders: `[orders]` in (1, m + 1].
-
-    Returns:
-      `[orders]`.
+    `curve` holds the mechanism's own divergences at orders 2, 3, ..., m + 1; between whole orders
+    `(α − 1)·ρ(α)`, which is convex, is bounded by its chord.
 
     Source: Zhu and Wang 2019, "Poisson Subsampled Rényi Differential Privacy", theorem 5;
     Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
@@ -182,7 +166,7 @@ def _log_moments_whole(q: np.ndarray, z: np.ndarray, alpha: int) -> np.ndarray:
 def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Bounds the series: both halves term by term, without their signs; what has converged drops.
 
-    Behind order α the signs alternate and the terms fall, so that all that is left is below the
+    Above order α the signs alternate and the terms fall, so that all that is left is below the
     last term.
     """
     shape = (q.size, alpha.size)
@@ -229,19 +213,12 @@ def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> 
 def to_epsilon(
     curves: ArrayLike, orders: Sequence[float], dp_delta: ArrayLike, *, is_classic: bool = False
 ) -> np.ndarray:
-    """Converts Rényi curves to the smallest ε at one δ.
+    """Converts Rényi curves of a whole composition, `[..., orders]`, to the smallest ε at one δ.
+
+    `is_classic` uses `ρ(α) + ln(1/δ)/(α − 1)` (Mironov 2017, Proposition 3) in place of the tighter
+    bound (Canonne, Kamath, Steinke 2020, Proposition 12). Infinite where no order gives a bound.
 
     Guarantee: rounding never takes off; what it may cost is added.
-
-    Args:
-      curves: `[..., orders]`, the divergences of the whole composition.
-      orders: the Rényi orders, above 1.
-      dp_delta: δ in [0, 1), a scalar or one for each curve, `[...]`.
-      is_classic: whether to use `ρ(α) + ln(1/δ)/(α − 1)` (Mironov 2017, Proposition 3) in place
-        of the tighter bound (Canonne, Kamath, Steinke 2020, Proposition 12).
-
-    Returns:
-      `[...]`: ε, at least 0; inf where no order gives a bound.
     """
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)
@@ -268,18 +245,9 @@ def to_epsilon(
 def to_delta(
     curves: ArrayLike, orders: Sequence[float], epsilon: ArrayLike, *, is_classic: bool = False
 ) -> np.ndarray:
-    """Converts Rényi curves to the smallest δ at one ε.
+    """Converts Rényi curves of a whole composition, `[..., orders]`, to the smallest δ at one ε.
 
     Guarantee: rounding never takes off; what it may cost is added.
-
-    Args:
-      curves: `[..., orders]`, the divergences of the whole composition.
-      orders: the Rényi orders, above 1.
-      epsilon: ε, at least 0, a scalar or one for each curve, `[...]`.
-      is_classic: as for `to_epsilon`.
-
-    Returns:
-      `[...]`: δ in [0, 1].
     """
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)

@@ -26,10 +26,7 @@ def orders_of(accountant: str) -> tuple[float, ...]:
 def rdp_curves(
     parts: Sequence[DpEvent], relation: str = "add_remove", accountant: str = "rdp"
 ) -> np.ndarray:
-    """Computes the Rényi curves of one run of each part, `[parts, orders]`.
-
-    Sampled Gaussians are computed all at once. Parts without an analysis raise `UnsupportedEvent`.
-    """
+    """Computes the Rényi curves of one run of each part, `[parts, orders]`."""
     events = [translate(part, relation, accountant) for part in parts]
     return _curves(events, relation, np.asarray(orders_of(accountant)))
 
@@ -55,7 +52,7 @@ def _curves(events: Sequence[Any], relation: str, orders: np.ndarray) -> np.ndar
 
 
 def _lifted(event: Any, curve: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """Adds what dp-accounting may have lost by adding little to 1, or subtracting what is near."""
+    """Adds the largest possible cancellation error of dp-accounting."""
     if isinstance(event, dpa.GaussianDpEvent | dpa.ZCDpEvent | dpa.NonPrivateDpEvent):
         return curve * (1 + 8 * rdp.EPS)
     lost = 8 * rdp.EPS / np.minimum(orders - 1, 1.0)

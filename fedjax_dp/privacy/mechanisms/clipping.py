@@ -69,7 +69,7 @@ def _scaled(leaf: jax.Array, factor: jax.Array, is_finite: jax.Array) -> jax.Arr
 
 @checked
 def clip_by_global_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
-    """Scales a tree down to a largest Euclidean norm over all leaves.
+    """Scales a tree down to a bound on its Euclidean norm over all leaves.
 
     The result is float32 or better: rounding it to a narrower type could lift its norm above
     the bound again.
@@ -96,7 +96,7 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Arr
 
 @checked
 def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
-    """Scales a tree down to a largest sum of absolute values over all leaves.
+    """Scales a tree down to a bound on its sum of absolute values over all leaves.
 
     Guarantee: as for `clip_by_global_norm`, in L1 norm, and therefore in L2 norm too.
 
@@ -118,7 +118,7 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
 
 @checked
 def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
-    """Cuts every entry of a tree off at a largest absolute value, in float32 or better.
+    """Clips every entry of a tree to a largest absolute value, in float32 or better.
 
     Returns the largest entry before that too, inf where one is not finite, which is not private.
 
@@ -138,7 +138,7 @@ def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
 
 @checked
 def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, jax.Array]:
-    """Cuts entries off at a largest absolute value and rounds them, so that sums are exact.
+    """Clips entries to a largest absolute value and rounds them, so that sums are exact.
 
     Entries become multiples of a power of two near `bound / 4096`. A sum of such trees holds no
     rounding as long as no entry of any partial sum is beyond 2^24 of these multiples, or if it is
@@ -163,7 +163,7 @@ def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, 
 
 
 def within_exact_sums(total: PyTree, bound: Scalar) -> PyTree:
-    """Cuts a sum off where rounding would begin, 2,048 to 4,096 bounds from zero."""
+    """Clips a sum where rounding would begin, 2,048 to 4,096 bounds from zero."""
     limit, unit = _lattice(bound)
     most = jnp.where(jnp.isinf(limit), jnp.inf, _MOST_UNITS * unit)
     return jax.tree.map(lambda x: jnp.clip(x, -most, most), total)

@@ -221,15 +221,15 @@ def make_plan(
     shares = num_clients if num_shares is None else num_shares
     padded = 1 << max(dimension - 1, 0).bit_length()
     stddev = noise_multiplier * clip_norm
-    room = (2.0**bits / (2 * num_deviations)) ** 2 - num_clients / 4
-    checks.require(room > 0, "bits", f"be enough for {num_clients} clients", bits)
+    capacity = (2.0**bits / (2 * num_deviations)) ** 2 - num_clients / 4
+    checks.require(capacity > 0, "bits", f"be enough for {num_clients} clients", bits)
     spread = (clip_norm * num_clients) ** 2 / padded + stddev**2
     # A lattice on which the noise spans 2^15 points is as fine as continuous noise in all respects.
     finest_useful = stddev / math.sqrt(shares) / discrete.MAX_STDDEV
     return Plan(
         noise=noise,
         clip_norm=clip_norm,
-        granularity=max(math.sqrt(spread / room), finest_useful),
+        granularity=max(math.sqrt(spread / capacity), finest_useful),
         noise_stddev=stddev,
         num_shares=shares,
         bits=bits,

@@ -20,10 +20,7 @@ def _check_scale(argument: str, value: Scalar) -> None:
 
 
 def release(value: jax.Array, scale: Scalar, draw: jax.Array) -> jax.Array:
-    """Adds scaled noise, or releases zeros where a traced scale is negative or not finite.
-
-    Zero is a release that any amount of noise covers, and no NaN reaches a model.
-    """
+    """Adds scaled noise; zeros, never NaN, where a traced scale is negative or not finite."""
     scale = jnp.asarray(scale, value.dtype)
     is_valid = jnp.isfinite(scale) & (scale >= 0)
     return jnp.where(is_valid, value + scale * draw, 0)

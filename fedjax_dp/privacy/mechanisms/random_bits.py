@@ -1,4 +1,4 @@
-"""Random numbers of noise, drawn so that their tails reach as far as their accounting needs.
+"""Random numbers for noise, with tails that reach as far as the accounting needs.
 
 Noise that ends early gives a unit away: what one neighbour releases may lie where the other never
 goes. The draws of a numeric library end where its uniform numbers do, at 2^-23.
@@ -149,7 +149,7 @@ def _beyond(words: jax.Array) -> jax.Array:
 
 
 def _fixed_point(whole: jax.Array, fraction: jax.Array) -> jax.Array:
-    """Reads two words of 31 bits as a number, in the middle of what they leave open."""
+    """Reads two words of 31 bits as a number, in the middle of the interval that they leave."""
     return _signed(whole) + (_signed(fraction) + 0.5) * 2.0**-31
 
 

@@ -125,9 +125,9 @@ def select(
         is_offered = jnp.ones(scores.shape, bool)
     best = jnp.max(scores, where=is_offered, initial=least(scores.dtype).min)
     # What is not offered may be better; it must not overflow.
-    behind = (jnp.minimum(scores, best) - best).astype(jnp.float32)
+    gap = (jnp.minimum(scores, best) - best).astype(jnp.float32)
     # Multiplying instead of dividing the noise keeps both ends, ε = 0 and ε = inf, defined.
-    logits = jnp.where((behind == 0) | (epsilon == 0), 0.0, behind * epsilon / (2 * sensitivity))
+    logits = jnp.where((gap == 0) | (epsilon == 0), 0.0, gap * epsilon / (2 * sensitivity))
     noisy = logits + random_bits.gumbel(key, scores.shape)
     return jnp.argmax(jnp.where(is_offered, noisy, -jnp.inf)).astype(jnp.int32)
 
@@ -169,10 +169,10 @@ def score_units(limit: Count) -> int:
 def summed_scores(
     scores: jax.Array, is_real: jax.Array, largest: PositiveNumbers, units: Count
 ) -> jax.Array:
-    """Sums scores of examples as whole numbers, each of them clipped on its own.
+    """Sums scores of examples as integers, each of them clipped on its own.
 
     A float32 sum of n scores is rounded by up to n·2^-24 of the largest score, which with a million
-    examples is 6 % of what one of them may change. Whole numbers are added without rounding.
+    examples is 6 % of what one of them may change. Integers are added without rounding.
 
     Guarantee: replacing one example moves the sum by at most `units`, exactly, for any scores.
     Clipping a mean instead would leave it unbounded.

@@ -1,4 +1,4 @@
-"""Empirical lower bounds on ε: what an attack that was seen to succeed proves about privacy."""
+"""Empirical lower bounds on ε: what a successful attack proves about privacy."""
 
 import math
 from collections.abc import Callable, Sequence
