@@ -161,7 +161,7 @@ class Scheme:
         own: Own,
         params: PyTree,
         start: PyTree,
-        client: ClientData,
+        client: Any,
         hyper: Hyper,
         target: Any,
         key: PRNGKey,
