@@ -521,7 +521,7 @@ def test_a_question_about_few_units_reads_their_own_history():
         (lambda: Ledger().charge(poisson(0.1, 1.0), count=[1, 2]), "count must be a scalar or"),
         (lambda: Ledger().charge(poisson(0.1, -1.0)), "noise_multiplier must be at least 0"),
         (lambda: Ledger().charge(poisson(0.1, np.nan)), "noise_multiplier must be at least 0"),
-        (lambda: Ledger().charge(poisson(1.1, 1.0)), "sampling_probability must lie in"),
+        (lambda: Ledger().charge(poisson(1.1, 1.0)), "sampling_probability must be in"),
         (lambda: Ledger().events(1), "unit must be below 1"),
     ],
 )
