@@ -34,7 +34,14 @@ class Hyper(NamedTuple):
     aggregator: Mapping[str, Any] = {}
 
     def of_client(self, client: jax.typing.ArrayLike) -> "Hyper":
-        """Selects the numbers of one client, by an index that may be traced."""
+        """Selects the numbers of one client.
+
+        Args:
+          client: the client's index; may be traced.
+
+        Returns:
+          The same, with scalars of local training.
+        """
         return self._replace(local=self.local.row(client))
 
 
@@ -414,7 +421,14 @@ class FederatedAlgorithm(NamedTuple):
         )
 
     def with_hyper(self, hyper: Hyper) -> "FederatedAlgorithm":
-        """Starts from other numbers, which are checked when the algorithm is bound to data."""
+        """Starts from other numbers, which are checked when the algorithm is bound to data.
+
+        Args:
+          hyper: numbers of the same names.
+
+        Returns:
+          The algorithm.
+        """
         return self._replace(
             training=self.training._replace(config=hyper.local),
             numbers=self.numbers._replace(values=hyper.algorithm),
@@ -422,7 +436,15 @@ class FederatedAlgorithm(NamedTuple):
         )
 
     def for_clients(self, num_clients: int, name: str | None = None) -> "FederatedAlgorithm":
-        """Restricts an algorithm to a population of `num_clients`, under a new name if given."""
+        """Restricts an algorithm to a population, under a new name if given.
+
+        Args:
+          num_clients: the size of the population.
+          name: the new name.
+
+        Returns:
+          The algorithm.
+        """
         numbers = self.numbers._replace(num_clients=num_clients)
         return self._replace(name=name or self.name, numbers=numbers)
 

@@ -35,7 +35,14 @@ class RoundRecord(NamedTuple):
     digest: jax.Array | None = None
 
     def count(self, *fates: Fate) -> Any:
-        """Counts the slots of some fates, of each round where there are several."""
+        """Counts the slots of some fates.
+
+        Args:
+          *fates: which fates are counted.
+
+        Returns:
+          The count, of each round where there are several.
+        """
         return np.sum(np.isin(np.asarray(self.fate), fates), axis=-1)
 
     @property
