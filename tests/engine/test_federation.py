@@ -525,7 +525,7 @@ def test_clients_encode_with_the_public_half_of_the_key():
         return {"public": _parts(sender.public_key), "own": own, "count": jnp.float32(1)}
 
     def contribute(state, numbers, update, sender):
-        return {"one_hot": jax.nn.one_hot(sender, NUM_CLIENTS)}
+        return {"one_hot": jax.nn.one_hot(sender.index, NUM_CLIENTS)}
 
     def combine(state, numbers, total, close):
         shown = {"sent": total["public"] / total["count"], "own": total["own"]}
