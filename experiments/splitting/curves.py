@@ -102,7 +102,7 @@ def program(setting: Setting) -> Any:
     )
     if setting.memory:
         fed = anderson(fed, memory=setting.memory, of="clients", num_rounds=setting.num_rounds)
-    fed = fed.laid_out(Layout(num_clients, None))
+    layout = Layout(num_clients, None)
     key, examples = jax.random.key(100), jax.device_put(examples_of(problem.data))
 
     def models(num_steps, numbers):
@@ -112,12 +112,12 @@ def program(setting: Setting) -> Any:
         hyper = hyper._replace(local=local, algorithm={**hyper.algorithm, **own})
 
         def body(state, _):
-            state, _, _ = fed.play(state, hyper, examples, key)
-            server = state.server.inner if setting.memory else state.server
+            state, _, _ = fed.play(state, hyper, examples, key, layout)
+            server = state.server
             average = server.params if server.average is None else server.average.mean
             return state, (server.params, average)
 
-        return jax.lax.scan(body, fed.init(key), length=setting.num_rounds)[1]
+        return jax.lax.scan(body, fed.init(key, layout), length=setting.num_rounds)[1]
 
     return jax.jit(jax.vmap(models, in_axes=(None, 0)))
 
