@@ -265,7 +265,7 @@ def test_personal_models_are_the_model_and_a_share_of_the_dual(form):
     assert np.abs(ETA * slopes).max() > 0.1
     for weight in (1.0, -1.0, 0.5):
         expected = ORACLE.optimum + weight * ETA * slopes
-        personal = made(weight).personal
+        personal = made(weight).views.personal
         for i in range(NUM_CLIENTS):
             row = jax.tree.map(lambda x, i=i: x[i], state.clients)
             found = personal(state.server, row, client)
