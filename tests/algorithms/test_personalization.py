@@ -244,7 +244,7 @@ def test_without_pruning_pull_and_momentum_fed_ltn_is_fedbn(make):
             state.server.params,
             expected.server.params,
         )
-    assert others[-1].clients is None or make is normed
+    assert others[-1].client_state is None or make is normed
 
 
 def test_the_server_goes_to_a_mean_that_stays_the_same():
