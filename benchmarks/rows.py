@@ -19,7 +19,7 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, fixed_size, participation
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine import ExecutionConfig, simulation
-from fedjax_dp.engine.execution.client_store import ClientStore
+from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.models import resnet18
 

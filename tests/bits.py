@@ -44,7 +44,7 @@ def outcome(case, mode: str) -> dict:
     from small_problem import KEY, ROUNDS
 
     from fedjax_dp.engine import communication
-    from fedjax_dp.engine.execution.client_store import ClientStore
+    from fedjax_dp.engine.client_store import ClientStore
 
     try:
         sim = case.simulation(execution(mode))

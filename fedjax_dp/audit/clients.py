@@ -24,7 +24,8 @@ from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
-from fedjax_dp.engine.federation import examples_of, federation, update_structure
+from fedjax_dp.engine.federation import federation
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.server.masking import unmasked
 
 
@@ -132,7 +133,7 @@ def _aggregate_structure(
     def aggregate_of(examples, key):
         return bound.play(bound.init(key), bound.hyper, examples, key)[2].server["aggregate"]
 
-    sent = update_structure(bound.algorithm, bound.population)
+    sent = bound.facts.update
     given = jax.eval_shape(aggregate_of, examples_of(data), jax.random.key(0))
     update, aggregate = (
         [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]

@@ -12,7 +12,7 @@ from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.audit.noise import StepCheck, measure_noise, stated_multiplier
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.events import flatten

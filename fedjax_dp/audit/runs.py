@@ -16,8 +16,9 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.execution.layout import ExecutionConfig
-from fedjax_dp.engine.federation import Federation, examples_of
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -148,7 +149,7 @@ def run_audit(
     )
     keys = jax.random.split(run_key, num_runs)
     parts = []
-    blocks = rounds_and_host_steps(bound.host_steps, 0, num_rounds)
+    blocks = rounds_and_host_steps(bound.algorithm.stages.host_steps, 0, num_rounds)
     for i, (length, steps) in enumerate(blocks):
         is_last = i == len(blocks) - 1
         states, part = attack(keys, is_included, states, bound.hyper, examples, length, is_last)

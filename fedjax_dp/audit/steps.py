@@ -29,8 +29,9 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.execution.layout import Layout
-from fedjax_dp.engine.federation import population_of, update_structure
+from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.population import population_of
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.server.base import Close, Fate, Roster, Sender, Stacked
 from fedjax_dp.server.masking import noised_parts
@@ -159,7 +160,7 @@ def check_cohort(
     checks.require(data.num_clients >= 2, "data", "hold two clients at least", data.num_clients)
     event, sensitivity = claim.event(numbers), claim.sensitivity(state.aggregator, numbers)
     bound = float(np.asarray(sensitivity.contribution)) * (1 + ROUNDING)
-    structure = update_structure(algorithm, population_of(data))
+    structure = Facts(algorithm, population_of(data)).update
     ordinary = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
     num_clients = data.num_clients if claim.min_participants > 0 else _COHORT
     run = _round_of(algorithm, ordinary, min(data.num_clients, num_clients))

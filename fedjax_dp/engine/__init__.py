@@ -6,8 +6,9 @@ from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, compile_federation, simulation
-from fedjax_dp.engine.execution.layout import ExecutionConfig, Layout
-from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
+from fedjax_dp.engine.federation import Federation, federation
+from fedjax_dp.engine.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.anderson import anderson

@@ -15,7 +15,7 @@ from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.execution.layout import Layout
+from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 
 

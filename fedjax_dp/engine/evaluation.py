@@ -19,10 +19,11 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.arrays import require_same_rows
 from fedjax_dp.data.federated import FederatedData, nested
+from fedjax_dp.engine.client_store import ClientStore, StorePart
 from fedjax_dp.engine.cohort import Examples, typed
-from fedjax_dp.engine.execution.client_store import ClientStore, StorePart
 from fedjax_dp.engine.execution.compile import Simulation
-from fedjax_dp.engine.federation import Federation, examples_of
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.metrics import Metric

@@ -9,101 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper, SharedModel
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, SharedModel
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData, nested
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.client_store import state_of
 from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
-from fedjax_dp.engine.execution.client_store import state_of
-from fedjax_dp.engine.execution.layout import Layout
+from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
-from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.privacy.claims import Claims
-from fedjax_dp.server.base import Stacked
-
-
-class Population(NamedTuple):
-    """What a federation knows of its clients' data before it sees them.
-
-    Attributes:
-      sizes: examples of each client, `[num_clients]`, int32.
-      structure: shapes of all examples, by name.
-      validation: of a second split of the same clients, or None.
-    """
-
-    sizes: np.ndarray
-    structure: PyTree
-    validation: "Population | None" = None
-
-    @property
-    def limit(self) -> int:
-        """Finds the largest client, at least 1."""
-        return max(1, int(self.sizes.max()))
-
-
-@checked
-def population_of(data: FederatedData, validation: FederatedData | None = None) -> Population:
-    """Reads off data what a federation must know of them.
-
-    Args:
-      data: the clients' training examples.
-      validation: a second split of the same clients' own data.
-
-    Returns:
-      The population.
-
-    Raises:
-      ValueError: if a split has no examples, or too many, or they are not of the same clients, or
-        their examples do not look alike.
-    """
-    first = _population("data", data)
-    if validation is None:
-        return first
-    rule = f"hold a second split of the {data.num_clients} clients"
-    same = validation.num_clients == data.num_clients
-    checks.require(same, "validation", rule, validation.num_clients)
-    expected, found = (_looks(split) for split in (data, validation))
-    rule = f"hold examples that look like those of data, {expected}"
-    checks.require(found == expected, "validation", rule, found)
-    return first._replace(validation=_population("validation", validation))
-
-
-def _population(name: str, data: FederatedData) -> Population:
-    rule = "hold at least one and fewer than 2**31 examples"
-    checks.require(0 < data.num_examples < 2**31, name, rule, data.num_examples)
-    kept = jax.dtypes.canonicalize_dtype
-    shapes = {k: jax.ShapeDtypeStruct(v.shape, kept(v.dtype)) for k, v in data.examples.items()}
-    return Population(data.sizes.astype(np.int32), nested(shapes))
-
-
-def _looks(data: FederatedData) -> dict[str, str]:
-    """Says of every array what one example of it is, such as `float32[28, 28]`."""
-    return {k: f"{v.dtype}{list(v.shape[1:])}" for k, v in sorted(data.examples.items())}
-
-
-@checked
-def examples_of(data: FederatedData, validation: FederatedData | None = None) -> Examples:
-    """Gives all examples of a population as a round reads them.
-
-    Args:
-      data: the clients' training examples.
-      validation: a second split of the same clients' own data.
-
-    Returns:
-      The examples on the host; `jax.device_put` brings them to a device.
-    """
-    return Examples(
-        nested({name: np.asarray(array) for name, array in data.examples.items()}),
-        data.offsets[:-1].astype(np.int32),
-        data.sizes.astype(np.int32),
-        None if validation is None else examples_of(validation),
-        max(1, int(data.sizes.max())),
-    )
 
 
 class Init(Protocol):
@@ -156,10 +77,10 @@ class Federation(NamedTuple):
       hyper: the numbers that a run starts with.
       check: `(hyper) -> None` raises a ValueError for a number out of its range.
       claims: what is promised, by unit of privacy.
-      host_steps: what is done on the host between rounds.
       algorithm: what is run.
       participation: who joins a round.
-      population: the clients' sizes.
+      population: sizes and shapes of the clients' data.
+      facts: shapes, messages, frozen parameters and costs.
       draws_ahead: whether `draw` reads nothing of the state but its round, so that streamed rounds
         draw cohorts ahead; false for a wrapper whose cohorts depend on the state.
     """
@@ -174,10 +95,10 @@ class Federation(NamedTuple):
     hyper: Hyper
     check: Callable[[Hyper], None]
     claims: Claims
-    host_steps: tuple[HostStep, ...]
     algorithm: FederatedAlgorithm
     participation: Participation
     population: Population
+    facts: Facts
     draws_ahead: bool = True
 
     def play(
@@ -220,7 +141,7 @@ class Federation(NamedTuple):
         added = {name: np.float32(number) for name, number in values.items()}
 
         def check(hyper: Hyper) -> None:
-            algorithm.check(hyper, len(self.population.sizes))
+            algorithm.check(hyper, self.population.num_clients)
             inner(hyper)
 
         hyper = self.hyper._replace(algorithm={**self.hyper.algorithm, **added})
@@ -249,7 +170,7 @@ def federation(
         training leaves alone.
     """
     population = data if isinstance(data, Population) else population_of(data)
-    num_clients = len(population.sizes)
+    num_clients = population.num_clients
     checks.require(
         participation.num_clients == num_clients,
         "participation",
@@ -270,7 +191,7 @@ def federation(
     hyper_limit = algorithm.hyper.local.max_batch_size()
     check(algorithm.hyper)
     _check_claims(algorithm, participation, hyper)
-    sizes = population.sizes
+    sizes, facts = population.sizes, Facts(algorithm, population)
 
     def init(key: PRNGKey, layout: Layout = Layout()) -> SimulationState:
         argument_checks.check_fields(layout, "layout.")
@@ -282,7 +203,7 @@ def federation(
                 lambda x: jnp.broadcast_to(x, (num_rows, *jnp.shape(x))),
                 algorithm.client_state.init(server),
             )
-        aggregator = algorithm.aggregator.init(update_structure(algorithm, population))
+        aggregator = algorithm.aggregator.init(facts.update)
         state = SimulationState(server, aggregator, clients, jnp.int32(0), ())
         # A weak type, such as a filled array has, would be another one behind a step.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
@@ -324,10 +245,10 @@ def federation(
         hyper=hyper,
         check=check,
         claims=algorithm.claims,
-        host_steps=algorithm.stages.host_steps,
         algorithm=algorithm,
         participation=participation,
         population=population,
+        facts=facts,
     )
 
 
@@ -341,49 +262,6 @@ def init_key(key: PRNGKey) -> PRNGKey:
       The key that `FederatedAlgorithm.init` is given.
     """
     return fold(key, Purpose.INIT)
-
-
-def one_client(
-    algorithm: FederatedAlgorithm, population: Population
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Gives one client's round as a function, with the shapes of its arguments.
-
-    Args:
-      algorithm: the declaration.
-      population: the clients' sizes and shapes.
-
-    Returns:
-      `(key, examples, validation, index) -> ClientOutput`, for shapes and costs, and its arguments'
-      shapes.
-    """
-
-    def run(key, examples, validation, index):
-        server = algorithm.init(key)
-        own = None if algorithm.client_state is None else algorithm.client_state.init(server)
-        client = ClientData(examples, index, index, index, population.limit)
-        if population.validation is not None:
-            second = ClientData(validation, index, index, index, population.validation.limit)
-            client = client.replace(validation=second)  # type: ignore[attr-defined]
-        hyper = jax.tree.map(jnp.asarray, typed(algorithm.hyper)).of_client(index)
-        return run_client(algorithm, server, own, client, hyper, key)
-
-    second = None if population.validation is None else population.validation.structure
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    return run, (jax.random.key(0), population.structure, second, index)
-
-
-def update_structure(algorithm: FederatedAlgorithm, population: Population) -> PyTree:
-    """Finds the shapes of what a client sends.
-
-    Args:
-      algorithm: the declaration.
-      population: the clients' sizes and shapes.
-
-    Returns:
-      The shapes of an update.
-    """
-    run, arguments = one_client(algorithm, population)
-    return jax.eval_shape(lambda *a: run(*a).received, *arguments)
 
 
 def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> None:
@@ -452,15 +330,3 @@ def _check_host_steps(algorithm: FederatedAlgorithm) -> None:
             "exact, and no event covers it",
             step.score,
         )
-
-
-def is_stacked(algorithm: FederatedAlgorithm) -> bool:
-    """Tells whether a round keeps all updates of its cohort side by side.
-
-    Args:
-      algorithm: the declaration.
-
-    Returns:
-      True for a stacked aggregator.
-    """
-    return isinstance(algorithm.aggregator, Stacked)

@@ -22,7 +22,7 @@ from fedjax_dp.core import messages, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.execution.layout import AXIS, CHUNK_AXIS, Layout
+from fedjax_dp.engine.layout import AXIS, CHUNK_AXIS, Layout
 from fedjax_dp.engine.record import (
     Fate,
     MessageCounts,

@@ -125,7 +125,11 @@ def shared_evaluator(
     client_of_example = data.client_of_example
 
     @jax.jit
-    def values_of(params, examples):
+    def values_of(params, examples, constants):
+        with model.given(constants):
+            return values_in(params, examples)
+
+    def values_in(params, examples):
         def values_at(first):
             batch = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, block), examples)
             return _per_example(model, metrics, params, batch, True)
@@ -147,12 +151,12 @@ def shared_evaluator(
 
     def parts(params):
         if whole is not None:
-            yield 0, values_of(params, whole)
+            yield 0, values_of(params, whole, model.constants)
             return
         for first in range(0, num_rows, part):
             # As with blocks, the last part is full.
             first = min(first, num_rows - part)
-            yield first, values_of(params, _rows(data, first, first + part))
+            yield first, values_of(params, _rows(data, first, first + part), model.constants)
 
     def values(params):
         found: Any = None
@@ -210,7 +214,11 @@ def personal_evaluator(
     sizes = jax.device_put(data.sizes.astype(np.int32))
 
     @jax.jit
-    def sums_of(examples, starts, sizes, clients, *arguments):
+    def sums_of(constants, examples, starts, sizes, clients, *arguments):
+        with model.given(constants):
+            return sums_in(examples, starts, sizes, clients, *arguments)
+
+    def sums_in(examples, starts, sizes, clients, *arguments):
         def one_client(index):
             params = params_of(index, *arguments)
 
@@ -246,7 +254,8 @@ def personal_evaluator(
             [(all_clients, arguments)] if in_parts is None else in_parts(*arguments)
         ):
             for few, (examples, first_rows) in with_examples(clients):
-                sums = jax.tree.map(np.asarray, sums_of(examples, first_rows, sizes, few, *own))
+                sums = sums_of(model.constants, examples, first_rows, sizes, few, *own)
+                sums = jax.tree.map(np.asarray, sums)
                 if found is None:
                     found = jax.tree.map(
                         lambda s: np.zeros((data.num_clients, *s.shape[1:]), np.float32), sums

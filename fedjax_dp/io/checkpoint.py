@@ -18,8 +18,8 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import typed
-from fedjax_dp.engine.execution.client_store import ClientStore
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.io.digests import damage, write_digests
 from fedjax_dp.io.disk import require_space

@@ -141,7 +141,7 @@ class Model(NamedTuple):
 
         Frozen parameters are not among the new model's parameters: they are not copied, clipped,
         noised, sent, averaged, counted or saved by client, and no gradient is computed for them.
-        Compiled programs hold the values as constants, or take them as an argument (`given`).
+        Rounds and evaluations take them as an argument; other programs can (`given`).
 
         A model all of whose buffers are frozen is applied as in evaluation: batch norm by the
         frozen statistics, without dropout.

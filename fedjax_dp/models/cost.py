@@ -45,7 +45,12 @@ def training_cost(
 
 def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
     """Counts what a function computes; a loop whose length is not static counts once."""
-    return _cost(jax.make_jaxpr(fn)(*arguments).jaxpr)
+    return cost_of_jaxpr(jax.make_jaxpr(fn)(*arguments))
+
+
+def cost_of_jaxpr(closed: jaxprs.ClosedJaxpr) -> Cost:
+    """Counts what a traced function computes, as `cost_of`."""
+    return _cost(closed.jaxpr)
 
 
 def _cost(jaxpr: jaxprs.Jaxpr) -> Cost:

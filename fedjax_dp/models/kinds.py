@@ -23,6 +23,8 @@ BATCH_NORM = "batch_norm"
 
 # Values of frozen parameters while a function is traced that takes them as an argument.
 _GIVEN: contextvars.ContextVar[Mapping[int, Sequence[Any]]] = contextvars.ContextVar("given")
+# The parts whose values were read since `reads` was entered; None outside of it.
+_READ: contextvars.ContextVar[list["Frozen"] | None] = contextvars.ContextVar("read", default=None)
 # Part of the key under which JAX caches traces, so that none with other values is reused.
 _TRACE = jax.make_user_context()
 
@@ -56,6 +58,9 @@ class Frozen(NamedTuple):
 
     def within(self, params: PyTree) -> PyTree:
         """Puts the frozen parameters back into what `without` returned."""
+        read = _READ.get()
+        if read is not None and all(part.values is not self.values for part in read):
+            read.append(self)
         given = jax.tree.leaves(params)
         count = sum(value is None for value in self.values)
         checks.require(
@@ -77,6 +82,9 @@ class Frozen(NamedTuple):
 @contextlib.contextmanager
 def given(parts: Sequence[Frozen], constants: Sequence[Sequence[Any]]) -> Iterator[None]:
     """Reads frozen values from `constants`, arrays that may be traced, within the context."""
+    if not parts:
+        yield
+        return
     arrays = {id(part.values): c for part, c in zip(parts, constants, strict=True)}
     token = _GIVEN.set({**_GIVEN.get({}), **arrays})
     try:
@@ -84,6 +92,18 @@ def given(parts: Sequence[Frozen], constants: Sequence[Sequence[Any]]) -> Iterat
             yield
     finally:
         _GIVEN.reset(token)
+
+
+@contextlib.contextmanager
+def reads() -> Iterator[list[Frozen]]:
+    """Lists the frozen parameters that functions read while they are traced in the context."""
+    found: list[Frozen] = []
+    token = _READ.set(found)
+    try:
+        with _TRACE(object()):
+            yield found
+    finally:
+        _READ.reset(token)
 
 
 def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:

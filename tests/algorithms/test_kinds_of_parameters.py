@@ -32,7 +32,9 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import as_metrics, simulation
+from fedjax_dp.engine import Layout, as_metrics, examples_of, federation, simulation
+from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.execution.round_loop import Count, one_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
@@ -45,6 +47,7 @@ from fedjax_dp.server.distributed import discrete_mean
 # features gives the features back to the last bit.
 BASE = np.eye(NUM_FEATURES, NUM_FEATURES + 4, dtype=np.float32)
 FULL = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+KEY = jax.random.key(3)
 CYCLIC = participants.participation(sampling.cyclic(), NUM_CLIENTS, 2)
 
 
@@ -156,6 +159,28 @@ def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
         np.testing.assert_allclose(value, expected[part], rtol=1e-4, atol=1e-6, err_msg=part)
     assert BASE.shape not in [shape[-2:] for shape in shapes_in(state)]
     assert sorted(shapes_in(state)) == sorted(shapes_in(plain.final))
+
+
+def test_frozen_values_are_an_argument_of_the_round():
+    """Other values need no other program, and give what a model that holds them gives."""
+
+    def round_of(scale):
+        model = with_base()
+        model = model.freeze("base", {"base": scale * BASE})
+        algorithm = fedavg(model, plain_trainer(model))
+        bound = federation(algorithm, make_data(), FULL)
+        (part,) = bound.facts.frozen
+        return bound, one_round(bound, Layout(), (part.constants,), Count())
+
+    bound, held = round_of(1.0)
+    _, other = round_of(2.0)
+    arguments = bound.init(KEY), typed(bound.hyper), examples_of(make_data()), None, KEY
+    found, expected = (each.step(*arguments, other.frozen)[0] for each in (held, other))
+    for one, two in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_array_equal(one, two)
+    with_own = held.step(*arguments, held.frozen)[0]
+    assert held.step._cache_size() == 1
+    assert any(map(np.any, jax.tree.leaves(trees.subtract(with_own.server, found.server))))
 
 
 @pytest.mark.parametrize("noise", later(NOISES, but=["gaussian", "discrete"], mark=telling))

@@ -28,7 +28,8 @@ from fedjax_dp.data import (
     participation,
 )
 from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
-from fedjax_dp.engine.federation import examples_of, init_key
+from fedjax_dp.engine.federation import init_key
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.models import Model, kinds
 from fedjax_dp.privacy.claims import RecordClaim

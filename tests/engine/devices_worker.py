@@ -8,8 +8,8 @@ import numpy as np
 from cases import CASES
 from small_problem import KEY, ROUNDS
 
-from fedjax_dp.engine.execution.client_store import ClientStore
-from fedjax_dp.engine.execution.layout import ExecutionConfig
+from fedjax_dp.engine.client_store import ClientStore
+from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.record import joined
 
 

@@ -18,8 +18,8 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, participation, poisson
 from fedjax_dp.data.record_file import FILE
 from fedjax_dp.engine import ExecutionConfig, communication, evaluator, simulation
+from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.execution import round_loop
-from fedjax_dp.engine.execution.client_store import ClientStore, stored_in
 from fedjax_dp.engine.execution.host_steps import Table
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.io import Checkpoints

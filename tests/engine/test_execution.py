@@ -14,10 +14,10 @@ from fedjax_dp.algorithms import fedavg
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import layout as layout_module
 from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
-from fedjax_dp.engine.execution import layout as layout_module
 from fedjax_dp.engine.execution.compile import simulation
-from fedjax_dp.engine.execution.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.layout import ExecutionConfig, Layout
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model

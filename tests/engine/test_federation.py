@@ -40,7 +40,7 @@ from fedjax_dp.engine import (
 )
 from fedjax_dp.engine.cohort import _shared_out, draw_cohort
 from fedjax_dp.engine.execution.host_steps import after_host_step
-from fedjax_dp.engine.federation import examples_of, population_of
+from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import compact, joined
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import Summed, discrete_mean
@@ -87,7 +87,7 @@ def test_a_sweep_is_one_vmap_of_the_step(name):
     for done in range(1, ROUNDS + 1):
         states, record, _ = many(states, every_hyper, every_key)
         records.append(record)
-        for step in fed.host_steps:
+        for step in fed.algorithm.stages.host_steps:
             if step.after == done:
                 own = [trees.take(states, i) for i in range(len(keys))]
                 each = zip(own, numbers, keys, strict=True)

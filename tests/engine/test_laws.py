@@ -14,7 +14,7 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.execution.compile import simulation
-from fedjax_dp.engine.execution.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.layout import ExecutionConfig, Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import play_round
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 import fedjax_dp as fdp
+from fedjax_dp.engine import layout as layouts
 from fedjax_dp.engine.execution import compile as compiling
-from fedjax_dp.engine.execution import layout as layouts
 from fedjax_dp.engine.execution import memory as estimates
-from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.execution.memory import Memory, explained, memory_of, require_room
-from fedjax_dp.engine.federation import population_of
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.population import population_of
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 WIDTH = 1000

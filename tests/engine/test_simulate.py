@@ -13,7 +13,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.execution.compile import simulation
-from fedjax_dp.engine.execution.layout import ExecutionConfig
+from fedjax_dp.engine.layout import ExecutionConfig
 
 
 def scalar_simulation(**execution):

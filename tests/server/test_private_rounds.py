@@ -19,7 +19,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, simulation
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import play_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger

@@ -3,23 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FinishForAll
-from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import ENCODINGS, Encoding, Tariff, tariff_of
-from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord
-from fedjax_dp.engine.record_access import run_client
-from fedjax_dp.engine.round import message_up
-from fedjax_dp.server.base import Aggregator, Close, Roster, Sender, Stacked
 
 Direction = Literal["up", "down", "both"]
 # The fates of clients that sent an update, in the sum or not, and of those that were sent one.
@@ -184,62 +175,13 @@ def communication(
 
 def meter_of(federation: Federation) -> Meter:
     """Finds the sizes of a federation's messages; traces one client, and runs nothing."""
-    up, down, after = _messages(federation)
-    state = federation.algorithm.client_state
-    is_for_all = state is not None and isinstance(state.finish, FinishForAll)
+    facts = federation.facts
     return Meter(
-        tariff_of(up),
-        tariff_of(down),
-        None if after is None else tariff_of(after),
-        len(federation.population.sizes) if is_for_all else None,
+        tariff_of(facts.up),
+        tariff_of(facts.down),
+        None if facts.after is None else tariff_of(facts.after),
+        federation.population.num_clients if facts.is_finished_for_all else None,
     )
-
-
-def _messages(federation: Federation) -> tuple[PyTree, PyTree, PyTree | None]:
-    """Makes the messages of one client in shapes alone: up, down, at the end of a round."""
-    algorithm, population, second = federation.algorithm, federation.population, None
-    aggregator, client_state = algorithm.aggregator, algorithm.client_state
-
-    def messages(key, examples, validation, index):
-        def data(of, arrays):
-            return ClientData(arrays, index, index, index, of.limit, round=index, stage=index)
-
-        client = data(population, examples)
-        if population.validation is not None:
-            client = client.replace(validation=data(population.validation, validation))
-        server = algorithm.init(key)
-        own = None if client_state is None else client_state.init(server)
-        hyper = jax.tree.map(jnp.asarray, typed(federation.hyper)).of_client(index)
-        output = run_client(algorithm, server, own, client, hyper, key)
-        state = aggregator.init(output.received)
-        down = algorithm.message_to(server, own, client), aggregator.broadcast(state)
-        after = None
-        if client_state is not None and client_state.finish is not None:
-            aggregate = _aggregate(aggregator, state, output.received, hyper.aggregator, key)
-            after = client_state.finish.broadcast(server, aggregate)
-        return message_up(aggregator, output), down, after
-
-    if population.validation is not None:
-        second = population.validation.structure
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.eval_shape(messages, jax.random.key(0), population.structure, second, index)
-
-
-def _aggregate(aggregator: Aggregator, state: Any, update: PyTree, numbers: Any, key: Any) -> Any:
-    """Makes the aggregate of a cohort of one, for its shapes."""
-    roster = Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
-    sender = Sender(jnp.int32(0), jnp.float32(1), key, key, roster)
-    broadcast = aggregator.broadcast(state)
-    found = aggregator.contribute(broadcast, numbers, update, sender)
-    found = jax.tree.map(trees.at_least_float32, found)
-    if aggregator.encode is not None:
-        found = aggregator.encode(broadcast, numbers, found, sender)
-    if isinstance(aggregator, Stacked):
-        gathered = jax.tree.map(lambda x: x[None], found)
-    else:
-        gathered = sums.value(sums.zeros_like(found))
-    close = Close(roster, jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
-    return aggregator.combine(state, numbers, gathered, close)[1]
 
 
 def _alike(tariff: Tariff, encoding: Any, num: np.ndarray) -> dict[str, np.ndarray]:

@@ -13,21 +13,22 @@ from chex import PRNGKey
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll, Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import traced, typed
-from fedjax_dp.engine.execution.client_store import ClientStore
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.execution.layout import AXIS, ExecutionConfig, Layout
 from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
-from fedjax_dp.engine.execution.round_loop import Count, resident_rounds, streamed_rounds
+from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import Trial, layout_of
-from fedjax_dp.engine.federation import Federation, examples_of, federation, population_of
+from fedjax_dp.engine.federation import Federation, federation
+from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
+from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
 
@@ -162,8 +163,10 @@ def compile_federation(
     by_client: Any = everywhere
     if layout.mesh is not None:
         everywhere, by_client = (NamedSharding(layout.mesh, spec) for spec in (P(), P(AXIS)))
-    num_clients = len(federation.population.sizes)
-    of_a_client = _bytes_of_a_client(federation)
+    num_clients = federation.population.num_clients
+    facts = federation.facts
+    of_a_client = 0 if facts.own is None else trees.num_bytes(facts.own)
+    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
     state_bytes = of_a_client * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
     # Where the number drawn is not random, some round may draw all clients.
@@ -174,6 +177,7 @@ def compile_federation(
     memory = memory_of(
         federation,
         layout,
+        outer=outer,
         clients=state_bytes if is_resident else of_a_client * slots,
         examples=_resident_bytes(data, validation) if is_resident else 0,
     )
@@ -228,19 +232,25 @@ def compile_federation(
         )
         return jax.device_get(state._replace(clients=clients, outer=outer))
 
+    with explained(memory):
+        frozen = jax.device_put(tuple(part.constants for part in facts.frozen), everywhere)
+    round_of = one_round(federation, layout, frozen, count)
     if is_resident:
         with explained(memory):
             examples = jax.device_put(examples_of(data, validation), everywhere)
-        rounds_of = resident_rounds(federation, layout, examples, execution.rounds_per_call, count)
+        rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
     else:
-        _require_streamable(federation, execution.placement)
+        _require_streamable(federation, outer, execution.placement)
         slabs = Slabs(data, federation.participation, everywhere, validation)
-        rounds_of = streamed_rounds(federation, layout, slabs, everywhere, by_client, count)
+        rounds_of = streamed_rounds(round_of, federation, layout, slabs, everywhere, by_client)
 
     # Few examples, for rare work: they go to a device when they are asked for.
-    judging = None if validation is None else examples_of(validation)
-    init = _initial(federation, layout, everywhere, by_client, is_resident, execution)
+    scoring = None if validation is None else examples_of(validation)
+    of_wrappers = _by_part(lambda x: by_client if isinstance(x, ByClient) else everywhere, outer)
+    places = SimulationState(everywhere, everywhere, by_client, everywhere, of_wrappers)
+    init = _initial(federation, layout, places, is_resident, execution)
     start = jax.device_put(traced(federation.algorithm, federation.hyper), everywhere)
+    host_steps = federation.algorithm.stages.host_steps
 
     @explained(memory)
     def run(state, key, num_rounds=1, hyper=None):
@@ -252,11 +262,11 @@ def compile_federation(
             numbers = jax.device_put(_same_kind(federation.algorithm, hyper, start), everywhere)
         state, left = made.or_copies(placed(state)), []
         done = int(state.round)
-        for block, steps in rounds_and_host_steps(federation.host_steps, done, num_rounds):
+        for block, steps in rounds_and_host_steps(host_steps, done, num_rounds):
             state, more = rounds_of(state, numbers, key, block)
             left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
             for step in steps:
-                after = after_host_step(step, state, numbers, key, num_clients, judging)
+                after = after_host_step(step, state, numbers, key, num_clients, scoring)
                 state = placed(after)
         records, infos = zip(*left, strict=True)
         return made.noted(state), joined(records), joined_info(infos)
@@ -295,19 +305,15 @@ def _warn_of_divisor(bound: Federation) -> None:
 def _initial(
     federation: Federation,
     layout: Layout,
-    everywhere: Any,
-    by_client: Any,
+    places: SimulationState,
     is_resident: bool,
     execution: ExecutionConfig,
 ) -> Callable[[PRNGKey], SimulationState]:
     """Compiles the state before the first round; no device holds more of it than its part."""
     clients = federation.algorithm.client_state
-    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
-    of_wrappers = _by_part(lambda x: by_client if isinstance(x, ByClient) else everywhere, outer)
-    places = SimulationState(everywhere, everywhere, by_client, everywhere, of_wrappers)
     if is_resident or clients is None:
         return jax.jit(partial(federation.init, layout=layout), out_shardings=places)
-    num_clients = len(federation.population.sizes)
+    num_clients = federation.population.num_clients
 
     @jax.jit
     def of_one(key):
@@ -325,19 +331,6 @@ def _initial(
         return state._replace(clients=table)
 
     return init
-
-
-def _bytes_of_a_client(federation: Federation) -> int:
-    """Counts what one client keeps."""
-    clients = federation.algorithm.client_state
-    if clients is None:
-        return 0
-    of_one = clients.init
-
-    def own(key):
-        return of_one(federation.algorithm.init(key))
-
-    return trees.num_bytes(jax.eval_shape(own, jax.random.key(0)))
 
 
 class _Made:
@@ -381,21 +374,14 @@ def _require_same_place(placement: str, clients: PyTree) -> None:
     )
 
 
-def _require_streamable(federation: Federation, placement: str) -> None:
-    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
+def _require_streamable(federation: Federation, outer: PyTree, placement: str) -> None:
     parts = jax.tree.leaves(outer, is_leaf=lambda x: isinstance(x, ByClient))
     rule = f"be 'device' for {federation.algorithm.name}, whose wrapper stores a state per client"
     is_by_client = any(isinstance(part, ByClient) for part in parts)
     checks.require(not is_by_client, "placement", rule, placement)
-    clients = federation.algorithm.client_state
-    if clients is not None and clients.finish is not None:
-        checks.require(
-            not isinstance(clients.finish, FinishForAll),
-            "placement",
-            f"be 'device' for {federation.algorithm.name}, which changes the state of every client "
-            "in every round",
-            placement,
-        )
+    name = federation.algorithm.name
+    rule = f"be 'device' for {name}, which changes the state of every client in every round"
+    checks.require(not federation.facts.is_finished_for_all, "placement", rule, placement)
 
 
 def _resident_bytes(*stores: FederatedData | None) -> int:

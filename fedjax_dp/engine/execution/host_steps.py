@@ -12,8 +12,8 @@ from fedjax_dp.algorithms.base import HostStep, Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import Examples
-from fedjax_dp.engine.execution.client_store import ClientStore
 
 
 def rounds_and_host_steps(

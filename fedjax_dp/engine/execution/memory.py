@@ -9,10 +9,10 @@ import jax
 
 from fedjax_dp.core import trees
 from fedjax_dp.core.devices import memory_of_host, memory_per_device
-from fedjax_dp.engine.execution.layout import Layout
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.round import ByClient
-from fedjax_dp.server.base import Stacked
 
 
 class Memory(NamedTuple):
@@ -25,6 +25,7 @@ class Memory(NamedTuple):
       clients: the clients' states.
       examples: the examples, where they are resident.
       wrappers: the states of wrappers.
+      frozen: the frozen parameters.
     """
 
     state: int
@@ -33,6 +34,7 @@ class Memory(NamedTuple):
     clients: int
     examples: int
     wrappers: int = 0
+    frozen: int = 0
 
     def __str__(self) -> str:
         """Lists the parts, largest first."""
@@ -43,6 +45,7 @@ class Memory(NamedTuple):
             "clients' states",
             "examples",
             "states of wrappers",
+            "frozen parameters",
         )
         parts = sorted(zip(self, names, strict=True), reverse=True)
         listed = ", ".join(f"{name} {_readable(count)}" for count, name in parts if count)
@@ -50,23 +53,29 @@ class Memory(NamedTuple):
 
 
 def memory_of(
-    federation: Federation, layout: Layout, *, clients: int = 0, examples: int = 0
+    federation: Federation,
+    layout: Layout,
+    *,
+    outer: PyTree = (),
+    clients: int = 0,
+    examples: int = 0,
 ) -> Memory:
-    """Estimates a round's memory on one device; `clients` and `examples` are its bytes there."""
-    algorithm = federation.algorithm
-    server = jax.eval_shape(algorithm.init, jax.random.key(0))
-    shared = algorithm.views.shared
+    """Estimates a round's memory on one device; `clients` and `examples` are its bytes there.
+
+    `outer` has the shapes of wrappers' states.
+    """
+    facts, shared = federation.facts, federation.algorithm.views.shared
+    server = facts.server
     model = 0 if shared is None else trees.num_bytes(jax.eval_shape(shared.read, server))
-    is_stacked = isinstance(algorithm.aggregator, Stacked)
-    slots = layout.slots_per_device(federation.participation) if is_stacked else 0
+    slots = layout.slots_per_device(federation.participation) if facts.is_stacked else 0
     at_once = min(layout.chunk, federation.participation.capacity)
     training, stack = model * at_once, model * slots
-    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
     wrappers = sum(
         trees.num_bytes(part) // (layout.num_devices if isinstance(part, ByClient) else 1)
         for part in jax.tree.leaves(outer, is_leaf=lambda x: isinstance(x, ByClient))
     )
-    return Memory(trees.num_bytes(server), training, stack, clients, examples, wrappers)
+    frozen = trees.num_bytes([part.constants for part in facts.frozen])
+    return Memory(trees.num_bytes(server), training, stack, clients, examples, wrappers, frozen)
 
 
 def require_room(memory: Memory, num_devices: int = 1) -> None:

@@ -1,6 +1,6 @@
 """Blocks of rounds: the loop that is compiled, on resident examples or on streamed cohorts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,11 +12,12 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of
 from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.models import kinds
 
 
 class Block(NamedTuple):
@@ -41,27 +42,28 @@ class Block(NamedTuple):
 Rounds = Callable[[SimulationState, Hyper, PRNGKey, int], tuple[SimulationState, list[Block]]]
 
 
+class OneRound(NamedTuple):
+    """A compiled round, and the frozen parameters that it is called with.
+
+    Attributes:
+      step: `(state, hyper, examples, cohort, key, frozen) -> (state, record, info)`; the cohort is
+        drawn where it is None.
+      frozen: the values of `Facts.frozen`, on the device.
+    """
+
+    step: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
+    frozen: Sequence[Sequence[jax.Array]]
+
+
 class Count:
     """How often the round was traced."""
 
     traces = 0
 
 
-def resident_rounds(
-    federation: Federation, layout: Layout, examples: Examples, rounds_per_call: int, count: Count
-) -> Rounds:
-    """Runs blocks of rounds on examples that are on the device.
-
-    Args:
-      federation: what is run, laid out.
-      examples: of all clients, on the device.
-      rounds_per_call: the longest block.
-      count: where traces are counted.
-
-    Returns:
-      What runs them; it takes over what the clients keep too.
-    """
-    block_of = _blocks_of(federation, layout, rounds_per_call, count)
+def resident_rounds(one_round: OneRound, examples: Examples, rounds_per_call: int) -> Rounds:
+    """Runs blocks of up to `rounds_per_call` rounds on examples that are on the device."""
+    block_of = _blocks_of(one_round, rounds_per_call)
 
     def run(state, hyper, key, num_rounds):
         if num_rounds == 0:
@@ -78,26 +80,19 @@ def resident_rounds(
 
 
 def streamed_rounds(
+    one_round: OneRound,
     federation: Federation,
     layout: Layout,
     slabs: Slabs,
     everywhere: Any,
     by_client: Any,
-    count: Count,
 ) -> Rounds:
-    """Runs rounds whose examples, and what clients keep, are brought to the device for each.
+    """Runs rounds for which examples and client states are brought to the device.
 
-    Args:
-      federation: what is run, laid out.
-      slabs: gathers the examples of a cohort.
-      everywhere: the device or sharding of what all clients share.
-      by_client: that of what each client keeps.
-      count: where traces are counted.
-
-    Returns:
-      What runs them.
+    `everywhere` and `by_client` are the device or sharding of what clients share and of their
+    states.
     """
-    block_of = _blocks_of(federation, layout, 1, count)
+    block_of = _blocks_of(one_round, 1)
 
     @jax.jit
     def draw_ahead(round_index, hyper, key):
@@ -151,35 +146,45 @@ def streamed_rounds(
     return run
 
 
-def _blocks_of(
-    federation: Federation, layout: Layout, room: int, count: Count
-) -> Callable[..., Any]:
+def one_round(
+    federation: Federation, layout: Layout, frozen: Sequence[Sequence[jax.Array]], count: Count
+) -> OneRound:
+    """Compiles a round whose frozen parameters are an argument, since they are large."""
+
+    # Traced once, for the shapes of what rounds leave as for the loop.
+    @jax.jit
+    def step(state, hyper, examples, cohort, key, frozen):
+        count.traces += 1
+        with kinds.given(federation.facts.frozen, frozen):
+            if cohort is None:
+                return federation.play(state, hyper, examples, key, layout)
+            return federation.step(state, hyper, examples, cohort, key, layout)
+
+    return OneRound(step, frozen)
+
+
+def _blocks_of(one_round: OneRound, room: int) -> Callable[..., Any]:
     """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`.
 
-    The cohort is drawn in every round where it is None; `left` has room for so many rounds, and the
-    first `num_rounds` places are filled.
+    `left` has room for so many rounds, and the first `num_rounds` places are filled.
     """
 
-    # The inner jit is traced once, for the shapes of what rounds leave as for the loop.
-    @jax.jit
-    def step(state, hyper, examples, cohort, key):
-        count.traces += 1
-        if cohort is None:
-            return federation.play(state, hyper, examples, key, layout)
-        return federation.step(state, hyper, examples, cohort, key, layout)
-
     @partial(jax.jit, donate_argnums=0)
-    def block_of(state, hyper, examples, cohort, key, num_rounds):
+    def block_of(state, hyper, examples, cohort, key, frozen, num_rounds):
+        rest = hyper, examples, cohort, key, frozen
         left = jax.tree.map(
             lambda s: jnp.zeros((room, *s.shape), s.dtype),
-            jax.eval_shape(step, state, hyper, examples, cohort, key)[1:],
+            jax.eval_shape(one_round.step, state, *rest)[1:],
         )
 
         def body(i: Any, carry: Any) -> tuple[SimulationState, PyTree]:
             state, left = carry
-            state, *new = step(state, hyper, examples, cohort, key)
+            state, *new = one_round.step(state, *rest)
             return state, jax.tree.map(lambda a, n: a.at[i].set(n), left, tuple(new))
 
         return jax.lax.fori_loop(0, num_rounds, body, (state, left))
 
-    return block_of
+    def run(state, hyper, examples, cohort, key, num_rounds):
+        return block_of(state, hyper, examples, cohort, key, one_round.frozen, num_rounds)
+
+    return run

@@ -9,9 +9,9 @@ import numpy as np
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.client_store import UNWRITTEN, ClientStore
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.execution.client_store import UNWRITTEN, ClientStore
-from fedjax_dp.engine.execution.layout import Layout, power_of_two
+from fedjax_dp.engine.layout import Layout, power_of_two
 from fedjax_dp.engine.record import Fate
 
 

@@ -12,9 +12,8 @@ from jax.sharding import Mesh
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.checks import COUNT_LIMIT
-from fedjax_dp.engine.execution.layout import AXIS, ExecutionConfig, Layout, alone_above
-from fedjax_dp.engine.federation import Federation, is_stacked, one_client
-from fedjax_dp.models.cost import Cost, cost_of
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
 
 
 class Trial(NamedTuple):
@@ -37,11 +36,7 @@ def layout_of(
     # There may be many more slots than expected clients, which fill a chunk.
     expected = max(1, round(participation.cohort_size / len(devices)))
 
-    def cost() -> Cost:
-        run, arguments = one_client(federation.algorithm, federation.population)
-        return cost_of(lambda *a: run(*a).update, *arguments)
-
-    chunk, tried = execution.chunk(cost, expected), tuple[Trial, ...]()
+    chunk, tried = execution.chunk(lambda: federation.facts.cost, expected), tuple[Trial, ...]()
     if execution.clients_per_chunk == "tuned":
         with tempfile.TemporaryDirectory() as folder:
 
@@ -51,9 +46,9 @@ def layout_of(
 
             tried = trials(_work(federation, execution), candidates(chunk, expected), forced)
         chunk = tried[0].clients_per_chunk
-    share = participation.cohort_size / len(federation.population.sizes)
+    share = participation.cohort_size / federation.population.num_clients
     above = alone_above(_steps(federation), chunk, share)
-    is_roomy = not is_stacked(federation.algorithm)
+    is_roomy = not federation.facts.is_stacked
     return Layout(chunk, mesh, is_roomy=is_roomy, alone_above=above), tried
 
 
@@ -107,8 +102,7 @@ def _steps(federation: Federation) -> np.ndarray:
 def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
     """Makes a key of all that a layout's speed depends on: shapes, numbers, cohort, devices."""
     algorithm, participation = federation.algorithm, federation.participation
-    server = jax.eval_shape(algorithm.init, jax.random.key(0))
-    shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(server)]
+    shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(federation.facts.server)]
     structure = federation.population.structure
     leaves = zip(trees.paths(structure), jax.tree.leaves(structure), strict=True)
     examples = [(path, str(x.dtype), x.shape[1:]) for path, x in leaves]

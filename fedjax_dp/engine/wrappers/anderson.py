@@ -15,8 +15,8 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.execution.layout import Layout
 from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.round import ByClient
 
 Of = Literal["shared", "clients"]
@@ -272,9 +272,10 @@ class _Scheme(NamedTuple):
 def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     """Finds the point to extrapolate, or refuses a federation without one."""
     algorithm, participation = federation.algorithm, federation.participation
-    name, num_clients = algorithm.name, len(federation.population.sizes)
+    name, num_clients = algorithm.name, federation.population.num_clients
     rule = f"have no steps on the host between rounds, as {name} has"
-    checks.require(not federation.host_steps, "federation", rule, len(federation.host_steps))
+    steps = algorithm.stages.host_steps
+    checks.require(not steps, "federation", rule, len(steps))
     own = None if algorithm.client_state is None else algorithm.client_state.iterate
     is_full = participation.min_drawn >= num_clients
     if of == "shared":

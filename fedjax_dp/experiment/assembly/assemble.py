@@ -9,8 +9,8 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, simulation
-from fedjax_dp.engine.execution.layout import ExecutionConfig
 from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.evaluation.metrics import METRICS, Metric
 from fedjax_dp.experiment.assembly.build import (

@@ -12,9 +12,9 @@ from fedjax_dp.core import checks, masks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
+from fedjax_dp.engine.client_store import stored_in
 from fedjax_dp.engine.evaluation import evaluator
-from fedjax_dp.engine.execution.client_store import stored_in
-from fedjax_dp.engine.federation import examples_of
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.metrics import METRICS
 from fedjax_dp.experiment.assembly.assemble import assemble

@@ -15,7 +15,7 @@ from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
-from fedjax_dp.engine.execution.client_store import ClientStore, stored_in
+from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files

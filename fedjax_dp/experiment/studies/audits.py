@@ -31,9 +31,10 @@ from fedjax_dp.core import checks, masks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine.execution.client_store import stored_in
-from fedjax_dp.engine.execution.layout import ExecutionConfig
-from fedjax_dp.engine.federation import examples_of, federation
+from fedjax_dp.engine.client_store import stored_in
+from fedjax_dp.engine.federation import federation
+from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks
 from fedjax_dp.engine.execution.compile import Simulation, simulation
-from fedjax_dp.engine.execution.layout import ExecutionConfig
+from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.record import as_metrics
 from fedjax_dp.experiment.studies.workloads import WORKLOADS, Workload, prepare
 from fedjax_dp.models.base import Model

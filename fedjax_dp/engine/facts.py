@@ -1,0 +1,147 @@
+"""Facts about a federation, found without running it: shapes, messages, costs."""
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll
+from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.core import sums, trees
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.population import Population
+from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.record_access import run_client
+from fedjax_dp.engine.round import message_up
+from fedjax_dp.models import kinds
+from fedjax_dp.models.cost import Cost, cost_of_jaxpr
+from fedjax_dp.server.base import Aggregator, Close, Roster, Sender, Stacked
+
+
+class _Round(NamedTuple):
+    """What the trace of one client's round shows."""
+
+    update: PyTree
+    up: PyTree
+    down: PyTree
+    frozen: tuple[kinds.Frozen, ...]
+    cost: Cost
+
+
+class Facts:
+    """Shapes and costs of a federation's parts; all shapes are `jax.ShapeDtypeStruct`s.
+
+    Nothing is computed: one client's round is traced once, when a fact that needs it is first
+    asked for.
+    """
+
+    def __init__(self, algorithm: FederatedAlgorithm, population: Population):
+        """Describes an algorithm on a population."""
+        self._algorithm, self._population = algorithm, population
+
+    @cached_property
+    def server(self) -> PyTree:
+        """The shapes of the server's state."""
+        return jax.eval_shape(self._algorithm.init, jax.random.key(0))
+
+    @cached_property
+    def own(self) -> PyTree:
+        """The shapes of one client's state; None where clients have none."""
+        clients = self._algorithm.client_state
+        return None if clients is None else jax.eval_shape(clients.init, self.server)
+
+    @property
+    def update(self) -> PyTree:
+        """The shapes of an update, as the aggregator receives it."""
+        return self._round.update
+
+    @property
+    def up(self) -> PyTree:
+        """The message from a client, in the forms of `core.messages`."""
+        return self._round.up
+
+    @property
+    def down(self) -> PyTree:
+        """The messages of algorithm and aggregator to a client, in the same forms."""
+        return self._round.down
+
+    @property
+    def frozen(self) -> tuple[kinds.Frozen, ...]:
+        """The frozen parameters that clients' rounds read."""
+        return self._round.frozen
+
+    @property
+    def cost(self) -> Cost:
+        """The arithmetic of one client's round; a loop whose length is not static counts once."""
+        return self._round.cost
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether a round holds all updates of its cohort side by side."""
+        return isinstance(self._algorithm.aggregator, Stacked)
+
+    @property
+    def is_finished_for_all(self) -> bool:
+        """Whether the end of a round changes the state of every client."""
+        clients = self._algorithm.client_state
+        return clients is not None and isinstance(clients.finish, FinishForAll)
+
+    @cached_property
+    def after(self) -> PyTree:
+        """The message to a client at the end of a round; None where there is none."""
+        clients, aggregator = self._algorithm.client_state, self._algorithm.aggregator
+        if clients is None or clients.finish is None:
+            return None
+        finish = clients.finish
+
+        def message(server: PyTree, update: PyTree, key: Any) -> PyTree:
+            return finish.broadcast(server, self._aggregate(aggregator, update, key))
+
+        return jax.eval_shape(message, self.server, self.update, jax.random.key(0))
+
+    @cached_property
+    def _round(self) -> _Round:
+        algorithm, population = self._algorithm, self._population
+
+        def one(key, examples, validation, index):
+            def data(of, arrays):
+                return ClientData(arrays, index, index, index, of.limit, round=index, stage=index)
+
+            client = data(population, examples)
+            if population.validation is not None:
+                second = data(population.validation, validation)
+                client = client.replace(validation=second)
+            server = algorithm.init(key)
+            own = None if algorithm.client_state is None else algorithm.client_state.init(server)
+            hyper = jax.tree.map(jnp.asarray, typed(algorithm.hyper)).of_client(index)
+            output = run_client(algorithm, server, own, client, hyper, key)
+            state = algorithm.aggregator.init(output.received)
+            down = algorithm.message_to(server, own, client), algorithm.aggregator.broadcast(state)
+            return output.received, message_up(algorithm.aggregator, output), down
+
+        second = None if population.validation is None else population.validation.structure
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        arguments = jax.random.key(0), population.structure, second, index
+        with kinds.reads() as frozen:
+            jaxpr, (update, up, down) = jax.make_jaxpr(one, return_shape=True)(*arguments)
+        return _Round(update, up, down, tuple(frozen), cost_of_jaxpr(jaxpr))
+
+    def _aggregate(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
+        """Makes the aggregate of a cohort of one."""
+        state = aggregator.init(update)
+        numbers = jax.tree.map(jnp.asarray, typed(self._algorithm.hyper)).aggregator
+        roster = Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+        sender = Sender(jnp.int32(0), jnp.float32(1), key, key, roster)
+        broadcast = aggregator.broadcast(state)
+        found = aggregator.contribute(broadcast, numbers, update, sender)
+        found = jax.tree.map(trees.at_least_float32, found)
+        if aggregator.encode is not None:
+            found = aggregator.encode(broadcast, numbers, found, sender)
+        if self.is_stacked:
+            gathered = jax.tree.map(lambda x: x[None], found)
+        else:
+            gathered = sums.value(sums.zeros_like(found))
+        close = Close(roster, jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
+        return aggregator.combine(state, numbers, gathered, close)[1]
