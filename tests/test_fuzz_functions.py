@@ -277,8 +277,8 @@ def outcome_of(tried: Input) -> str:
         said = str(error)
         if tried.what == UNKNOWN:
             return REFUSED if tried.argument in said else f"not named: {error!r}"
-        is_told = tried.argument in said and " must " in said and "got " in said
-        if is_told and isinstance(error, ValueError):
+        is_explained = tried.argument in said and " must " in said and "got " in said
+        if is_explained and isinstance(error, ValueError):
             return REFUSED
         return BY_CONTENT if tried.verdict == PERHAPS else f"not in our words: {error!r}"
     except Exception as error:

@@ -93,7 +93,7 @@ class ClientStore:
         return jax.tree.map(lambda x: x[0], self.many([client]))
 
     def damage(self) -> str | None:
-        """Describes the first record that is not as it was written; None where all are."""
+        """Describes the first record that is not as it was written; None if all are."""
         for client in np.flatnonzero(np.asarray(self.slots) != UNWRITTEN):
             try:
                 self.of(int(client))

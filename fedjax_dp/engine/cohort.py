@@ -1,4 +1,4 @@
-"""Cohorts: who takes part in a round, in which slot, on which device."""
+"""Cohorts: the clients of a round, their slots and devices."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
@@ -23,10 +23,10 @@ class Cohort(NamedTuple):
     """The clients of one round in a fixed number of slots, the real ones first on every device.
 
     Attributes:
-      ids: client indices, `[slots]`, int32; anything in empty slots.
-      fate: what is known of each slot before the round, a `Fate`, `[slots]`, int8: empty, to
-        contribute, or what keeps a client that was drawn from contributing.
-      overflow: clients that were drawn and found no slot, int32.
+      ids: client indices, `[slots]`, int32; arbitrary in empty slots.
+      fate: the `Fate` of each slot as known before the round, `[slots]`, int8: empty, to
+        contribute, or the reason why a drawn client will not contribute.
+      overflow: the number of drawn clients without a slot, int32.
     """
 
     ids: jax.Array
@@ -35,21 +35,21 @@ class Cohort(NamedTuple):
 
     @property
     def is_drawn(self) -> jax.Array:
-        """Tells which slots hold a client, `[slots]`, bool."""
+        """The slots that hold a client, `[slots]`, bool."""
         return self.fate != Fate.EMPTY
 
 
 @flax.struct.dataclass
 class Examples:
-    """The clients' examples as a round reads them.
+    """The clients' examples, as a round reads them.
 
     Attributes:
       arrays: all examples, each array `[num_examples, ...]`.
-      starts: first row of each place, `[places]`, int32.
-      sizes: examples of each place, `[places]`, int32.
+      starts: the first row of each client or slot, int32.
+      sizes: the number of examples of each client or slot, int32.
       validation: a second split of the same clients' own data, or None.
-      limit: the largest client; static.
-      is_by_slot: whether a place is a slot of the cohort and not a client; static.
+      limit: the size of the largest client; static.
+      is_by_slot: whether `starts` and `sizes` are `[slots]`, not `[num_clients]`; static.
     """
 
     arrays: PyTree
@@ -60,25 +60,25 @@ class Examples:
     is_by_slot: bool = flax.struct.field(pytree_node=False, default=False)
 
     def spans(self, ids: jax.Array, is_drawn: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Finds where the examples of a cohort are.
+        """Finds the rows of a cohort's examples.
 
         Args:
           ids: the client of each slot, `[slots]`.
           is_drawn: which slots hold a client, `[slots]`.
 
         Returns:
-          First row and number of rows of each slot, `[slots]`; no rows in empty slots.
+          First row and number of rows of each slot, `[slots]`; empty slots have no rows.
         """
         if self.is_by_slot:
             return self.starts, self.sizes
         return self.starts[ids], jnp.where(is_drawn, self.sizes[ids], 0)
 
     def client(self, index: jax.typing.ArrayLike, stage: jax.typing.ArrayLike = 0) -> ClientData:
-        """Looks at one client outside a round.
+        """Selects one client outside a round.
 
         Args:
           index: the client's index; static or traced.
-          stage: the stage that it is to believe in.
+          stage: the stage that the client sees.
 
         Returns:
           The client, in round 0.
@@ -100,14 +100,14 @@ def draw_cohort(
 ) -> Cohort:
     """Draws the cohort of a round and orders its slots.
 
-    Clients with like numbers of steps come to lie side by side, so that those that are computed
-    together wait little for one another. Devices share the work, the longest client going to the
-    device that has least of it so far; where clients keep state, each goes to the device that holds
-    its own. The order changes no client's draws, which follow its index.
+    Clients with similar numbers of steps get neighbouring slots, so that a chunk waits little for
+    its slowest client. With several devices, the longest client goes to the device with the least
+    work so far; a client with state goes to the device that holds it. The order changes no client's
+    draws, which follow its index.
 
     Args:
-      algorithm: tells how many steps a client takes.
-      participation: who joins.
+      algorithm: the declaration, for the number of steps of a client.
+      participation: the sampling of clients.
       layout: slots and devices.
       sizes: examples of each client, `[num_clients]`.
       hyper: the numbers of the run.
@@ -126,8 +126,8 @@ def draw_cohort(
     num_devices, is_owned = layout.num_devices, algorithm.client_state is not None
     per_device = layout.slots_per_device(participation, is_owned)
     is_alone = is_real & layout.is_alone(steps)
-    # Behind those that are computed alone, slots stay empty up to the next chunk.
-    room = per_device - (layout.chunk if layout.alone_above is not None else 0)
+    # After the clients that are computed alone, slots stay empty up to the next chunk.
+    available = per_device - (layout.chunk if layout.alone_above is not None else 0)
     if num_devices == 1:
         slots = jnp.arange(len(ids))
         if layout.alone_above is not None:
@@ -137,7 +137,7 @@ def draw_cohort(
             device = ids // layout.clients_per_device(len(sizes))
             place = _place_among(jnp.where(is_real, device, num_devices), num_devices)
         else:
-            device, place = _shared_out(steps, num_devices, room)
+            device, place = _shared_out(steps, num_devices, available)
         if layout.alone_above is not None:
             num_alone = jnp.zeros(num_devices + 1, jnp.int32).at[device].add(is_alone)
             place = place + jnp.where(is_alone, 0, -num_alone[device] % layout.chunk)
@@ -152,7 +152,7 @@ def draw_cohort(
 
 
 def _shared_out(steps: jax.Array, num_devices: int, per_device: int) -> tuple[jax.Array, jax.Array]:
-    """Gives clients, longest first, to the device that has least to do: `(device, place)`.
+    """Assigns clients, longest first, to the device with the least work: `(device, place)`.
 
     Source: Graham 1969, longest processing time first.
     """
@@ -167,14 +167,14 @@ def _shared_out(steps: jax.Array, num_devices: int, per_device: int) -> tuple[ja
             place.at[i].set(count[chosen]),
         )
 
-    nobody = jnp.zeros(len(steps), jnp.int32)
-    start = jnp.zeros(num_devices), jnp.zeros(num_devices, jnp.int32), nobody, nobody
+    zeros = jnp.zeros(len(steps), jnp.int32)
+    start = jnp.zeros(num_devices), jnp.zeros(num_devices, jnp.int32), zeros, zeros
     num_real = jnp.sum(steps >= 0)
     return jax.lax.fori_loop(0, num_real, give, start)[2:]
 
 
 def _place_among(group: jax.Array, num_groups: int) -> jax.Array:
-    """Counts, for each entry, those of the same group before it."""
+    """Counts the earlier entries of the same group, for each entry."""
     order = jnp.argsort(group, stable=True)
     first = jnp.searchsorted(group[order], jnp.arange(num_groups + 1))
     rank = jnp.arange(len(group)) - first[group[order]]
@@ -182,13 +182,13 @@ def _place_among(group: jax.Array, num_groups: int) -> jax.Array:
 
 
 def typed(hyper: Hyper) -> Hyper:
-    """Gives numbers the types that a round is traced for.
+    """Converts numbers to the types that a round is traced for.
 
     Args:
       hyper: Python or NumPy numbers, or arrays.
 
     Returns:
-      The same as NumPy arrays of 32 bits, but for JAX arrays, which are theirs already.
+      NumPy arrays of 32 bits; JAX arrays are returned unchanged.
     """
 
     def of_32_bits(x):
@@ -202,16 +202,16 @@ def typed(hyper: Hyper) -> Hyper:
 
 
 def traced(algorithm: FederatedAlgorithm, hyper: Hyper) -> Hyper:
-    """Gives numbers that may be fractions the type of fractions, whatever a run starts with.
+    """Converts numbers to float32 unless their range is one of whole numbers.
 
-    Else a number that is built as 1 and swept to 0.5 would be traced twice.
+    Otherwise a number that starts as 1 and is swept to 0.5 would be traced twice.
 
     Args:
-      algorithm: tells the ranges.
+      algorithm: the declaration, for the ranges.
       hyper: typed numbers.
 
     Returns:
-      The same, in float32 wherever the range is not one of whole numbers.
+      The converted numbers.
     """
 
     def real(numbers: Any, kinds: Mapping[str, Any]) -> Any:

@@ -34,7 +34,7 @@ _PART_BYTES = 2**28
 
 
 class Evaluator(NamedTuple):
-    """Compiled evaluations of a simulation's state; each is None where there is nothing to do.
+    """Compiled evaluations of a simulation's state; each is None if there is nothing to do.
 
     Attributes:
       whole: `(state) -> Evaluation` of the shared model on one held-out set.

@@ -48,7 +48,7 @@ class Facts:
 
     @cached_property
     def own(self) -> PyTree:
-        """The shapes of one client's state; None where clients have none."""
+        """The shapes of one client's state; None if clients have none."""
         clients = self._algorithm.client_state
         return None if clients is None else jax.eval_shape(clients.init, self.server)
 
@@ -90,7 +90,7 @@ class Facts:
 
     @cached_property
     def after(self) -> PyTree:
-        """The message to a client at the end of a round; None where there is none."""
+        """The message to a client at the end of a round; None if there is none."""
         clients, aggregator = self._algorithm.client_state, self._algorithm.aggregator
         if clients is None or clients.finish is None:
             return None

@@ -44,7 +44,7 @@ class Draw(Protocol):
 
 
 class Step(Protocol):
-    """Plays one round with a given cohort."""
+    """Runs one round with a given cohort."""
 
     def __call__(
         self,
@@ -61,24 +61,25 @@ class Step(Protocol):
 class Federation(NamedTuple):
     """Algorithm, population and participation as pure functions, without `jit` or host work.
 
-    `jax.jit`, `vmap`, `scan` and `make_jaxpr` reach all of them; a wrapper takes a federation and
-    gives one.
+    `jax.jit`, `vmap`, `scan` and `make_jaxpr` apply to all of them; a wrapper maps a federation
+    to another.
 
     Attributes:
-      init: the state before the first round.
-      draw: the cohort of the next round.
-      step: one round with a given cohort.
-      shared: `(state) -> params`, the model for the whole population; None where there is none, or
-        where some of it stays at home.
-      with_shared: `(state, params) -> state` with another such model; None where there is none.
-      personal: `(state, client) -> params`, the model that one client would use, `Sparse` where a
-        mask of its own decides which weights it has; None where it is the shared one.
-      stages: `(state, hyper, rounds) -> stages` that are foreseen, both `[rounds]`, int32.
+      init: makes the state before the first round.
+      draw: draws the cohort of the next round.
+      step: runs one round with a given cohort.
+      shared: `(state) -> params`, the model for the whole population; None if there is none, or if
+        clients hold a part of it.
+      with_shared: `(state, params) -> state` with another such model; None if there is none.
+      personal: `(state, client) -> params`, the model that one client would use, `Sparse` if the
+        client has a mask; None if it is the shared model.
+      stages: `(state, hyper, rounds) -> stages`, the expected stages of rounds, both `[rounds]`,
+        int32.
       hyper: the numbers that a run starts with.
       check: `(hyper) -> None` raises a ValueError for a number out of its range.
-      claims: what is promised, by unit of privacy.
-      algorithm: what is run.
-      participation: who joins a round.
+      claims: the guarantees, by unit of privacy.
+      algorithm: the declaration.
+      participation: the sampling of clients.
       population: sizes and shapes of the clients' data.
       facts: shapes, messages, frozen parameters and costs.
       draws_ahead: whether `draw` reads nothing of the state but its round, so that streamed rounds
@@ -109,14 +110,14 @@ class Federation(NamedTuple):
         key: PRNGKey,
         layout: Layout = Layout(),
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
-        """Draws a cohort and plays one round with it.
+        """Draws a cohort and runs one round with it.
 
         Args:
           state: the state before the round.
           hyper: the numbers of the round.
           examples: all clients' examples, see `examples_of`.
           key: the root key of the run, the same in every round.
-          layout: how the round is laid out; it changes speed and memory alone.
+          layout: the layout of the round, which affects speed and memory alone.
 
         Returns:
           The state after the round, its record and its info.
@@ -125,7 +126,7 @@ class Federation(NamedTuple):
         return self.step(state, hyper, examples, cohort, key, layout)
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
-        """Adds numbers to those of the algorithm, for a wrapper that has numbers of its own.
+        """Adds the numbers of a wrapper to those of the algorithm.
 
         Args:
           values: by name.
@@ -154,20 +155,20 @@ def federation(
     data: FederatedData | Population,
     participation: Participation,
 ) -> Federation:
-    """Binds an algorithm to a population and to who joins a round.
+    """Binds an algorithm to a population and a sampling of clients.
 
     Args:
       algorithm: the declaration.
-      data: the clients' training examples, or what is known of them.
-      participation: who joins a round; bound to as many clients as the data have.
+      data: the clients' training examples, or their population.
+      participation: the sampling of clients, bound to as many clients as the data have.
 
     Returns:
       The federation.
 
     Raises:
-      ValueError: for a population that does not match, numbers out of range, a mechanism behind a
-        participation without a valid analysis, or an aggregator whose noise would move what
-        training leaves alone.
+      ValueError: for a population that does not match, numbers out of range, a mechanism and a
+        participation without a joint analysis, or an aggregator whose noise would move parameters
+        that training does not.
     """
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = population.num_clients
@@ -205,7 +206,7 @@ def federation(
             )
         aggregator = algorithm.aggregator.init(facts.update)
         state = SimulationState(server, aggregator, clients, jnp.int32(0), ())
-        # A weak type, such as a filled array has, would be another one behind a step.
+        # A weak type, such as that of a filled array, would change in a step.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
     def draw(state, hyper, key, layout=Layout()):
@@ -253,23 +254,23 @@ def federation(
 
 
 def init_key(key: PRNGKey) -> PRNGKey:
-    """Gives the key that an algorithm makes its first model from.
+    """Returns the key that an algorithm makes its first model from.
 
     Args:
       key: the root key of the run.
 
     Returns:
-      The key that `FederatedAlgorithm.init` is given.
+      The key for `FederatedAlgorithm.init`.
     """
     return fold(key, Purpose.INIT)
 
 
 def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> None:
-    """Requires a second split for whoever reads one."""
+    """Requires a second split if clients read one."""
     if not algorithm.training.reads_validation:
         return
     second = population.validation
-    rule = f"be given for {algorithm.name}, whose clients look at it in their rounds"
+    rule = f"be given for {algorithm.name}, whose clients read it in their rounds"
     checks.require(second is not None, "validation", rule, None)
     assert second is not None
     lacking = np.flatnonzero((population.sizes > 0) & (second.sizes == 0))
@@ -287,7 +288,7 @@ def _check_claims(
     _check_host_steps(algorithm)
     if claim is None:
         return
-    # Asked now, so that a combination without an analysis is refused before any work.
+    # Computed now, so that a combination without an analysis is refused before any work.
     participation.event(claim.event(hyper.aggregator))
     needed, kept = claim.min_separation, participation.separation
     checks.require(
@@ -313,20 +314,20 @@ def _check_host_steps(algorithm: FederatedAlgorithm) -> None:
         checks.require(
             not (protects_clients and algorithm.client_state is not None and step.reads_clients),
             "host_steps.reads_clients",
-            "be false under privacy of clients: what they keep was never noised, and no event "
-            "covers who reads it",
+            "be false under privacy of clients: their states are not noised, and no event covers "
+            "reading them",
             step.reads_clients,
         )
         checks.require(
             step.score is None or step.reads_clients,
             "host_steps.score",
-            "be None for a step that reads nothing of what clients keep: there is no row to judge",
+            "be None for a step that reads no client states: there is nothing to score",
             step.score,
         )
         checks.require(
             step.score is None or algorithm.claims.record is None,
             "host_steps.score",
-            "be None under privacy of records: what clients say of a row by validation data is "
-            "exact, and no event covers it",
+            "be None under privacy of records: scores on validation data are exact, and no event "
+            "covers them",
             step.score,
         )

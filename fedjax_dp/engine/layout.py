@@ -1,4 +1,4 @@
-"""How a round is laid out: chunk, devices, placement. Speed and memory, never results."""
+"""The layout of a round: chunks, devices, placement. It affects speed and memory, not results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,25 +16,25 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder
 from fedjax_dp.models.cost import Cost
 
-# The mesh axis that clients are shared out over, and the one of a chunk that is vmapped.
+# The mesh axis that clients are divided over, and the axis of a chunk that is vmapped.
 AXIS = "clients"
 CHUNK_AXIS = "chunk"
-# Clients share a chunk until a pass through its loop body does this many floating-point operations:
-# small models gain from wide chunks, large ones fill the machine alone.
+# A chunk grows until a pass through its loop body does this many floating-point operations: small
+# models gain from wide chunks, large ones use the whole machine alone.
 _OPERATIONS_PER_CHUNK = {"cpu": 5e7, "gpu": 1e11, "tpu": 1e11}
 _WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
-# A chunk may take this share of a device's memory, if so many values as large as a client's largest
-# live side by side.
+# A chunk may take this share of a device's memory, assuming that so many values as large as a
+# client's largest are live at once.
 _CHUNK_SHARE = 0.25
 _LIVE_VALUES = 8
-# A client alone takes up to so many times the work that it takes among others, and a second program
-# has to save so much.
+# A client computed alone costs up to so many times as much as in a chunk; computing clients alone
+# must reduce the cost to this share.
 _ALONE_COST, _WORTHWHILE = 16, 0.5
-# With fewer clients for each, devices wait for one another longer than they gain.
+# With fewer clients per device, waiting costs more than several devices save.
 _CLIENTS_PER_DEVICE = 4
-# A population up to this share of a device's memory is kept there whole.
+# Examples of up to this size are held in device memory.
 _RESIDENT_BYTES = 2 * 2**30
-# What clients keep is there too, up to this share of it.
+# So are client states, up to this share of it.
 _STATE_SHARE = 0.25
 
 
@@ -42,22 +42,22 @@ class Layout(NamedTuple):
     """The static choices of a round.
 
     Attributes:
-      chunk: clients that are computed side by side.
-      mesh: devices that share the cohort, or None for one device.
-      is_roomy: whether devices have twice the slots that an even number of clients needs, so that
-        work can be shared out by its length; not where the whole stack of updates is kept.
-      alone_above: clients that take more local steps than this are computed one by one, ahead of
-        the chunks, which so wait for none of them; None where nobody is.
+      chunk: the number of clients that are vmapped together.
+      mesh: the devices that share the cohort, or None for one device.
+      has_spare_slots: whether devices have twice the slots of an even division of clients, so that
+        work can be balanced; not if the whole stack of updates is held.
+      alone_above: clients with more local steps than this are computed one by one, before the
+        chunks, which then do not wait for them; None for no client.
     """
 
     chunk: Count = 1
     mesh: Mesh | None = None
-    is_roomy: bool = False
+    has_spare_slots: bool = False
     alone_above: Index | None = None
 
     @property
     def num_devices(self) -> int:
-        """Counts the devices."""
+        """The number of devices."""
         return 1 if self.mesh is None else self.mesh.size
 
     def clients_per_device(self, num_clients: int) -> int:
@@ -75,7 +75,7 @@ class Layout(NamedTuple):
         """Counts the slots of a device.
 
         Args:
-          participation: who joins a round.
+          participation: the sampling of clients.
           is_owned: whether each client goes to the device that holds its state.
 
         Returns:
@@ -85,31 +85,31 @@ class Layout(NamedTuple):
         if is_owned:
             owned = self.clients_per_device(participation.num_clients)
             slots = min(participation.capacity, owned)
-        elif self.is_roomy:
+        elif self.has_spare_slots:
             slots = min(participation.capacity, 2 * slots)
         if self.alone_above is not None:
-            # Chunks begin at a multiple of their width, behind those that are computed alone.
+            # Chunks begin at a multiple of their width, after the clients that are computed alone.
             slots += self.chunk
         return -(-slots // self.chunk) * self.chunk
 
     def usual_slots(self, participation: Participation) -> int:
-        """Counts the slots of a device that nearly every cohort fits into.
+        """Counts the slots of a device that are enough for nearly every cohort.
 
         Args:
-          participation: who joins a round.
+          participation: the sampling of clients.
 
         Returns:
-          A multiple of the chunk, with room for twice the clients that are expected.
+          A multiple of the chunk, enough for twice the expected clients.
         """
         usual = power_of_two(2 * participation.cohort_size / self.num_devices)
         usual = -(-usual // self.chunk) * self.chunk
         return min(usual, self.slots_per_device(participation, is_owned=True))
 
     def is_alone(self, steps: jax.Array) -> jax.Array:
-        """Tells which clients are computed one by one.
+        """Marks the clients that are computed one by one.
 
         Args:
-          steps: local steps of each.
+          steps: the local steps of each client.
 
         Returns:
           Flags of the same shape.
@@ -120,18 +120,19 @@ class Layout(NamedTuple):
 
 
 def alone_above(steps: np.ndarray, chunk: int, share: float) -> int | None:
-    """Chooses who is computed one by one, so that chunks hold clients of like work.
+    """Chooses the clients that are computed one by one, so that those of a chunk do similar work.
 
     Args:
       steps: local steps of all clients, `[num_clients]`.
-      chunk: clients that are computed side by side.
+      chunk: the number of clients that are vmapped together.
       share: the share of the population that a round draws, in (0, 1].
 
     Returns:
-      Steps above which a client is computed alone; None where that is not worth a second program.
+      The number of steps above which a client is computed alone; None if a second program does not
+      pay.
     """
     ordered = np.sort(np.asarray(steps, np.int64))[::-1]
-    # A chunk of a cohort spans so many clients of the population.
+    # The number of clients of the population that a chunk of a cohort spans.
     width = max(1, round(chunk / share))
     alone = min(chunk, _ALONE_COST)
 
@@ -146,22 +147,21 @@ def alone_above(steps: np.ndarray, chunk: int, share: float) -> int | None:
 
 
 class ExecutionConfig(NamedTuple):
-    """Says how rounds are laid out. No choice here changes a result beyond rounding.
+    """Configures the layout of rounds. No choice here changes a result beyond rounding.
 
     Attributes:
-      clients_per_chunk: clients that are computed side by side; memory follows it. "auto" chooses
-        by backend, by the operations that a client does and the memory that it takes, "tuned" by
-        two rounds of a trial with that choice and its neighbours, once for each kind of work in a
-        process.
-      devices: how many devices share the cohort, or the devices themselves; one where it is None.
-        "auto" takes all that there are if each of them gets a few clients, else one.
-      placement: "device" keeps all examples, and what clients keep, in device memory; "host"
-        gathers each cohort on the host ahead of its round; "disk" does, and what clients keep lies
-        in a file, where those who never took part take no room; "auto" is the first where examples
-        are not on disk and both fit, else the second.
-      rounds_per_call: rounds that run inside one compiled call, between two looks from outside.
-      folder: where the file of rows on the disk is; None where `stored_in` names it later. A state
-        that begins there writes over the rows of any other.
+      clients_per_chunk: the number of clients that are vmapped together, on which memory depends.
+        "auto" chooses by backend and by the arithmetic and memory of a client; "tuned" times two
+        rounds with that choice and its neighbours, once per process for each kind of work.
+      devices: the number of devices that share the cohort, or the devices themselves; None is one.
+        "auto" takes all devices if each gets a few clients, else one.
+      placement: "device" holds all examples and client states in device memory; "host" gathers
+        those of each cohort on the host, before its round; "disk" does the same, with client states
+        in a file, where clients that never participated take no space; "auto" is "device" if
+        examples are not on disk and all fits, else "host".
+      rounds_per_call: the number of rounds of one compiled call.
+      folder: the folder of the file of client states; None if `stored_in` names it later. A new
+        state in the same folder overwrites those of any other.
     """
 
     clients_per_chunk: Count | str = "auto"
@@ -186,7 +186,7 @@ class ExecutionConfig(NamedTuple):
         self.device_list()
 
     def device_list(self) -> list[Any]:
-        """Names the devices that share the cohort.
+        """Lists the devices that share the cohort.
 
         Returns:
           One or more JAX devices.
@@ -212,7 +212,7 @@ class ExecutionConfig(NamedTuple):
         return list(self.devices)
 
     def for_cohort(self, cohort_size: float) -> "ExecutionConfig":
-        """Settles which devices share a cohort, where that was left open.
+        """Decides which devices share a cohort, if `devices` is "auto".
 
         Args:
           cohort_size: the expected number of clients in a round.
@@ -230,9 +230,9 @@ class ExecutionConfig(NamedTuple):
         """Chooses the clients per chunk.
 
         Args:
-          cost: counts what one pass through a client's loop body takes; asked only where there is
-            something to choose.
-          clients_per_device: expected clients of one device; a chunk is never wider.
+          cost: returns the cost of one pass through a client's loop body; called only for "auto"
+            and "tuned".
+          clients_per_device: the expected clients of one device, the widest chunk.
 
         Returns:
           The number of clients that are vmapped together.
@@ -242,19 +242,19 @@ class ExecutionConfig(NamedTuple):
         backend = jax.default_backend()
         of_one = cost()
         busy = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, of_one.operations)
-        room = _CHUNK_SHARE * memory_per_device() / max(1, _LIVE_VALUES * of_one.largest_bytes)
+        fitting = _CHUNK_SHARE * memory_per_device() / max(1, _LIVE_VALUES * of_one.largest_bytes)
         widest = min(_WIDEST_CHUNK.get(backend, 256), clients_per_device)
-        return int(np.clip(min(busy, room), 1, widest))
+        return int(np.clip(min(busy, fitting), 1, widest))
 
     def is_resident(self, data: FederatedData, state_bytes: int = 0) -> bool:
-        """Decides whether all examples, and what all clients keep, live in device memory.
+        """Decides whether all examples and client states are held in device memory.
 
         Args:
           data: the population's store.
-          state_bytes: what the clients of one device keep.
+          state_bytes: the bytes of the client states of one device.
 
         Returns:
-          True to keep them there, False to stream cohorts from the host.
+          True for device memory, False to stream cohorts from the host.
         """
         if self.placement != "auto":
             return self.placement == "device"

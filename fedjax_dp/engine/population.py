@@ -18,7 +18,7 @@ class Population(NamedTuple):
     Attributes:
       sizes: examples of each client, `[num_clients]`, int32.
       structure: shapes of all examples, by name.
-      validation: of a second split of the same clients, or None.
+      validation: the same of a second split of the same clients, or None.
     """
 
     sizes: np.ndarray
@@ -78,14 +78,14 @@ def _kinds(data: FederatedData) -> dict[str, str]:
 
 @checked
 def examples_of(data: FederatedData, validation: FederatedData | None = None) -> Examples:
-    """Gives all examples of a population as a round reads them.
+    """Returns all examples of a population, as a round reads them.
 
     Args:
       data: the clients' training examples.
       validation: a second split of the same clients' own data.
 
     Returns:
-      The examples on the host; `jax.device_put` brings them to a device.
+      The examples on the host, for `jax.device_put`.
     """
     return Examples(
         nested({name: np.asarray(array) for name, array in data.examples.items()}),

@@ -20,11 +20,11 @@ class RoundRecord(NamedTuple):
       clients: the drawn clients, `[slots]`, int32; -1 in empty slots. A run stores as many slots as
         its largest cohort has clients.
       fate: what became of each slot, a `Fate`, `[slots]`, int8.
-      overflow: clients that were drawn and found no slot, int32.
+      overflow: the number of drawn clients without a slot, int32.
       stage: the stage of the round, int32.
       is_released: whether the round's aggregate left the server, bool.
-      digest: of the numbers that the round ran with and prices may depend on, `[2]`, uint32; None
-        in a record that no round has made, which is charged unchecked.
+      digest: of the numbers of the round that prices may depend on, `[2]`, uint32; None in a record
+        that was made by hand, which is charged unchecked.
     """
 
     clients: jax.Array
@@ -38,10 +38,10 @@ class RoundRecord(NamedTuple):
         """Counts the slots of some fates.
 
         Args:
-          *fates: which fates are counted.
+          *fates: the fates.
 
         Returns:
-          The count, of each round where there are several.
+          The count, `[rounds]` for several rounds.
         """
         return np.sum(np.isin(np.asarray(self.fate), fates), axis=-1)
 
@@ -93,7 +93,7 @@ class TrainingInfo(NamedTuple):
       clipped_example_share: share of these whose gradient was clipped, float32.
       num_examples: examples read, with repetition, float32.
       padding_share: share of padding among the computed examples, float32.
-      num_record_overflow: examples that were drawn and found no slot, int32.
+      num_record_overflow: the number of drawn examples without a slot, int32.
       update_norm_quantiles: of the updates sent: smallest, 10 %, median, 90 %, largest, `[5]`; not
         finite where a norm exceeds float32, 0 where no client contributed.
     """
@@ -115,14 +115,14 @@ class MessageCounts(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What people may want to see of a round; nothing is computed with it.
+    """Metrics of a round for people; nothing is computed with them.
 
     Attributes:
-      training: of local training; None where nothing is trained.
+      training: of local training; None if nothing is trained.
       clients: means over the cohort of the clients' metrics, by name.
       aggregator: the aggregator's metrics, by name.
       server: the server step's metrics, by name.
-      messages: counts of messages; None where shapes determine all sizes.
+      messages: counts of messages; None if shapes determine all sizes.
     """
 
     training: TrainingInfo | None
@@ -135,7 +135,7 @@ class RoundInfo(NamedTuple):
 def training_info(
     metrics: Any, contributes: jax.Array, chunk: int, is_alone: jax.Array
 ) -> TrainingInfo:
-    """Summarises local training over `[slots]`, `chunk` computed together but for `is_alone`."""
+    """Summarises local training over `[slots]`, in chunks except for `is_alone`."""
     read = jnp.sum(metrics.num_read.astype(jnp.float32))
     each = metrics.num_computed.astype(jnp.float32)
     together = jnp.where(is_alone, 0.0, each).reshape(-1, chunk)

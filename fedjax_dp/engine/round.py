@@ -1,4 +1,4 @@
-"""One round as a pure function: gather, train, reduce, noise, step, scatter."""
+"""One round as a pure function: gather, train, reduce, add noise, step, scatter."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -66,29 +66,29 @@ class SimulationState(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """What a round reads of each slot, `[slots]`."""
+    """The inputs of each slot, `[slots]`."""
 
     ids: jax.Array
     starts: jax.Array
     sizes: jax.Array
     takes_part: jax.Array
-    # Where in the table of client states this slot's is, on its own device.
+    # The index of the client's state in the table of its device.
     places: jax.Array
     is_alone: jax.Array
     validation: tuple[jax.Array, jax.Array] | None
 
 
 class _Outcome(NamedTuple):
-    """What each slot ends with, `[slots, ...]`; the contribution only where it is stacked.
+    """The results of each slot, `[slots, ...]`; the contribution only if it is stacked.
 
-    `own` is what the client keeps, where it waits for the end of the round; `is_told` says whose
-    info counts.
+    `own` is the client's new state, if it waits for the end of the round; `has_info` marks the
+    slots whose info counts.
     """
 
     own: PyTree
     metrics: TrainingMetrics | None
     info: Any
-    is_told: jax.Array
+    has_info: jax.Array
     contribution: PyTree
     is_finite: jax.Array
     counts_up: tuple[jax.Array, ...]
@@ -96,7 +96,7 @@ class _Outcome(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """What all slots of a round share."""
+    """The inputs that all slots of a round share."""
 
     state: SimulationState
     hyper: Hyper
@@ -116,16 +116,15 @@ def play_round(
     cohort: Cohort,
     key: PRNGKey,
 ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
-    """Plays one round with a cohort that is already drawn.
+    """Runs one round with a given cohort.
 
     Args:
-      algorithm: what is run.
+      algorithm: the declaration.
       layout: the static choices.
-      state: the state before the round; where examples are given by slot, so is what clients keep,
-        `[slots, ...]`.
+      state: the state before the round; client states are `[slots, ...]` if examples are by slot.
       hyper: the numbers of the round.
-      examples: what the cohort's clients own.
-      cohort: who takes part.
+      examples: the examples of the cohort's clients, at least.
+      cohort: the clients that take part.
       key: the root key of the run, the same every round.
 
     Returns:
@@ -147,13 +146,13 @@ def play_round(
 
     private_key = fold(key, Purpose.CENTRAL_NOISE, state.round)
     is_stacked = isinstance(algorithm.aggregator, Stacked)
-    kept, aggregate, told = algorithm.aggregator.combine(
+    kept, aggregate, of_aggregator = algorithm.aggregator.combine(
         state.aggregator,
         hyper.aggregator,
         outcome.contribution if is_stacked else sums.value(total),
         Close(roster, fates(contributes), public_key, private_key),
     )
-    # What a server makes of finite contributions may overflow; then nobody has contributed.
+    # An aggregate of finite contributions may overflow; then no client has contributed.
     is_finite = trees.is_finite(aggregate)
     aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
     contributes = contributes & is_finite
@@ -172,7 +171,7 @@ def play_round(
         is_released=jnp.bool_(True),
         digest=digest_of(jax.tree.map(jnp.asarray, hyper)),
     )
-    info = _info(layout, slots, outcome, contributes, told, of_server)
+    info = _info(layout, slots, outcome, contributes, of_aggregator, of_server)
     after = state._replace(server=server, aggregator=kept, clients=clients, round=state.round + 1)
     return after, record, info
 
@@ -206,10 +205,10 @@ def _slots_of(
 
 
 def _waits(algorithm: FederatedAlgorithm) -> bool:
-    """Tells whether what clients keep waits for the end of the round, or is kept at once.
+    """Checks whether client states are written at the end of the round, not with their chunk.
 
-    Sums of finite contributions are finite, and nothing can become of a round then but a step. What
-    a server makes of a stack may be anything, and what is finished reads the step.
+    A sum of finite contributions is finite, so that the round is certain to count. An aggregate of
+    a stack may not be, and `finish` reads the server's step.
     """
     states = algorithm.client_state
     is_stacked = isinstance(algorithm.aggregator, Stacked)
@@ -221,7 +220,7 @@ def _over_devices(
 ) -> tuple[PyTree, _Outcome, PyTree]:
     """Runs the slots of all devices; the sum of contributions is the same on each.
 
-    The table of what clients keep comes back as it was where its rows wait for the end.
+    The table of client states is unchanged if they wait for the end of the round.
     """
     if layout.mesh is None:
         return _run_slots(algorithm, layout, context, slots)
@@ -242,7 +241,7 @@ def _over_devices(
 
 
 def _added_up(total: PyTree, num_devices: int) -> PyTree:
-    """Adds up the running sums of all devices, in the same order on each."""
+    """Adds the sums of all devices, in the same order on each."""
     everywhere = jax.lax.all_gather(total, AXIS)
     first, *others = (trees.take(everywhere, i) for i in range(num_devices))
     for other in others:
@@ -253,7 +252,7 @@ def _added_up(total: PyTree, num_devices: int) -> PyTree:
 def _run_slots(
     algorithm: FederatedAlgorithm, layout: Layout, context: _Context, slots: _Slots
 ) -> tuple[PyTree, _Outcome, PyTree]:
-    """Streams over the chunks of a cohort; returns sum, outcomes, and what clients keep."""
+    """Loops over the chunks of a cohort; returns the sum, the outcomes and the client states."""
     chunk, is_stacked = layout.chunk, isinstance(algorithm.aggregator, Stacked)
 
     waits = _waits(algorithm)
@@ -288,7 +287,7 @@ def _run_slots(
         return total, written, table
 
     def kept_in(table, own, c, width):
-        """Puts a chunk's rows into their places; an empty slot has none."""
+        """Writes the client states of a chunk; an empty slot has none."""
         places, is_drawn = (
             jax.lax.dynamic_slice_in_dim(a, c * width, width)
             for a in (slots.places, slots.takes_part)
@@ -305,20 +304,20 @@ def _run_slots(
         total, shapes = sums.zeros_like(one.contribution), shapes._replace(contribution=None)
     num_slots = len(slots.ids)
     empty = jax.tree.map(lambda s: jnp.zeros((num_slots, *s.shape[1:]), s.dtype), shapes)
-    # Those who take part come first: chunks behind the last of them are never computed.
-    behind_last = jnp.max(jnp.where(slots.takes_part, jnp.arange(1, num_slots + 1), 0))
+    # Participants come first: chunks after the last of them are never computed.
+    after_last = jnp.max(jnp.where(slots.takes_part, jnp.arange(1, num_slots + 1), 0))
     carry, first = (total, empty, table), jnp.int32(0)
     if layout.alone_above is not None:
         num_alone = jnp.sum(slots.is_alone, dtype=jnp.int32)
         carry = jax.lax.fori_loop(0, num_alone, partial(body, 1), carry)
         first = -(-num_alone // chunk)
-    return jax.lax.fori_loop(first, -(-behind_last // chunk), partial(body, chunk), carry)
+    return jax.lax.fori_loop(first, -(-after_last // chunk), partial(body, chunk), carry)
 
 
 def _run_slot(
     algorithm: FederatedAlgorithm, context: _Context, slot: _Slots, chunk_axis: str | None
 ) -> _Outcome:
-    """Runs one client and masks what it sends."""
+    """Runs one client and masks its contribution."""
     state, hyper, aggregator = context.state, context.hyper, algorithm.aggregator
     client = _client(context, slot, chunk_axis)
     own = None if state.clients is None else trees.take(state.clients, slot.places)
@@ -331,22 +330,22 @@ def _run_slot(
     broadcast = aggregator.broadcast(state.aggregator)
     contribution = aggregator.contribute(broadcast, numbers, update, sender)
     contribution = jax.tree.map(trees.at_least_float32, contribution)
-    # A finite update can still overflow on its way into the sum, and clipping hides one that is not
-    # finite: both ends are looked at.
+    # A finite update may overflow in the contribution, and clipping hides an update that is not
+    # finite, so both are checked.
     is_finite = trees.can_be_summed((update, output.weight, output.state, contribution))
     contributes = slot.takes_part & is_finite
     contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
     if aggregator.encode is not None:
         message = aggregator.encode(broadcast, numbers, contribution, sender)
-        # What is not sent adds neither itself nor its share of the noise.
+        # A message that is not sent adds no share of the noise either.
         contribution = trees.where(slot.takes_part, message, trees.zeros_like(message))
     training = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.training)
-    # Who weighs nothing, as without data, has nothing to tell.
-    is_told = contributes & (output.weight > 0)
-    info = jax.tree.map(lambda m: jnp.where(is_told, m, 0), dict(output.info))
+    # A client of weight 0, such as one without data, has no info.
+    has_info = contributes & (output.weight > 0)
+    info = jax.tree.map(lambda m: jnp.where(has_info, m, 0), dict(output.info))
     kept = trees.where(contributes, output.state, own)
     up, down = _counts(algorithm, state.server, own, client, output)
-    return _Outcome(kept, training, info, is_told, contribution, is_finite, up, down)
+    return _Outcome(kept, training, info, has_info, contribution, is_finite, up, down)
 
 
 def _counts(
@@ -356,14 +355,14 @@ def _counts(
     client: ClientData,
     output: ClientOutput,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Counts the entries of a client's messages, where they depend on data."""
+    """Counts the entries of a client's messages whose number depends on data."""
     up = message_up(algorithm.aggregator, output)
     down = algorithm.message_to(server, own, client)
     return messages.counts_of(up), messages.counts_of(down)
 
 
 def message_up(aggregator: Aggregator, output: ClientOutput) -> PyTree:
-    """Makes the message that a client sends; a weight goes with the update or not at all."""
+    """Makes the message that a client sends; the weight is sent only with the update."""
     update = output.message
     if isinstance(update, messages.Known):
         return ()
@@ -404,7 +403,7 @@ def _finished(
     server: PyTree,
     aggregate: PyTree,
 ) -> PyTree:
-    """Puts the states of clients back into their table, after the message at the round's end."""
+    """Writes client states to their table, after the message at the end of the round."""
     assert algorithm.client_state is not None
     finish = algorithm.client_state.finish
     is_for_all = isinstance(finish, FinishForAll)
@@ -449,15 +448,15 @@ def _info(
     slots: _Slots,
     outcome: _Outcome,
     contributes: jax.Array,
-    told: Any,
+    of_aggregator: Any,
     of_server: Any,
 ) -> RoundInfo:
     training = None
     if outcome.metrics is not None:
         training = training_info(outcome.metrics, contributes, layout.chunk, slots.is_alone)
-    count = jnp.maximum(jnp.sum(outcome.is_told), 1)
+    count = jnp.maximum(jnp.sum(outcome.has_info), 1)
     of_clients = {name: jnp.sum(value, axis=0) / count for name, value in outcome.info.items()}
     counts = None
     if outcome.counts_up or outcome.counts_down:
         counts = MessageCounts(slots.takes_part, outcome.counts_up, outcome.counts_down)
-    return RoundInfo(training, of_clients, dict(told), dict(of_server), counts)
+    return RoundInfo(training, of_clients, dict(of_aggregator), dict(of_server), counts)

@@ -285,9 +285,9 @@ def test_client_state_on_disk_needs_a_folder_before_a_run(tmp_path):
     assert np.any(state.clients.slots >= 0)
     for placement in ("device", "host"):
         other = CASES["scaffold"].simulation(execution(placement))
-        with pytest.raises(ValueError, match="placement must be what the state was made for"):
+        with pytest.raises(ValueError, match="placement must be that of the state"):
             other.run(state, KEY, 1)
-    with pytest.raises(ValueError, match="placement must be what the state was made for"):
+    with pytest.raises(ValueError, match="placement must be that of the state"):
         sim.run(other.init(KEY), KEY, 1)
 
 

@@ -451,7 +451,7 @@ class Wide(Layout):
     num_devices = 32
 
 
-MANY, WIDE = 400, Wide(is_roomy=True)
+MANY, WIDE = 400, Wide(has_spare_slots=True)
 
 
 def balance(steps, device):

@@ -320,7 +320,7 @@ class PrivacyAccounting:
 
 
 def _by_stage(priced: list[_Prices], stages: np.ndarray) -> list[tuple[int | None, _Prices]]:
-    """Pairs the stages that occur with their prices; None where all rounds cost the same."""
+    """Pairs the stages that occur with their prices; None if all rounds cost the same."""
     if len(priced) == 1:
         return [(None, priced[0])]
     return [(int(stage), priced[stage]) for stage in np.unique(stages)]

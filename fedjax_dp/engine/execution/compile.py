@@ -1,4 +1,4 @@
-"""Compiles a federation: places what it holds, donates what it may, runs its rounds."""
+"""Compiles a federation: places its arrays, donates its state, runs its rounds."""
 
 import warnings
 import weakref
@@ -32,7 +32,7 @@ from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
 
-# A public divisor that is off by more than this is pointed out.
+# A public divisor that is off by more than this factor gets a warning.
 _DIVISOR_FACTOR = 2.0
 
 
@@ -45,15 +45,15 @@ class Simulation(NamedTuple):
         `init` or `run` returned; do not reuse it after the call. Other arrays are copied. All of
         `record` and `info` are host arrays `[num_rounds, ...]`, the record as wide as the largest
         cohort. The key is the root of cohorts, batches and noise, the same in every call; with it
-        the noise can be subtracted, see `secret_key`. `hyper` holds the numbers of these rounds;
-        the federation's where it is None.
+        the noise can be subtracted, see `secret_key`. `hyper` holds the numbers of these rounds, by
+        default the federation's.
       compile: `(state, key) -> state` compiles the round without running one; donates too.
       portable: `(state, *, copies=True) -> state` on the host, as one device would hold it; without
         copies, client state in host memory is shared with the state, and later rounds write to it.
-      federation: what was compiled.
-      layout: how its rounds are laid out.
+      federation: the compiled federation.
+      layout: the layout of its rounds.
       num_traces: `() -> int`, how often the round was traced.
-      layouts: the trials that chose the layout, fastest first; empty where it was not tuned.
+      layouts: the trials that chose the layout, fastest first; empty unless it was tuned.
     """
 
     init: Callable[[PRNGKey], SimulationState]
@@ -67,7 +67,7 @@ class Simulation(NamedTuple):
 
     @property
     def algorithm(self) -> FederatedAlgorithm:
-        """The algorithm that is run."""
+        """The algorithm."""
         return self.federation.algorithm
 
     @property
@@ -77,7 +77,7 @@ class Simulation(NamedTuple):
 
     @property
     def hyper(self) -> Hyper:
-        """The numbers that rounds run with where no others are given."""
+        """The numbers of rounds by default."""
         return self.federation.hyper
 
     @property
@@ -101,11 +101,11 @@ def simulation(
     Args:
       algorithm: the declaration.
       data: the clients' training examples.
-      participation: who joins a round; bound to as many clients as `data` has.
-      execution: how it is laid out.
+      participation: the sampling of clients, bound to as many clients as `data` has.
+      execution: the layout of rounds.
       validation: a second split of the same clients' own data, which they read as
         `client.validation`.
-      wrapper: what the federation passes through, such as `partial(anderson, memory=2)`.
+      wrapper: `(federation) -> federation`, such as `partial(anderson, memory=2)`.
 
     Returns:
       The simulation.
@@ -132,23 +132,23 @@ def compile_federation(
 ) -> Simulation:
     """Compiles a federation.
 
-    One program does a whole round (draw, gather, train, reduce, noise, step, scatter), and many
-    rounds run inside one call. The number of rounds of a call is traced, so that any number up to
-    `rounds_per_call` runs in the program that is compiled once.
+    One program does a whole round (draw, gather, train, reduce, add noise, step, scatter), and many
+    rounds run in one call. The number of rounds of a call is traced, so that one compiled program
+    runs any number up to `rounds_per_call`.
 
     Args:
-      federation: what is run; its layout is chosen here.
+      federation: the federation; its layout is chosen here.
       data: the clients' training examples.
-      execution: how it is laid out.
+      execution: the layout of rounds.
       validation: the second split that the federation was built with, if any.
 
     Returns:
       The simulation.
 
     Raises:
-      ValueError: for a layout that cannot be had, or while JAX is set to 64-bit numbers, for which
+      ValueError: for a layout that is not possible, or if JAX is set to 64-bit numbers, with which
         steps and draws would not be those that are accounted.
-      MemoryError: if a round, or what clients keep, cannot fit, with the estimate.
+      MemoryError: if a round or the client states do not fit, with the estimate.
     """
     _require_32_bits()
     execution.validate()
@@ -169,7 +169,7 @@ def compile_federation(
     outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
     state_bytes = of_a_client * layout.clients_per_device(num_clients)
     is_resident = execution.is_resident(data, state_bytes)
-    # Where the number drawn is not random, some round may draw all clients.
+    # If the number drawn is not random, some round may draw all clients.
     varies = federation.participation.sampler.varies
     slots = layout.usual_slots(federation.participation)
     if not varies:
@@ -187,10 +187,10 @@ def compile_federation(
     count, made = Count(), _Made()
 
     def placed(state: Any) -> SimulationState:
-        """Gives every leaf the type and place that the program was traced for.
+        """Converts and places every leaf as the program was traced for.
 
-        States from a checkpoint hold host arrays, those of a sweep may hold Python numbers; neither
-        may cost a second trace.
+        A state from a checkpoint holds host arrays, that of a sweep may hold Python numbers;
+        neither may cause a second trace.
         """
         clients, outer = state.clients, state.outer
         if clients is not None:
@@ -221,7 +221,7 @@ def compile_federation(
             return jax.device_get(state)
 
         def of_clients(x: Any) -> np.ndarray:
-            # A table in host memory is written in place by later rounds, once it has been.
+            # Once written, a table in host memory is written in place by later rounds.
             is_written = isinstance(x, np.ndarray) and x.flags.writeable
             part = np.asarray(x)[:num_clients]
             return part.copy() if copies and is_written else part
@@ -244,7 +244,7 @@ def compile_federation(
         slabs = Slabs(data, federation.participation, everywhere, validation)
         rounds_of = streamed_rounds(round_of, federation, layout, slabs, everywhere, by_client)
 
-    # Few examples, for rare work: they go to a device when they are asked for.
+    # Few examples, for rare work: they are placed on a device when first used.
     scoring = None if validation is None else examples_of(validation)
     of_wrappers = _by_part(lambda x: by_client if isinstance(x, ByClient) else everywhere, outer)
     places = SimulationState(everywhere, everywhere, by_client, everywhere, of_wrappers)
@@ -288,7 +288,7 @@ def compile_federation(
 
 
 def _warn_of_divisor(bound: Federation) -> None:
-    """Warns of a public divisor that makes steps longer or shorter than anybody will have meant."""
+    """Warns of a public divisor that makes steps much longer or shorter than those of a mean."""
     claim, cohort_size = bound.claims.client, bound.participation.cohort_size
     if claim is None or claim.divisor is None:
         return
@@ -309,7 +309,7 @@ def _initial(
     is_resident: bool,
     execution: ExecutionConfig,
 ) -> Callable[[PRNGKey], SimulationState]:
-    """Compiles the state before the first round; no device holds more of it than its part."""
+    """Compiles the state before the first round; each device holds its part alone."""
     clients = federation.algorithm.client_state
     if is_resident or clients is None:
         return jax.jit(partial(federation.init, layout=layout), out_shardings=places)
@@ -334,19 +334,19 @@ def _initial(
 
 
 class _Made:
-    """Tells the arrays that a simulation has made, which it may donate, from those of others."""
+    """Remembers the arrays that a simulation has made, which alone it may donate."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, weakref.ref[Any]] = {}
 
     def noted(self, state: SimulationState) -> SimulationState:
-        """Takes note of a state that is handed out; only the newest is of use to anybody."""
+        """Remembers a state that is returned, in place of earlier ones."""
         leaves = (x for x in jax.tree.leaves(state) if isinstance(x, (jax.Array, np.ndarray)))
         self._arrays = {id(x): weakref.ref(x) for x in leaves}
         return state
 
     def or_copies(self, state: SimulationState) -> SimulationState:
-        """Copies what the simulation has not made."""
+        """Copies the arrays that the simulation has not made."""
 
         def own(x: Any) -> Any:
             known = self._arrays.get(id(x))
@@ -368,7 +368,7 @@ def _require_32_bits() -> None:
 
 
 def _require_same_place(placement: str, clients: PyTree) -> None:
-    rule = "be what the state was made for: what clients keep is not moved to or from the disk"
+    rule = "be that of the state: client state is not moved between memory and disk"
     checks.require(
         isinstance(clients, ClientStore) == (placement == "disk"), "placement", rule, placement
     )
@@ -391,12 +391,12 @@ def _resident_bytes(*stores: FederatedData | None) -> int:
 
 
 def _same_kind(algorithm: FederatedAlgorithm, hyper: Hyper, built: Hyper) -> Hyper:
-    """Gives numbers the types that a simulation was built with, so that it is not traced again."""
+    """Converts numbers to the types that a simulation was built with, to avoid a second trace."""
     mine, own = str(jax.tree.structure(hyper)), str(jax.tree.structure(built))
     checks.require(mine == own, "hyper", f"hold the numbers {own}", mine)
 
     def like(x, b):
-        # Without a range nobody has looked whether a number is whole.
+        # A number without a range has not been checked to be whole.
         is_kept = x.dtype == b.dtype or bool(np.any(np.asarray(x) != np.asarray(x).astype(b.dtype)))
         return x if is_kept else x.astype(b.dtype)
 

@@ -1,4 +1,4 @@
-"""Blocks of rounds: the loop that is compiled, on resident examples or on streamed cohorts."""
+"""Blocks of rounds: the compiled loop, on resident examples or streamed cohorts."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,21 +24,21 @@ class Block(NamedTuple):
     """Rounds that ran in one call.
 
     Attributes:
-      left: the record and the info that they leave, `[room, ...]`, on the device.
-      num_rounds: how many of the first places are filled.
+      left: the record and the info of the rounds, `[capacity, ...]`, on the device.
+      num_rounds: the number of entries that are filled.
     """
 
     left: tuple[RoundRecord, RoundInfo]
     num_rounds: int
 
     def on_host(self) -> tuple[RoundRecord, RoundInfo]:
-        """Waits for the rounds, and gives the places that are filled."""
+        """Waits for the rounds; returns the entries that are filled."""
         record, info = jax.tree.map(lambda x: np.asarray(x)[: self.num_rounds], self.left)
         return record, info
 
 
 # `(state, hyper, key, num_rounds) -> (state, blocks)`: rounds without work on the host between
-# them; of no rounds, only the program is made.
+# them; with `num_rounds=0` the program is compiled and runs no round.
 Rounds = Callable[[SimulationState, Hyper, PRNGKey, int], tuple[SimulationState, list[Block]]]
 
 
@@ -56,7 +56,7 @@ class OneRound(NamedTuple):
 
 
 class Count:
-    """How often the round was traced."""
+    """The number of times that the round was traced."""
 
     traces = 0
 
@@ -132,8 +132,8 @@ def streamed_rounds(
             state, left = play(state, examples, cohort, 1)
             blocks.append(Block(left, 1))
             played = cohort
-            # The call above returns before the round is done. Who comes next is known already, so
-            # that the rows are gathered while it computes; the draw after that waits for it.
+            # The call above returns before the round is done. The next cohort is known already, so
+            # that its examples are gathered meanwhile; the draw after it waits for the round.
             if i + 1 < num_rounds:
                 cohort = following if is_ahead else cohort_of(i + 1, state)
                 kept.ahead(cohort, under_way=played)
@@ -151,7 +151,7 @@ def one_round(
 ) -> OneRound:
     """Compiles a round whose frozen parameters are an argument, since they are large."""
 
-    # Traced once, for the shapes of what rounds leave as for the loop.
+    # Traced once, for the shapes of its results and for the loop.
     @jax.jit
     def step(state, hyper, examples, cohort, key, frozen):
         count.traces += 1
@@ -163,17 +163,17 @@ def one_round(
     return OneRound(step, frozen)
 
 
-def _blocks_of(one_round: OneRound, room: int) -> Callable[..., Any]:
+def _blocks_of(one_round: OneRound, capacity: int) -> Callable[..., Any]:
     """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`.
 
-    `left` has room for so many rounds, and the first `num_rounds` places are filled.
+    `left` has `capacity` entries, of which the first `num_rounds` are filled.
     """
 
     @partial(jax.jit, donate_argnums=0)
     def block_of(state, hyper, examples, cohort, key, frozen, num_rounds):
         rest = hyper, examples, cohort, key, frozen
         left = jax.tree.map(
-            lambda s: jnp.zeros((room, *s.shape), s.dtype),
+            lambda s: jnp.zeros((capacity, *s.shape), s.dtype),
             jax.eval_shape(one_round.step, state, *rest)[1:],
         )
 

@@ -146,7 +146,7 @@ class StoreStream:
         self._store.file.require_space(new + participation.most_drawn(1) - len(self._free))
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
-        """Starts to read the states of a cohort, but for clients of the current one."""
+        """Starts to read the states of a cohort, except for clients of the current one."""
         ids = _clients(cohort)
         wanted = np.where(np.isin(ids, _clients(under_way)), -1, ids)
         self._ahead = self._thread.submit(self._store.many, wanted)

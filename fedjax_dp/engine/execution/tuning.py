@@ -48,8 +48,8 @@ def layout_of(
         chunk = tried[0].clients_per_chunk
     share = participation.cohort_size / federation.population.num_clients
     above = alone_above(_steps(federation), chunk, share)
-    is_roomy = not federation.facts.is_stacked
-    return Layout(chunk, mesh, is_roomy=is_roomy, alone_above=above), tried
+    has_spare_slots = not federation.facts.is_stacked
+    return Layout(chunk, mesh, has_spare_slots=has_spare_slots, alone_above=above), tried
 
 
 def candidates(guess: int, widest: int) -> list[int]:
@@ -100,7 +100,7 @@ def _steps(federation: Federation) -> np.ndarray:
 
 
 def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
-    """Makes a key of all that a layout's speed depends on: shapes, numbers, cohort, devices."""
+    """Returns a key of all that speed depends on: shapes, numbers, cohort, devices."""
     algorithm, participation = federation.algorithm, federation.participation
     shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(federation.facts.server)]
     structure = federation.population.structure

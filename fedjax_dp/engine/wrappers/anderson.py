@@ -98,7 +98,7 @@ def anderson(
         `of="clients"` alone.
       num_rounds: rounds of the run if known, so that a longer memory is refused.
       is_buffer: marks buffers, such as `Model.is_buffer`: statistics of batch norm stay as rounds
-        leave them, and have no residuals. None where there are no buffers.
+        leave them, and have no residuals. None if there are no buffers.
 
     Returns:
       The federation; its server info has `residual` too, the norm of the newest, and `is_mixed`,
