@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
-from jax.sharding import NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import checks, trees
@@ -19,15 +17,17 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.data.record_file import Folder
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
+from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import Trial, layout_of
 from fedjax_dp.engine.federation import Federation, federation
-from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
+from fedjax_dp.engine.layout import ExecutionConfig, Layout
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
@@ -158,98 +158,46 @@ def compile_federation(
         execution,
         lambda fixed: compile_federation(federation, data, fixed, validation=validation),
     )
-    devices = execution.device_list()
-    everywhere: Any = SingleDeviceSharding(devices[0])
-    by_client: Any = everywhere
-    if layout.mesh is not None:
-        everywhere, by_client = (NamedSharding(layout.mesh, spec) for spec in (P(), P(AXIS)))
-    num_clients = federation.population.num_clients
-    facts = federation.facts
-    of_a_client = 0 if facts.own is None else trees.num_bytes(facts.own)
     outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
+    num_clients, facts = federation.population.num_clients, federation.facts
+    of_a_client = 0 if facts.own is None else trees.num_bytes(facts.own)
     state_bytes = of_a_client * layout.clients_per_device(num_clients)
-    is_resident = execution.is_resident(data, state_bytes)
-    # If the number drawn is not random, some round may draw all clients.
-    varies = federation.participation.sampler.varies
-    slots = layout.usual_slots(federation.participation)
-    if not varies:
-        slots = layout.slots_per_device(federation.participation, is_owned=True)
+    place = placement_of(
+        layout,
+        execution.device_list()[0],
+        num_clients,
+        is_resident=execution.is_resident(data, state_bytes),
+        is_on_disk=execution.placement == "disk",
+    )
     memory = memory_of(
         federation,
         layout,
         outer=outer,
-        clients=state_bytes if is_resident else of_a_client * slots,
-        examples=_resident_bytes(data, validation) if is_resident else 0,
+        clients=state_bytes if place.is_resident else of_a_client * _slots(federation, layout),
+        examples=_resident_bytes(data, validation) if place.is_resident else 0,
     )
     require_room(memory, layout.num_devices)
-    if not is_resident and execution.placement != "disk":
+    if not place.is_resident and not place.is_on_disk:
         require_host_room(num_clients, of_a_client)
     count, made = Count(), _Made()
-
-    def placed(state: Any) -> SimulationState:
-        """Converts and places every leaf as the program was traced for.
-
-        A state from a checkpoint holds host arrays, that of a sweep may hold Python numbers;
-        neither may cause a second trace.
-        """
-        clients, outer = state.clients, state.outer
-        if clients is not None:
-            _require_same_place(execution.placement, clients)
-        shared = jax.tree.map(_typed, state._replace(clients=None, outer=()))
-        state = jax.device_put(shared, everywhere)
-        rows = layout.clients_per_device(num_clients) * layout.num_devices
-
-        def of_clients(table: PyTree) -> PyTree:
-            return jax.device_put(
-                jax.tree.map(lambda x: _padded(_typed(x), rows), table), by_client
-            )
-
-        def of_wrapper(part: Any) -> Any:
-            if isinstance(part, ByClient):
-                return of_clients(part)
-            return jax.device_put(_typed(part), everywhere)
-
-        state = state._replace(outer=_by_part(of_wrapper, outer))
-        if clients is None:
-            return state
-        if not is_resident:
-            return state._replace(clients=jax.tree.map(np.asarray, clients))
-        return state._replace(clients=of_clients(clients))
-
-    def portable(state: Any, *, copies: bool = True) -> SimulationState:
-        if isinstance(state.clients, ClientStore):
-            return jax.device_get(state)
-
-        def of_clients(x: Any) -> np.ndarray:
-            # Once written, a table in host memory is written in place by later rounds.
-            is_written = isinstance(x, np.ndarray) and x.flags.writeable
-            part = np.asarray(x)[:num_clients]
-            return part.copy() if copies and is_written else part
-
-        clients = jax.tree.map(of_clients, state.clients)
-        outer = _by_part(
-            lambda x: jax.tree.map(of_clients, x) if isinstance(x, ByClient) else x, state.outer
-        )
-        return jax.device_get(state._replace(clients=clients, outer=outer))
-
     with explained(memory):
-        frozen = jax.device_put(tuple(part.constants for part in facts.frozen), everywhere)
+        frozen = jax.device_put(tuple(part.constants for part in facts.frozen), place.everywhere)
     round_of = one_round(federation, layout, frozen, count)
-    if is_resident:
+    if place.is_resident:
         with explained(memory):
-            examples = jax.device_put(examples_of(data, validation), everywhere)
+            examples = jax.device_put(examples_of(data, validation), place.everywhere)
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
     else:
         _require_streamable(federation, outer, execution.placement)
-        slabs = Slabs(data, federation.participation, everywhere, validation)
-        rounds_of = streamed_rounds(round_of, federation, layout, slabs, everywhere, by_client)
+        slabs = Slabs(data, federation.participation, place.everywhere, validation)
+        rounds_of = streamed_rounds(
+            round_of, federation, layout, slabs, place.everywhere, place.by_client
+        )
 
     # Few examples, for rare work: they are placed on a device when first used.
     scoring = None if validation is None else examples_of(validation)
-    of_wrappers = _by_part(lambda x: by_client if isinstance(x, ByClient) else everywhere, outer)
-    places = SimulationState(everywhere, everywhere, by_client, everywhere, of_wrappers)
-    init = _initial(federation, layout, places, is_resident, execution)
-    start = jax.device_put(traced(federation.algorithm, federation.hyper), everywhere)
+    init = _initial(federation, layout, place, outer, execution.folder)
+    start = jax.device_put(traced(federation.algorithm, federation.hyper), place.everywhere)
     host_steps = federation.algorithm.stages.host_steps
 
     @explained(memory)
@@ -259,27 +207,28 @@ def compile_federation(
         numbers = start
         if hyper is not None:
             federation.check(hyper)
-            numbers = jax.device_put(_same_kind(federation.algorithm, hyper, start), everywhere)
-        state, left = made.or_copies(placed(state)), []
+            numbers = _same_kind(federation.algorithm, hyper, start)
+            numbers = jax.device_put(numbers, place.everywhere)
+        state, left = made.or_copies(place.put(state)), []
         done = int(state.round)
         for block, steps in rounds_and_host_steps(host_steps, done, num_rounds):
             state, more = rounds_of(state, numbers, key, block)
             left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
             for step in steps:
                 after = after_host_step(step, state, numbers, key, num_clients, scoring)
-                state = placed(after)
+                state = place.put(after)
         records, infos = zip(*left, strict=True)
         return made.noted(state), joined(records), joined_info(infos)
 
     @explained(memory)
     def compile_round(state, key):
-        return made.noted(rounds_of(made.or_copies(placed(state)), start, key, 0)[0])
+        return made.noted(rounds_of(made.or_copies(place.put(state)), start, key, 0)[0])
 
     return Simulation(
-        init=explained(memory)(lambda key: made.noted(placed(init(key)))),
+        init=explained(memory)(lambda key: made.noted(place.put(init(key)))),
         run=run,
         compile=compile_round,
-        portable=portable,
+        portable=place.portable,
         federation=federation,
         layout=layout,
         num_traces=lambda: count.traces,
@@ -302,18 +251,23 @@ def _warn_of_divisor(bound: Federation) -> None:
         )
 
 
+def _slots(federation: Federation, layout: Layout) -> int:
+    """Counts the slots of a device whose client states are in its memory at once."""
+    participation = federation.participation
+    if participation.sampler.varies:
+        return layout.usual_slots(participation)
+    # If the number drawn is not random, some round may draw all clients.
+    return layout.slots_per_device(participation, is_owned=True)
+
+
 def _initial(
-    federation: Federation,
-    layout: Layout,
-    places: SimulationState,
-    is_resident: bool,
-    execution: ExecutionConfig,
+    federation: Federation, layout: Layout, place: Placement, outer: PyTree, folder: Folder | None
 ) -> Callable[[PRNGKey], SimulationState]:
     """Compiles the state before the first round; each device holds its part alone."""
     clients = federation.algorithm.client_state
-    if is_resident or clients is None:
-        return jax.jit(partial(federation.init, layout=layout), out_shardings=places)
-    num_clients = federation.population.num_clients
+    if place.is_resident or clients is None:
+        first = partial(federation.init, layout=layout)
+        return jax.jit(first, out_shardings=place.of_state(outer))
 
     @jax.jit
     def of_one(key):
@@ -322,11 +276,11 @@ def _initial(
 
     def init(key):
         state = of_one(key)
-        if execution.placement == "disk":
-            rows = ClientStore.unwritten(state.clients, num_clients, execution.folder)
-            return state._replace(clients=rows)
+        if place.is_on_disk:
+            store = ClientStore.unwritten(state.clients, place.num_clients, folder)
+            return state._replace(clients=store)
         table = jax.tree.map(
-            lambda x: np.broadcast_to(np.asarray(x), (num_clients, *x.shape)), state.clients
+            lambda x: np.broadcast_to(np.asarray(x), (place.num_clients, *x.shape)), state.clients
         )
         return state._replace(clients=table)
 
@@ -367,13 +321,6 @@ def _require_32_bits() -> None:
     )
 
 
-def _require_same_place(placement: str, clients: PyTree) -> None:
-    rule = "be that of the state: client state is not moved between memory and disk"
-    checks.require(
-        isinstance(clients, ClientStore) == (placement == "disk"), "placement", rule, placement
-    )
-
-
 def _require_streamable(federation: Federation, outer: PyTree, placement: str) -> None:
     parts = jax.tree.leaves(outer, is_leaf=lambda x: isinstance(x, ByClient))
     rule = f"be 'device' for {federation.algorithm.name}, whose wrapper stores a state per client"
@@ -401,17 +348,3 @@ def _same_kind(algorithm: FederatedAlgorithm, hyper: Hyper, built: Hyper) -> Hyp
         return x if is_kept else x.astype(b.dtype)
 
     return jax.tree.map(like, traced(algorithm, typed(hyper)), built)
-
-
-def _by_part(function: Callable[[Any], Any], outer: PyTree) -> PyTree:
-    """Maps a function over the arrays of wrappers' states, each `ByClient` as a whole."""
-    return jax.tree.map(function, outer, is_leaf=lambda x: isinstance(x, ByClient))
-
-
-def _typed(x: Any) -> Any:
-    return jnp.asarray(x, jnp.result_type(x))
-
-
-def _padded(x: Any, rows: int) -> Any:
-    missing = rows - len(x)
-    return x if missing <= 0 else jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])
