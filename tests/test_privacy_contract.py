@@ -41,14 +41,22 @@ class Clause(NamedTuple):
     name: str
     check: Callable[[], None]
     put_in: Callable[[pytest.MonkeyPatch], None]
+    is_long: bool
+    is_quick_with_bug: bool
 
 
 CLAUSES: list[Clause] = []
 
 
-def clause(put_in):
+def clause(put_in, *, is_long=False, is_quick_with_bug=False):
+    """Registers a check; a long one compiles several rounds, or tests of the parts stand for it.
+
+    A check is quick with its bug where it needs no other round than its own, or none at all. The
+    other bugs change the program of a round, and compiling it is all that they cost.
+    """
+
     def register(check):
-        CLAUSES.append(Clause(check.__name__, check, put_in))
+        CLAUSES.append(Clause(check.__name__, check, put_in, is_long, is_quick_with_bug))
         return check
 
     return register
@@ -119,8 +127,17 @@ def assert_stddev(values, expected):
     assert np.std(values) == pytest.approx(expected, rel=5 / np.sqrt(2 * values.size))
 
 
-def replaced(monkeypatch, module, name, wrap):
-    monkeypatch.setattr(module, name, wrap(getattr(module, name)))
+def in_place_of(owner, name):
+    """A bug: a function that is called in place of another, which it gets before its arguments."""
+
+    def bug(function):
+        def put_in(monkeypatch):
+            kept = getattr(owner, name)
+            monkeypatch.setattr(owner, name, lambda *args, **named: function(kept, *args, **named))
+
+        return put_in
+
+    return bug
 
 
 def of_numbers(make_mechanism, numbers):
@@ -130,15 +147,10 @@ def of_numbers(make_mechanism, numbers):
 def changed_mean(change):
     """A bug in every private mean."""
 
-    def put_in(monkeypatch):
-        def wrap(build):
-            def private_mean(make_mechanism, clip_norm, noise_multiplier, expected):
-                mean = build(make_mechanism, clip_norm, noise_multiplier, expected)
-                return change(mean, make_mechanism, expected)
-
-            return private_mean
-
-        replaced(monkeypatch, private, "private_mean", wrap)
+    @in_place_of(private, "private_mean")
+    def put_in(build, make_mechanism, clip_norm, noise_multiplier, expected):
+        mean = build(make_mechanism, clip_norm, noise_multiplier, expected)
+        return change(mean, make_mechanism, expected)
 
     return put_in
 
@@ -157,7 +169,7 @@ def _divides_by_the_realised_count(mean, make_mechanism, expected):
     )
 
 
-@clause(changed_mean(_divides_by_the_realised_count))
+@clause(changed_mean(_divides_by_the_realised_count), is_long=True)
 def divided_by_the_expected_and_not_by_the_realised_count():
     three, eight = constant_clients(*[-1.0] * 3), constant_clients(*[-1.0] * 8)
     for data in (three, eight):
@@ -166,22 +178,17 @@ def divided_by_the_expected_and_not_by_the_realised_count():
         np.testing.assert_allclose(after, clipped * data.num_clients / 4, rtol=1e-5)
 
 
-def _normalises_records(monkeypatch):
-    def wrap(build):
-        def clipped(*args, **options):
-            rule = build(*args, **options)
+@in_place_of(gradients, "clipped")
+def _normalises_records(build, *args, **options):
+    rule = build(*args, **options)
 
-            def release(total, count, config, key):
-                return rule.release(total, count, config._replace(batch_size=count), key)
+    def release(total, count, config, key):
+        return rule.release(total, count, config._replace(batch_size=count), key)
 
-            return rule._replace(release=release)
-
-        return clipped
-
-    replaced(monkeypatch, gradients, "clipped", wrap)
+    return rule._replace(release=release)
 
 
-@clause(_normalises_records)
+@clause(_normalises_records, is_long=True)
 def record_sums_are_divided_by_the_nominal_batch_size():
     data = constant_clients(-1.0, size=5)
     after = released(record_level(batch_size=8.0), data)
@@ -199,7 +206,7 @@ def _adds_noise_of_the_sum_to_the_mean(mean, make_mechanism, expected):
     return mean._replace(combine=combine)
 
 
-@clause(changed_mean(_adds_noise_of_the_sum_to_the_mean))
+@clause(changed_mean(_adds_noise_of_the_sum_to_the_mean), is_long=True)
 def noise_calibrated_to_the_sum_is_added_to_the_sum():
     after = released(client_level(0.5, 3.0, expected=8.0), constant_clients(0.0, 0.0))
     assert_stddev(after, 0.5 * 3.0 / 8.0)
@@ -213,7 +220,7 @@ def _weights_by_size(mean, make_mechanism, expected):
     return mean._replace(contribute=contribute)
 
 
-@clause(changed_mean(_weights_by_size))
+@clause(changed_mean(_weights_by_size), is_long=True)
 def noise_for_uniform_weights_hides_clients_of_any_size():
     without = released(client_level(), constant_clients(-1.0, 0.0, 0.0))
     large = clients_of(
@@ -225,42 +232,36 @@ def noise_for_uniform_weights_hides_clients_of_any_size():
     assert moved <= 1.0 + 1e-5
 
 
-def _forgets_the_weight(monkeypatch):
-    def wrap(build):
-        return lambda *args, max_weight=1.0, **options: build(*args, **options)
-
-    replaced(monkeypatch, sensitivities, "sensitivity_of_sum", wrap)
+@in_place_of(sensitivities, "sensitivity_of_sum")
+def _forgets_the_weight(build, *args, max_weight=1.0, **options):
+    return build(*args, **options)
 
 
-@clause(_forgets_the_weight)
+@clause(_forgets_the_weight, is_quick_with_bug=True)
 def weights_enter_the_sensitivity_and_the_noise():
     mechanism = mechanisms.gaussian(0.5, 2.0, max_weight=3.0)
     noised = jax.jit(mechanism.add_noise)(jax.random.key(0), jnp.zeros(NUM_PARAMETERS))
     assert_stddev(noised, 0.5 * 2.0 * 3.0)
 
 
-def _takes_any_number(monkeypatch):
-    monkeypatch.setattr(sensitivities, "noise_stddev", lambda sensitivity, multiplier: multiplier)
+@in_place_of(sensitivities, "noise_stddev")
+def _takes_any_number(kept, sensitivity, multiplier):
+    return multiplier
 
 
-@clause(_takes_any_number)
+@clause(_takes_any_number, is_quick_with_bug=True)
 def noise_without_a_sensitivity_is_refused():
     with pytest.raises(ValueError, match="needs a stated Sensitivity"):
         sensitivities.noise_stddev(1.0, 1.0)
 
 
-def _laplace_upside_down(monkeypatch):
-    def wrap(build):
-        def laplace(clip_norm, multiplier):
-            upside_down = dpa.LaplaceDpEvent(1 / multiplier)
-            return build(clip_norm, multiplier)._replace(event=lambda: upside_down)
-
-        return laplace
-
-    replaced(monkeypatch, mechanisms, "laplace", wrap)
+@in_place_of(mechanisms, "laplace")
+def _laplace_upside_down(build, clip_norm, multiplier):
+    upside_down = dpa.LaplaceDpEvent(1 / multiplier)
+    return build(clip_norm, multiplier)._replace(event=lambda: upside_down)
 
 
-@clause(_laplace_upside_down)
+@clause(_laplace_upside_down, is_quick_with_bug=True)
 def the_laplace_scale_is_not_inverted_in_the_accountant():
     mechanism = mechanisms.laplace(2.0, 0.25)
     draws = jax.jit(mechanism.add_noise)(jax.random.key(0), jnp.zeros(200_000))
@@ -274,17 +275,12 @@ def the_laplace_scale_is_not_inverted_in_the_accountant():
 # 3. Sampler and accountant are one value.
 
 
-def _draws_a_fixed_number(monkeypatch):
-    def wrap(build):
-        def poisson(*args):
-            return build(*args)._replace(draw=sampling.fixed_size().draw)
-
-        return poisson
-
-    replaced(monkeypatch, sampling, "poisson", wrap)
+@in_place_of(sampling, "poisson")
+def _draws_a_fixed_number(build, *args):
+    return build(*args)._replace(draw=sampling.fixed_size().draw)
 
 
-@clause(_draws_a_fixed_number)
+@clause(_draws_a_fixed_number, is_long=True)
 def clients_are_poisson_sampled_where_that_is_accounted():
     data = constant_clients(*[0.0] * 40)
     drawn = participants.participation(sampling.poisson(), 40, 10)
@@ -296,7 +292,7 @@ def clients_are_poisson_sampled_where_that_is_accounted():
     assert np.var(sizes) == pytest.approx(7.5, rel=5 * np.sqrt(2 / 200))
 
 
-@clause(_draws_a_fixed_number)
+@clause(_draws_a_fixed_number, is_long=True)
 def records_are_poisson_sampled_where_that_is_accounted():
     data = constant_clients(*[0.0] * 300, size=16)
     algorithm = record_level(batch_size=4.0)
@@ -309,30 +305,23 @@ def records_are_poisson_sampled_where_that_is_accounted():
     assert np.var(counts) == pytest.approx(3.0, rel=5 * np.sqrt(2 / 2000))
 
 
-def _claims_poisson_for_epochs(monkeypatch):
-    def wrap(build):
-        return lambda: build()._replace(event=sampling.poisson().event)
-
-    replaced(monkeypatch, sampling, "shuffled", wrap)
+@in_place_of(sampling, "shuffled")
+def _claims_poisson_for_epochs(build):
+    return build()._replace(event=sampling.poisson().event)
 
 
-@clause(_claims_poisson_for_epochs)
+@clause(_claims_poisson_for_epochs, is_quick_with_bug=True)
 def shuffled_epochs_get_no_epsilon():
     with pytest.raises(ValueError, match="shuffled"):
         sampling.shuffled().event(dpa.GaussianDpEvent(1.0), 100, 10)
 
 
-def _hides_the_capacity(monkeypatch):
-    def wrap(build):
-        def poisson(capacity=None):
-            return build(capacity)._replace(event=build().event)
-
-        return poisson
-
-    replaced(monkeypatch, sampling, "poisson", wrap)
+@in_place_of(sampling, "poisson")
+def _hides_the_capacity(build, capacity=None):
+    return build(capacity)._replace(event=build().event)
 
 
-@clause(_hides_the_capacity)
+@clause(_hides_the_capacity, is_quick_with_bug=True)
 def a_capacity_is_accounted_as_truncation():
     drawn = participants.participation(sampling.poisson(capacity=3), 20, 2)
     event = drawn.event(dpa.GaussianDpEvent(1.0))
@@ -343,22 +332,17 @@ def a_capacity_is_accounted_as_truncation():
 # 4. Padding is masked, and an empty cohort is noised.
 
 
-def _counts_padding(monkeypatch):
-    def wrap(build):
-        def clipped(*args, **options):
-            rule = build(*args, **options)
+@in_place_of(gradients, "clipped")
+def _counts_padding(build, *args, **options):
+    rule = build(*args, **options)
 
-            def micro_batch(params, batch, is_real, key, config):
-                return rule.micro_batch(params, batch, jnp.ones_like(is_real), key, config)
+    def micro_batch(params, batch, is_real, key, config):
+        return rule.micro_batch(params, batch, jnp.ones_like(is_real), key, config)
 
-            return rule._replace(micro_batch=micro_batch)
-
-        return clipped
-
-    replaced(monkeypatch, gradients, "clipped", wrap)
+    return rule._replace(micro_batch=micro_batch)
 
 
-@clause(_counts_padding)
+@clause(_counts_padding, is_long=True)
 def padding_is_not_counted():
     sizes = (1, 7, 3)
     data = clients_of(*[np.full((n, NUM_PARAMETERS), -1.0) for n in sizes])
@@ -379,7 +363,7 @@ def _skips_empty_rounds(mean, make_mechanism, expected):
     )
 
 
-@clause(changed_mean(_skips_empty_rounds))
+@clause(changed_mean(_skips_empty_rounds), is_long=True)
 def an_empty_cohort_is_noised():
     drawn = participants.participation(sampling.poisson(), 3, 1e-3)
     data = constant_clients(0.0, 0.0, 0.0)
@@ -399,7 +383,7 @@ def _clips_naively(monkeypatch):
     monkeypatch.setitem(clipping.METHODS, "global", naive)
 
 
-@clause(_clips_naively)
+@clause(_clips_naively, is_quick_with_bug=True)
 def nan_does_not_pass_the_clip():
     for bad in (np.nan, np.inf, -np.inf):
         tree = {"a": jnp.array([1.0, bad]), "b": jnp.ones(3)}
@@ -411,7 +395,7 @@ def _sees_nothing(monkeypatch):
     monkeypatch.setattr(engine_round.trees, "can_be_summed", lambda tree: jnp.bool_(True))
 
 
-@clause(_sees_nothing)
+@clause(_sees_nothing, is_long=True)
 def a_client_that_is_not_finite_contributes_zero_and_is_counted():
     bad, zero = constant_clients(-1.0, np.nan, -1.0, np.inf), constant_clients(-1.0, 0.0, -1.0, 0.0)
     state, record, _ = run(client_level(), bad)
@@ -444,7 +428,7 @@ def _noises_every_client(mean, make_mechanism, expected):
     return mean._replace(contribute=contribute)
 
 
-@clause(changed_mean(_noises_every_client))
+@clause(changed_mean(_noises_every_client), is_long=True)
 def noise_is_added_once_whatever_the_chunks():
     data = constant_clients(*[0.0] * 6)
     one, three = (released(client_level(0.5, 3.0), data, chunk=chunk) for chunk in (1, 3))
@@ -459,7 +443,7 @@ def _stays_narrow(monkeypatch):
     monkeypatch.setattr(trees, "at_least_float32", lambda x: x)
 
 
-@clause(_stays_narrow)
+@clause(_stays_narrow, is_long=True, is_quick_with_bug=True)
 def narrow_floats_are_clipped_and_noised_in_float32():
     tree = jnp.full(NUM_PARAMETERS, 0.37, jnp.bfloat16)
     mechanism = mechanisms.gaussian(1.0, 1e-3)
@@ -477,7 +461,7 @@ def _lets_batch_norm_through(monkeypatch):
     monkeypatch.setattr(gradients.checks, "require", lambda *args: None)
 
 
-@clause(_lets_batch_norm_through)
+@clause(_lets_batch_norm_through, is_quick_with_bug=True)
 def models_that_mix_examples_are_refused():
     model = linear_model()._replace(mixes_examples=True)
     with pytest.raises(ValueError, match="replace batch norm by group norm"):
@@ -491,7 +475,7 @@ def _marks_nothing(monkeypatch):
     monkeypatch.setattr(statements, "_NOT_PRIVATE", ())
 
 
-@clause(_marks_nothing)
+@clause(_marks_nothing, is_quick_with_bug=True)
 def statements_name_what_is_exact_and_not_private():
     ledger = Ledger(unit="client")
     ledger.charge(dpa.GaussianDpEvent(1.0))
@@ -507,13 +491,11 @@ def statements_name_what_is_exact_and_not_private():
 def _folds_without(purpose, keep):
     """A bug in the keys of the engine: of what is folded behind a purpose only some is kept."""
 
-    def put_in(monkeypatch):
-        def fold(key, *path):
-            if path and path[0] == purpose:
-                key, path = keep(key, path)
-            return keys.fold(key, *path)
-
-        monkeypatch.setattr(engine_round, "fold", fold)
+    @in_place_of(engine_round, "fold")
+    def put_in(fold, key, *path):
+        if path and path[0] == purpose:
+            key, path = keep(key, path)
+        return fold(key, *path)
 
     return put_in
 
@@ -528,7 +510,7 @@ def two_seeds_do_not_share_client_keys():
     assert_stddev(one - other, np.sqrt(2) / 8)
 
 
-@clause(_folds_without(keys.Purpose.CLIENT, lambda key, path: (key, path[:2])))
+@clause(_folds_without(keys.Purpose.CLIENT, lambda key, path: (key, path[:2])), is_long=True)
 def clients_do_not_share_noise():
     rows = run(record_level(local_only, **NOISED), constant_clients(0.0, 0.0))[0].clients
     assert_stddev(rows[0] - rows[1], np.sqrt(2) / 8)
@@ -541,7 +523,9 @@ def rounds_do_not_share_noise():
     assert_stddev(after, np.sqrt(4) / 4)
 
 
-@clause(_folds_without(keys.Purpose.CLIENT, lambda key, path: (key, path[:1] + path[2:])))
+@clause(
+    _folds_without(keys.Purpose.CLIENT, lambda key, path: (key, path[:1] + path[2:])), is_long=True
+)
 def rounds_of_a_client_do_not_share_noise():
     after = released(record_level(**NOISED), constant_clients(0.0), num_rounds=4)
     assert_stddev(after, np.sqrt(4) / 8)
@@ -550,18 +534,13 @@ def rounds_of_a_client_do_not_share_noise():
 # 11. Resuming loses no state of a mechanism.
 
 
-def _starts_over(monkeypatch):
-    def wrap(restore):
-        def forgetful(self, like, hyper):
-            state, hyper, extra = restore(self, like, hyper)
-            return state._replace(aggregator=like.aggregator), hyper, extra
-
-        return forgetful
-
-    replaced(monkeypatch, Checkpoints, "restore", wrap)
+@in_place_of(Checkpoints, "restore")
+def _starts_over(restore, self, like, hyper):
+    state, hyper, extra = restore(self, like, hyper)
+    return state._replace(aggregator=like.aggregator), hyper, extra
 
 
-@clause(_starts_over)
+@clause(_starts_over, is_long=True)
 def the_state_of_a_mechanism_survives_a_resume(tmp_path):
     rule = make_adaptive_clipping(4.0, initial_clip_norm=0.01, count_stddev=2.0)
     algorithm = client_level(aggregator=adaptive_gaussian_mean(rule, 1.0))
@@ -580,16 +559,13 @@ def the_state_of_a_mechanism_survives_a_resume(tmp_path):
 # Adaptive clipping follows the quantile and not its mirror image.
 
 
-def _inverted(monkeypatch):
-    def step(self, key, clip_norm, total):
-        after, unclipped = kept(self, key, clip_norm, total)
-        return clip_norm * clip_norm / after, unclipped
-
-    kept = AdaptiveClipping.step
-    monkeypatch.setattr(AdaptiveClipping, "step", step)
+@in_place_of(AdaptiveClipping, "step")
+def _inverted(step, self, key, clip_norm, total):
+    after, unclipped = step(self, key, clip_norm, total)
+    return clip_norm * clip_norm / after, unclipped
 
 
-@clause(_inverted)
+@clause(_inverted, is_long=True)
 def adaptive_clipping_grows_where_all_are_clipped():
     rule = make_adaptive_clipping(4.0, initial_clip_norm=0.01, count_stddev=1e-3)
     algorithm = client_level(aggregator=adaptive_gaussian_mean(rule, 1e-4))
@@ -600,13 +576,9 @@ def adaptive_clipping_grows_where_all_are_clipped():
     np.testing.assert_allclose(info.aggregator["clip_norm"], expected, rtol=0.01)
 
 
-def _count_without_noise(monkeypatch):
-    normal = adaptive_clipping.random_bits.normal
-
-    def silent(key, shape=(), dtype=jnp.float32):
-        return jnp.zeros(()) if shape == () else normal(key, shape, dtype)
-
-    monkeypatch.setattr(adaptive_clipping.random_bits, "normal", silent)
+@in_place_of(adaptive_clipping.random_bits, "normal")
+def _count_without_noise(normal, key, shape=(), dtype=jnp.float32):
+    return jnp.zeros(()) if shape == () else normal(key, shape, dtype)
 
 
 @clause(_count_without_noise)
@@ -622,54 +594,18 @@ def call(check: Callable[..., None], tmp_path: Any) -> None:
     (partial(check, tmp_path) if takes_folder else check)()
 
 
-# Clauses of which the check compiles several rounds of its own.
-LONG_CHECKS = (
-    noise_for_uniform_weights_hides_clients_of_any_size,
-    records_are_poisson_sampled_where_that_is_accounted,
-    noise_is_added_once_whatever_the_chunks,
-    divided_by_the_expected_and_not_by_the_realised_count,
-    a_client_that_is_not_finite_contributes_zero_and_is_counted,
-    padding_is_not_counted,
-    # Tests of the parts stand for these in the quick suite.
-    adaptive_clipping_grows_where_all_are_clipped,
-    the_state_of_a_mechanism_survives_a_resume,
-    an_empty_cohort_is_noised,
-    narrow_floats_are_clipped_and_noised_in_float32,
-    clients_are_poisson_sampled_where_that_is_accounted,
-    record_sums_are_divided_by_the_nominal_batch_size,
-    noise_calibrated_to_the_sum_is_added_to_the_sum,
-    clients_do_not_share_noise,
-    rounds_of_a_client_do_not_share_noise,
-)
-
-
 @pytest.mark.parametrize(
     "it",
-    [pytest.param(it, marks=telling if it.check in LONG_CHECKS else ()) for it in CLAUSES],
+    [pytest.param(it, marks=telling if it.is_long else ()) for it in CLAUSES],
     ids=[it.name for it in CLAUSES],
 )
 def test_holds(it, tmp_path):
     call(it.check, tmp_path)
 
 
-# Bugs of which each check needs no other round than its own, or none at all. The others change the
-# program of a round, and compiling it is all that they cost.
-QUICK_BUGS = (
-    weights_enter_the_sensitivity_and_the_noise,
-    noise_without_a_sensitivity_is_refused,
-    the_laplace_scale_is_not_inverted_in_the_accountant,
-    shuffled_epochs_get_no_epsilon,
-    a_capacity_is_accounted_as_truncation,
-    nan_does_not_pass_the_clip,
-    narrow_floats_are_clipped_and_noised_in_float32,
-    models_that_mix_examples_are_refused,
-    statements_name_what_is_exact_and_not_private,
-)
-
-
 @pytest.mark.parametrize(
     "it",
-    [pytest.param(it, marks=() if it.check in QUICK_BUGS else telling) for it in CLAUSES],
+    [pytest.param(it, marks=() if it.is_quick_with_bug else telling) for it in CLAUSES],
     ids=[it.name for it in CLAUSES],
 )
 def test_is_seen_to_fail_with_its_bug_put_in(it, tmp_path, monkeypatch):
