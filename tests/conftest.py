@@ -76,6 +76,21 @@ def data_dir(data_folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+@pytest.fixture
+def fedjax_dp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Gives the command in this process: `(words) -> (status, output, errors)`."""
+    from fedjax_dp.cli import main
+
+    def invoke(*words):
+        monkeypatch.setattr("sys.argv", ["fedjax-dp", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        output = capsys.readouterr()
+        return ended.value.code, output.out, output.err
+
+    return invoke
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from fedjax_dp.data import datasets
 

@@ -13,7 +13,7 @@ import typer
 from marks import slow, telling
 from typer.main import get_command
 
-from fedjax_dp.cli.main import COMMANDS, app, command, main
+from fedjax_dp.cli.main import COMMANDS, app, command
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import validate
@@ -106,7 +106,7 @@ def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monk
 
 
 @slow
-def test_the_page_on_splitting_prints_the_accuracies_of_its_command(tmp_path, monkeypatch):
+def test_the_page_on_splitting_prints_the_accuracies_of_its_command(tmp_path, fedjax_dp):
     page = ROOT / "docs" / "splitting.md"
     lines = [words for code in blocks(page, "") for words in command_lines(code)]
     (line,) = [words for words in lines if "--algorithm.options.dual_weight=-1" in words]
@@ -119,10 +119,7 @@ def test_the_page_on_splitting_prints_the_accuracies_of_its_command(tmp_path, mo
     for weight in (-1, 1):
         folder = tmp_path / str(weight)
         words = [word.replace("weight=-1", f"weight={weight}") for word in line]
-        monkeypatch.setattr("sys.argv", ["fedjax-dp", *words, "--output", str(folder), "--quiet"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code
+        assert not fedjax_dp(*words, "--output", folder, "--quiet")[0]
         found.append(json.loads((folder / "summary.json").read_text("utf-8")))
     accuracies = [found[0]["test_accuracy"], found[1]["test_accuracy"]]
     accuracies.append(found[0]["shared_test_accuracy"])
@@ -163,7 +160,7 @@ def programs():
 
 @pytest.mark.parametrize(("page", "with_variations"), list(programs()))
 def test_what_a_page_prints_works_in_the_readers_order(
-    page, with_variations, tmp_path, monkeypatch, capsys, data_folder
+    page, with_variations, tmp_path, monkeypatch, fedjax_dp, data_folder
 ):
     """Files, command lines and Python of a page; lines with DATA run one round if it is here."""
     monkeypatch.chdir(tmp_path)
@@ -185,9 +182,7 @@ def test_what_a_page_prints_works_in_the_readers_order(
                     continue
                 words = [str(data_folder) if word == "DATA" else word for word in words]
                 words.append("--run.rounds=1")
-            monkeypatch.setattr("sys.argv", ["fedjax-dp", *words])
-            with pytest.raises(SystemExit) as ended:
-                main()
-            assert not ended.value.code, f"{words}: {capsys.readouterr().err}"
+            status, _, said = fedjax_dp(*words)
+            assert not status, f"{words}: {said}"
     if page.name in FILES:
         assert printed.getvalue().splitlines() == blocks(page, "")[-1].splitlines()

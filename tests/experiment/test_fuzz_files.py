@@ -32,7 +32,6 @@ from data_files import (
 )
 from marks import later, telling
 
-from fedjax_dp.cli.main import main
 from fedjax_dp.data import FederatedData, datasets
 from fedjax_dp.data.datasets import adult
 from fedjax_dp.data.datasets.tabular import Numeric
@@ -657,7 +656,7 @@ def harmed(name: str, root: pathlib.Path) -> Iterator[tuple[Harm, str]]:
         ("adult.test", None, "missing: adult.test"),
     ],
 )
-def test_the_command_ends_in_words_and_status_2(tmp_path, monkeypatch, capsys, name, content, line):
+def test_the_command_ends_in_words_and_status_2(tmp_path, fedjax_dp, name, content, line):
     (tmp_path / "adult").mkdir()
     write_adult(tmp_path / "adult", np.random.default_rng(SEED))
     (tmp_path / "adult" / name).unlink()
@@ -667,11 +666,8 @@ def test_the_command_ends_in_words_and_status_2(tmp_path, monkeypatch, capsys, n
         *("run", "--data.name=adult", "--data.options.scaling=range"),
         *(f"--data.data_dir={tmp_path}", "--model.name=logistic_regression"),
     ]
-    monkeypatch.setattr("sys.argv", ["fedjax-dp", *words, f"--output={tmp_path / 'run'}"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and "\nerror: " in said and "Traceback" not in said
+    status, _, said = fedjax_dp(*words, f"--output={tmp_path / 'run'}")
+    assert status == 2 and "\nerror: " in said and "Traceback" not in said
     assert name in said and line in said
 
 

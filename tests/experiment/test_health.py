@@ -20,16 +20,10 @@ from fedjax_dp.experiment.assembly.population import _check_labels
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.schema.config import TrainingSection
-from fedjax_dp.io import plots
 from fedjax_dp.models import Model
 from fedjax_dp.server import gaussian_mean
 
-pytestmark = pytest.mark.xdist_group("health")
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+pytestmark = [pytest.mark.xdist_group("health"), pytest.mark.usefixtures("no_pictures")]
 
 
 @telling

@@ -9,7 +9,6 @@ import tomli_w
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp.cli.main import main
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
@@ -178,14 +177,11 @@ def test_a_file_or_a_folder_of_another_kind_is_named(tmp_path, monkeypatch):
     ids=lambda value: value if isinstance(value, str) else value[0][:40],
 )
 def test_the_command_ends_before_data_are_read_and_leaves_no_folder(
-    tmp_path, monkeypatch, capsys, no_data, words, message
+    tmp_path, monkeypatch, fedjax_dp, no_data, words, message
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", *words])
-    with pytest.raises(SystemExit) as status:
-        main()
-    said = capsys.readouterr().err
-    assert status.value.code == 2 and said.startswith("error: ") and message in said
+    status, _, said = fedjax_dp("run", *words)
+    assert status == 2 and said.startswith("error: ") and message in said
     assert said.count("\n") == 1 and not any(tmp_path.iterdir())
 
 

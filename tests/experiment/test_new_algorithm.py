@@ -7,7 +7,6 @@ from run_folders import NOT_PRIVATE, SMALL
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.algorithms.registry import ALGORITHMS, Entry
-from fedjax_dp.cli import main
 from fedjax_dp.core.ranges import NonNegative
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading.config_files import load_config, to_toml
@@ -40,11 +39,9 @@ def _registered(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "newcomer", Entry(newcomer, ("none",), ("num_clients",)))
 
 
-def test_its_options_are_listed_and_what_the_run_gives_is_none_of_them(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--keys", "algorithm.name=newcomer"])
-    with pytest.raises(SystemExit):
-        main.main()
-    lines = capsys.readouterr().out.splitlines()
+def test_its_options_are_listed_and_what_the_run_gives_is_none_of_them(fedjax_dp):
+    _, output, _ = fedjax_dp("run", "--keys", "algorithm.name=newcomer")
+    lines = output.splitlines()
     assert [line.split("\t") for line in lines[1:]] == [
         [
             "algorithm.options.strength",

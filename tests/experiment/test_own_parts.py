@@ -19,7 +19,6 @@ from run_folders import (
 )
 from safetensors.numpy import load_file
 
-from fedjax_dp.cli import main
 from fedjax_dp.core.registry import imported
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
@@ -27,19 +26,13 @@ from fedjax_dp.experiment.running.loading import evaluate_run, load_run
 from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies import sweep
 from fedjax_dp.experiment.studies.audits import audit_experiment
-from fedjax_dp.io import plots
 from fedjax_dp.io.params import read_params, write_params
 
 OWN = pathlib.Path(__file__).parents[1] / "own"
 LANGUAGE, PARTS = OWN / "language.py", OWN / "parts.py"
 TEXTS = ("abcdefgh", "bdfhjl", "acegik", "lkjihgfedc", "aaaa", "cfilcfil", "hgfe")
 
-pytestmark = pytest.mark.xdist_group("own parts")
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+pytestmark = [pytest.mark.xdist_group("own parts"), pytest.mark.usefixtures("no_pictures")]
 
 
 @pytest.fixture
@@ -328,12 +321,9 @@ def test_a_module_is_found_in_the_current_folder(tmp_path, monkeypatch):
     assert config.algorithm.name == "mine_for_a_test:algorithm"
 
 
-def test_options_of_an_own_part_are_listed(monkeypatch, capsys):
-    word = f"algorithm.name={PARTS}:algorithm"
-    monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--keys", word])
-    with pytest.raises(SystemExit):
-        main.main()
-    row = capsys.readouterr().out.splitlines()[1]
+def test_options_of_an_own_part_are_listed(fedjax_dp):
+    _, output, _ = fedjax_dp("run", "--keys", f"algorithm.name={PARTS}:algorithm")
+    row = output.splitlines()[1]
     assert row.split("\t")[:3] == ["algorithm.options.pull", "a number of at least 0", "0.5"]
 
 

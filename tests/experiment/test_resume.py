@@ -32,7 +32,6 @@ from run_folders import (
     saved_arrays,
 )
 
-from fedjax_dp.cli import main
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import assemble
 from fedjax_dp.experiment.reading import config_files
@@ -323,12 +322,9 @@ def test_a_torn_last_line_of_metrics_is_written_again(uninterrupted, finished):
     assert_same_run(finished, uninterrupted)
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--resume", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 2
-    assert "error: --resume must name a run folder with a config.toml" in capsys.readouterr().err
+def test_a_folder_without_a_run_is_refused(tmp_path, fedjax_dp):
+    status, _, said = fedjax_dp("run", "--resume", tmp_path)
+    assert status == 2 and "error: --resume must name a run folder with a config.toml" in said
     assert not any(tmp_path.iterdir())
 
 

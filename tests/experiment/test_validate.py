@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from run_folders import NOT_PRIVATE, SMALL, TouchedError, execute
 
-from fedjax_dp.cli import main
 from fedjax_dp.data import datasets
 from fedjax_dp.engine.execution import compile as engine
 from fedjax_dp.experiment import load_config
@@ -348,40 +347,32 @@ def test_a_natural_partition_needs_clients_in_the_data(tmp_path, no_training):
     ],
 )
 def test_a_mistake_ends_in_one_line_and_status_2(
-    monkeypatch, capsys, tmp_path, no_data, words, message
+    monkeypatch, fedjax_dp, tmp_path, no_data, words, message
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedjax-dp", *words])
-    with pytest.raises(SystemExit) as status:
-        main.main()
-    assert status.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and message in error and "Traceback" not in error
+    status, _, error = fedjax_dp(*words)
+    assert (
+        status == 2
+        and error.startswith("error: ")
+        and message in error
+        and "Traceback" not in error
+    )
     assert not any(tmp_path.iterdir())
 
 
-def test_resuming_takes_no_other_options(monkeypatch, capsys, tmp_path, no_data):
+def test_resuming_takes_no_other_options(fedjax_dp, tmp_path, no_data):
     (tmp_path / "config.toml").write_text(config_files.to_toml(load_config(None)))
     for other in (["--output", "elsewhere"], ["other.toml"]):
-        monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", *other, "--resume", str(tmp_path)])
-        with pytest.raises(SystemExit) as status:
-            main.main()
-        assert status.value.code == 2
-        error = capsys.readouterr().err
-        assert (
-            "--resume must be used without a config file or --output" in error
-            and other[-1] in error
-        )
+        status, _, error = fedjax_dp("run", *other, "--resume", tmp_path)
+        assert status == 2 and other[-1] in error
+        assert "--resume must be used without a config file or --output" in error
 
 
-def test_output_must_be_free(monkeypatch, capsys, tmp_path, no_data):
+def test_output_must_be_free(fedjax_dp, tmp_path, no_data):
     (tmp_path / "notes.txt").write_text("mine")
     for taken in (tmp_path, tmp_path / "notes.txt"):
-        monkeypatch.setattr("sys.argv", ["fedjax-dp", "run", "--output", str(taken)])
-        with pytest.raises(SystemExit) as status:
-            main.main()
-        assert status.value.code == 2
-        error = capsys.readouterr().err
+        status, _, error = fedjax_dp("run", "--output", taken)
+        assert status == 2
         assert "must be a new or an empty folder" in error and "--resume" in error
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
