@@ -1,4 +1,4 @@
-"""The mean of AFL: weights of clients climb with their losses, within the simplex."""
+"""The AFL mean: client weights ascend along the losses, within the simplex."""
 
 from typing import NamedTuple
 
@@ -11,16 +11,16 @@ from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Stacked
 
-# Losses times the step size count up to this, so that none is beyond floats.
+# Limit on loss times step size, which prevents overflow.
 _LARGEST_MOVE = 1e30
 
 
 class UpdateWithLoss(NamedTuple):
-    """An update, and the loss that its client had before it.
+    """An update, and its client's loss before training.
 
     Attributes:
       delta: the update.
-      loss: exact mean loss at the model that the client was sent, float32.
+      loss: exact mean loss at the received model, float32.
     """
 
     delta: PyTree
@@ -39,7 +39,7 @@ def onto_simplex(y: jax.Array) -> jax.Array:
 
     Source: Duchi and others 2008, figure 1.
     """
-    # Entries 1 or more below the largest become 0; without them sums lose nothing to rounding.
+    # Entries 1 or more below the largest become 0; clamping them first keeps the sums exact.
     y = jnp.maximum(y - jnp.max(y), -1.0)
     ordered = jnp.sort(y)[::-1]
     gaps = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
@@ -51,9 +51,9 @@ def onto_simplex(y: jax.Array) -> jax.Array:
 def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     """Averages updates by weights after an ascent step on the clients' losses.
 
-    `λ ← Proj(λ + γ f)` over all clients, and the new λ weighs the updates of the same round, so
-    that no update can be added before all losses are known. An absent client has no loss and no
-    part in the mean, whose weights are scaled to sum to one.
+    The new `λ ← Proj(λ + γ f)`, over all clients, weighs the updates of the same round, so no
+    update can be added before all losses are known. An absent client counts with loss 0 and is left
+    out of the mean, whose weights are scaled to sum to one.
 
     Args:
       num_clients: the population, at least 1.
@@ -78,7 +78,8 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
         at = jnp.where(counts, close.roster.clients, num_clients)
         losses = jnp.zeros(num_clients).at[at].set(loss, mode="drop")
         moves = jnp.clip(numbers["step_size"] * losses, -_LARGEST_MOVE, _LARGEST_MOVE)
-        # Moves that are alike change nothing, also where they are much larger than weights.
+        # Equal moves change nothing; subtracting the largest preserves precision if moves are
+        # large.
         climbed = onto_simplex(weights + (moves - jnp.max(moves)))
         weights = jnp.where(jnp.any(counts), climbed, weights)
         share = jnp.where(counts, weights[close.roster.clients], 0.0)

@@ -13,15 +13,15 @@ from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 
 
 class Fate(enum.IntEnum):
-    """What became of a slot of the cohort.
+    """The outcome of a slot of the cohort.
 
     Attributes:
       EMPTY: no client was drawn into it.
-      CONTRIBUTED: what the client sent is in the sum.
+      CONTRIBUTED: the client's message is in the sum.
       NOT_FINITE: the client's update was not finite, or too large to be summed; it sent zeros.
-      UNANNOUNCED: drawn, but the client was not notified: nothing left it.
-      DROPPED: drawn and notified, but nothing came from the client.
-      LATE: what the client sent came when the sum was closed.
+      UNANNOUNCED: drawn, but not notified; the client sent nothing.
+      DROPPED: drawn and notified, but no message arrived.
+      LATE: the message arrived after the sum was closed.
     """
 
     EMPTY = 0
@@ -34,10 +34,10 @@ class Fate(enum.IntEnum):
 
 @flax.struct.dataclass
 class Roster:
-    """The cohort as clients and server know it while messages are made.
+    """The cohort as known to clients and server while messages are made.
 
     Attributes:
-      clients: the client of each slot, `[slots]`, int32; anything where none was announced.
+      clients: the client of each slot, `[slots]`, int32; arbitrary in unannounced slots.
       is_announced: which slots hold a client that was notified, `[slots]`, bool; some of these may
         drop out later.
     """
@@ -48,16 +48,16 @@ class Roster:
 
 @flax.struct.dataclass
 class Sender:
-    """The client that contributes, and all that it may use beside its update.
+    """A contributing client, and all that it may use besides its update.
 
-    A client that reads the roster learns who takes part. Amplification by sampling, which needs
-    this to be secret, then holds against outsiders alone.
+    A client that reads the roster learns the cohort. Amplification by sampling requires a secret
+    cohort, so it then holds against outsiders only.
 
     Attributes:
       index: the client's index in the population, int32.
       weight: its weight, float32, at least 0.
       key: the client's own key for this round's message.
-      public_key: the key that all clients and the server share, such as that of a rotation.
+      public_key: the key shared by all clients and the server, such as that of a rotation.
       roster: the cohort.
     """
 
@@ -75,7 +75,7 @@ class Close:
     Attributes:
       roster: the cohort.
       fates: what became of each slot, a `Fate`, `[slots]`, int8.
-      public_key: the key that all clients know too.
+      public_key: the key shared with all clients.
       private_key: the server's own key, such as that of its noise.
     """
 
@@ -98,10 +98,10 @@ class Init(Protocol):
 
 
 class Contribute(Protocol):
-    """Makes a client's contribution of its update; clipping happens here."""
+    """Makes a client's contribution from its update; clipping happens here."""
 
     def __call__(self, state: PyTree, numbers: Any, update: PyTree, sender: Sender, /) -> PyTree:
-        """Returns the contribution; the engine replaces one that is not finite by zeros."""
+        """Returns the contribution; the engine replaces non-finite ones by zeros."""
 
 
 class Encode(Protocol):
@@ -123,14 +123,14 @@ class Combine(Protocol):
 
 
 class Broadcast(Protocol):
-    """The part of an aggregator's state that clients are sent, such as an adaptive clip norm."""
+    """The part of an aggregator's state that is sent to clients, such as an adaptive clip norm."""
 
     def __call__(self, state: PyTree, /) -> PyTree:
-        """Returns the message; `contribute` and `encode` see it and nothing else of the state."""
+        """Returns the message, the only part of the state that `contribute` and `encode` see."""
 
 
 class Message(Protocol):
-    """What a client sends for an aggregator, in the forms of `core.messages`."""
+    """A client's message to an aggregator, in the forms of `core.messages`."""
 
     def __call__(self, update: PyTree, weight: jax.Array, /) -> PyTree:
         """Returns the message, from which bytes are counted."""
@@ -148,7 +148,7 @@ def update_and_weight(update: PyTree, weight: jax.Array, /) -> PyTree:
 
 
 def update_alone(update: PyTree, weight: jax.Array, /) -> PyTree:
-    """Sends the update, for an aggregator that gives all clients the same weight."""
+    """Sends the update, for an aggregator with equal weights."""
     del weight
     return update
 
@@ -171,26 +171,26 @@ class Summed(_Fields):
     The engine adds messages while it streams over the cohort, so that memory does not grow with it.
 
     Attributes:
-      init: `(structure) -> state` before the first round; `structure` are the shapes of an update.
+      init: `(structure) -> state` before the first round; `structure` has the shapes of an update.
       contribute: `(state, numbers, update, sender) -> contribution` of one client, see `Sender`.
       combine: `(state, numbers, total, close) -> (state, aggregate, info)`, see `Close`; `total`
         is the sum, in float32, over the clients that sent a message.
-      encode: `(state, numbers, contribution, sender) -> message`, what leaves the client; None
-        where that is the contribution.
-      numbers: the values that a run starts with, by name, such as clip norms and noise multipliers;
-        a run uses those of `Hyper.aggregator`.
+      encode: `(state, numbers, contribution, sender) -> message`, what the client sends; None to
+        send the contribution itself.
+      numbers: initial values by name, such as clip norms and noise multipliers; a run uses those of
+        `Hyper.aggregator`.
       ranges: of these numbers, see `core.ranges`.
-      claim: what is promised to a client, `UnclaimedNoise` for noise without a promise, None
+      claim: the guarantee for a client, `UnclaimedNoise` for noise without a guarantee, None
         without noise.
-      broadcast: `(state) -> message`, what clients are sent of the state. `contribute` and `encode`
-        get this message in the place of the state.
-      message: `(update, weight) -> message`, what a client sends, from which bytes are counted;
-        `update_and_weight`, `update_alone`, or in the form that `encode` makes.
+      broadcast: `(state) -> message`, the part of the state that is sent to clients. `contribute`
+        and `encode` get this message instead of the state.
+      message: `(update, weight) -> message`, what a client sends, for counting bytes:
+        `update_and_weight`, `update_alone`, or the form that `encode` makes.
     """
 
 
 class Stacked(_Fields):
-    """Turns the messages of a cohort, side by side, into an aggregate.
+    """Turns the stacked messages of a cohort into an aggregate.
 
     Attributes:
       init: as in `Summed`.
@@ -219,7 +219,7 @@ def bound_of(aggregator: Aggregator | None, structure: PyTree, numbers: Any) -> 
 
 
 def stateless(structure: PyTree) -> tuple[()]:
-    """Returns the state of an aggregator that has none.
+    """Returns an empty state.
 
     Args:
       structure: the shapes of an update; not read.

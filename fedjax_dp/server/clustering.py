@@ -1,4 +1,4 @@
-"""Updates of clients in clusters: a mean for each cluster's model, and similarities of clients."""
+"""Clustered aggregation: a mean for each cluster's model, and similarities of clients."""
 
 from typing import NamedTuple
 
@@ -15,12 +15,13 @@ FEATURES = ("centred", "authors")
 
 
 class Similarity(NamedTuple):
-    """Inner products of the clients' updates, all that principal components need of them.
+    """Inner products of the clients' updates, which determine their principal components.
 
     Attributes:
       scatter: of the updates that the components are found from, `[clients, clients]`.
       cross: of the updates that are projected, rows, with those, columns, `[clients, clients]`.
-      is_seen: whose updates are in it, `[clients]`, bool; the others' rows and columns are 0.
+      is_seen: the clients whose updates are included, `[clients]`, bool; other rows and columns are
+        0.
     """
 
     scatter: jax.Array
@@ -32,8 +33,8 @@ class ClusterAggregate(NamedTuple):
     """The aggregate of a clustered algorithm.
 
     Attributes:
-      mean: for each model the mean update of those who trained it, `[models, ...]`; zero for a
-        model that no client trained.
+      mean: the mean update of each model's clients, `[models, ...]`; zero for a model that no
+        client trained.
       similarity: of the round's updates.
     """
 
@@ -49,11 +50,11 @@ def no_similarity(num_clients: int) -> Similarity:
 
 @checked
 def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centred") -> Similarity:
-    """Computes the inner products of updates, so that nothing larger than them has to be kept.
+    """Computes the inner products of updates, so that updates need not be stored.
 
     "centred" subtracts the mean update. "authors" repeats the published code: components are found
     from updates whose every coordinate is centred and divided by its standard deviation, but the
-    updates as they are get projected.
+    unmodified updates are projected.
 
     Args:
       deltas: `[slots, ...]`.
@@ -85,7 +86,7 @@ def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centre
 
 
 def by_client(similarity: Similarity, clients: jax.Array, num_clients: int) -> Similarity:
-    """Orders a similarity by client, `[clients, clients]`, so that the order of slots is lost."""
+    """Reorders a similarity from slots to clients, `[clients, clients]`."""
     ids = jnp.where(similarity.is_seen, clients, num_clients)
     there = (ids[:, None], ids[None, :])
     empty = no_similarity(num_clients)
@@ -109,8 +110,8 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
       features: as for `similarity_of`.
 
     Returns:
-      The aggregator of `ModelChoice` updates; its aggregate is a `ClusterAggregate`. A client of
-      weight 0 counts for nothing.
+      The aggregator of `ModelChoice` updates; its aggregate is a `ClusterAggregate`. Clients of
+      weight 0 are ignored.
     """
     checks.whole("num_models", num_models)
     checks.whole("num_clients", num_clients)

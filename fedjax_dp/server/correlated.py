@@ -22,10 +22,10 @@ def correlated_gaussian_mean(
 ) -> Summed:
     """Builds the Gaussian mean with banded correlated noise, for cohorts that are not sampled.
 
-    Guarantee: unit of privacy is one client. Two participations of a client are at least as many
-    rounds apart as there are bands, so that they meet independent columns of noise and each costs
-    one Gaussian release of `noise_multiplier`; the engine refuses participations that do not keep
-    this distance.
+    Guarantee: unit of privacy is one client. A client's participations are at least as many rounds
+    apart as there are bands, so that they get independent columns of noise and each costs one
+    Gaussian release of `noise_multiplier`; the engine refuses participations that are closer
+    together.
 
     Args:
       banded: from `privacy.correlated_noise.banded_noise`.
@@ -35,7 +35,7 @@ def correlated_gaussian_mean(
       per_layer: clip layer by layer instead of over the whole update.
 
     Returns:
-      The aggregator; its state holds a copy of the model for each band but one.
+      The aggregator; its state holds a copy of the model for each band except one.
 
     Source: Kairouz and others 2021 (DP-FTRL); Choquette-Choo and others 2023, theorem 2.
     """

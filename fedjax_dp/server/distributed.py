@@ -1,4 +1,4 @@
-"""Distributed discrete noise: clients send noised integers, the server only ever sees their sum."""
+"""Distributed discrete noise: clients send noised integers, the server sees only their sum."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from fedjax_dp.privacy.mechanisms import distributed
 from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
 from fedjax_dp.server.base import Summed, stateless
 
-# How often a Poisson cohort may have more clients than the noise has shares; such a round is lost.
+# Probability that a Poisson cohort has more clients than shares of noise; such a round is lost.
 _LOST_ROUNDS = 1e-4
 
 
 def num_shares(num_clients: int, cohort_size: float) -> int:
-    """Returns the fewest shares of noise, 2 at least, that 1 cohort in 10,000 exceeds."""
+    """Returns the fewest shares of noise, at least 2, that 1 cohort in 10,000 exceeds."""
     checks.whole("num_clients", num_clients)
     checks.positive("cohort_size", cohort_size)
     largest = stats.binom.isf(_LOST_ROUNDS, num_clients, min(1.0, cohort_size / num_clients))
@@ -35,27 +35,27 @@ def discrete_mean(
 ) -> Summed:
     """Builds the mean of DDGauss: rotate, round, noise at the client, sum modulo 2^B.
 
-    Every client adds one share of the noise, whatever the cohort: nothing that it sends depends on
-    the cohort, whose size it does not learn. Where cohorts vary, the server adds the shares that
-    are missing. It does not decode a round of more clients than shares, but releases
-    noise alone, for more noise than planned would show how many there were.
+    Every client adds one share of noise. Nothing that it sends depends on the cohort, whose size it
+    does not learn. If cohorts vary, the server adds the missing shares. It does not decode a round
+    with more clients than shares but releases noise alone, since excess noise would reveal the
+    size.
 
     Guarantee: unit of privacy is one client, which may send zeros instead of its update; the event
-    is the plan's own, with `plan.num_shares` shares of noise in every release. Where cohorts vary
-    there are exactly so many, so that the noise has one law whatever the cohort, as amplification
-    by sampling needs; it needs too that who takes part, and how many, stays hidden from all who
-    are not trusted, clients included. The server is trusted to add the missing shares, and knows
-    the size. Secure aggregation is simulated by the exact modular sum. A client whose update is not
-    finite sends zeros with its noise. A plan of one share is noise that a trusted server adds, to
-    cohorts of any size.
+    is that of the plan, with `plan.num_shares` shares of noise in every release. If cohorts vary,
+    there are exactly that many, so that the noise distribution does not depend on the cohort, as
+    amplification by sampling requires; it also requires that the cohort and its size stay hidden
+    from all untrusted parties, clients included. The server is trusted to add the missing shares,
+    and knows the size. Secure aggregation is simulated by the exact modular sum. A client whose
+    update is not finite sends zeros with its noise. A plan with one share is noise that a trusted
+    server adds, for cohorts of any size.
 
     Args:
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.distributed.make_plan`, for this number of parameters.
-      expected_cohort_size: the public divisor; where clients of cohorts of one size add a share
-        each, an integer of at least `plan.num_shares`.
-      varies: whether cohorts vary, as under Poisson sampling; the plan then has two shares at
-        least, see `num_shares`.
+      expected_cohort_size: the public divisor; for cohorts of fixed size whose clients each add a
+        share, an integer of at least `plan.num_shares`.
+      varies: whether cohorts vary, as under Poisson sampling; the plan then has at least two
+        shares, see `num_shares`.
 
     Returns:
       The aggregator; its info holds the bits that a client sends for each parameter, and whether
@@ -68,7 +68,7 @@ def discrete_mean(
     """
     if plan.num_shares == 1:
         checks.positive("expected_cohort_size", expected_cohort_size)
-        checks.require(not varies, "varies", "be false where the server adds all noise", varies)
+        checks.require(not varies, "varies", "be false if the server adds all noise", varies)
     elif varies:
         checks.positive("expected_cohort_size", expected_cohort_size)
         checks.whole("plan.num_shares", plan.num_shares, at_least=2)

@@ -1,4 +1,4 @@
-"""k-means of clients inside a compiled round, from the inner products of what they sent."""
+"""k-means of clients inside a compiled round, from the inner products of their updates."""
 
 from typing import NamedTuple
 
@@ -40,11 +40,11 @@ def kmeans(
     the number of points and not their dimension.
 
     Args:
-      key: used for the seeds and nothing else.
+      key: used for the seeds only.
       gram: inner products, `[points, points]`.
       is_real: which of them are points, `[points]`, bool.
       num_clusters: at least 1.
-      num_restarts: how often it starts anew, at least 1.
+      num_restarts: number of restarts, at least 1.
 
     Returns:
       The partition; points that are not real belong to cluster 0. With fewer points than clusters
@@ -66,7 +66,7 @@ def kmeans(
                 jnp.where(jnp.arange(num_clusters) < c, distances_to(chosen), jnp.inf), axis=1
             )
             chance = jnp.where(is_real, jnp.where(c == 0, 1.0, nearest), 0.0)
-            # Where all points lie on centres, any point will do.
+            # If all points are at centres, any point will do.
             chance = jnp.where(jnp.sum(chance) > 0, chance, is_real.astype(jnp.float32))
             point = jax.random.categorical(fold(key, c), jnp.log(chance))
             return chosen.at[:, c].set(jax.nn.one_hot(point, len(squares)))

@@ -1,4 +1,4 @@
-"""Gradient masking: a step is weakened where clients do not agree on its direction."""
+"""Gradient masking: a step is damped where clients disagree on its direction."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -14,16 +14,16 @@ from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Aggregator, Summed, update_and_weight
 from fedjax_dp.server.mean import uniform_mean, weighted_mean
 
-# A share such as 4 of 10 is a little more in binary; four are enough nevertheless.
+# A threshold such as 0.4 is rounded up in binary; four clients of ten must still reach it.
 _ROUNDING = 1e-6
 
 
 class Masked(NamedTuple):
-    """A mean of updates, and what is left of a step along it.
+    """A mean of updates, and the mask of the step along it.
 
     Attributes:
-      mean: the mean, unmasked: server optimisers read it as it is.
-      mask: what the optimiser's step is multiplied by, the structure of the mean.
+      mean: the unmasked mean, which server optimisers read.
+      mask: the factors of the optimiser's step, the structure of the mean.
       votes: under noise, the noised votes from which the mask is computed, in units of the mean,
         released as the mean is. None without noise.
     """
@@ -66,39 +66,38 @@ def gradient_mask(
     """Masks the server step in coordinates where clients disagree on the sign (GMA).
 
     The agreement of a coordinate is `A = |Σ_k sign(d_k)| / N` over the N clients with examples,
-    whatever they weigh; a client that did not move it counts in N alone. Where A reaches the
-    threshold the step is taken whole, elsewhere A times. The server's optimiser reads the mean as
-    it is, and what it would do is masked. Sums of signs are streamed, as the mean is. Buffers, such
+    whatever their weights; a client that did not move it counts in N only. Where A reaches the
+    threshold the step is taken in full, elsewhere A times. The server's optimiser reads the
+    unmasked mean, and its step is masked. Sums of signs are streamed, as the mean is. Buffers, such
     as the statistics of batch norm, are averaged without a mask.
 
-    Guarantee: none of its own. Under noise on records, signs are those of noised updates. Around a
+    Guarantee: none by itself. Under noise on records, signs are those of noised updates. Around a
     private mean the votes are part of what is clipped, noised and charged: a client sends one
-    vector within the same bound, `vote_share` of it for its signs and what they leave for its
-    update, and the mask is computed from the noised sum. A clip norm that adapts follows updates in
-    that room, and `num_clipped` counts those that are longer. With N expected clients, p parameters
-    and a noise multiplier z the noise on an agreement has a standard deviation of
-    `z √p / (vote_share · N)`.
+    vector within the same bound, `vote_share` of it for its signs and the rest for its update, and
+    the mask is computed from the noised sum. An adaptive clip norm tracks updates within that rest,
+    and `num_clipped` counts longer ones. With N expected clients, p parameters and a noise
+    multiplier z the noise on an agreement has a standard deviation of `z √p / (vote_share · N)`.
 
     Args:
-      mean: what is masked; a plain mean where it is None.
-      threshold: τ, in [0, 1]; at 0 every step is whole, at 1 the mask is the agreement itself.
-      mask: what is left below the threshold: "soft" the agreement, "hard" nothing (AND-mask).
-      form: "corrected", or "printed" for the listing as it stands, which steps the other way and,
-        with the hard mask, takes the agreement without its absolute value.
-      is_weighted: weigh clients by size in that plain mean; votes weigh the same in any case.
-      vote_share: around a private mean, the part of the bound that the signs get, in (0, 1), less
-        where some are 0; not read otherwise.
+      mean: the mean to mask; a plain mean if None.
+      threshold: τ, in [0, 1]; at 0 nothing is masked, at 1 the mask is the agreement itself.
+      mask: the mask below the threshold: "soft" the agreement, "hard" 0 (AND-mask).
+      form: "corrected", or "printed" for the published listing, which steps in the opposite
+        direction and, with the hard mask, uses the agreement without its absolute value.
+      is_weighted: weight clients by size in the plain mean; votes always have equal weight.
+      vote_share: around a private mean, the share of the bound for the signs, in (0, 1), less if
+        some are 0; else ignored.
 
     Returns:
-      The aggregator; its aggregate is `Masked`, which the server steps of FedAvg and its kin and of
+      The aggregator; its aggregate is `Masked`, which the server steps of FedAvg, its variants and
       SCAFFOLD read. Its info holds `agreement`, the mean over coordinates, and `unmasked_share`,
-      how many of them keep all of their step; both count buffers by their votes. Its numbers are
+      the share of coordinates with a full step; both count buffers by their votes. Its numbers are
       swept by name, as `hyper.aggregator["threshold"]`, in SCAFFOLD, which aggregates two parts, as
       `hyper.aggregator["params"]["threshold"]`.
 
     Raises:
-      ValueError: for a number out of its range, a mean that is stacked or masked already, or one
-        that does other than to clip updates whole and add Gaussian noise.
+      ValueError: for a number out of its range, a mean that is stacked or already masked, or a
+        private one that does not clip whole updates and add Gaussian noise.
 
     Source: Tenison and others 2022, "Gradient Masked Averaging for Federated Learning", algorithm 1
     and equation 3; the hard mask is that of Parascandolo and others 2021. Votes under noise are our
@@ -107,7 +106,7 @@ def gradient_mask(
     base = mean or (weighted_mean() if is_weighted else uniform_mean())
     checks.require(isinstance(base, Summed), "mean", "be summed, not stacked", type(base).__name__)
     assert isinstance(base, Summed)
-    rule = "have no number called threshold, as a mean that is masked already has"
+    rule = "be unmasked, without a number called threshold"
     checks.require("threshold" not in base.numbers, "mean", rule, dict(base.numbers))
 
     def mask_of(votes, count, threshold):
@@ -162,14 +161,14 @@ def gradient_mask(
 
 def _around_noise(mean: Summed, masked_by: Any) -> Summed:
     """Passes updates and votes through one private mean as one vector."""
-    claim, rule = mean.claim, "claim what its Gaussian noise costs, which votes are to share"
+    claim, rule = mean.claim, "have a claim for Gaussian noise, which then covers the votes"
     checks.require(isinstance(claim, ClientClaim), "mean", rule, type(claim).__name__)
     assert isinstance(claim, ClientClaim)
     event = claim.event(mean.numbers)
     is_gaussian = isinstance(event, dp_accounting.GaussianDpEvent) and mean.encode is None
     checks.require(is_gaussian, "mean", rule, type(event).__name__)
-    rule = "clip updates whole, not by layer, so that no vote is shortened by itself"
-    checks.require(claim.clips_whole, "mean", rule, "one that states nothing of the kind")
+    rule = "clip whole updates, not single layers, so that votes are not clipped alone"
+    checks.require(claim.clips_whole, "mean", rule, "one that does not")
 
     def init(structure):
         return mean.init({"update": structure, "votes": structure})
@@ -186,23 +185,23 @@ def _around_noise(mean: Summed, masked_by: Any) -> Summed:
             lambda d: jnp.where(sender.weight > 0, vote * jnp.sign(d), 0.0), widened
         )
         remaining = jnp.sqrt(whole**2 - trees.l2_norm(votes) ** 2)
-        # Votes grow as much as the update is too long: the mean, which shortens both, sees that it
-        # is, and brings them back.
+        # Votes are scaled up by the factor by which the update is too long, so that the mean
+        # notices that it is, and clipping restores them.
         excess = jnp.maximum(trees.l2_norm(widened) / remaining, 1.0)
         both = {"update": widened, "votes": trees.scale(votes, excess)}
         return mean.contribute(state, numbers, both, sender)
 
     def combine(state, numbers, total, close):
         kept, both, info = mean.combine(state, numbers, total, close)
-        # The mean of votes is one over the clients that were expected.
+        # Votes are averaged over the expected clients.
         _, vote = bounds(state, numbers, both["votes"])
         votes = jax.tree.map(lambda v: jnp.clip(v / vote, -1.0, 1.0), both["votes"])
         aggregate, of_mask = masked_by(both["update"], votes, jnp.float32(1), numbers)
         return kept, aggregate._replace(votes=both["votes"]), {**info, **of_mask}
 
     def message(update, weight):
-        # Update and votes are one vector within one bound, which the client makes in float32; where
-        # the update is sparse, so are its votes.
+        # Update and votes are one vector within one bound, in float32; if the update is sparse, so
+        # are its votes.
         widened = jax.tree.map(trees.at_least_float32, update)
         return mean.message({"update": widened, "votes": widened}, weight)
 

@@ -14,10 +14,10 @@ from fedjax_dp.server.base import Summed, stateless, update_alone, update_and_we
 
 
 def weighted_mean() -> Summed:
-    """Averages updates by client weight; without any weight the aggregate is zero.
+    """Averages updates by client weight; the aggregate is zero if all weights are.
 
     Returns:
-      The aggregator. It bounds nothing, so that noise on the aggregate is refused.
+      The aggregator. It bounds no update, so noise on the aggregate is refused.
 
     Source: McMahan and others 2017, algorithm 1.
     """
@@ -34,7 +34,7 @@ def weighted_mean() -> Summed:
 
 
 def uniform_mean() -> Summed:
-    """Averages updates with equal weights, whatever the clients' sizes.
+    """Averages updates with equal weights, regardless of client sizes.
 
     Returns:
       The aggregator.
@@ -71,11 +71,10 @@ def scaled_sum(divisor: Positive) -> Summed:
 
 @checked
 def per_part(parts: Mapping[str, Summed]) -> Summed:
-    """Aggregates the entries of a dict update, each in its own way.
+    """Aggregates the entries of a dict update, each by its own aggregator.
 
     Args:
-      parts: for each key of the update its aggregator; all of them summed and without privacy
-        claims.
+      parts: the aggregator for each key of the update, all summed and without privacy claims.
 
     Returns:
       The aggregator; its aggregate has the same keys.
@@ -134,7 +133,7 @@ class ModelChoice(NamedTuple):
     """An update to one of several server models.
 
     Attributes:
-      model: which model the client trained, int32.
+      model: the index of the model that the client trained, int32.
       delta: its update.
     """
 
@@ -147,7 +146,7 @@ def mean_per_model(num_models: Count, *, is_weighted: bool = True) -> Summed:
     """Averages, for each server model, the updates of the clients that chose it.
 
     Args:
-      num_models: how many server models there are, at least 1.
+      num_models: the number of server models, at least 1.
       is_weighted: weight clients by their number of examples instead of equally.
 
     Returns:

@@ -13,14 +13,14 @@ from fedjax_dp.core.ranges import Count, Fraction
 from fedjax_dp.privacy.reports.separation import overlap, separation_scores
 from fedjax_dp.server.clustering import Similarity
 
-# Features are rounded, so that a difference in the last bits of the updates, as between two ways to
-# lay out a round, does not end in other clusters.
+# Features are rounded, so that differences in the last bits of the updates, as between two layouts
+# of a round, do not change clusters.
 _DECIMALS = 4
 _RESOLUTION = 1e-5
 _NUM_RESTARTS = 10
 _TOLERANCE = 1e-6
 _MAX_ITERATIONS = 1000
-# Clusters with fewer expected clients than this have no width of their own.
+# Clusters with fewer expected clients than this have no width.
 _FEW_CLIENTS = 1.5
 
 
@@ -30,7 +30,7 @@ class Mixture(NamedTuple):
     Attributes:
       means: `[clusters, features]`.
       radii: standard deviation of one coordinate in each cluster, `[clusters]`.
-      responsibilities: chance of each client to belong to each cluster under equal prior chances,
+      responsibilities: probability of each client to belong to each cluster under equal priors,
         `[clients, clusters]`.
       separation: the smallest separation score of two clusters (MSS); infinite for one cluster.
       overlap: the largest overlap of two clusters (MPO), in [0, 1]; 0 for one cluster.
@@ -71,10 +71,10 @@ def principal_features(similarity: Similarity, num_components: Count = 2) -> np.
     values, vectors = np.linalg.eigh((scatter + scatter.T) / 2)
     kept = np.argsort(values)[::-1][:num_components]
     values, vectors = np.maximum(values[kept], 0), vectors[:, kept]
-    # What is smaller than rounding in float32 separates no clients.
+    # Components below float32 rounding separate no clients.
     is_used = values > _RESOLUTION * values.max(initial=0.0)
-    # An eigenvector has no sign of its own: the first client that is far out is on the right. The
-    # farthest would not do, since in a pair both are equally far.
+    # The sign of an eigenvector is arbitrary: the first client that is far out gets a positive
+    # value. The farthest would not do, since in a pair both are equally far.
     sizes = np.abs(vectors)
     first = np.argmax(sizes >= sizes.max(axis=0) / 2, axis=0)
     signs = np.sign(vectors[first, np.arange(len(kept))])
@@ -88,7 +88,7 @@ def principal_features(similarity: Similarity, num_components: Count = 2) -> np.
 
 @checked
 def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
-    """Fits a mixture of spherical Gaussians, each with a variance of its own.
+    """Fits a mixture of spherical Gaussians, each with its own variance.
 
     Args:
       features: `[clients, features]`, at least as many clients as clusters.
@@ -123,7 +123,7 @@ def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
         random_state=seed,
     ).fit(features)
     order = np.lexsort(model.means_.T[::-1])
-    # How many clients a cluster has says nothing of whom it is likely to have.
+    # Cluster sizes do not affect how likely a client is to belong to a cluster.
     model.weights_ = np.full(num_clusters, 1 / num_clusters)
     responsibilities = model.predict_proba(features)[:, order]
     means, radii = model.means_[order], np.sqrt(model.covariances_[order])
@@ -144,9 +144,9 @@ def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
 def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) -> Mixture:
     """Fits mixtures of several sizes and keeps the one whose clusters are farthest apart.
 
-    For this comparison a cluster of a single client, which has no width and would seem far apart
-    from anything, does not count as narrower than all clusters are on average, by the unbiased
-    estimate: all clients have the same noise.
+    In this comparison a cluster of a single client, which has no width and would seem far from all
+    others, counts as no narrower than the unbiased average of all clusters, since all clients have
+    the same noise.
 
     Args:
       features: `[clients, features]`.
@@ -154,8 +154,8 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
       seed: as for `fit_mixture`.
 
     Returns:
-      The mixture of largest smallest separation score (MSS), taken with no less than the average
-      width where a cluster is expected to hold fewer than 1.5 clients.
+      The mixture with the largest MSS (smallest separation score), where clusters that are expected
+      to hold fewer than 1.5 clients have at least the average width.
 
     Raises:
       ValueError: if there is no candidate.

@@ -1,4 +1,4 @@
-"""Means that weigh clients by name: by given weights, or by how noisy their updates are."""
+"""Means with a weight for each client: a given one, or one by the noise in its update."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.server.base import Stacked, Summed, stateless
 from fedjax_dp.server.robust_pca import check_options, estimate_noise
 
-# Levels below this share of the largest count as much: a clean update may not outweigh all others
-# by more, and none is divided by zero.
+# Noise levels are at least this share of the largest, which limits the weight of a clean update and
+# prevents division by zero.
 _SMALLEST_LEVEL = 1e-9
 
 
 class NoiseState(NamedTuple):
-    """What a server knows of its clients' noise: squared norms `[num_clients]`, 0 if unknown."""
+    """The server's estimates of its clients' noise: squared norms `[num_clients]`, 0 if unknown."""
 
     levels: jax.Array
     is_known: jax.Array
@@ -25,14 +25,14 @@ class NoiseState(NamedTuple):
 
 
 def weighted_by_client(num_clients: int) -> Summed:
-    """Averages updates by the weights that come with them, and reports each client's share.
+    """Averages updates by the given weights, and reports each client's share.
 
     Args:
       num_clients: the population, at least 1.
 
     Returns:
-      The aggregator, streamed; without any weight the aggregate is zero. Its info holds
-      `weights`, `[num_clients]`, which sum to one over the cohort.
+      The aggregator, streamed; the aggregate is zero if all weights are. Its info holds `weights`,
+      `[num_clients]`, which sum to one over the cohort.
     """
     checks.whole("num_clients", num_clients)
 
@@ -54,12 +54,12 @@ def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
     """Computes weights inversely proportional to noise levels.
 
     Args:
-      levels: at least 0, `[clients]`; below 1e-9 of the largest they count as that.
+      levels: at least 0, `[clients]`; smaller ones count as 1e-9 of the largest.
       counts: which clients take part, `[clients]`; the others get weight 0.
 
     Returns:
-      Weights that sum to one, `[clients]`; equal ones where no update holds noise, zeros where
-      no client takes part.
+      Weights that sum to one, `[clients]`; equal ones if no update holds noise, zeros if no client
+      takes part.
 
     Source: Malekmohammadi and others 2024, section 3.5.
     """
@@ -83,24 +83,24 @@ def noise_aware_mean(
 ) -> Stacked:
     """Averages updates by the inverse of the noise that robust PCA finds in them.
 
-    What the updates of a round share is taken for signal, the rest for each one's noise. Nothing
-    that a client declares is read. It is post-processing: it costs no privacy.
+    The part that the updates of a round share is treated as signal, the rest as noise. Nothing that
+    a client declares is read. As post-processing, it costs no privacy.
 
     Args:
       num_clients: the population, at least 1.
       reestimate: "first" estimates a client's level in the first round that it joins, "every" in
         every round, a number k in every k-th round.
       block_size: p', parameters that are decomposed together, at least 1.
-      num_blocks: Q, blocks that are read, at least 1; all where it is None.
+      num_blocks: Q, blocks that are read, at least 1; all if None.
       mode: "inexact" or "fixed", see `principal_component_pursuit`.
       tolerance: relative residual at which the pursuit stops, above 0.
       max_iterations: stops it in any case, at least 1.
 
     Returns:
-      The aggregator; a client of weight 0, which has no examples, or with
-      an update of zeros counts for nothing. Its info holds `weights` and `noise_levels`,
-      `[num_clients]` and 0 for those that did not take part, `signal_levels`, and what the pursuit
-      did: `rpca_iterations`, `rpca_residual` and `rpca_rank`, 0 in rounds without an estimate.
+      The aggregator; clients of weight 0, which have no examples, and updates of zeros are ignored.
+      Its info holds `weights` and `noise_levels`, `[num_clients]` and 0 for absent clients,
+      `signal_levels`, and diagnostics of the pursuit: `rpca_iterations`, `rpca_residual` and
+      `rpca_rank`, 0 in rounds without an estimate.
 
     Raises:
       ValueError: naming the argument, the rule and the value.
@@ -126,7 +126,7 @@ def noise_aware_mean(
 
     def combine(state: NoiseState, numbers, stack, close):
         update, weight = stack
-        # An update of zeros has no noise, and would take all of the weight.
+        # An update of zeros has no noise, and would get all of the weight.
         squares = [
             jnp.sum(jnp.square(x.reshape(len(weight), -1)), 1) for x in jax.tree.leaves(update)
         ]

@@ -27,8 +27,8 @@ def apply_aggregate(
       params: the server's parameters.
       aggregate: the aggregated delta, local minus server, the structure of the parameters; of a
         `Masked` one the optimiser reads the mean, and its step is masked.
-      is_buffer: marks leaves that are no weights, such as batch-norm statistics, to which the
-        aggregate is added as it is; a tree of bools, or None where there are none.
+      is_buffer: marks leaves that are not weights, such as batch-norm statistics, to which the
+        aggregate is added unchanged; a tree of bools, or None if there are none.
 
     Returns:
       The new optimiser state and parameters.

@@ -1,4 +1,4 @@
-"""Private means: clipped updates, one noise on their sum, a public divisor."""
+"""Private means: clipped updates, noise added once to their sum, a public divisor."""
 
 from collections.abc import Callable
 from functools import partial
@@ -42,7 +42,7 @@ def private_mean(
     """Clips each update, sums, adds the mechanism's noise once, divides by a public constant.
 
     Guarantee: unit of privacy is one client; clip, sensitivity, noise and event come from the same
-    mechanism. All clients weigh the same. An empty cohort releases noise.
+    mechanism. All clients have equal weight. An empty cohort releases noise.
 
     Args:
       make_mechanism: `(clip_norm, noise_multiplier) -> Mechanism`, of possibly traced numbers.
@@ -126,11 +126,11 @@ def gaussian_mean(
 
 @checked
 def by_realised_count(mean: Summed) -> Summed:
-    """Divides by how many clients took part instead of by a public constant.
+    """Divides by the realised cohort size instead of a public constant.
 
-    Guarantee: none, and the aggregator claims none: the number that took part, and with it the
-    scale of the noise, depends on the population. It is for comparison with papers that divide so.
-    A round without clients is skipped.
+    Guarantee: none, and the aggregator claims none: the realised size, and with it the scale of the
+    noise, depends on the population. It is for comparison with papers that divide this way. A round
+    without clients is skipped.
 
     Args:
       mean: a private mean, such as `gaussian_mean` builds.
@@ -151,7 +151,7 @@ def by_realised_count(mean: Summed) -> Summed:
         info = info | {"noise_stddev": info["noise_stddev"] * factor}
         return state, trees.scale(aggregate, factor), info
 
-    reason = "how many clients took part, which depends on the population, scales the noise"
+    reason = "the noise is scaled by the realised cohort size, which depends on the population"
     return mean._replace(contribute=contribute, combine=combine, claim=UnclaimedNoise(reason))
 
 
@@ -176,12 +176,12 @@ def laplace_mean(clip_norm: float, noise_multiplier: float, expected_cohort_size
 def staircase_mean(
     structure: PyTree, clip_norm: float, noise_multiplier: float, expected_cohort_size: float
 ) -> Summed:
-    """Builds the private mean with staircase noise on updates whose entries are cut off.
+    """Builds the private mean with staircase noise on updates whose entries are clipped.
 
     Guarantee: unit of privacy is one client; one release on a given cohort is pure
     `num_parameters/noise_multiplier`-DP under add/remove: for models of few parameters. Entries are
-    rounded to multiples of about `clip_norm / 4096`, so that sums hold no rounding, and sums are
-    cut off 2,048 clip norms or more from zero.
+    rounded to multiples of about `clip_norm / 4096`, so that sums are exact, and sums are clipped
+    at 2,048 clip norms or more from zero.
 
     Args:
       structure: shapes of an update.
@@ -210,11 +210,11 @@ def bounded_laplace_mean(
     expected_cohort_size: float,
     entry_delta: HalfFraction,
 ) -> Summed:
-    """Builds the private mean with bounded Laplace noise on updates whose entries are cut off.
+    """Builds the private mean with bounded Laplace noise on updates whose entries are clipped.
 
     Guarantee: unit of privacy is one client; one release on a given cohort composes
-    (1/noise_multiplier, entry_delta)-DP under add/remove over all parameters: for models of few.
-    Entries are rounded and sums are cut off as in `staircase_mean`.
+    (1/noise_multiplier, entry_delta)-DP under add/remove over all parameters: for models of few
+    parameters. Entries are rounded and sums are clipped as in `staircase_mean`.
 
     Args:
       structure: shapes of an update.
@@ -246,20 +246,20 @@ def central_discrete_mean(
 ) -> Summed:
     """Builds the private mean with discrete Gaussian noise that a trusted server adds.
 
-    Every clipped update is rounded to a public lattice on its own, the integers are summed exactly,
-    and the noise is drawn by integer arithmetic: nothing that is released depends on how a floating
-    point operation rounds, but for what is done to one client's update alone.
+    Every clipped update is rounded to a public lattice by itself, the integers are summed exactly,
+    and the noise is drawn by integer arithmetic: no floating-point rounding affects the release,
+    except in what is done to one client's update alone.
 
     Guarantee: unit of privacy is one client. Rounded updates have an L2 norm of at most `clip_norm`
-    and what rounding adds, which is checked for each of them; that bound is the sensitivity under
-    add/remove and stands in the event.
+    plus what rounding may add, which is checked for each of them; that bound is the sensitivity
+    under add/remove and is part of the event.
 
     Args:
       structure: the updates, as arrays or shapes.
       clip_norm: bound on the L2 norm of one client's update before it is rounded, above 0.
       noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
       expected_cohort_size: the public divisor, above 0.
-      tolerance: by what share rounding may lengthen an update, in (0, 1].
+      tolerance: the share by which rounding may lengthen an update, in (0, 1].
 
     Returns:
       The aggregator.
@@ -281,11 +281,11 @@ def adaptive_gaussian_mean(
     """Builds the Gaussian mean whose clip norm follows a private quantile of the update norms.
 
     Guarantee: unit of privacy is one client. A round releases the noised sum and the noised count
-    of unclipped updates; both together cost one Gaussian release of `noise_multiplier`, which is
-    what the event says. The updates bear the larger multiplier that this leaves.
+    of unclipped updates; both together cost one Gaussian release of `noise_multiplier`, as the
+    event states. The noise of the updates has the larger multiplier that this leaves.
 
     Args:
-      rule: how the clip norm follows; its `expected_cohort_size` is the public divisor.
+      rule: how the clip norm adapts; its `expected_cohort_size` is the public divisor.
       noise_multiplier: of a whole round, above 0.
       per_layer: clip layer by layer instead of over the whole update.
 
@@ -298,13 +298,14 @@ def adaptive_gaussian_mean(
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, algorithm 1.
     """
     exact = update_noise_multiplier(noise_multiplier, rule.count_stddev)
-    # The state holds float32: rounded up, so that the event read off it is never the dearer one.
+    # The state holds float32: rounding up never increases the cost of the event that is read from
+    # it.
     multiplier = float(rounded_up(exact))
     mean = gaussian_mean(
         rule.initial_clip_norm, multiplier, rule.expected_cohort_size, per_layer=per_layer
     )
 
-    # The clip norm is what the rounds so far have made of it: state, and no number of the run.
+    # The clip norm adapts over rounds, so it is state, not a number of the run.
     def with_clip(clip_norm, numbers):
         return {**numbers, "clip_norm": clip_norm}
 
@@ -342,7 +343,7 @@ def adaptive_gaussian_mean(
         init=lambda structure: jnp.float32(rule.initial_clip_norm),
         contribute=contribute,
         combine=combine,
-        # Beside its update a client says whether it was within the bound.
+        # Besides its update, a client reports whether it was within the bound.
         message=lambda update, weight: (update, Coded(jnp.zeros((), bool), 1)),
         broadcast=lambda clip_norm: clip_norm,
         numbers={k: v for k, v in mean.numbers.items() if k != "clip_norm"},

@@ -24,19 +24,19 @@ def projected_mean(
 
     The subspace is spanned by the leading principal components of the public clients' updates of
     the round. A projection into it is a combination of those updates, and so is the aggregate: its
-    coefficients come from products of updates, O(p n²), and no projected update is ever formed.
+    coefficients come from products of updates, O(p n²), and no projected update is formed.
 
     Args:
-      is_public: who is public, `[num_clients]`.
-      num_components: k, dimensions of the subspace, at least 1; fewer where fewer than k + 1 public
+      is_public: whether each client is public, `[num_clients]`.
+      num_components: k, dimensions of the subspace, at least 1; fewer if fewer than k + 1 public
         clients take part.
       is_standardized: divide coordinates by their standard deviation over the public clients before
-        the components are sought, besides subtracting the mean.
+        the components are computed, besides subtracting the mean.
 
     Returns:
-      The aggregator. With fewer than two public clients in a round there
-      is no subspace, and updates are averaged as they are. Its info holds `weights` before the
-      projection and `combination`, the coefficients of the updates after it, `[num_clients]`.
+      The aggregator. With fewer than two public clients in a round there is no subspace, and
+      updates are averaged without projection. Its info holds `weights` before the projection and
+      `combination`, the coefficients of the updates after it, `[num_clients]`.
 
     Raises:
       ValueError: naming the argument, the rule and the value.
@@ -69,7 +69,7 @@ def projected_mean(
             mean = jnp.tensordot(share, rows, axes=1, precision=_EXACT)
             centred = rows - mean
             variance = jnp.tensordot(share, jnp.square(centred), axes=1, precision=_EXACT)
-            # What rounding leaves of equal coordinates is no direction.
+            # Rounding residue of equal coordinates is not a direction.
             rounding = _ROUNDING * jnp.finfo(rows.dtype).eps * jnp.abs(mean)
             is_spread = variance > jnp.square(rounding)
             divisor = jnp.sqrt(variance) if is_standardized else 1.0
@@ -86,8 +86,8 @@ def projected_mean(
         projected = jnp.matmul(gram, private_weight, precision=_EXACT)
         projected = jnp.matmul(vectors.T, projected, precision=_EXACT) * inverse
         projected = jnp.where(public, jnp.matmul(vectors, projected, precision=_EXACT), 0.0)
-        # Each private update brings the mean of the public ones; what lies in the subspace adds up
-        # to no mean, since the components of centred updates are orthogonal to a constant.
+        # Each private update adds the mean of the public ones; its part in the subspace adds no
+        # mean, since the components of centred updates are orthogonal to a constant.
         combination = jnp.where(public, weight + projected + jnp.sum(private_weight) * share, 0.0)
         combination = jnp.where(num_public >= 2, combination, weight)
         aggregate = jax.tree.map(

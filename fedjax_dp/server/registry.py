@@ -1,6 +1,6 @@
 """Aggregators by name, for configurations: those that claim no privacy.
 
-Where clients are protected, the mechanism of `privacy.client` is the aggregator.
+If clients are protected, the mechanism of `privacy.client` is the aggregator.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean, weighted_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
-# A user's own is also a function `(*, options…) -> Aggregator`.
+# A user's aggregator is a function `(*, options…) -> Aggregator` too.
 AGGREGATORS: Registry[Callable[..., Aggregator]] = Registry(
     {
         "weighted_mean": weighted_mean,
@@ -20,6 +20,6 @@ AGGREGATORS: Registry[Callable[..., Aggregator]] = Registry(
         "gradient_mask": gradient_mask,
     }
 )
-# Those that are put around another one, as the argument of this name: around the mechanism of
-# `privacy.client` where clients are protected.
+# Aggregators that wrap another one, passed as the argument of this name: the mechanism of
+# `privacy.client` if clients are protected.
 AROUND = {"gradient_mask": "mean"}

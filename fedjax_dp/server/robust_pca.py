@@ -1,4 +1,4 @@
-"""Robust PCA by principal component pursuit: what updates share, and what is each one's own noise.
+"""Robust PCA by principal component pursuit: the shared part of updates, and the noise of each.
 
 Updates are rows here, `[clients, parameters]`: the matrix of the papers is the transpose, and the
 decomposition of a transpose is the transpose of the decomposition.
@@ -14,10 +14,10 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 
 MODES = ("fixed", "inexact")
-# Of the inexact mode: how fast the penalty grows, and how far. What grows faster, or starts from
-# the penalty of the fixed mode, stops far from the minimum where the noise is dense.
+# Growth rate and limit of the penalty in inexact mode. With dense noise, faster growth, or a start
+# from the penalty of the fixed mode, stops far from the minimum.
 _GROWTH, _LARGEST_GROWTH = 1.05, 1e7
-# Products of updates are summed over millions of parameters: no shorter floats inside.
+# Products of updates are summed over millions of parameters, so they need full precision.
 _EXACT = jax.lax.Precision.HIGHEST
 
 
@@ -28,7 +28,7 @@ class Decomposition(NamedTuple):
       low_rank: `[clients, parameters]`.
       sparse: `[clients, parameters]`.
       num_iterations: iterations that were run, int32.
-      residual: norm of what both parts leave, over the norm of the matrix.
+      residual: norm of the remainder over the norm of the matrix.
       rank: rank of the low-rank part, int32.
     """
 
@@ -40,12 +40,12 @@ class Decomposition(NamedTuple):
 
 
 class NoiseEstimate(NamedTuple):
-    """How much of each update is noise, and how well that is known.
+    """The noise in each update, and the convergence of the estimate.
 
     Attributes:
       noise_levels: squared norm of each update's sparse part, `[clients]`; 0 in empty slots.
       signal_levels: squared norm of each update's low-rank part, `[clients]`.
-      num_iterations: the most iterations that a block took, int32.
+      num_iterations: the largest number of iterations of a block, int32.
       residual: the largest relative residual of a block.
       rank: the largest rank of a block's low-rank part, int32.
     """
@@ -91,16 +91,16 @@ def principal_component_pursuit(
     Minimises `‖L‖_* + λ‖S‖_1` over `L + S = M` with `λ = 1/√max(p, n)`. Singular values come from
     the Gram matrix of the clients, so that an iteration costs O(p n²) and its large arrays are as
     wide as the matrix. The matrix is scaled to mean absolute value one first, so that its scale
-    cannot matter.
+    does not matter.
 
     Args:
       matrix: `[clients, parameters]`, computed in float32 or better.
-      is_real: which rows count, `[clients]`; all where it is None.
+      is_real: which rows count, `[clients]`; all if None.
       mode: "fixed" keeps the penalty at `μ = p n/(4 Σ|M|)`; "inexact" starts from `1.25/‖M‖_2` and
         lets it grow by a twentieth in every iteration; about a hundred iterations are enough.
       tolerance: stop when `‖M − L − S‖ ≤ tolerance ‖M‖`, above 0; rounding bounds it below near
         1e-7 in float32.
-      max_iterations: stop then in any case, at least 1.
+      max_iterations: the largest number of iterations, at least 1.
 
     Returns:
       The decomposition; zeros for a matrix of zeros.
@@ -145,7 +145,7 @@ def principal_component_pursuit(
     start = (norm > 0).astype(matrix.dtype)
     carry = (jnp.int32(0), penalty, zeros, zeros, zeros, start, jnp.int32(0))
     done, _, low_rank, sparse, _, residual, rank = jax.lax.while_loop(is_unfinished, iterate, carry)
-    # Rounding may leave a trace of the others in rows of zeros.
+    # Rounding may leave residue of other rows in rows of zeros.
     low_rank, sparse = (jnp.where(is_real[:, None], x * scale, 0.0) for x in (low_rank, sparse))
     return Decomposition(low_rank, sparse, done, residual, rank)
 
@@ -168,11 +168,11 @@ def estimate_noise(
 
     Args:
       updates: each leaf `[clients, ...]`.
-      is_real: which rows hold an update, `[clients]`; all where it is None.
-      block_size: p', parameters that are decomposed together, at least 1; all of them where the
-        model has fewer.
-      num_blocks: Q, blocks that are read, the first ones in the order of the leaves; all ⌊p/p'⌋
-        where it is None.
+      is_real: which rows hold an update, `[clients]`; all if None.
+      block_size: p', parameters that are decomposed together, at least 1; all if the model has
+        fewer.
+      num_blocks: Q, blocks that are read, the first ones in the order of the leaves; all ⌊p/p'⌋ if
+        None.
       mode: as for `principal_component_pursuit`.
       tolerance: as for `principal_component_pursuit`.
       max_iterations: as for `principal_component_pursuit`.
@@ -223,7 +223,7 @@ def estimate_noise(
 
 
 def _reader(leaves: list[jax.Array], start: int, width: int) -> Any:
-    """Builds a function that copies some neighbouring columns of all leaves."""
+    """Builds a function that copies a range of columns of all leaves."""
 
     def read() -> jax.Array:
         parts, offset = [], 0

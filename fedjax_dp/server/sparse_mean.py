@@ -1,4 +1,4 @@
-"""The mean of sparse updates: each coordinate over those clients whose mask keeps it."""
+"""The mean of sparse updates: each coordinate over the clients whose mask includes it."""
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +11,25 @@ from fedjax_dp.server.base import Summed, stateless
 
 @checked
 def sparse_mean(*, is_masked: bool = True) -> Summed:
-    """Averages sparse updates, all clients of a weight above 0 alike.
+    """Averages sparse updates, with equal weights for all clients of weight above 0.
 
     Sums and counts are streamed, so that a cohort is never stacked.
 
     Args:
       is_masked: divide each coordinate by the number of clients that keep it, as LotteryFL does;
-        else by the number of all that contribute, which shrinks what some have pruned: the plain
-        mean of the listing of FedLTN.
+        else by the number of all contributing clients, which shrinks weights that some have pruned:
+        the plain mean of FedLTN's listing.
 
     Returns:
-      The aggregator of `Sparse` updates, which refuses any others. Its aggregate is `Sparse`: the
-      mask marks the coordinates that some client keeps; all others are 0. It bounds nothing, so
-      that noise on the aggregate is refused.
+      The aggregator of `Sparse` updates, which refuses all others. Its aggregate is `Sparse`: the
+      mask marks the coordinates that some client keeps; all others are 0. It bounds no update, so
+      noise on the aggregate is refused.
 
     Source: Li and others 2021 (LotteryFL), equation 4; `personalization` sections 5 and 6.
     """
 
     def contribute(state, numbers, update: Sparse, sender):
-        rule = "be Sparse where they are averaged by a sparse mean, as tickets are"
+        rule = "be Sparse for a sparse mean, as tickets are"
         checks.require(isinstance(update, Sparse), "updates", rule, type(update).__name__)
         joins = sender.weight > 0
         values = masks.applied(update.mask, jax.tree.map(trees.at_least_float32, update.values))

@@ -12,7 +12,7 @@ from fedjax_dp.server.base import Stacked, stateless, update_alone
 
 # In [0, 0.5): something is left between the two ends.
 TrimmedShare = Annotated[float, Ge(0), Lt(0.5)]
-# A share such as 3 of 10 is a little less in binary; three are to be trimmed nevertheless.
+# A share such as 0.3 is rounded down in binary; three of ten must still be trimmed.
 _ROUNDING = 1e-6
 
 
@@ -20,11 +20,11 @@ _ROUNDING = 1e-6
 def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
     """Averages each coordinate without its smallest and its largest values.
 
-    Of n clients `⌊trimmed_share · n⌋` are left out at either end, in each coordinate on its own.
-    Weights are not read: a client that lies about its update could lie about its size too.
+    Of n values of a coordinate, `⌊trimmed_share · n⌋` are left out at either end. Weights are not
+    read: a client that lies about its update could lie about its size too.
 
     Args:
-      trimmed_share: β, the share that is left out at either end, in [0, 0.5); 0 is the plain mean.
+      trimmed_share: β, the share to leave out at either end, in [0, 0.5); 0 is the plain mean.
 
     Returns:
       The aggregator, without a bound on an update. Its info holds `num_trimmed`, the clients left
